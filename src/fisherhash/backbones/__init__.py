@@ -1,0 +1,18 @@
+"""Backbones: networks that turn images into features."""
+
+from fisherhash.backbones.adapters import wrap
+from fisherhash.backbones.base import Backbone
+from fisherhash.backbones.folding import fold_batch_norm
+from fisherhash.backbones.registry import DEFAULT, BackboneInfo, create, info, names, restore
+
+__all__ = [
+    "DEFAULT",
+    "Backbone",
+    "BackboneInfo",
+    "create",
+    "fold_batch_norm",
+    "info",
+    "names",
+    "restore",
+    "wrap",
+]

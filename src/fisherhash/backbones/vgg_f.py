@@ -1,0 +1,167 @@
+"""VGG-F (CNN-F), the backbone of DPSH, DSDH and DFH: 57 million parameters, 4096 features.
+
+Chatfield et al., *Return of the Devil in the Details* (BMVC 2014). Its weights are published for
+MatConvNet: ``imagenet-vgg-f.mat``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fisherhash.backbones.alexnet import to_grid
+from fisherhash.backbones.base import Backbone
+from fisherhash.backbones.weights import damaged, existing_file, fit, read_tensors
+from fisherhash.errors import UsageError, missing_extra
+from fisherhash.preprocessing import IMAGENET_MEAN, Preprocessing
+
+FEATURES = 4096
+GRID = 6
+WINDOW = 5
+PIXELS = Preprocessing(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+CONVOLUTIONS = ("conv1", "conv2", "conv3", "conv4", "conv5", "fc6", "fc7")
+
+
+class ResponseNorm(nn.Module):
+    """Local response normalisation over five neighbouring channels, as MatConvNet writes it.
+
+    ``y = x / (kappa + alpha * sum of x^2 over the window) ^ beta``. Here alpha multiplies the sum;
+    PyTorch's divides it by the window's width first. The three numbers are a buffer: they come
+    from the weights file and are saved with the model.
+    """
+
+    coefficients: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("coefficients", torch.tensor([2.0, 1e-4, 0.75]))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (n, channels, height, width) to the same shape."""
+        kappa, alpha, beta = self.coefficients.unbind()
+        squares = functional.pad(images.square().unsqueeze(1), (0, 0, 0, 0, *[WINDOW // 2] * 2))
+        energy = WINDOW * functional.avg_pool3d(squares, (WINDOW, 1, 1), stride=1).squeeze(1)
+        return images / (kappa + alpha * energy).pow(beta)
+
+
+class VGGF(Backbone):
+    """VGG-F up to the rectified output of fc7; dropout after fc6 while training.
+
+    Takes RGB pixels in 0..255 and subtracts the average image of the weights file, a buffer that is
+    saved with the model. MatConvNet pads poolings at the bottom and the right only, so that every
+    pixel is used: rounding up gives the same. At another size than 224 pixels the average image is
+    resized and the last feature map is averaged or repeated to 6 x 6.
+    """
+
+    average: Tensor
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        super().__init__("vgg-f", FEATURES, preprocessing)
+        average = torch.tensor(IMAGENET_MEAN).view(1, 3, 1, 1)
+        side = preprocessing.size
+        self.register_buffer("average", average.repeat(1, 1, side, side))
+        self.conv1 = nn.Conv2d(3, 64, 11, stride=4)
+        self.norm1 = ResponseNorm()
+        self.conv2 = nn.Conv2d(64, 256, 5, padding=2)
+        self.norm2 = ResponseNorm()
+        self.conv3 = nn.Conv2d(256, 256, 3, padding=1)
+        self.conv4 = nn.Conv2d(256, 256, 3, padding=1)
+        self.conv5 = nn.Conv2d(256, 256, 3, padding=1)
+        self.pool = nn.MaxPool2d(3, stride=2, ceil_mode=True)
+        self.fc6 = nn.Linear(256 * GRID * GRID, FEATURES)
+        self.fc7 = nn.Linear(FEATURES, FEATURES)
+        self.dropout = nn.Dropout(0.5)
+
+    def extract(self, images: Tensor) -> Tensor:
+        """Pixels in 0..255 (n, 3, size, size) to features (n, 4096), none negative."""
+        relu = functional.relu
+        maps = self.pool(self.norm1(relu(self.conv1(images - self.average))))
+        maps = self.pool(self.norm2(relu(self.conv2(maps))))
+        maps = relu(self.conv4(relu(self.conv3(maps))))
+        maps = self.pool(relu(self.conv5(maps)))
+        hidden = relu(self.fc6(to_grid(maps, GRID).flatten(1)))
+        return relu(self.fc7(self.dropout(hidden)))
+
+    def load(self, path: Path) -> None:
+        """MatConvNet's ``imagenet-vgg-f.mat``, or a state dict of this class."""
+        file = existing_file(path)
+        tensors = read_mat(file) if file.suffix == ".mat" else read_tensors(file)
+        if "average" in tensors and tensors["average"].ndim == 4:
+            # A colour becomes a uniform image, another size is interpolated.
+            tensors["average"] = functional.interpolate(
+                tensors["average"].float(), size=self.preprocessing.size, mode="bilinear"
+            )
+        what = "VGG-F (imagenet-vgg-f.mat of MatConvNet, or a state dict of this class)"
+        fit(self, tensors, path=path, what=what)
+
+
+def read_mat(path: Path) -> dict[str, Tensor]:
+    """The tensors of a MatConvNet network, under the names they have in ``VGGF``.
+
+    Both ages of the format are read: ``filters`` and ``biases`` or ``weights``, ``normalization``
+    at the top or inside ``meta``, the network itself at the top or inside ``net``.
+
+    Raises:
+        FisherhashError: the file is damaged, or scipy is not installed.
+        UsageError: the file holds no network like VGG-F.
+    """
+    try:
+        from scipy.io import loadmat
+    except ImportError as error:
+        raise missing_extra("scipy", "vgg-f", "reading a MatConvNet .mat file") from error
+    try:
+        content: Mapping[str, Any] = loadmat(path, simplify_cells=True)
+    # scipy's reader meets cut files with IndexError, TypeError, zlib.error and more.
+    except Exception as error:
+        raise damaged(path, error) from error
+    network = content.get("net", content)
+    try:
+        layers = [dict(layer) for layer in network["layers"]]
+        convolutions = [layer for layer in layers if layer["type"] == "conv"]
+        norms = [layer for layer in layers if layer["type"] in ("normalize", "lrn")]
+        meta = network.get("meta", network)
+        tensors = {"average": _average(np.asarray(meta["normalization"]["averageImage"]))}
+        for name, layer in zip(CONVOLUTIONS, convolutions, strict=False):
+            filters, biases = _filters(layer, dense=name.startswith("fc"))
+            tensors[f"{name}.weight"], tensors[f"{name}.bias"] = filters, biases
+        for name, layer in zip(("norm1", "norm2"), norms, strict=False):
+            window, *numbers = (float(number) for number in layer["param"])
+            if window != WINDOW:
+                raise UsageError(f"'{path}': {name} spans {window:g} channels, expected {WINDOW}")
+            tensors[f"{name}.coefficients"] = torch.tensor(numbers)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"'{path}' is no MatConvNet network like imagenet-vgg-f.mat: {error!r} while reading "
+            "its layers and its average image"
+        ) from error
+    return tensors
+
+
+def _filters(layer: Mapping[str, Any], *, dense: bool) -> tuple[Tensor, Tensor]:
+    """Filters (out, in, height, width), or (out, inputs) if dense, and biases (out,)."""
+    if "weights" in layer:
+        filters, biases = layer["weights"]
+    else:
+        filters, biases = layer["filters"], layer["biases"]
+    weight = np.asarray(filters, np.float32)
+    if weight.ndim == 2:  # 1 x 1 filters, read without their two sides of one
+        weight = weight.reshape(1, 1, *weight.shape)
+    weight = np.ascontiguousarray(weight.transpose(3, 2, 0, 1))
+    if dense:
+        weight = weight.reshape(len(weight), -1)
+    return torch.from_numpy(weight), torch.from_numpy(np.array(biases, np.float32).reshape(-1))
+
+
+def _average(image: NDArray[Any]) -> Tensor:
+    """The average image, or the average colour, as (1, 3, height, width)."""
+    image = np.array(image, np.float32)
+    if image.ndim == 1:
+        image = image.reshape(1, 1, -1)
+    return torch.from_numpy(image).permute(2, 0, 1).unsqueeze(0).contiguous()

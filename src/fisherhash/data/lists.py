@@ -1,0 +1,346 @@
+"""Lists of images: a CSV ``path,label[;label…]``, or a folder with three list files."""
+
+from __future__ import annotations
+
+import csv
+import os
+import posixpath
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fisherhash.data.collection import Collection, one_hot
+from fisherhash.data.folders import is_image_name
+from fisherhash.data.readers import FileReader
+from fisherhash.errors import UsageError
+
+PATH_HEADERS = {"path", "image", "file", "filename", "file_name", "filepath", "image_path", "name"}
+LABEL_HEADERS = {"label", "labels", "class", "classes", "tag", "tags", "category", "categories"}
+LIST_FILES = {
+    "train": ("train.txt",),
+    "query": ("query.txt", "test.txt"),
+    "database": ("database.txt",),
+}
+"""The files of each split; ``test.txt`` is what the public lists call the queries."""
+
+_FLAGS = re.compile(r"(?:[ \t]+[01])+$")
+
+
+def open_csv(path: Path) -> Collection:
+    """A CSV with the columns ``path`` and ``label``; several labels are separated by ``;``.
+
+    Paths are relative to the CSV's folder. Without a label column the images are unlabelled.
+    """
+    rows = _csv_rows(path)
+    if not rows:
+        raise UsageError(f"{path} is empty; its first line must be 'path,label'")
+    path_column, label_column, first = _csv_columns(path, rows[0][1])
+    names: list[str] = []
+    labels: list[list[str]] = []
+    unlabelled: list[int] = []
+    lines: dict[str, int] = {}
+    for line, row in rows[first:]:
+        value = row[path_column].strip() if path_column < len(row) else ""
+        if not value:
+            raise UsageError(f"{path}, line {line}: the path is missing")
+        name = _relative_name(value, path.parent)
+        if name in lines:
+            raise UsageError(
+                f"{path}, line {line}: '{name}' is already in line {lines[name]}; "
+                "write all labels of an image in one row, as in 'path,cat;dog'"
+            )
+        lines[name] = line
+        names.append(name)
+        if label_column is not None:
+            text = row[label_column] if label_column < len(row) else ""
+            own = [part.strip() for part in text.split(";") if part.strip()]
+            labels.append(own)
+            if not own:
+                unlabelled.append(line)
+    if not names:
+        raise UsageError(f"{path} has a header but no images; add one line 'path,label' an image")
+    if unlabelled:
+        raise UsageError(
+            f"{path}, line {unlabelled[0]}: the label is missing "
+            f"({len(unlabelled)} of {len(names)} rows have none). "
+            "Add the labels, or remove the column to use the images without labels"
+        )
+    _require_some(path, path.parent, names)
+    classes = tuple(sorted({label for own in labels for label in own}))
+    number = {label: column for column, label in enumerate(classes)}
+    matrix = np.zeros((len(names), len(classes)), dtype=np.uint8)
+    for row_number, own in enumerate(labels):
+        matrix[row_number, [number[label] for label in own]] = 1
+    return Collection(
+        name=path.stem,
+        names=names,
+        labels=matrix,
+        classes=classes,
+        reader=FileReader(path.parent, names),
+        kind="csv" if classes else "photos",
+    )
+
+
+def is_list_folder(folder: Path) -> bool:
+    """Whether a folder is meant to be read by its list files."""
+    return (folder / "database.txt").is_file() or (
+        (folder / "train.txt").is_file() and _list_path(folder, "query") is not None
+    )
+
+
+def open_lists(folder: Path) -> Collection:
+    """A folder with ``train.txt``, ``query.txt`` and ``database.txt``.
+
+    A line is ``path 0 1 0 …`` (one flag a class) or ``path`` alone (its first folder is the class).
+    ``classes.txt`` may name the classes, with a description after a tab.
+    """
+    entries: dict[str, list[tuple[int, str]]] = {}
+    files: dict[str, Path] = {}
+    for split in LIST_FILES:
+        path = _list_path(folder, split)
+        if path is None:
+            raise UsageError(
+                f"{folder} has list files but no {LIST_FILES[split][0]}; "
+                "train.txt, query.txt and database.txt are all needed"
+            )
+        files[split] = path
+        entries[split] = [(n, line) for n, line in enumerate(read_lines(path), 1) if line.strip()]
+        if not entries[split]:
+            raise UsageError(f"{path} is empty; write one image a line")
+    classes, descriptions = _read_classes(folder / "classes.txt")
+    width = _flag_count(files, entries, len(classes))
+    if width:
+        classes = classes or tuple(f"class {number}" for number in range(width))
+    else:
+        classes = classes or _classes_of_paths(files, entries)
+    names, labels, splits, notes = _merge(folder, files, entries, classes, width)
+    names, stripped = _strip_prefix(folder, names)
+    return Collection(
+        name=folder.name or str(folder),
+        names=names,
+        labels=labels,
+        classes=classes,
+        reader=FileReader(folder, names),
+        splits=splits,
+        kind="lists",
+        descriptions=descriptions,
+        notes=(*notes, *stripped),
+    )
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a UTF-8 text file, without line ends and without a byte-order mark."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = path.read_bytes()[: error.start].count(b"\n") + 1
+        raise UsageError(f"{path}, line {line}: not UTF-8 text; save the list as UTF-8") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    # Not splitlines(): a unicode name may hold one of the odd characters it also splits at.
+    return [line.rstrip("\r") for line in text.split("\n")]
+
+
+def _csv_rows(path: Path) -> list[tuple[int, list[str]]]:
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    reader = csv.reader((f"{line}\n" for line in read_lines(path)), delimiter=delimiter)
+    try:
+        return [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
+    except csv.Error as error:
+        raise UsageError(f"{path}, line {reader.line_num}: {error}") from None
+
+
+def _csv_columns(path: Path, header: Sequence[str]) -> tuple[int, int | None, int]:
+    """The path column, the label column (or None) and the number of header rows."""
+    words = [cell.strip().lower() for cell in header]
+    paths = [column for column, word in enumerate(words) if word in PATH_HEADERS]
+    labels = [column for column, word in enumerate(words) if word in LABEL_HEADERS]
+    if paths:
+        if not labels and len(words) > 1:
+            raise UsageError(
+                f"{path}, line 1: no label column among '{','.join(header)}'; "
+                "the header must be 'path,label' (or 'path' alone for images without labels)"
+            )
+        return paths[0], labels[0] if labels else None, 1
+    if is_image_name(words[0]):
+        return 0, 1 if len(words) > 1 else None, 0
+    raise UsageError(
+        f"{path}, line 1: expected the header 'path,label', found '{','.join(header)[:80]}'"
+    )
+
+
+def _relative_name(value: str, root: Path) -> str:
+    """A path of a list as a POSIX-style name, relative to ``root`` where it lies inside it."""
+    if "\\" in value and "/" not in value:
+        value = value.replace("\\", "/")
+    if os.path.isabs(value):
+        inside = os.path.relpath(value, root.absolute())
+        value = value if inside.startswith("..") else inside
+    return posixpath.normpath(value.replace(os.sep, "/"))
+
+
+def _list_path(folder: Path, split: str) -> Path | None:
+    paths = (folder / name for name in LIST_FILES[split])
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _read_classes(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if not path.is_file():
+        return (), ()
+    rows = [line.split("\t", 1) for line in read_lines(path) if line.strip()]
+    names = tuple(row[0].strip() for row in rows)
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise UsageError(f"{path} names the class '{repeated[0]}' twice")
+    if not any(len(row) > 1 for row in rows):
+        return names, ()
+    return names, tuple(row[-1].strip() for row in rows)
+
+
+def _flag_count(
+    files: dict[str, Path], entries: dict[str, list[tuple[int, str]]], classes: int
+) -> int:
+    """How many 0/1 flags end each line; 0 for plain paths. Every line must agree."""
+    counts: dict[str, list[int]] = {}
+    for split, lines in entries.items():
+        matches = (_FLAGS.search(line.rstrip()) for _, line in lines)
+        counts[split] = [len(match[0].split()) if match else 0 for match in matches]
+    every = [count for own in counts.values() for count in own]
+    if not any(every):
+        return 0
+    # A path may itself end in ' 1': the shortest run of flags is the one without such a path.
+    width = classes or min((count for count in every if count), default=0)
+    for split, own in counts.items():
+        for (line, _), count in zip(entries[split], own, strict=True):
+            if count < width:
+                found = f"{count} labels" if count else "no labels"
+                reason = f" (classes.txt names {classes})" if classes else ""
+                raise UsageError(
+                    f"{files[split]}, line {line}: found {found}, expected {width} flags "
+                    f"of 0 or 1 after the path{reason}"
+                )
+    return width
+
+
+def _classes_of_paths(
+    files: dict[str, Path], entries: dict[str, list[tuple[int, str]]]
+) -> tuple[str, ...]:
+    found = set()
+    for split, lines in entries.items():
+        for line, text in lines:
+            found.add(_first_folder(_clean(text), files[split], line))
+    return tuple(sorted(found))
+
+
+def _first_folder(name: str, path: Path, line: int) -> str:
+    folder, slash, _ = name.partition("/")
+    if not slash or folder == "..":
+        raise UsageError(
+            f"{path}, line {line}: '{name}' has no labels and no class folder; "
+            "write 'path 0 1 0 …' or 'class/image.jpg'"
+        )
+    return folder
+
+
+def _clean(text: str) -> str:
+    value = text.strip()
+    if "\\" in value and "/" not in value:
+        value = value.replace("\\", "/")
+    return posixpath.normpath(value)
+
+
+def _merge(
+    folder: Path,
+    files: dict[str, Path],
+    entries: dict[str, list[tuple[int, str]]],
+    classes: tuple[str, ...],
+    width: int,
+) -> tuple[list[str], NDArray[np.uint8], dict[str, NDArray[np.int64]], list[str]]:
+    """One item an image, however many lists name it: names, labels, splits and notes."""
+    number = {name: column for column, name in enumerate(classes)}
+    names: list[str] = []
+    rows: list[tuple[int, ...] | int] = []
+    index: dict[str, int] = {}
+    origin: list[tuple[str, int]] = []
+    splits: dict[str, NDArray[np.int64]] = {}
+    notes: list[str] = []
+    # The database first: its order is the order of the collection.
+    for split in ("database", "train", "query"):
+        members: dict[int, None] = {}
+        for line, text in entries[split]:
+            row: tuple[int, ...] | int
+            if width:
+                parts = text.rstrip().rsplit(None, width)
+                name = _clean(parts[0])
+                row = tuple(int(flag) for flag in parts[1:])
+            else:
+                name = _clean(text)
+                label = _first_folder(name, files[split], line)
+                if label not in number:
+                    raise UsageError(
+                        f"{files[split]}, line {line}: the class '{label}' of '{name}' "
+                        f"is not in {folder / 'classes.txt'}"
+                    )
+                row = number[label]
+            item = index.setdefault(name, len(names))
+            if item == len(names):
+                names.append(name)
+                rows.append(row)
+                origin.append((split, line))
+            elif rows[item] != row:
+                other, other_line = origin[item]
+                raise UsageError(
+                    f"{files[split]}, line {line}: '{name}' has other labels than in "
+                    f"{files[other].name}, line {other_line}"
+                )
+            members[item] = None
+        if len(members) < len(entries[split]):
+            repeated = len(entries[split]) - len(members)
+            notes.append(f"{files[split].name} repeats {repeated} lines; each image counts once")
+        splits[split] = np.fromiter(members, dtype=np.int64, count=len(members))
+    labels = (
+        np.array(rows, dtype=np.uint8) if width else one_hot([int(r) for r in rows], len(classes))  # type: ignore[arg-type]
+    )
+    return names, labels, splits, notes
+
+
+def _strip_prefix(folder: Path, names: list[str]) -> tuple[list[str], list[str]]:
+    """Names without the folders of the machine a public list was written on.
+
+    The images of a list lie below ``folder``; as many leading parts are dropped from every path as
+    make the first ones exist.
+    """
+    sample = names[:: max(1, len(names) // 20)]
+    for drop in range(max(name.count("/") for name in sample) + 1):
+        shorter = [_drop_parts(name, drop) for name in sample]
+        if any((folder / name).is_file() for name in shorter if name):
+            if drop == 0:
+                return names, []
+            short = [_drop_parts(name, drop) or name for name in names]
+            if len(set(short)) < len(names):
+                break
+            gone = "/".join(names[0].split("/")[:drop])
+            return short, [f"the leading '{gone}/' of the listed paths was dropped"]
+    raise UsageError(_none_exist(folder, sample))
+
+
+def _drop_parts(name: str, count: int) -> str:
+    return "/".join(name.split("/")[count:])
+
+
+def _require_some(source: Path, root: Path, names: Sequence[str]) -> None:
+    """Refuse a list none of whose images can be found, instead of skipping every one of them."""
+    sample = names[:: max(1, len(names) // 20)]
+    if not any((root / name).is_file() for name in sample):
+        raise UsageError(f"{source}: {_none_exist(root, sample)}")
+
+
+def _none_exist(root: Path, sample: Iterable[str]) -> str:
+    first = next(iter(sample))
+    return (
+        f"none of the listed images was found below {root} (looked for '{first}' and others); "
+        "put the images there, or correct the paths in the list"
+    )

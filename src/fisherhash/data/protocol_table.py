@@ -1,0 +1,150 @@
+"""The protocols of the field as data: sizes, metric, source, and what a reader should know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A named way to split a data set, with the metric that goes with it.
+
+    Attributes:
+        name: what the user writes.
+        title: one line for people.
+        top: the K of mean average precision; None for the whole database.
+        source: where the images and lists come from.
+        sizes: (train, query, database) images the protocol is known for; None where it varies.
+        classes: classes the data must have; 0 where it varies.
+        lists: whether the images come with list files that are taken as they are.
+        checksum: of the agreed lists; empty where there are none.
+        notes: what a reader of a number should know.
+    """
+
+    name: str
+    title: str
+    top: int | None
+    source: str
+    sizes: tuple[int, int, int] | None = None
+    classes: int = 0
+    lists: bool = False
+    checksum: str = ""
+    notes: tuple[str, ...] = ()
+
+
+_CIFAR = "CIFAR-10, Krizhevsky 2009, https://www.cs.toronto.edu/~kriz/cifar.html"
+_NUS = "NUS-WIDE, Chua et al. 2009, its 21 most frequent concepts, 195,834 images"
+_IMAGENET = "ImageNet ILSVRC 2012, 100 classes, lists of HashNet (Cao et al. 2017)"
+_SEEN = "the 100 classes are among those an ImageNet backbone was trained on, database included"
+
+PROTOCOLS: dict[str, Protocol] = {
+    protocol.name: protocol
+    for protocol in (
+        Protocol(
+            "cifar10-small",
+            "500 a class to train, 100 a class to ask, the other 59,000 to search",
+            None,
+            _CIFAR,
+            (5_000, 1_000, 59_000),
+            10,
+            notes=("the training images are in the database, as in DPSH, DSDH and DFH",),
+        ),
+        Protocol(
+            "cifar10-small-54k",
+            "as cifar10-small, the training images outside the database",
+            None,
+            _CIFAR,
+            (5_000, 1_000, 54_000),
+            10,
+            notes=("the split of DHN, HashNet and DCH on CIFAR-10",),
+        ),
+        Protocol(
+            "cifar10-large",
+            "the 50,000 official training images to train and to search, the test images to ask",
+            None,
+            _CIFAR,
+            (50_000, 10_000, 50_000),
+            10,
+            notes=("not drawn: the same for every seed",),
+        ),
+        Protocol(
+            "nuswide21-small",
+            "500 a class to train, 100 a class to ask, all others to search; mAP@5000",
+            5_000,
+            _NUS,
+            (10_500, 2_100, 193_734),
+            21,
+            notes=("there is no canonical list: numbers of different papers differ by their draw",),
+        ),
+        Protocol(
+            "nuswide21-large",
+            "100 a class to ask, all others to train and to search; mAP@50000",
+            50_000,
+            _NUS,
+            (193_734, 2_100, 193_734),
+            21,
+        ),
+        Protocol(
+            "imagenet100",
+            "100 a class to train, 50 a class to ask, 128,503 to search; mAP@1000",
+            1_000,
+            _IMAGENET,
+            (10_000, 5_000, 128_503),
+            100,
+            lists=True,
+            notes=(_SEEN, "the public list has 130 a class to train; 100 of them are drawn"),
+        ),
+        Protocol(
+            "imagenet100-13k",
+            "as imagenet100, with the 130 a class to train of the public list; mAP@1000",
+            1_000,
+            _IMAGENET,
+            (13_000, 5_000, 128_503),
+            100,
+            lists=True,
+            notes=(_SEEN,),
+        ),
+        Protocol(
+            "coco80",
+            "10,000 to train, 5,000 to ask, all others to search; mAP@5000",
+            5_000,
+            "COCO 2014, Lin et al. 2014, 80 classes, lists of HashNet (Cao et al. 2017)",
+            (10_000, 5_000, 117_218),
+            80,
+            lists=True,
+            notes=(
+                "the public database holds the queries and lacks the training images; we mend both",
+            ),
+        ),
+        Protocol(
+            "tiny100",
+            "Tiny-ImageNet, 100 classes, 64 x 64: stands in for imagenet100; mAP@1000",
+            1_000,
+            "Tiny-ImageNet (Stanford CS231n); docs/data.md says how it is built",
+            (10_000, 5_000, 30_000),
+            100,
+            lists=True,
+            checksum="41385440043b2df121e1b161627d7e4d27d51613b142bd3ad41ab8b7638fc25e",
+            notes=(_SEEN,),
+        ),
+        Protocol(
+            "coco21",
+            "COCO, its 21 most frequent classes, 96 x 96: stands in for nuswide21; mAP@5000",
+            5_000,
+            "COCO 2017, Lin et al. 2014; docs/data.md says how it is built",
+            (5_250, 1_050, 13_950),
+            21,
+            lists=True,
+            checksum="b9fc34bfe10d743c874190101f2dbf98f016eee3cbff4d3f233581347d74f7c4",
+        ),
+        Protocol(
+            "lists", "the three lists of the folder as they are", None, "the user", lists=True
+        ),
+        Protocol(
+            "custom",
+            "about a tenth of each class (1 to 100 images) to ask, the rest to train and to search",
+            None,
+            "the user",
+        ),
+    )
+}

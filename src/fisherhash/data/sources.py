@@ -1,0 +1,155 @@
+"""Where images and labels come from: folders, CSV and list files, CIFAR-10, the built-in sample."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from fisherhash.data.cache import DATA_VARIABLE, cache_dir, data_dirs
+from fisherhash.data.cifar import FOLDER, find_cifar10, open_cifar10
+from fisherhash.data.collection import ByteReader, Collection, Reader
+from fisherhash.data.folders import is_image_name, open_folder, walk_images
+from fisherhash.data.lists import is_list_folder, open_csv, open_lists
+from fisherhash.data.readers import FileReader
+from fisherhash.data.sample import open_sample
+from fisherhash.errors import UsageError
+
+__all__ = ["NAMED", "ByteReader", "Collection", "Reader", "open_data", "open_paths"]
+
+NAMED = ("cifar10", "coco21", "sample", "tiny100")
+"""The data sets that have a name."""
+
+_FORMS = (
+    "a folder with one sub-folder of images a class, a CSV file 'path,label', a folder with "
+    f"train.txt, query.txt and database.txt, or one of {', '.join(NAMED)}"
+)
+
+
+def open_data(spec: str | os.PathLike[str], *, download: bool = False) -> Collection:
+    """Open images and labels from a path or by the name of a data set.
+
+    A name is looked for in ``FISHERHASH_DATA``, then in the cache folder, then beside the current
+    folder; write ``./cifar10`` to mean a folder whatever it is called.
+
+    Args:
+        spec: a folder of class sub-folders or of photos, a CSV ``path,label[;label…]``, a folder
+            with list files, CIFAR-10's binary files, or ``cifar10``, ``coco21``, ``sample``,
+            ``tiny100``.
+        download: fetch ``cifar10`` from its home page when it is not on this machine.
+
+    Raises:
+        UsageError: there is nothing to open; the sentence says what was found and what to do.
+
+    >>> data = open_data("sample")
+    >>> len(data), data.labels.shape, data.names[0]
+    (2000, (2000, 10), 'data_batch_1/00048')
+    """
+    if isinstance(spec, str) and spec in NAMED:
+        return _open_named(spec, download=download)
+    if isinstance(spec, str) and not spec.strip():
+        raise UsageError(f"no data was named; give {_FORMS}")
+    path = Path(spec).expanduser()
+    try:
+        if path.is_dir():
+            return _open_directory(path.absolute())
+        if path.is_file():
+            return _open_file(path.absolute())
+    except PermissionError:
+        raise UsageError(f"{path} may not be read: permission denied") from None
+    near = difflib.get_close_matches(str(spec).lower(), NAMED, n=1, cutoff=0.6)
+    hint = f"Did you mean '{near[0]}'? " if near else ""
+    raise UsageError(f"there is no file or folder '{spec}'. {hint}Give {_FORMS}")
+
+
+def open_paths(paths: Iterable[str | os.PathLike[str]]) -> Collection:
+    """A list of image files, without labels, in the order given; row ``i`` is path ``i``.
+
+    A folder stands for the images in it and below it, sorted. Names are the paths as given, in
+    POSIX style; a path given twice is read twice.
+    """
+    names: list[str] = []
+    for given in paths:
+        path = Path(given).expanduser()
+        if path.is_dir():
+            inside = [(path / name).as_posix() for name in sorted(walk_images(path))]
+            if not inside:
+                raise UsageError(f"the folder {path} holds no images")
+            names += inside
+        elif path.exists() or path.is_symlink():
+            names.append(path.as_posix())
+        else:
+            raise UsageError(f"there is no file or folder '{given}'")
+    if not names:
+        raise UsageError("no images were given; name at least one file or folder")
+    return Collection(
+        name="files",
+        names=names,
+        labels=np.zeros((len(names), 0), dtype=np.uint8),
+        classes=(),
+        reader=FileReader(Path.cwd(), names),
+        kind="photos",
+    )
+
+
+def _open_directory(path: Path) -> Collection:
+    if is_list_folder(path):
+        return open_lists(path)
+    cifar = find_cifar10(path)
+    if cifar is not None:
+        return open_cifar10(cifar)
+    for place in (path, path / "cifar-10-batches-py"):
+        if (place / "data_batch_1").is_file() and (place / "batches.meta").is_file():
+            raise UsageError(
+                f"{place} holds the Python version of CIFAR-10, which is pickled; get the binary "
+                "version (cifar-10-binary.tar.gz), or use 'cifar10' with download"
+            )
+    return open_folder(path)
+
+
+def _open_file(path: Path) -> Collection:
+    if path.suffix.lower() in (".csv", ".tsv"):
+        return open_csv(path)
+    if is_image_name(path.name):
+        raise UsageError(f"{path} is one picture, not a data set; give {_FORMS}")
+    if path.suffix.lower() == ".txt" and is_list_folder(path.parent):
+        raise UsageError(f"{path} is one of three lists; give its folder: {path.parent}")
+    if path.suffix.lower() in (".zip", ".gz", ".tar", ".tgz", ".xz", ".7z", ".rar"):
+        raise UsageError(f"{path} is an archive; unpack it and give the folder")
+    raise UsageError(f"{path} is neither a folder nor a CSV file; give {_FORMS}")
+
+
+def _open_named(name: str, *, download: bool) -> Collection:
+    if name == "sample":
+        return open_sample()
+    for place in [*data_dirs(), Path.cwd()]:
+        if name == "cifar10":
+            found = find_cifar10(place) or find_cifar10(place / name)
+            if found is not None:
+                return open_cifar10(found)
+        elif is_list_folder(place / name):
+            return open_lists(place / name)
+    if name == "cifar10" and download:
+        from fisherhash.data.download import download_cifar10
+
+        return open_cifar10(download_cifar10(cache_dir() / "data"))
+    raise UsageError(_how_to_get(name))
+
+
+def _how_to_get(name: str) -> str:
+    places = ", ".join(str(place) for place in data_dirs())
+    if name == "cifar10":
+        return (
+            f"CIFAR-10 is not on this machine (looked for {FOLDER} in {places}). Allow the "
+            "download (162 MB; --download, or download=True), or unpack cifar-10-binary.tar.gz "
+            "from https://www.cs.toronto.edu/~kriz/cifar.html into a folder and set "
+            f"{DATA_VARIABLE} to that folder"
+        )
+    return (
+        f"the data set '{name}' is not on this machine (looked for a folder '{name}' with "
+        f"train.txt, query.txt and database.txt in {places}). Build it as docs/data.md says and "
+        f"set {DATA_VARIABLE} to the folder that holds '{name}'"
+    )

@@ -1,0 +1,161 @@
+"""A split of a collection: three lists of images under a checksum over their names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fisherhash.data.collection import Collection
+from fisherhash.errors import FisherhashError, UsageError
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Split:
+    """The three parts of a collection under a protocol.
+
+    Attributes:
+        protocol: name of the protocol.
+        seed: of the draw; None where nothing is drawn.
+        train: numbers of the images to learn from.
+        query: numbers of the images to ask.
+        database: numbers of the images to search; no query is among them.
+        top: the K of mean average precision; None for the whole database.
+        checksum: SHA-256 over the protocol, the seed and the names in their order.
+        notes: what was left out, and how the lists differ from the agreed ones.
+        agreed: whether the lists are those the protocol's numbers are known for; None where the
+            package has no checksum to compare with.
+        names: names of all images of the collection.
+    """
+
+    protocol: str
+    seed: int | None
+    train: Indices
+    query: Indices
+    database: Indices
+    top: int | None
+    checksum: str
+    notes: tuple[str, ...] = ()
+    agreed: bool | None = None
+    names: Sequence[str] = field(default=(), repr=False)
+
+    def __str__(self) -> str:
+        sizes = (
+            f"{len(self.train):,} train, {len(self.query):,} query, {len(self.database):,} database"
+        )
+        seed = "" if self.seed is None else f", seed {self.seed}"
+        return f"{self.protocol}{seed}: {sizes}, checksum {self.checksum[:16]}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The split without its lists: name, seed, sizes, metric, checksum and notes."""
+        return {
+            "protocol": self.protocol,
+            "seed": self.seed,
+            "train": len(self.train),
+            "query": len(self.query),
+            "database": len(self.database),
+            "top": self.top,
+            "checksum": self.checksum,
+            "agreed": self.agreed,
+            "notes": list(self.notes),
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the split with the names of its images as JSON."""
+        same = np.array_equal(self.train, self.database)
+        content = self.to_json() | {
+            "train": "database" if same else [self.names[i] for i in self.train],
+            "query": [self.names[i] for i in self.query],
+            "database": [self.names[i] for i in self.database],
+        }
+        text = json.dumps(content, ensure_ascii=True, indent=0)
+        part = Path(f"{os.fspath(path)}.part")
+        part.write_text(text + "\n", encoding="utf-8")
+        os.replace(part, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], collection: Collection) -> Split:
+        """Read a split back for ``collection``, which may hold more images than it names."""
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            lists = {part: content[part] for part in ("train", "query", "database")}
+            protocol, seed, checksum = content["protocol"], content["seed"], content["checksum"]
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise FisherhashError(
+                f"{path} is no split of fisherhash, or is damaged ({error})"
+            ) from None
+        if lists["train"] == "database":
+            lists["train"] = lists["database"]
+        number = {name: index for index, name in enumerate(collection.names)}
+        parts: dict[str, Indices] = {}
+        for part, names in lists.items():
+            missing = [name for name in names if name not in number]
+            if missing:
+                raise UsageError(
+                    f"{len(missing)} of the {len(names)} {part} images that {path} names are not "
+                    f"in '{collection.name}', the first is '{missing[0]}'; use the data that the "
+                    "split was made for"
+                )
+            parts[part] = np.array([number[name] for name in names], dtype=np.int64)
+        split = cls(
+            protocol=protocol,
+            seed=seed,
+            top=content.get("top"),
+            checksum=split_checksum(protocol, seed, collection.names, **parts),
+            notes=tuple(content.get("notes", ())),
+            agreed=content.get("agreed"),
+            names=collection.names,
+            **parts,
+        )
+        if split.checksum != checksum:
+            raise FisherhashError(f"{path} was changed after it was written: its checksum is wrong")
+        return split
+
+
+def hash_order(names: Sequence[str], items: Iterable[int], seed: int) -> list[int]:
+    """The items in the order of SHA-256 of the seed and their names.
+
+    >>> hash_order(["a", "b", "c"], [0, 1, 2], seed=0)
+    [2, 0, 1]
+    """
+    prefix = f"{seed}\0".encode()
+
+    def key(item: int) -> bytes:
+        return hashlib.sha256(prefix + _name_bytes(names[item])).digest()
+
+    return sorted((int(item) for item in items), key=key)
+
+
+def split_checksum(
+    protocol: str,
+    seed: int | None,
+    names: Sequence[str],
+    *,
+    train: Iterable[int],
+    query: Iterable[int],
+    database: Iterable[int],
+) -> str:
+    """SHA-256 over the protocol's name, the seed and the item names of the three lists in order."""
+    digest = hashlib.sha256(f"{protocol}\0{'' if seed is None else seed}\n".encode())
+    for part, items in (("train", train), ("query", query), ("database", database)):
+        digest.update(f"{part}\n".encode())
+        for item in items:
+            digest.update(_name_bytes(names[item]) + b"\n")
+    return digest.hexdigest()
+
+
+def _name_bytes(name: str) -> bytes:
+    # NFC: the same file has another spelling of its accents on macOS.
+    return unicodedata.normalize("NFC", name).encode("utf-8", "surrogateescape")

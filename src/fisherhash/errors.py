@@ -1,0 +1,38 @@
+"""The errors a user can meet: what was found, where, and what to do next."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FisherhashError(Exception):
+    """Something failed; the command line prints the sentence and exits with 1."""
+
+    exit_code = 1
+
+
+class UsageError(FisherhashError):
+    """The request itself is wrong (a name, a number, a folder); exit code 2."""
+
+    exit_code = 2
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
+    """An error for a name that is not in ``known``, with the nearest one that is.
+
+    >>> print(unknown_name("method", "dhf", ["dfh", "itq", "lsh"]))
+    unknown method 'dhf'. Did you mean 'dfh'? Known: dfh, itq, lsh
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.4)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    return UsageError(f"unknown {kind} '{name}'.{hint} Known: {', '.join(names)}")
+
+
+def missing_extra(package: str, extra: str, purpose: str) -> FisherhashError:
+    """An error for an optional dependency that is not installed, with the command that adds it."""
+    return FisherhashError(
+        f"{purpose} needs the package '{package}', which is not installed. "
+        f"Install it with: pip install 'fisherhash[{extra}]'"
+    )

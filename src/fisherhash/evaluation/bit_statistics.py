@@ -1,0 +1,55 @@
+"""How well codes use their bits."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fisherhash.codes import check_codes, unpack
+from fisherhash.errors import UsageError
+from fisherhash.evaluation.hamming import code_words
+from fisherhash.evaluation.results import BitStatistics
+
+
+def describe_bits(codes: ArrayLike, bits: int) -> BitStatistics:
+    """Balance, entropy and correlation of the bits of codes (n, bytes), and the distinct codes.
+
+    >>> stats = describe_bits([[0b11000000], [0b00000000]], bits=3)
+    >>> stats.balance, stats.constant_bits, stats.max_correlation, stats.distinct_codes
+    ([0.5, 0.5, 0.0], 1, 1.0, 2)
+    """
+    array = check_codes(codes, bits)
+    if not len(array):
+        raise UsageError("there are no codes to describe")
+    ones = np.zeros(bits)
+    both = np.zeros((bits, bits))
+    for start in range(0, len(array), 1 << 16):
+        # counts up to 65,536 are exact in float32
+        block = unpack(array[start : start + (1 << 16)], bits).astype(np.float32)
+        ones += block.sum(axis=0)
+        both += block.T @ block
+    share = ones / len(array)
+    spread = np.sqrt(share * (1 - share))
+    varied = np.outer(spread, spread) > 0
+    covariance = both / len(array) - np.outer(share, share)
+    correlation = np.abs(
+        np.divide(covariance, np.outer(spread, spread), out=np.zeros_like(both), where=varied)
+    )
+    pairs = correlation[~np.eye(bits, dtype=bool)]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        terms = [np.where(p > 0, -p * np.log2(p), 0.0) for p in (share, 1 - share)]
+    return BitStatistics(
+        balance=share.tolist(),
+        entropy=(terms[0] + terms[1]).tolist(),
+        mean_correlation=float(pairs.mean()) if len(pairs) else 0.0,
+        max_correlation=float(pairs.max(initial=0.0)),
+        constant_bits=int((spread == 0).sum()),
+        distinct_codes=_distinct(array),
+    )
+
+
+def _distinct(codes: NDArray[np.uint8]) -> int:
+    words = code_words(codes)
+    one = words.shape[1] == 1
+    ordered = np.sort(words, axis=0) if one else words[np.lexsort(words.T)]
+    return 1 + int((ordered[1:] != ordered[:-1]).any(axis=1).sum())

@@ -1,0 +1,172 @@
+"""Tie groups, a cut through them, and the sums that average precision is made of."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Denominator = Literal["found", "min(K, relevant)"]
+Counts = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TieGroups:
+    """The tie groups of some queries, nearest first; an empty group counts nothing.
+
+    Attributes:
+        items: (queries, groups) items in each group.
+        relevant: (queries, groups) items of the group that share a label with the query.
+        weight: (queries, groups) sum of the shared labels over the group; ``relevant`` itself
+            where nothing but yes or no is known.
+        gain: (queries, groups) sum of ``2 ** shared - 1`` over the group.
+        grades: (queries, most) items of the whole ranking sharing 1, 2, … labels.
+    """
+
+    items: Counts
+    relevant: Counts
+    weight: Counts
+    gain: Floats
+    grades: Counts
+
+    @classmethod
+    def from_counts(cls, items: Counts, grades: Counts) -> TieGroups:
+        """Build from items (queries, groups) and grades (queries, groups, most)."""
+        most = grades.shape[2]
+        if most == 1:
+            relevant = grades[:, :, 0]
+            return cls(items, relevant, relevant, relevant.astype(np.float64), grades.sum(axis=1))
+        shared = np.arange(1, most + 1)
+        return cls(
+            items=items,
+            relevant=grades.sum(axis=2),
+            weight=grades @ shared,
+            gain=grades @ (2.0**shared - 1),
+            grades=grades.sum(axis=1),
+        )
+
+
+def harmonic(n: int) -> Floats:
+    """Harmonic numbers H(0) to at least H(n).
+
+    >>> harmonic(3)[:4].round(4).tolist()
+    [0.0, 1.0, 1.5, 1.8333]
+    """
+    return _harmonic(max(10, int(n).bit_length()))
+
+
+@functools.lru_cache(maxsize=2)
+def _harmonic(log_size: int) -> Floats:
+    # extended precision, because differences of neighbours are multiplied by large counts
+    terms = 1 / np.arange(1, (1 << log_size) + 1, dtype=np.longdouble)
+    return np.concatenate([[0.0], np.cumsum(terms)]).astype(np.float64)
+
+
+def _reciprocals(after: Counts, many: Counts, table: Floats) -> Floats:
+    """Sum of 1 / rank over the ``many`` ranks that follow rank ``after``."""
+    return np.where(many == 1, 1.0 / (after + 1), table[after + many] - table[after])
+
+
+def expected_sum(
+    items: Counts,
+    relevant: Counts,
+    weight: Floats | Counts,
+    before: Counts,
+    weight_before: Counts,
+    inside: Counts,
+    table: Floats,
+) -> Floats:
+    """Expected sum of (weight up to the rank) / rank over the relevant ranks of a group.
+
+    Only the first ``inside`` places of the group count. With weight = relevant this is the sum of
+    the precisions that average precision is made of.
+    """
+    pair = weight * (relevant - 1) / np.maximum(items - 1, 1)
+    constant = relevant * weight_before + weight - pair * (before + 1)
+    total = inside * pair + constant * _reciprocals(before, inside, table)
+    return total / np.maximum(items, 1)
+
+
+def first_sum(relevant: Counts, before: Counts, rel_before: Counts, table: Floats) -> Floats:
+    """Sum of the precisions when a group's relevant items come first."""
+    return relevant + (rel_before - before) * _reciprocals(before, relevant, table)
+
+
+def last_sum(
+    items: Counts, relevant: Counts, before: Counts, rel_before: Counts, table: Floats
+) -> Floats:
+    """Sum of the precisions when a group's relevant items come last."""
+    return first_sum(relevant, before + items - relevant, rel_before, table)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Tie groups seen from a cut at rank ``top``: whole groups before it, one group across it.
+
+    All arrays are (queries, groups), except those of the group across the cut: (queries,).
+    """
+
+    groups: TieGroups
+    before: Counts
+    rel_before: Counts
+    weight_before: Counts
+    inside: Counts
+    top: Counts
+    crossing: NDArray[np.bool_]
+    at: Counts
+    table: Floats
+
+    @classmethod
+    def of(cls, groups: TieGroups, top: Counts) -> Cut:
+        """Cut each ranking behind its rank ``top`` (queries,)."""
+        items = groups.items
+        before = np.cumsum(items, axis=1) - items
+        rel_before = np.cumsum(groups.relevant, axis=1) - groups.relevant
+        weight_before = rel_before
+        if groups.weight is not groups.relevant:
+            weight_before = np.cumsum(groups.weight, axis=1) - groups.weight
+        inside = np.clip(top[:, None] - before, 0, items)
+        partial = (inside > 0) & (inside < items)
+        return cls(
+            groups=groups,
+            before=before,
+            rel_before=rel_before,
+            weight_before=weight_before,
+            inside=inside,
+            top=top,
+            crossing=np.asarray(partial.any(axis=1)),
+            at=partial.argmax(axis=1),
+            table=harmonic(int(items.sum(axis=1).max(initial=1))),
+        )
+
+    @functools.cached_property
+    def whole(self) -> NDArray[np.bool_]:
+        """Groups wholly above the cut, (queries, groups); empty groups count as such."""
+        return self.inside == self.groups.items
+
+    @functools.cached_property
+    def found(self) -> Counts:
+        """Relevant items in the groups wholly above the cut, (queries,)."""
+        return np.where(self.whole, self.groups.relevant, 0).sum(axis=1)
+
+    def across(self, values: Counts, rows: NDArray[np.intp]) -> Counts:
+        """Values (queries, groups) of the group across the cut, for the chosen queries."""
+        return values[rows, self.at[rows]]
+
+    def relevant_range(self, rows: NDArray[np.intp]) -> tuple[Counts, Counts]:
+        """Fewest and most relevant items that the group across the cut can bring above it."""
+        items, relevant = self.groups.items, self.groups.relevant
+        n, r = self.across(items, rows), self.across(relevant, rows)
+        m = self.across(self.inside, rows)
+        return np.maximum(0, m - (n - r)), np.minimum(m, r)
+
+
+def over(numerator: Floats, denominator: Counts | Floats) -> Floats:
+    """Divide, with 0 where nothing was found."""
+    return np.divide(
+        numerator, denominator, out=np.zeros(np.shape(numerator)), where=denominator > 0
+    )

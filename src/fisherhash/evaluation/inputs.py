@@ -1,0 +1,164 @@
+"""Checks of what the evaluation is given; every refusal says what was found and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fisherhash.codes import check_bits, check_codes
+from fisherhash.errors import FisherhashError, UsageError, unknown_name
+
+TIES = ("expected", "stable")
+DENOMINATORS = ("found", "min(K, relevant)")
+EMPTY = ("skip", "zero")
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Checked labels of both sides.
+
+    Attributes:
+        query: (n_queries, classes) of uint8, 0 or 1.
+        database: (n_database, classes) of uint8, 0 or 1.
+    """
+
+    query: NDArray[np.uint8]
+    database: NDArray[np.uint8]
+
+    @property
+    def most_shared(self) -> int:
+        """No query and database item can share more labels than this; at least 1."""
+        counts = (int(side.sum(axis=1).max(initial=0)) for side in (self.query, self.database))
+        return max(1, min(counts))
+
+
+def check_choice(kind: str, value: str, known: Sequence[str]) -> None:
+    """Refuse a word that is not in ``known``."""
+    if value not in known:
+        raise unknown_name(kind, str(value), known)
+
+
+def check_code_pair(
+    query_codes: ArrayLike, database_codes: ArrayLike, bits: int | None
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8], int]:
+    """Return both code arrays (n, bytes) and their number of bits."""
+    query, database = np.asarray(query_codes), np.asarray(database_codes)
+    for side, array in (("query", query), ("database", database)):
+        if array.ndim != 2:
+            raise UsageError(f"{side} codes must have shape (n, bytes), got {array.shape}")
+    if query.shape[1] != database.shape[1]:
+        raise UsageError(
+            f"query codes have {query.shape[1]} bytes and database codes {database.shape[1]}; "
+            "encode both with one model"
+        )
+    length = check_bits(query.shape[1] * 8 if bits is None else bits)
+    query, database = check_codes(query, length), check_codes(database, length)
+    check_sizes(len(query), len(database))
+    return query, database, length
+
+
+def check_sizes(queries: int, database: int) -> None:
+    """Refuse an empty side."""
+    if database == 0:
+        raise UsageError("the database is empty; there is nothing to rank")
+    if queries == 0:
+        raise UsageError("there are no queries")
+
+
+def check_labels(query_labels: ArrayLike, database_labels: ArrayLike) -> Labels:
+    """Return both label matrices as 0/1 bytes."""
+    query, database = (
+        _label_matrix("query", query_labels),
+        _label_matrix("database", database_labels),
+    )
+    if query.shape[1] != database.shape[1]:
+        raise UsageError(
+            f"query labels have {query.shape[1]} classes and database labels {database.shape[1]}; "
+            "both need the same columns"
+        )
+    return Labels(query, database)
+
+
+def _label_matrix(side: str, labels: ArrayLike) -> NDArray[np.uint8]:
+    array = np.asarray(labels)
+    if array.ndim != 2 or array.shape[1] == 0:
+        raise UsageError(
+            f"{side} labels must be a 0/1 matrix of shape (n, classes), got shape {array.shape}; "
+            "turn class numbers into one row each with numpy.eye(classes)[numbers]"
+        )
+    if array.dtype == np.bool_:
+        return array.astype(np.uint8)
+    if array.dtype.kind not in "iuf" or not ((array == 0) | (array == 1)).all():
+        raise UsageError(f"{side} labels must hold only 0 and 1")
+    return array.astype(np.uint8)
+
+
+def check_lengths(labels: Labels, queries: int, database: int) -> None:
+    """Refuse labels that do not belong to the ranked items."""
+    for side, have, want in (
+        ("query", len(labels.query), queries),
+        ("database", len(labels.database), database),
+    ):
+        if have != want:
+            raise UsageError(f"{have} rows of {side} labels for {want} {side} items")
+
+
+def check_top(top: int | None, database: int) -> int:
+    """Return the number of ranks that count; None means all."""
+    if top is None:
+        return database
+    if isinstance(top, bool) or not isinstance(top, int | np.integer):
+        raise UsageError(f"top must be a whole number or None for all, got {top!r}")
+    if not 1 <= top <= database:
+        raise UsageError(
+            f"top must be between 1 and the database size {database}, got {top}; "
+            "None ranks everything"
+        )
+    return int(top)
+
+
+def check_ranks(ranks: Sequence[int] | None, defaults: Sequence[int], database: int) -> list[int]:
+    """Return the sorted cut-offs; defaults beyond the database are dropped, requests refused."""
+    if ranks is None:
+        return [rank for rank in defaults if rank <= database] or [database]
+    return sorted({check_top(rank, database) for rank in ranks})
+
+
+def check_radii(radii: Sequence[int] | None, defaults: Sequence[int], bits: int) -> list[int]:
+    """Return the sorted radii; defaults above ``bits`` are dropped, requests refused."""
+    if radii is None:
+        return [radius for radius in defaults if radius <= bits]
+    for radius in radii:
+        if not isinstance(radius, int | np.integer) or not 0 <= radius <= bits:
+            raise UsageError(f"a radius must be a whole number from 0 to {bits}, got {radius!r}")
+    return sorted({int(radius) for radius in radii})
+
+
+def check_self(self_index: ArrayLike | None, queries: int, database: int) -> NDArray[np.int64]:
+    """Return the database row of each query, -1 where it is not in the database."""
+    if self_index is None:
+        return np.full(queries, -1, dtype=np.int64)
+    rows = np.asarray(self_index)
+    if rows.shape != (queries,) or rows.dtype.kind not in "iu":
+        raise UsageError(
+            f"self_index must be {queries} whole numbers, one a query (-1: not in the database), "
+            f"got shape {rows.shape} of {rows.dtype}"
+        )
+    rows = rows.astype(np.int64)
+    if ((rows < -1) | (rows >= database)).any():
+        bad = int(rows[(rows < -1) | (rows >= database)][0])
+        raise UsageError(f"self_index holds {bad}, the database has the rows 0 to {database - 1}")
+    return rows
+
+
+def check_finite(block: NDArray[np.generic], first_query: int) -> None:
+    """Refuse NaN distances."""
+    if block.dtype.kind == "f" and np.isnan(block).any():
+        row, column = np.argwhere(np.isnan(block))[0]
+        raise FisherhashError(
+            f"the distance of query {first_query + row} to database row {column} is NaN; "
+            "look for NaN in the logits it comes from"
+        )

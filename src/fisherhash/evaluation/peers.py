@@ -1,0 +1,197 @@
+"""What common evaluators would print on the same codes, so that an old number can be explained.
+
+Each is described by four choices: how it sorts, which ranks it looks at, what it divides by, and
+what it does with a query that finds nothing. All of them sort with an unstable routine: inside
+ties their number depends on the order of the database, the NumPy version and the processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fisherhash.codes import hamming
+from fisherhash.errors import UsageError, unknown_name
+from fisherhash.evaluation import inputs
+from fisherhash.evaluation.groups import Denominator
+from fisherhash.evaluation.hamming import shared_labels
+
+UNSTABLE = "unstable (numpy.argsort default): depends on database order, NumPy version, processor"
+
+_BLOCK_PAIRS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """The choices of one evaluator.
+
+    Attributes:
+        name: The name to ask for.
+        title: Where it comes from.
+        denominator: What it divides the sum of precisions by.
+        no_hit: A query that finds nothing in the ranks looked at: ``"skip"`` or ``"zero"``.
+        drops_last: Without ``top`` it slices ``[0:-1]``, which leaves out the last ranked item.
+    """
+
+    name: str
+    title: str
+    denominator: Denominator
+    no_hit: str
+    drops_last: bool = False
+
+
+EVALUATORS = {
+    evaluator.name: evaluator
+    for evaluator in (
+        Evaluator("hashnet", "HashNet, official (thuml/HashNet)", "found", "skip"),
+        Evaluator("dfh", "Deep Fisher Hashing, official", "found", "zero"),
+        Evaluator("swuxyj", "swuxyj/DeepHash-pytorch", "found", "zero", drops_last=True),
+        Evaluator("dsh-analysis", "aassxun/DSH_Analysis", "min(K, relevant)", "zero"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Compat:
+    """What an evaluator prints, and the same rules with a sort that can be repeated.
+
+    Attributes:
+        name: The evaluator.
+        title: Where it comes from.
+        map: The number it prints with its unstable sort, here and now.
+        map_stable: Its rules with ties in database order.
+        ranks: Ranks it looks at.
+        queries: Queries given.
+        counted: Queries in its mean.
+        no_hit_queries: Queries that found nothing in those ranks (unstable sort).
+        denominator: What it divides by.
+        no_hit: What it does with queries that find nothing: ``"skip"`` or ``"zero"``.
+        last_item_dropped: Whether the last ranked item was left out.
+        sort: The sort, named as what it is.
+    """
+
+    name: str
+    title: str
+    map: float
+    map_stable: float
+    ranks: int
+    queries: int
+    counted: int
+    no_hit_queries: int
+    denominator: str
+    no_hit: str
+    last_item_dropped: bool
+    sort: str = UNSTABLE
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as plain Python values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        treated = "skipped" if self.no_hit == "skip" else "counted as 0"
+        rows = [
+            (f"mAP as {self.name} prints it", f"{self.map:.4f}"),
+            ("  same rules, ties in database order", f"{self.map_stable:.4f}"),
+            ("evaluator", self.title),
+            ("sort", self.sort),
+            ("ranks looked at", f"{self.ranks:,}" + ", last item dropped" * self.last_item_dropped),
+            ("denominator of AP", self.denominator),
+            ("queries without a hit", f"{self.no_hit_queries:,} ({treated})"),
+        ]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def compat(
+    name: str,
+    query_codes: ArrayLike,
+    database_codes: ArrayLike,
+    query_labels: ArrayLike,
+    database_labels: ArrayLike,
+    *,
+    bits: int | None = None,
+    top: int | None = None,
+) -> Compat:
+    """Evaluate codes by the rules of another evaluator.
+
+    Args:
+        name: ``"hashnet"``, ``"dfh"``, ``"swuxyj"`` or ``"dsh-analysis"``.
+        query_codes: (n_queries, bytes) packed codes.
+        database_codes: (n_database, bytes) packed codes.
+        query_labels: (n_queries, classes) of 0 and 1.
+        database_labels: (n_database, classes) of 0 and 1.
+        bits: Bits of a code; by default all bits of its bytes.
+        top: Ranks to look at; None is the evaluator's own way of saying all.
+
+    The item that ranks last is relevant, and this evaluator never looks at it:
+
+    >>> codes, labels = [[0], [1], [3]], [[1], [0], [1]]
+    >>> compat("swuxyj", [[0]], codes, [[1]], labels).map
+    1.0
+    >>> round(compat("dfh", [[0]], codes, [[1]], labels).map, 4)
+    0.8333
+    """
+    if name not in EVALUATORS:
+        raise unknown_name("evaluator", name, EVALUATORS)
+    rules = EVALUATORS[name]
+    query, database, _ = inputs.check_code_pair(query_codes, database_codes, bits)
+    labels = inputs.check_labels(query_labels, database_labels)
+    inputs.check_lengths(labels, len(query), len(database))
+    drops_last = rules.drops_last and top is None
+    ranks = inputs.check_top(top, len(database)) - drops_last
+    if ranks < 1:
+        raise UsageError(f"{name} leaves out the last item, and the database has only one")
+    values: dict[str | None, list[float | None]] = {None: [], "stable": []}
+    for distances, relevant in _rows(query, database, labels):
+        for kind, into in values.items():
+            ranked = relevant[np.argsort(distances, kind=kind)]  # pyright: ignore[reportArgumentType, reportCallIssue]
+            into.append(_average_precision(ranked, ranks, rules.denominator))
+    printed, stable = (_mean(kind, rules.no_hit) for kind in values.values())
+    no_hit = sum(value is None for value in values[None])
+    return Compat(
+        name=name,
+        title=rules.title,
+        map=printed,
+        map_stable=stable,
+        ranks=ranks,
+        queries=len(query),
+        counted=len(query) - no_hit * (rules.no_hit == "skip"),
+        no_hit_queries=no_hit,
+        denominator=rules.denominator,
+        no_hit=rules.no_hit,
+        last_item_dropped=drops_last,
+    )
+
+
+def _rows(
+    query: NDArray[np.uint8], database: NDArray[np.uint8], labels: inputs.Labels
+) -> Iterator[tuple[NDArray[np.float32], NDArray[np.bool_]]]:
+    step = max(1, _BLOCK_PAIRS // len(database))
+    for start in range(0, len(query), step):
+        part = slice(start, start + step)
+        relevant = shared_labels(labels.query[part], labels.database, 1) > 0
+        # they rank by 0.5 * (bits - product of the signs) in single precision; the type matters,
+        # because the unstable sort is another one for each type
+        distances = hamming(query[part], database).astype(np.float32)
+        yield from zip(distances, relevant, strict=True)
+
+
+def _average_precision(
+    ranked: NDArray[np.bool_], ranks: int, denominator: Denominator
+) -> float | None:
+    """AP of one ranking; None where nothing is found."""
+    hits = np.flatnonzero(ranked[:ranks]) + 1
+    if not len(hits):
+        return None
+    total = float((np.arange(1, len(hits) + 1) / hits).sum())
+    return total / (len(hits) if denominator == "found" else min(ranks, int(ranked.sum())))
+
+
+def _mean(values: list[float | None], no_hit: str) -> float:
+    found = [value for value in values if value is not None]
+    count = len(found) if no_hit == "skip" else len(values)
+    return sum(found) / count if count else 0.0

@@ -1,0 +1,121 @@
+"""Features of images: in batches of one fixed size, and once only."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fisherhash import storage
+from fisherhash.backbones import Backbone
+from fisherhash.data.cache import cache_dir
+from fisherhash.data.loading import Skipped, decode
+from fisherhash.data.sources import Collection
+from fisherhash.preprocessing import Preprocessing
+from fisherhash.progress import progress
+from fisherhash.rowcache import RowCache
+
+# Rounding depends on the batch's size, so on a CPU every batch has this one, padded: an image then
+# has the same bits alone and among others. Four is where two cores run fastest.
+MICRO_BATCH = 4
+GPU_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One row an image.
+
+    Attributes:
+        values: (n, …) the rows of the images that could be read.
+        indices: (n,) their numbers in the collection.
+        skipped: the others, with reasons.
+    """
+
+    values: NDArray
+    indices: NDArray[np.int64]
+    skipped: list[Skipped]
+
+
+def cached_features(
+    backbone: Backbone,
+    collection: Collection,
+    indices: NDArray[np.int64] | None,
+    device: torch.device,
+) -> Rows:
+    """A backbone's features (n, d) of a collection's images, all of them without ``indices``."""
+    checksum = storage.tensors_checksum(backbone.state_dict())
+    return cached_rows(
+        collection,
+        np.arange(len(collection)) if indices is None else indices,
+        backbone.preprocessing,
+        what=f"features {backbone.name} {checksum} {device.type}",
+        shape=(backbone.features,),
+        dtype=np.float32,
+        compute=lambda pixels: features_of_pixels(backbone, pixels, device),
+    )
+
+
+@torch.inference_mode()
+def features_of_pixels(
+    backbone: Backbone, pixels: NDArray[np.uint8], device: torch.device
+) -> NDArray[np.float32]:
+    """Bytes (n, 3, size, size) to features (n, d)."""
+
+    def compute(images: Tensor) -> Tensor:
+        return backbone(images.contiguous(memory_format=torch.channels_last))
+
+    return in_fixed_batches(compute, np.ascontiguousarray(pixels), device)
+
+
+def cached_rows(
+    collection: Collection,
+    wanted: NDArray[np.int64],
+    preprocessing: Preprocessing,
+    *,
+    what: str,
+    shape: tuple[int, ...],
+    dtype: type,
+    compute: Callable[[NDArray[np.uint8]], NDArray],
+) -> Rows:
+    """Rows computed from decoded images, from the disk where they were computed before.
+
+    Args:
+        collection: the images.
+        wanted: (n,) which ones.
+        preprocessing: how they are decoded.
+        what: names the rows: its first word for people, the whole for telling caches apart.
+        shape: of one row.
+        dtype: of its values.
+        compute: bytes (b, 3, size, size) to rows (b, …).
+    """
+    key = f"{what} {preprocessing} {collection.reader.fingerprint()} {len(collection)}"
+    folder = cache_dir() / "rows" / hashlib.sha256(key.encode()).hexdigest()[:32]
+    cache = RowCache(folder, len(collection), shape, dtype)
+    missing = cache.missing(wanted)
+    if len(missing):
+        numbers = {collection.names[i]: int(i) for i in missing}
+        with progress(f"{what.split()[0]} of {collection.name}", len(wanted)) as advance:
+            advance(len(wanted) - len(missing))
+            cache.fill(decode(collection, missing, preprocessing), compute, numbers, advance)
+    kept = cache.readable(wanted)
+    return Rows(cache.rows[kept], kept, cache.skipped(wanted))
+
+
+def in_fixed_batches(
+    function: Callable[[Tensor], Tensor], values: NDArray, device: torch.device
+) -> NDArray[np.float32]:
+    """Apply a function to rows (n, …), always in batches of one size, the last one padded."""
+    size = MICRO_BATCH if device.type == "cpu" else GPU_BATCH
+    rows = []
+    for start in range(0, len(values), size):
+        chunk = torch.from_numpy(values[start : start + size])
+        count = len(chunk)
+        if count < size:
+            chunk = torch.cat([chunk, chunk.new_zeros(size - count, *chunk.shape[1:])])
+        rows.append(function(chunk.to(device)).float().cpu()[:count])
+    return torch.cat(rows).numpy() if rows else np.empty((0, 0), dtype=np.float32)

@@ -1,0 +1,286 @@
+"""The hasher: images in, codes out; a folder that can be saved, loaded and shared."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+
+from fisherhash import __version__, backbones, codes, heads, storage
+from fisherhash.backbones import Backbone
+from fisherhash.data.loading import ImageLike, Skipped, decode, load_image
+from fisherhash.data.sources import Collection
+from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.features import cached_features, features_of_pixels, in_fixed_batches
+from fisherhash.heads import Head
+from fisherhash.preprocessing import Preprocessing
+from fisherhash.progress import progress
+
+logger = logging.getLogger(__name__)
+
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+FORMAT = 1
+# Pictures held in memory at once by ``encode``.
+BLOCK = 256
+
+Images = ImageLike | Tensor | Sequence[ImageLike | Tensor]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The codes of a collection.
+
+    Attributes:
+        codes: (n, bytes) of the images that could be read.
+        indices: (n,) their numbers in the collection.
+        skipped: the others, with reasons.
+    """
+
+    codes: NDArray[np.uint8]
+    indices: NDArray[np.int64]
+    skipped: list[Skipped]
+
+
+@dataclass
+class Hasher:
+    """A backbone and a head: images to codes of ``bits`` bits.
+
+    Attributes:
+        backbone: images to features.
+        head: features to logits.
+        method: the name of the method that trained the head.
+        classes: the names of the classes it was trained on, where there were labels.
+        details: how it was made (data, split, hyper-parameters, results), for the model card.
+        device: where it runs.
+    """
+
+    backbone: Backbone
+    head: Head
+    method: str
+    classes: tuple[str, ...] = ()
+    details: dict[str, Any] = field(default_factory=dict)
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def __post_init__(self) -> None:
+        self.to(self.device)
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return self.head.bits
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What happens to an image before the backbone."""
+        return self.backbone.preprocessing
+
+    def to(self, device: torch.device | str) -> Hasher:
+        """Move to a device and into evaluation mode."""
+        self.device = torch.device(device)
+        self.backbone.to(self.device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
+        self.head.to(self.device).eval()
+        return self
+
+    def encode(self, images: Images) -> NDArray[np.uint8]:
+        """Codes (n, bytes) of images: one or many; paths, Pillow images, arrays or tensors.
+
+        An array is (height, width, 3) bytes, a tensor (3, height, width) or (n, 3, height, width)
+        bytes. One image gives one row. A file that cannot be read is an error here; see
+        :meth:`encode_collection` for skipping.
+        """
+        return codes.pack(self.logits(images))
+
+    def logits(self, images: Images) -> NDArray[np.float32]:
+        """The real outputs (n, bits) the codes are cut from: bit = logit > 0."""
+        pictures = [_picture(image) for image in _listed(images)]
+        if not pictures:
+            return np.empty((0, self.bits), dtype=np.float32)
+        rows = []
+        for start in range(0, len(pictures), BLOCK):
+            some = pictures[start : start + BLOCK]
+            pixels = np.stack([self.preprocessing.pixels(picture) for picture in some])
+            rows.append(
+                self.logits_of_features(self.features_of_pixels(pixels.transpose(0, 3, 1, 2)))
+            )
+        return np.concatenate(rows)
+
+    def encode_collection(
+        self,
+        collection: Collection,
+        indices: NDArray[np.int64] | None = None,
+        *,
+        cached: bool = False,
+    ) -> Encoded:
+        """Codes of a collection's images; unreadable ones are skipped and listed.
+
+        Args:
+            collection: the images.
+            indices: (n,) which ones; all without.
+            cached: keep the features on disk, for a backbone that encodes these images again.
+        """
+        if cached:
+            rows = cached_features(self.backbone, collection, indices, self.device)
+            packed = codes.pack(self.logits_of_features(rows.values))
+            return Encoded(packed, rows.indices, rows.skipped)
+        wanted = np.arange(len(collection)) if indices is None else indices
+        parts = [np.empty((0, codes.code_bytes(self.bits)), dtype=np.uint8)]
+        kept, skipped = [np.empty(0, dtype=np.int64)], []
+        with progress(f"encoding {collection.name}", len(wanted)) as advance:
+            for block in decode(collection, wanted, self.preprocessing):
+                if len(block.indices):
+                    features = self.features_of_pixels(block.pixels)
+                    parts.append(codes.pack(self.logits_of_features(features)))
+                kept.append(block.indices)
+                skipped += block.skipped
+                advance(len(block.indices) + len(block.skipped))
+        return Encoded(np.concatenate(parts), np.concatenate(kept), skipped)
+
+    def features_of_pixels(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Bytes (n, 3, size, size) to features (n, d)."""
+        return features_of_pixels(self.backbone, pixels, self.device)
+
+    @torch.inference_mode()
+    def logits_of_features(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Features (n, d) to logits (n, bits)."""
+        return in_fixed_batches(self.head.logits, features, self.device)
+
+    def fingerprint(self) -> str:
+        """A checksum of everything that decides a code; an index remembers it."""
+        parts = [storage.tensors_checksum(m.state_dict()) for m in (self.backbone, self.head)]
+        text = f"{parts} {self.backbone.name} {self.preprocessing} {self.head.config()}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the model folder; an older model in it is replaced only when all is on disk."""
+        folder = Path(folder)
+        state = {f"backbone.{k}": v for k, v in self.backbone.state_dict().items()}
+        state |= {f"head.{k}": v for k, v in self.head.state_dict().items()}
+        config = {
+            "format": FORMAT,
+            "bits": self.bits,
+            "method": self.method,
+            "backbone": self.backbone.name,
+            "preprocessing": self.preprocessing.to_config(),
+            "head": self.head.config(),
+            "classes": list(self.classes),
+            "fingerprint": self.fingerprint(),
+            "weights_sha256": storage.tensors_checksum(state),
+            "versions": versions(),
+            "details": self.details,
+        }
+        from fisherhash.card import model_card
+
+        storage.write_files(
+            folder,
+            {
+                WEIGHTS: storage.write_tensors(state),
+                CARD: storage.write_text(model_card(config)),
+                CONFIG: storage.write_text(storage.dump_json(config)),
+            },
+        )
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        device: torch.device | str = "cpu",
+        backbone: nn.Module | None = None,
+    ) -> Hasher:
+        """Read a model folder; pass ``backbone`` where the model was built on a network of yours."""
+        folder = Path(folder)
+        config = _read_config(folder / CONFIG)
+        state = storage.read_tensors(folder / WEIGHTS)
+        checksum = storage.tensors_checksum(state)
+        draft = folder / (CONFIG + storage.NEW)
+        if config.get("weights_sha256") != checksum and draft.is_file():
+            # A save was killed between moving the weights and moving the config: finish reading it.
+            config = _read_config(draft)
+        try:
+            built_on = backbones.restore(
+                config["backbone"],
+                Preprocessing.from_config(config["preprocessing"]),
+                module=backbone,
+            )
+            head = heads.restore(config["head"])
+            names, method, details = tuple(config["classes"]), config["method"], config["details"]
+        except (KeyError, TypeError) as error:
+            raise FisherhashError(f"{folder / CONFIG} is damaged: {error}") from None
+        _load_part(built_on, "backbone", state, folder)
+        _load_part(head, "head", state, folder)
+        if config.get("weights_sha256") != checksum:
+            raise FisherhashError(
+                f"{folder / WEIGHTS} is damaged: its checksum is not the one in {CONFIG}; "
+                "restore both from a copy or train again"
+            )
+        return cls(built_on, head, method, names, details, torch.device(device))
+
+
+def versions() -> dict[str, str]:
+    """What a result depends on besides its settings."""
+    return {
+        "fisherhash": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def _listed(images: Images) -> Iterable[ImageLike | Tensor]:
+    if isinstance(images, Tensor | np.ndarray):
+        return [images] if images.ndim < 4 else list(images)
+    if isinstance(images, str | os.PathLike | bytes | Image.Image):
+        return [images]
+    return images
+
+
+def _picture(image: ImageLike | Tensor) -> Image.Image:
+    if isinstance(image, Tensor):
+        if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
+            raise UsageError(
+                f"an image tensor must be uint8 of shape (3, height, width), got {image.dtype} "
+                f"of shape {tuple(image.shape)}"
+            )
+        image = image.permute(1, 2, 0).cpu().numpy()
+    return load_image(image)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    folder = path.parent
+    if not path.is_file():
+        what = "is not a model folder: it has no " + CONFIG if folder.is_dir() else "does not exist"
+        raise UsageError(f"{folder} {what}. Make one with: fisherhash train DATA --out {folder}")
+    config = storage.read_json(path)
+    if config.get("format") != FORMAT:
+        raise FisherhashError(
+            f"{path} has format {config.get('format')!r}, this version reads {FORMAT}; "
+            "update fisherhash or train again"
+        )
+    return config
+
+
+def _load_part(module: nn.Module, part: str, state: Mapping[str, Tensor], folder: Path) -> None:
+    prefix = part + "."
+    found = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+    wanted = module.state_dict()
+    wrong = sorted(
+        {k for k in wanted if k not in found or found[k].shape != wanted[k].shape}
+        | {k for k in found if k not in wanted}
+    )
+    if wrong:
+        raise FisherhashError(
+            f"{folder / WEIGHTS} holds the weights of another architecture than {CONFIG} says: "
+            f"{len(wrong)} tensors of the {part} do not fit, the first is '{wrong[0]}'"
+        )
+    module.load_state_dict(found)

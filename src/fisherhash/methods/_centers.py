@@ -1,0 +1,141 @@
+"""The centre step of Deep Fisher Hashing, three ways; small matrices, so plain numpy.
+
+Minimise over C in {-1, 1}^(K x M)
+
+    intra * sum_i ||b_i - C y_i||^2  +  inter * ||C^T C - A||_F^2,    A = K (2 I_M - J_M).
+
+Only S = B Y^T (K x M) and T = Y Y^T (M x M) of the training set enter.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Matrix = NDArray[np.float64]
+
+
+def objective(C: Matrix, S: Matrix, T: Matrix, *, codes: int, intra: float, inter: float) -> float:
+    """The value above; ``codes`` = N K is the constant ||B||^2. C may be real (then it is V)."""
+    spread = codes - 2.0 * np.sum(C * S) + np.sum((C @ T) * C)
+    return float(intra * spread + inter * np.sum((C.T @ C - _target(*C.shape)) ** 2))
+
+
+def exact_sweeps(
+    C: Matrix, S: Matrix, T: Matrix, *, intra: float, inter: float, sweeps: int
+) -> tuple[Matrix, int]:
+    """Coordinate descent on the binary problem itself; returns the new C and the number of flips.
+
+    Class by class, the bit whose flip lowers the objective most is flipped until none lowers it.
+    Every flip strictly lowers the objective; a sweep without a flip ends at a C that no single
+    flip improves.
+    """
+    C = C.copy()
+    K, M = C.shape
+    flips = 0
+    for _ in range(sweeps):
+        before = flips
+        for i in range(M):
+            others = C.copy()
+            others[:, i] = 0.0
+            c = C[:, i]  # a view: flips below land in C
+            pull = S[:, i] - others @ T[i]
+            inner = others.T @ c
+            while True:
+                # The change of the objective when bit k of class i flips, for all k at once.
+                change = 4.0 * intra * c * pull
+                push = others @ (inner + K)
+                change += inter * (8.0 * (M - 1) - 8.0 * c * push)
+                k = int(np.argmin(change))
+                if change[k] >= -1e-9 * (1.0 + abs(intra) * abs(S).max()):
+                    break
+                inner -= 2.0 * c[k] * others[k]
+                c[k] = -c[k]
+                flips += 1
+        if flips == before:
+            break
+    return C, flips
+
+
+def gradient(
+    V: Matrix, S: Matrix, T: Matrix, *, intra: float, inter: float, relaxation: float
+) -> Matrix:
+    """The paper's gradient of the relaxed problem, sgn(V) held constant.
+
+    2 intra (V Y - B) Y^T + 4 inter V (V^T V - A) + 2 relaxation (V - sgn V)
+    """
+    return (
+        2.0 * intra * (V @ T - S)
+        + 4.0 * inter * V @ (V.T @ V - _target(*V.shape))
+        + 2.0 * relaxation * (V - signs(V))
+    )
+
+
+def relaxed_objective(
+    V: Matrix,
+    S: Matrix,
+    T: Matrix,
+    *,
+    codes: int,
+    intra: float,
+    inter: float,
+    relaxation: float,
+) -> float:
+    """The objective at a real V, plus relaxation * ||V - sgn V||_F^2."""
+    value = objective(V, S, T, codes=codes, intra=intra, inter=inter)
+    return value + relaxation * float(np.sum((V - signs(V)) ** 2))
+
+
+def descend(
+    V: Matrix,
+    S: Matrix,
+    T: Matrix,
+    *,
+    codes: int,
+    intra: float,
+    inter: float,
+    relaxation: float,
+    steps: int,
+) -> Matrix:
+    """Gradient descent on V with backtracking: the paper names no step size."""
+    weights = {"intra": intra, "inter": inter, "relaxation": relaxation}
+    value = relaxed_objective(V, S, T, codes=codes, **weights)
+    rate = 1.0
+    for _ in range(steps):
+        slope = gradient(V, S, T, **weights)
+        decrease = float(np.sum(slope**2))
+        if decrease == 0.0:
+            break
+        while rate > 1e-18:
+            trial = V - rate * slope
+            reached = relaxed_objective(trial, S, T, codes=codes, **weights)
+            if reached <= value - 0.25 * rate * decrease:
+                V, value, rate = trial, reached, rate * 2.0
+                break
+            rate *= 0.5
+        else:
+            break
+    return V
+
+
+def linear_sweep(C: Matrix, S: Matrix, T: Matrix, *, inter: float) -> Matrix:
+    """One sweep of the authors' released step: c_i = sgn(r_i - inter * sum of the other centres).
+
+    Its inter-class term is linear, so it is content with any balanced C, however collapsed; and
+    with statistics of a batch a class absent from the batch (r = 0) loses its centre.
+    """
+    C = C.copy()
+    for i in range(C.shape[1]):
+        others = C.copy()
+        others[:, i] = 0.0
+        C[:, i] = signs(S[:, i] - others @ T[i] - inter * others.sum(1))
+    return C
+
+
+def signs(values: Matrix) -> Matrix:
+    """-1 and +1, never 0, by the rule of a code's bit: +1 exactly where value > 0."""
+    return np.where(values > 0, 1.0, -1.0)
+
+
+def _target(K: int, M: int) -> Matrix:
+    return K * (2.0 * np.eye(M) - np.ones((M, M)))

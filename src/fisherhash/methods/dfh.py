@@ -1,0 +1,237 @@
+"""Deep Fisher Hashing (Li, Pei, Zha, van Gemert, BMVC 2019)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fisherhash.errors import UsageError, unknown_name
+from fisherhash.methods import _centers
+from fisherhash.methods._pairs import PairMemory, class_proportions
+from fisherhash.methods.base import (
+    Batch,
+    HashMethod,
+    MethodInfo,
+    Progress,
+    TrainingSet,
+    register,
+    sign,
+)
+
+PARTS = ("pair", "margin", "intra", "inter")
+
+
+@register
+class DFH(HashMethod):
+    """Deep Fisher Hashing: a pairwise margin, and one binary centre a class, pushed far apart.
+
+    With u_i the K logits of image i, U all of them (K x N), b_i in {-1, 1}^K its code, C the class
+    centres (K x M, binary), y_i the class proportions (one-hot, or 1/m on each of m labels; Y all
+    of them, M x N) and theta_ij = u_i . u_j / 2 the paper minimises (Eq. 8)
+
+        phi * [ sum_similar log(1 + e^(m - theta_ij)) + sum_dissimilar log(1 + e^(m + theta_ij)) ]
+        + mu * sum_i ||b_i - C y_i||^2 + nu * ||C^T C - A||_F^2 + sum_i ||b_i - u_i||^2
+
+    with A = K (2 I - J), by turns:
+
+    * **U**: back-propagation through the pair term and ||b_i - u_i||^2, with B and C fixed;
+    * **B** = sgn(mu C Y + U), which is the exact minimum;
+    * **C**: ``exact`` coordinate descent on the binary problem (default), ``gradient`` descent on a
+      relaxed V as printed in the paper, or the ``released`` code's step, kept for comparison.
+
+    The code of an image is sgn(u).
+
+    How the paper is read where it is silent, ambiguous or wrong:
+
+    * Centres are indexed by class: the sums of the inter-class term run to M, and I and J in A are
+      M x M. The paper prints N and J_K.
+    * The inter-class term is the quadratic one (Eq. 6, 7). It is not equivalent to maximising the
+      sum of distances (Eq. 5), as the paper says: that sum is as large for centres that collapse
+      onto v and -v. The released step uses it nevertheless.
+    * Pairs are batch x all N training images, the latter as each was last seen (the paper sums
+      over all pairs but trains by batches); the memory is filled by one pass before the first
+      step; a pair of an image with itself is left out.
+    * Sums become means: the pair term over its pairs, the quantisation term over images. Its
+      weight ``quantization`` is psi of Eq. 3; in the scaling of Eq. 8 that is phi = 1 / (psi N),
+      pairs taken in both orders. The term appears once (the paper writes it twice).
+    * psi and eta are penalties that stay constant; the paper calls them Lagrange multipliers.
+    * The centre step is solved on the whole training set, at the start of every epoch, with
+      B = sgn(mu C Y + U) from the remembered outputs, ``alternations`` times C then B.
+    * V starts at the class means of the outputs of the first pass (weighted by y for several
+      labels), C at sgn(V). C, not V, enters the B-step.
+    * sgn(0) is -1, the bit of a logit that is not greater than 0; no bit is ever 0.
+    * The gradient step has no step size in the paper: ours backtracks.
+    * Without the pair part the quantisation term has weight 1, having nothing to balance.
+
+    Beyond the paper, and off by default: ``positive_weight``.
+
+    Args:
+        bits: K.
+        classes: M.
+        parts: which parts of the objective are on: ``pair``, ``margin``, ``intra``, ``inter``,
+            joined by commas. The paper's ablation switches them.
+        margin: m, the paper chooses it from {0.5, 1, 1.5, 2}.
+        quantization: psi, the weight of ||b - u||^2 against the pair term.
+        intra: mu; a bit of b follows its class centre unless u disagrees by more than mu.
+        inter: nu, in units of N / M^2, so that one value serves data of any size: the pull of a
+            class on its centre grows with N / M images, the push of the other centres with M.
+        relaxation: eta, of the gradient centre step.
+        center_step: how C is found.
+        alternations: how often C and B take turns at the start of an epoch.
+        sweeps: passes over the classes in an exact step, which ends early when nothing flips.
+        gradient_steps: steps on V in a gradient step.
+        positive_weight: how much a similar pair counts against a dissimilar one.
+    """
+
+    info = MethodInfo(
+        name="dfh",
+        title="Push for Quantization: Deep Fisher Hashing",
+        venue="BMVC",
+        year=2019,
+        url="https://arxiv.org/abs/1909.00206",
+        supervision="pairs and classes",
+        multilabel=True,
+        fit="gradient",
+    )
+    centers: Tensor
+    relaxed: Tensor
+    proportions: Tensor
+
+    def __init__(
+        self,
+        *,
+        bits: int,
+        classes: int,
+        parts: str = "pair,margin,intra,inter",
+        margin: float = 1.0,
+        quantization: float = 0.1,
+        intra: float = 1.0,
+        inter: float = 2.0,
+        relaxation: float = 1.0,
+        center_step: Literal["exact", "gradient", "released"] = "exact",
+        alternations: int = 2,
+        sweeps: int = 5,
+        gradient_steps: int = 50,
+        positive_weight: float = 1.0,
+    ) -> None:
+        super().__init__(bits=bits, classes=classes)
+        on = _check_parts(parts)
+        for name, value in (("margin", margin), ("intra", intra), ("inter", inter)):
+            if value < 0:
+                raise UsageError(f"dfh: {name} must not be negative, got {value}")
+        self.parts = parts
+        self.margin = margin
+        self.quantization = quantization
+        self.intra = intra
+        self.inter = inter
+        self.relaxation = relaxation
+        self.center_step = center_step
+        self.alternations = alternations
+        self.sweeps = sweeps
+        self.gradient_steps = gradient_steps
+        self.positive_weight = positive_weight
+        self._pair = "pair" in on
+        self._margin = margin if "margin" in on else 0.0
+        self._mu = intra if "intra" in on else 0.0
+        self._nu = inter if "inter" in on else 0.0
+        self._nu_scaled = self._nu
+        self._quantization = quantization if self._pair else 1.0
+        self.capturable = center_step != "released"  # that one works on the host in every step
+        self.memory = PairMemory()
+        self.register_buffer("centers", torch.ones(bits, classes))
+        self.register_buffer("relaxed", torch.zeros(bits, classes))
+        self.register_buffer("proportions", torch.empty(0, classes), persistent=False)
+
+    def start(self, train: TrainingSet) -> None:
+        """Fill the memory of outputs, and put the centres at the class means' signs."""
+        self.memory.fill(train)
+        outputs = self.memory.outputs
+        self.proportions = class_proportions(self.memory.labels)
+        self._nu_scaled = self._nu * len(outputs) / max(self.classes, 1) ** 2
+        weight = self.proportions.sum(0).clamp_min(1e-12)
+        self.relaxed = (outputs.T @ self.proportions) / weight
+        self.centers = sign(self.relaxed)
+
+    def binary(self, outputs: Tensor, proportions: Tensor) -> Tensor:
+        """The B-step: the codes in {-1, 1} (n, bits) nearest to outputs and class centres."""
+        return sign(self._mu * proportions @ self.centers.T + outputs.detach().float())
+
+    def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """The U-step's objective on one batch."""
+        target = self.binary(outputs, class_proportions(batch.labels))
+        quantization = (outputs.float() - target).square().sum(1).mean()
+        terms = {"quantization": quantization, "loss": self._quantization * quantization}
+        if self._pair:
+            terms["pair"] = self.memory.pair_loss(
+                outputs, batch, margin=self._margin, positive_weight=self.positive_weight
+            )
+            terms["loss"] = terms["loss"] + terms["pair"]
+        return terms
+
+    def after_step(self, outputs: Tensor, batch: Batch) -> None:
+        """Remember the outputs; the released centre step also runs here, on the batch alone."""
+        self.memory.refresh(outputs, batch)
+        if self.center_step == "released" and self._mu > 0:
+            proportions = class_proportions(batch.labels)
+            S, T = self._statistics(self.binary(outputs, proportions), proportions)
+            C = _centers.linear_sweep(_numpy(self.centers), S, T, inter=self._nu)
+            self.centers.copy_(torch.from_numpy(C))
+
+    def on_epoch_start(self, progress: Progress) -> None:
+        """The C-step over the whole training set, alternating with the B-step."""
+        if self._mu == 0 or self.center_step == "released":
+            return
+        for _ in range(self.alternations):
+            codes = self.binary(self.memory.outputs, self.proportions)
+            S, T = self._statistics(codes, self.proportions)
+            if self.center_step == "exact":
+                C, flips = _centers.exact_sweeps(
+                    _numpy(self.centers),
+                    S,
+                    T,
+                    intra=self._mu,
+                    inter=self._nu_scaled,
+                    sweeps=self.sweeps,
+                )
+                self.centers.copy_(torch.from_numpy(C))
+                if not flips:
+                    break
+            else:
+                V = _centers.descend(
+                    _numpy(self.relaxed),
+                    S,
+                    T,
+                    codes=codes.numel(),
+                    intra=self._mu,
+                    inter=self._nu_scaled,
+                    relaxation=self.relaxation,
+                    steps=self.gradient_steps,
+                )
+                self.relaxed.copy_(torch.from_numpy(V))
+                self.centers.copy_(sign(self.relaxed))
+
+    @staticmethod
+    def _statistics(codes: Tensor, proportions: Tensor) -> tuple[_centers.Matrix, _centers.Matrix]:
+        """B Y^T (bits, classes) and Y Y^T (classes, classes)."""
+        return _numpy(codes.T @ proportions), _numpy(proportions.T @ proportions)
+
+
+def _numpy(values: Tensor) -> _centers.Matrix:
+    return values.detach().cpu().numpy().astype(np.float64)
+
+
+def _check_parts(parts: str) -> set[str]:
+    on = {part.strip() for part in parts.split(",") if part.strip()}
+    for part in on:
+        if part not in PARTS:
+            raise unknown_name("part of dfh", part, PARTS)
+    if not on & {"pair", "intra"}:
+        raise UsageError("dfh: nothing is left to train; parts need at least 'pair' or 'intra'")
+    if "margin" in on and "pair" not in on:
+        raise UsageError("dfh: the part 'margin' belongs to the part 'pair', which is off")
+    if "inter" in on and "intra" not in on:
+        raise UsageError("dfh: the part 'inter' moves centres that only the part 'intra' uses")
+    return on

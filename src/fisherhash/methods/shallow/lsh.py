@@ -1,0 +1,36 @@
+"""Locality-sensitive hashing by random hyperplanes (Charikar, STOC 2002)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fisherhash.heads import Head, LinearHead
+from fisherhash.methods.base import FeatureMethod, MethodInfo, register
+
+
+@register
+class LSH(FeatureMethod):
+    """Random hyperplanes through the mean of the features: u = R^T (f - mean), R Gaussian.
+
+    The probability that two images differ in a bit is their angle over pi. Departure: the features
+    are centred first, without which non-negative features share most of their bits.
+    """
+
+    info = MethodInfo(
+        name="lsh",
+        title="Similarity estimation techniques from rounding algorithms",
+        venue="STOC",
+        year=2002,
+        url="https://doi.org/10.1145/509907.509965",
+        supervision="none",
+        multilabel=True,
+        fit="closed-form",
+    )
+
+    def fit(self, features: Tensor, labels: Tensor | None = None, *, seed: int = 0) -> Head:
+        """Draw ``bits`` hyperplanes; of the features (N, d) only the mean is used."""
+        # Drawn on the CPU, so that one seed gives one hasher whatever the device.
+        generator = torch.Generator().manual_seed(seed)
+        planes = torch.randn(self.bits, features.shape[1], generator=generator)
+        return LinearHead.from_matrix(planes, features.float().mean(0).cpu())

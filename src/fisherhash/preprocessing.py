@@ -1,0 +1,67 @@
+"""From a decoded picture to what a backbone takes in; saved with every model."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fisherhash.errors import UsageError
+
+IMAGENET_MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
+IMAGENET_STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
+INTERPOLATIONS = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Geometry on the CPU (Pillow); the normalisation runs on the device, inside the backbone.
+
+    The shorter side is resized to ``size / crop``, the centre square of ``size`` pixels is kept.
+    ``mean`` and ``std`` are in units of 0..255, channels are RGB.
+    """
+
+    size: int = 224
+    crop: float = 1.0
+    interpolation: str = "bicubic"
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+
+    def __post_init__(self) -> None:
+        if not 8 <= self.size <= 4096:
+            raise UsageError(f"image size must be between 8 and 4096 pixels, got {self.size}")
+        if not 0.1 <= self.crop <= 1.0:
+            raise UsageError(f"crop must be between 0.1 and 1, got {self.crop}")
+        if self.interpolation not in INTERPOLATIONS:
+            raise UsageError(f"interpolation must be one of {', '.join(INTERPOLATIONS)}")
+
+    def pixels(self, image: Image.Image) -> NDArray[np.uint8]:
+        """An RGB picture of any size as (size, size, 3) bytes."""
+        width, height = image.size
+        scale = self.size / self.crop / min(width, height)
+        # Crop before resizing: a 20,000 x 10 strip must not become 448,000 pixels wide.
+        side = self.size / scale
+        left, top = (width - side) / 2, (height - side) / 2
+        box = (max(left, 0.0), max(top, 0.0), min(left + side, width), min(top + side, height))
+        resized = image.resize(
+            (self.size, self.size), INTERPOLATIONS[self.interpolation], box=box, reducing_gap=3.0
+        )
+        return np.asarray(resized, dtype=np.uint8)
+
+    def to_config(self) -> dict[str, Any]:
+        """As JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Preprocessing:
+        """The inverse of :meth:`to_config`."""
+        return cls(**{**config, "mean": tuple(config["mean"]), "std": tuple(config["std"])})

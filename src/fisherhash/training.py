@@ -1,0 +1,334 @@
+"""From data to a hasher: open, split, extract, train, save."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fisherhash import backbones, codes, methods
+from fisherhash.backbones import Backbone
+from fisherhash.data.loading import Skipped, write_skipped
+from fisherhash.data.protocols import Split, resolve
+from fisherhash.data.sources import Collection, open_data
+from fisherhash.data.splits import hash_order
+from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.evaluation import Evaluation, evaluate
+from fisherhash.features import Rows, cached_features, cached_rows
+from fisherhash.hasher import Hasher
+from fisherhash.heads import Head
+from fisherhash.loop import FrozenImages, LiveImages, Loop, Settings, check_resumable
+from fisherhash.methods import HashMethod
+
+logger = logging.getLogger(__name__)
+
+SKIPPED_FILE, SPLIT_FILE = "skipped.csv", "split.json"
+
+
+@dataclass
+class Trained:
+    """What training gives besides the hasher."""
+
+    hasher: Hasher
+    method: methods.HashMethod | methods.FeatureMethod
+    collection: Collection
+    split: Split | None
+    history: list[dict[str, Any]] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    finetuned: bool = False
+
+    def evaluate(self) -> Evaluation:
+        """mAP of the split's queries against its database."""
+        if self.split is None:
+            raise UsageError(
+                f"'{self.collection.name}' has no labels, so there is nothing to measure"
+            )
+        return evaluate_split(self.hasher, self.collection, self.split, cached=not self.finetuned)
+
+
+def train(data: str | os.PathLike[str] | Collection, **arguments: Any) -> Hasher:
+    """Train a hasher; takes what :func:`fit` takes."""
+    return fit(data, **arguments).hasher
+
+
+def fit(
+    data: str | os.PathLike[str] | Collection,
+    *,
+    method: str = "dfh",
+    bits: int = 48,
+    options: Mapping[str, Any] | None = None,
+    backbone: str | nn.Module = backbones.DEFAULT,
+    weights: str | os.PathLike[str] | None = None,
+    image_size: int | None = None,
+    finetune: bool | None = None,
+    protocol: str | None = None,
+    settings: Settings | None = None,
+    device: str | None = None,
+    out: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+) -> Trained:
+    """Train a hasher on a data set.
+
+    Args:
+        data: a folder of class sub-folders, a CSV, a folder with list files, a named data set, or
+            a collection.
+        method: one of ``methods.registry()``.
+        bits: length of the codes.
+        options: the method's hyper-parameters that differ from its defaults.
+        backbone: a name or a network.
+        weights: the backbone's weights file, where it has no packaged weights.
+        image_size: side of the images in pixels; the backbone's own by default.
+        finetune: train the whole network; by default only the head on a CPU, all of it on CUDA.
+        protocol: how the data is split; by default what the data suggests.
+        settings: how it is trained.
+        device: ``cpu``, ``cuda``, …; by default CUDA where there is one.
+        out: the model folder; without one nothing is written. An unfinished run in it with the same
+            settings is continued.
+        overwrite: replace what ``out`` holds.
+    """
+    began = time.perf_counter()
+    place = _device(device)
+    codes.check_bits(bits)
+    methods.find(method)
+    collection = data if isinstance(data, Collection) else open_data(data)
+    split = _split(collection, method, protocol)
+    learner = methods.create(method, bits=bits, classes=len(collection.classes), options=options)
+    gradient = isinstance(learner, HashMethod)
+    live = gradient and (place.type == "cuda" if finetune is None else finetune)
+    settings = settings or (Settings(epochs=30) if live else Settings())
+    folder = None if out is None else Path(out)
+    network = backbones.create(backbone, weights=weights, image_size=image_size)
+    identity = {
+        "method": method,
+        "bits": bits,
+        "options": methods.resolved_options(learner),
+        "backbone": network.name,
+        "image_size": network.preprocessing.size,
+        "finetune": live,
+        "settings": dataclasses.asdict(settings),
+        "data": collection.name,
+        "split": split.checksum if split else None,
+    }
+    if folder is not None:
+        check_resumable(folder, identity, overwrite=overwrite)
+
+    torch.manual_seed(settings.seed)
+    train_rows = split.train if split else np.arange(len(collection))
+    network.to(place, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    rows = cached_features(network, collection, train_rows, place)
+    if len(rows.indices) < 2:
+        raise FisherhashError(
+            f"only {len(rows.indices)} of {len(train_rows)} training images can be read"
+        )
+    extracted = time.perf_counter()
+
+    history: list[dict[str, Any]] = []
+    if isinstance(learner, HashMethod):
+        images = _Images(collection, rows, settings)
+        head, history = _train(learner, network, images, settings, place, live, folder, identity)
+    else:
+        labels = torch.from_numpy(collection.labels[rows.indices]).float().to(place)
+        head = learner.fit(torch.from_numpy(rows.values).to(place), labels, seed=settings.seed)
+    seconds = {"features": extracted - began, "training": time.perf_counter() - extracted}
+    hasher = Hasher(network, head, method, collection.classes, device=place)
+    trained = Trained(
+        hasher, learner, collection, split, history, rows.skipped, seconds, finetuned=live
+    )
+    hasher.details = _details(trained, identity)
+    if folder is not None:
+        save(trained, folder)
+    return trained
+
+
+def save(trained: Trained, folder: Path) -> None:
+    """Write the model, the split it was trained on, and the images that were skipped."""
+    trained.hasher.save(folder)
+    if trained.split is not None:
+        trained.split.save(folder / SPLIT_FILE)
+    if trained.skipped:
+        write_skipped(folder / SKIPPED_FILE, trained.skipped)
+
+
+def evaluate_split(
+    hasher: Hasher, collection: Collection, split: Split, *, cached: bool = True
+) -> Evaluation:
+    """Encode a split's queries and database, and measure the retrieval."""
+    both = np.unique(np.concatenate([split.query, split.database]))
+    encoded = hasher.encode_collection(collection, both, cached=cached)
+    rows = {int(number): row for row, number in enumerate(encoded.indices)}
+    query = np.array([i for i in split.query if int(i) in rows], dtype=np.int64)
+    database = np.array([i for i in split.database if int(i) in rows], dtype=np.int64)
+    places = {int(number): place for place, number in enumerate(database)}
+    return evaluate(
+        encoded.codes[[rows[int(i)] for i in query]],
+        encoded.codes[[rows[int(i)] for i in database]],
+        collection.labels[query],
+        collection.labels[database],
+        bits=hasher.bits,
+        top=None if split.top is None else min(split.top, len(database)),
+        self_index=np.array([places.get(int(i), -1) for i in query], dtype=np.int64),
+    )
+
+
+class _Images:
+    """The training images, cut into those trained on and the validation slice."""
+
+    def __init__(
+        self,
+        collection: Collection,
+        rows: Rows,
+        settings: Settings,
+    ) -> None:
+        numbers, features = rows.indices, rows.values
+        cut = round(len(numbers) * settings.validation)
+        order = np.array(hash_order(collection.names, numbers.tolist(), settings.seed))
+        held = np.isin(numbers, order[:cut])
+        self.collection = collection
+        self.numbers = numbers[~held]
+        self.features = torch.from_numpy(features[~held])
+        self.labels = torch.from_numpy(collection.labels[self.numbers]).float()
+        self.held_numbers = numbers[held]
+        self.held_features = torch.from_numpy(features[held])
+
+    def pixels(self, network: Backbone, numbers: NDArray[np.int64]) -> Tensor:
+        """Bytes (n, 3, size, size), cached on disk: they may be larger than memory."""
+        size = network.preprocessing.size
+        rows = cached_rows(
+            self.collection,
+            numbers,
+            network.preprocessing,
+            what="pixels",
+            shape=(3, size, size),
+            dtype=np.uint8,
+            compute=lambda pixels: pixels,
+        )
+        return torch.from_numpy(rows.values)
+
+
+def _train(
+    learner: HashMethod,
+    network: Backbone,
+    images: _Images,
+    settings: Settings,
+    device: torch.device,
+    live: bool,
+    folder: Path | None,
+    identity: dict[str, Any],
+) -> tuple[Head, list[dict[str, Any]]]:
+    """Train the head on frozen features and, when fine-tuning, then the whole network."""
+    head = learner.head(network.features).to(device)
+    labels = images.labels.to(device)
+    features = images.features.to(device)
+    head.start(features)
+    learner.to(device)
+    frozen = FrozenImages(features, labels, head)
+    if not live:
+        check = None
+        if len(images.held_numbers):
+            held = images.held_features.to(device)
+
+            def check() -> float:
+                return _validation(head, held, features, images)
+
+        loop = Loop(learner, frozen, settings, validate=check, folder=folder, identity=identity)
+        return head, loop.run()
+    resuming = folder is not None and (folder / "checkpoint.json").is_file()
+    if settings.head_epochs and not resuming:
+        first = dataclasses.replace(settings, epochs=settings.head_epochs, validation=0.0)
+        Loop(learner, frozen, first, title="training the head").run()
+    pixels = _placed(images.pixels(network, images.numbers), device)
+    whole = LiveImages(pixels, labels, network, head)
+    check = None
+    if len(images.held_numbers):
+        held_pixels = images.pixels(network, images.held_numbers)
+        held_out = LiveImages(held_pixels, labels, network, head)
+
+        def check() -> float:
+            return _validation(head, held_out.features(), whole.features(), images)
+
+    loop = Loop(learner, whole, settings, validate=check, folder=folder, identity=identity)
+    return head, loop.run()
+
+
+@torch.no_grad()
+def _validation(head: Head, query: Tensor, database: Tensor, images: _Images) -> float:
+    head.eval()
+    query_codes = codes.pack(head.logits(query).cpu().numpy())
+    database_codes = codes.pack(head.logits(database).cpu().numpy())
+    head.train()
+    labels = images.collection.labels
+    measured = evaluate(
+        query_codes,
+        database_codes,
+        labels[images.held_numbers],
+        labels[images.numbers],
+        bits=head.bits,
+    )
+    return float(measured.map)
+
+
+def _placed(pixels: Tensor, device: torch.device) -> Tensor:
+    """On the device if at most half of its free memory is needed, else where they are."""
+    if device.type != "cuda":
+        return pixels
+    free, _ = torch.cuda.mem_get_info(device)
+    return pixels.to(device) if pixels.numel() <= free // 2 else pixels
+
+
+def _split(collection: Collection, method: str, protocol: str | None) -> Split | None:
+    info = methods.find(method).info
+    if collection.classes:
+        split = resolve(collection, protocol)
+        several = collection.labels[split.train].sum(1).max(initial=0) > 1
+        if several and not info.multilabel:
+            raise UsageError(f"{method} is not defined for images with several labels")
+        return split
+    if info.supervision != "none":
+        raise UsageError(
+            f"'{collection.name}' has no labels and {method} learns from them. Put the images into "
+            "one sub-folder a class, give a CSV (path,label), or use --method itq"
+        )
+    return None
+
+
+def _device(name: str | None) -> torch.device:
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"the device '{name}' cannot be used: {error}") from None
+    return device
+
+
+def _details(trained: Trained, identity: dict[str, Any]) -> dict[str, Any]:
+    split = trained.split
+    data: dict[str, Any] = {"name": trained.collection.name, "images": len(trained.collection)}
+    if split is not None:
+        data |= {
+            "protocol": split.protocol,
+            "checksum": split.checksum,
+            "train": len(split.train),
+            "query": len(split.query),
+            "database": len(split.database),
+        }
+    data["skipped"] = len(trained.skipped)
+    settings = {"finetune": identity["finetune"], **identity["settings"]}
+    return {
+        "data": data,
+        "options": identity["options"],
+        "settings": settings if trained.history else {"seed": identity["settings"]["seed"]},
+        "results": {f"seconds for {k}": round(v, 1) for k, v in trained.seconds.items()},
+    }

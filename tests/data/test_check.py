@@ -1,0 +1,136 @@
+"""check: a planted fault of every kind is named; sound data are called sound."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fisherhash.data.check import check
+from fisherhash.data.collection import Collection
+from fisherhash.data.protocols import resolve
+from fisherhash.data.sources import open_data
+
+
+@pytest.fixture
+def root(tmp_path, pictures):
+    return pictures.classes(tmp_path / "set", {"cat": 5, "dog": 5})
+
+
+def test_sound_data(root):
+    data = open_data(root)
+    report = check(data, resolve(data))
+    assert report.ok
+    assert "10 images, 2 classes of 5 to 5 images" in str(report)
+    assert "nothing wrong was found" in str(report)
+    assert report.to_json()["ok"] is True
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_planted_faults_are_named(root, pictures, workers):
+    pictures.bad(root / "dog")
+    shutil.copy(root / "cat" / "000.png", root / "cat" / "copy.png")
+    shutil.copy(root / "cat" / "001.png", root / "dog" / "conflict.png")
+    Image.open(root / "cat" / "002.png").save(root / "cat" / "same pixels.bmp")
+    pictures.quarters().save(root / "loose.png")
+    (root / "owl").mkdir()
+    pictures.quarters(30, 30).save(root / "owl" / "single.png")
+    report = check(open_data(root), workers=workers)
+    assert not report.ok
+    assert {item.name for item in report.unreadable} >= {"dog/cut.jpg", "dog/empty.jpg"}
+    assert len(report.unreadable) == 8
+    assert report.unlabelled == ["loose.png"]
+    assert report.duplicates == [
+        ["cat/000.png", "cat/copy.png"],
+        ["cat/001.png", "dog/conflict.png"],
+    ]
+    assert report.same_pixels == [["cat/002.png", "cat/same pixels.bmp"]]
+    assert report.conflicts == [["cat/001.png", "dog/conflict.png"]]
+    assert report.single_classes == ["owl"]
+    assert report.class_sizes == {"cat": 7, "dog": 14, "owl": 1}
+    text = str(report)
+    for name in (
+        "truncated",
+        "loose.png",
+        "cat/000.png = cat/copy.png",
+        "same pixels.bmp",
+        "different labels: 1",
+        "owl",
+        "and 3 more",
+    ):
+        assert name in text, (name, text)
+    content = json.loads(json.dumps(report.to_json()))
+    assert content["unreadable"][0].keys() == {"name", "reason"}
+    assert len(content["unreadable"]) == 8
+
+
+def test_overlap_between_lists(root):
+    shutil.copy(root / "cat" / "000.png", root / "cat" / "again.png")
+    (root / "train.txt").write_text("cat/001.png 1 0\ndog/001.png 0 1\n")
+    (root / "query.txt").write_text("cat/000.png 1 0\ndog/001.png 0 1\ncat/003.png 0 0\n")
+    (root / "database.txt").write_text("cat/again.png 1 0\ncat/001.png 1 0\ndog/001.png 0 1\n")
+    data = open_data(root)
+    report = check(data)
+    assert report.overlaps == {
+        "query in database": ["dog/001.png"],
+        "query in train": ["dog/001.png"],
+    }
+    assert report.copies["query in database"] == [("cat/000.png", "cat/again.png")]
+    assert report.unlabelled == ["cat/003.png"]
+    text = str(report)
+    assert "queries in the database: 1" in text
+    assert "queries in the database under another name: 1" in text
+    mended = check(data, resolve(data))
+    assert mended.overlaps == {"query in database": [], "query in train": []}
+    assert any("taken out of the database" in note for note in mended.notes)
+
+
+def test_photos_without_labels_are_no_fault(tmp_path, pictures):
+    pictures.quarters().save(tmp_path / "a.png")
+    pictures.quarters(20, 20).save(tmp_path / "b.png")
+    report = check(open_data(tmp_path))
+    assert report.ok
+    assert "no labels" in str(report)
+
+
+def test_turned_pictures_count_as_they_are_seen(tmp_path, pictures):
+    picture = pictures.quarters()
+    picture.save(tmp_path / "a.png")
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    picture.transpose(Image.Transpose.ROTATE_180).save(tmp_path / "b.png", exif=exif)
+    assert check(open_data(tmp_path)).same_pixels == [["a.png", "b.png"]]
+
+
+def test_a_reader_without_bytes():
+    class Plain:
+        def open(self, index: int) -> Image.Image:
+            return Image.new("RGB", (4, 4), (index // 2, 0, 0))
+
+        def fingerprint(self) -> str:
+            return ""
+
+    data = Collection("plain", ["a", "b", "c"], np.zeros((3, 0), np.uint8), (), Plain())
+    report = check(data, workers=0)
+    assert report.duplicates == [["a", "b"]]
+    assert report.same_pixels == []
+
+
+def test_cifar_and_sample(tmp_path, pictures):
+    assert check(open_data(pictures.cifar(tmp_path / "c"))).unreadable == []
+    report = check(open_data("sample"))
+    assert report.unreadable == []
+    assert set(report.class_sizes.values()) == {200}
+
+
+def test_same_pixels_of_another_shape_are_different(tmp_path):
+    pixels = np.arange(24, dtype=np.uint8)
+    for name, shape in (("a.png", (4, 6)), ("b.png", (6, 4))):
+        buffer = io.BytesIO()
+        Image.fromarray(pixels.reshape(shape)).save(buffer, "PNG")
+        (tmp_path / name).write_bytes(buffer.getvalue())
+    assert check(open_data(tmp_path)).ok

@@ -1,0 +1,252 @@
+"""CSV files and list folders: both forms, odd names, and the line of every fault."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fisherhash.data.sources import open_data
+from fisherhash.errors import UsageError
+
+
+@pytest.fixture
+def root(tmp_path, pictures):
+    return pictures.classes(tmp_path / "set", {"cat": 4, "dog": 4, "owl": 4})
+
+
+def write_lists(root: Path, train: str, query: str, database: str, classes: str = "") -> Path:
+    for part, text in (("train", train), ("query", query), ("database", database)):
+        (root / f"{part}.txt").write_text(text, encoding="utf-8")
+    if classes:
+        (root / "classes.txt").write_text(classes, encoding="utf-8")
+    return root
+
+
+def fails(spec: Path, *words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        open_data(spec)
+    for word in words:
+        assert word in str(caught.value), (word, str(caught.value))
+
+
+def csv_file(root: Path, text: str, name: str = "labels.csv") -> Path:
+    path = root / name
+    path.write_bytes(text.encode())
+    return path
+
+
+def test_csv_single_and_multi_label(root):
+    path = csv_file(
+        root, "path,label\ncat/000.png,cat;pet\ndog/000.png, dog ;pet\nowl/000.png,owl\n"
+    )
+    data = open_data(path)
+    assert data.classes == ("cat", "dog", "owl", "pet")
+    assert data.labels.tolist() == [[1, 0, 0, 1], [0, 1, 0, 1], [0, 0, 1, 0]]
+    assert list(data.names) == ["cat/000.png", "dog/000.png", "owl/000.png"]
+    assert data.reader.open(1).size == (16, 12)
+    assert data.name == "labels"
+    assert data.kind == "csv"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cat/000.png,cat\ndog/000.png,dog\n",
+        "\ufeffpath,label\r\ncat/000.png,cat\r\n\r\ndog/000.png,dog\r\n",
+        "Class,Filename\ncat,cat/000.png\ndog,dog/000.png\n",
+        'path,label\n"cat/000.png","cat"\n"./dog/000.png","dog"\n',
+        "path,label\ncat\\000.png,cat\ndog\\000.png,dog\n",
+        "path,label,remark\ncat/000.png,cat,\ndog/000.png,dog,two, with comma\n",
+    ],
+    ids=["no header", "bom and crlf", "columns swapped", "quoted", "backslashes", "more columns"],
+)
+def test_csv_dialects(root, text):
+    data = open_data(csv_file(root, text))
+    assert list(data.names) == ["cat/000.png", "dog/000.png"]
+    assert data.classes == ("cat", "dog")
+
+
+def test_tsv_and_absolute_paths(root, tmp_path, pictures):
+    pictures.quarters().save(tmp_path / "outside.png")
+    text = f"path\tlabel\n{root / 'cat' / '000.png'}\tcat\n{tmp_path / 'outside.png'}\tdog\n"
+    data = open_data(csv_file(root, text, "labels.tsv"))
+    assert list(data.names) == ["cat/000.png", (tmp_path / "outside.png").as_posix()]
+    assert data.reader.open(1).size == (40, 24)
+
+
+def test_csv_without_label_column_is_unlabelled(root):
+    data = open_data(csv_file(root, "path\ncat/000.png\ndog/000.png\n"))
+    assert data.labels.shape == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["is empty", "path,label"]),
+        ("path,label\n", ["header but no images"]),
+        (
+            "path,label\ncat/000.png,cat\ndog/000.png,\nowl/000.png\n",
+            ["line 3", "label is missing", "2 of 3"],
+        ),
+        ("path,label\n,cat\n", ["line 2", "path is missing"]),
+        (
+            "path,label\ncat/000.png,cat\n\ncat/000.png,dog\n",
+            ["line 4", "already in line 2", "cat;dog"],
+        ),
+        ("a;b;c\n1;2;3\n", ["line 1", "expected the header 'path,label'"]),
+        ("path,colour\ncat/000.png,red\n", ["line 1", "no label column"]),
+        ("path,label\nx/1.png,cat\nx/2.png,dog\n", ["none of the listed images", "x/1.png"]),
+    ],
+    ids=["empty", "header only", "labels", "path", "twice", "no header", "no label", "elsewhere"],
+)
+def test_csv_faults(root, text, words):
+    fails(csv_file(root, text), "labels.csv", *words)
+
+
+def test_csv_that_is_not_utf8(root):
+    (root / "labels.csv").write_bytes(b"path,label\ncat/000.png,cat\nd\xf6g/000.png,dog\n")
+    fails(root / "labels.csv", "line 3", "UTF-8")
+
+
+def test_lists_with_class_folders(root):
+    write_lists(
+        root,
+        "cat/001.png\ndog/001.png\n",
+        "cat/000.png\r\ndog/000.png\r\n",
+        "\ufeffcat/001.png\ncat/002.png\ndog/001.png\n\nowl/003.png\n",
+        "owl\tStrigiformes, owls\ncat\tFelis catus\ndog\tCanis\n",
+    )
+    data = open_data(root)
+    assert data.classes == ("owl", "cat", "dog")
+    assert data.descriptions[0] == "Strigiformes, owls"
+    assert list(data.names) == [
+        "cat/001.png",
+        "cat/002.png",
+        "dog/001.png",
+        "owl/003.png",
+        "cat/000.png",
+        "dog/000.png",
+    ]
+    assert data.splits["train"].tolist() == [0, 2]
+    assert data.splits["query"].tolist() == [4, 5]
+    assert data.splits["database"].tolist() == [0, 1, 2, 3]
+    assert data.splits["train"].dtype == np.int64
+    assert data.labels.argmax(axis=1).tolist() == [1, 1, 2, 0, 1, 2]
+    assert data.kind == "lists"
+
+
+def test_lists_with_flags(root):
+    write_lists(
+        root,
+        "cat/001.png 1 0 1\n",
+        "cat/000.png\t1\t0\t1 \ndog/000.png 0 0 0\n",
+        "cat/001.png 1 0 1\ndog/001.png 0 1 0\n",
+    )
+    data = open_data(root)
+    assert data.labels.tolist() == [[1, 0, 1], [0, 1, 0], [1, 0, 1], [0, 0, 0]]
+    assert len(data.classes) == 3
+
+
+def test_test_txt_stands_for_query_txt(root):
+    write_lists(root, "cat/001.png\n", "dog/000.png\n", "cat/001.png\n")
+    (root / "query.txt").rename(root / "test.txt")
+    assert open_data(root).splits["query"].tolist() == [1]
+
+
+def test_paths_that_end_like_flags(root, pictures):
+    for name in ("photo 1", "photo 0 1", "plain"):
+        pictures.quarters().save(root / name, format="PNG")
+    lines = "photo 1 1 0\nphoto 0 1 0 1\nplain 1 1\n"
+    write_lists(root, lines, lines, lines)
+    data = open_data(root)
+    assert list(data.names) == ["photo 1", "photo 0 1", "plain"]
+    assert data.labels.tolist() == [[1, 0], [0, 1], [1, 1]]
+
+
+def test_leading_folders_of_another_machine_are_dropped(root):
+    prefix = "/home/someone/data/nus"
+    lines = f"{prefix}/cat/000.png 1 0\n{prefix}/dog/000.png 0 1\n"
+    write_lists(root, lines, lines, lines)
+    data = open_data(root)
+    assert list(data.names) == ["cat/000.png", "dog/000.png"]
+    assert any("was dropped" in note for note in data.notes)
+    lines = "../data/cat/000.png 1 0\n../data/dog/000.png 0 1\n"
+    write_lists(root, lines, lines, lines)
+    assert list(open_data(root).names) == ["cat/000.png", "dog/000.png"]
+
+
+def test_repeated_lines_count_once(root):
+    write_lists(root, "cat/000.png\n", "dog/000.png\n", "cat/000.png\ncat/000.png\nowl/000.png\n")
+    data = open_data(root)
+    assert len(data.splits["database"]) == 2
+    assert any("repeats 1 lines" in note for note in data.notes)
+
+
+@pytest.mark.parametrize(
+    ("lists", "words"),
+    [
+        (("a/b.png 1 0\n", "c.png\n", "d.png 0 1\n"), ["query.txt", "line 1", "no labels"]),
+        (
+            ("a.png 1 0 1\n", "b.png 1 0\n", "c.png 0 1 0\n", "x\ny\nz\n"),
+            ["query.txt", "2 labels", "names 3"],
+        ),
+        (("a.png\n", "b/c.png\n", "b/d.png\n"), ["train.txt", "line 1", "no class folder"]),
+        (("", "b/c.png\n", "b/d.png\n"), ["train.txt is empty"]),
+        (
+            ("cat/000.png\n", "eel/0.png\n", "cat/000.png\n", "cat\ndog\n"),
+            ["query.txt", "'eel'", "classes.txt"],
+        ),
+        (
+            ("cat/000.png 1 0\n", "dog/000.png 0 1\n", "cat/000.png 0 1\n"),
+            ["train.txt", "other labels", "database.txt, line 1"],
+        ),
+        (("x/1.png\n", "x/2.png\n", "y/3.png\n"), ["none of the listed images"]),
+        (
+            ("cat/000.png\n", "dog/000.png\n", "cat/000.png\n", "cat\ncat\ndog\n"),
+            ["names the class 'cat' twice"],
+        ),
+    ],
+    ids=["mixed", "width", "no class", "empty", "unknown", "differ", "elsewhere", "class twice"],
+)
+def test_list_faults(root, lists, words):
+    fails(write_lists(root, *lists), *words)
+
+
+def test_one_list_missing_and_one_list_given(root):
+    write_lists(root, "cat/000.png\n", "dog/000.png\n", "cat/000.png\n")
+    fails(root / "train.txt", "one of three lists", str(root))
+    (root / "train.txt").unlink()
+    fails(root, "no train.txt", "all needed")
+
+
+NAME = st.text(
+    st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"], exclude_characters='/\\"'),
+    min_size=1,
+    max_size=12,
+).filter(lambda text: text == text.strip() and text.strip(".") and not text.startswith("\ufeff"))
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.dictionaries(
+        NAME.map(lambda text: f"d/{text}.png"), st.integers(0, 7), min_size=1, max_size=8
+    )
+)
+def test_any_name_survives_both_kinds_of_list(tmp_path, rows):
+    (tmp_path / "d").mkdir(exist_ok=True)
+    for name in rows:
+        (tmp_path / name).touch()
+    flags = {name: [number >> 2 & 1, number >> 1 & 1, number & 1] for name, number in rows.items()}
+    text = "".join(f"{name} {' '.join(map(str, row))}\n" for name, row in flags.items())
+    data = open_data(write_lists(tmp_path, text, text, text))
+    assert list(data.names) == list(rows)
+    assert data.labels.tolist() == list(flags.values())
+    table = "path,label\n" + "".join(f'"{name}",label {n}\n' for name, n in rows.items())
+    data = open_data(csv_file(tmp_path, table))
+    assert list(data.names) == list(rows)

@@ -1,0 +1,305 @@
+"""decode: order, skipping, worker processes that hang, die or are interrupted."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fisherhash.data import workers
+from fisherhash.data.loading import Skipped, decode, load_image, write_skipped
+from fisherhash.data.sources import Collection, open_data, open_paths
+from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.preprocessing import Preprocessing
+
+SMALL = Preprocessing(size=16)
+
+
+@pytest.fixture
+def mixed(tmp_path, pictures):
+    """80 good images with bad files among them."""
+    root = pictures.classes(tmp_path / "set", {"a": 40, "b": 40})
+    pictures.bad(root / "a")
+    return open_data(root)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_blocks_are_in_order_and_bad_files_leave_no_trace(mixed, count):
+    order = np.random.default_rng(0).permutation(len(mixed))
+    blocks = list(decode(mixed, order, SMALL, block=33, workers=count))
+    assert len(blocks) == 3
+    read = np.concatenate([block.indices for block in blocks])
+    skipped = [item for block in blocks for item in block.skipped]
+    bad = {item.name for item in skipped}
+    assert len(skipped) == 8
+    assert read.tolist() == [index for index in order if mixed.names[index] not in bad]
+    for block in blocks:
+        assert block.pixels.shape == (len(block.indices), 3, 16, 16)
+        assert block.pixels.dtype == np.uint8
+        assert block.pixels.flags.c_contiguous
+        for index, pixels in zip(block.indices, block.pixels, strict=True):
+            expected = SMALL.pixels(mixed.reader.open(int(index)))
+            assert np.array_equal(pixels, expected.transpose(2, 0, 1))
+    reasons = {item.name: item.reason for item in skipped}
+    assert "truncated" in reasons["a/cut.jpg"]
+    assert "limit of" in reasons["a/bomb.png"]
+
+
+def test_a_block_of_bad_files_only(tmp_path, pictures):
+    pictures.bad(tmp_path)
+    (block,) = decode(open_data(tmp_path), None, SMALL)
+    assert block.pixels.shape == (0, 3, 16, 16)
+    assert len(block.skipped) == 8
+
+
+def test_a_file_that_vanishes_is_skipped(tmp_path, pictures):
+    data = open_data(pictures.classes(tmp_path, {"a": 2, "b": 2}))
+    (tmp_path / "a" / "001.png").unlink()
+    (block,) = decode(data, None, SMALL)
+    assert block.indices.tolist() == [0, 2, 3]
+    assert block.skipped == [Skipped("a/001.png", "the file does not exist (moved or deleted?)")]
+
+
+def test_nothing_asked_gives_no_block(mixed):
+    assert list(decode(mixed, [], SMALL)) == []
+
+
+@pytest.mark.parametrize(
+    ("indices", "options", "words"),
+    [
+        ([0, 500], {}, "image 500 does not exist"),
+        ([-1], {}, "image -1 does not exist"),
+        ([[0]], {}, "shape"),
+        ([0], {"block": 0}, "at least 1 image"),
+    ],
+)
+def test_bad_requests(mixed, indices, options, words):
+    with pytest.raises(UsageError, match=words):
+        decode(mixed, indices, SMALL, **options)
+
+
+def test_negative_workers(mixed):
+    with pytest.raises(UsageError, match="workers must be 0 or more"):
+        list(decode(mixed, [0], SMALL, workers=-1))
+
+
+def test_cifar_and_sample_readers_go_to_workers(tmp_path, pictures):
+    for data in (open_data(pictures.cifar(tmp_path / "c")), open_data("sample")):
+        here = next(decode(data, range(40), SMALL, workers=0))
+        there = next(decode(data, range(40), SMALL, workers=2))
+        assert np.array_equal(here.pixels, there.pixels)
+
+
+def test_relative_paths_and_odd_names_go_to_workers(tmp_path, pictures, monkeypatch):
+    pictures.good(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    data = open_paths(sorted(Path().iterdir()))
+    (block,) = decode(data, None, SMALL, workers=1)
+    assert not block.skipped
+    assert len(block.indices) == len(data)
+
+
+def test_when_processes_are_started(monkeypatch):
+    reader = open_data("sample").reader
+    monkeypatch.setattr(workers, "available_cpus", lambda: 4)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert workers.choose_workers(reader, [0.001] * 9, 300) == 0
+    assert workers.choose_workers(reader, [0.001] * 9, 60_000) == 4
+    assert workers.choose_workers(reader, [0.1], 50) == 2
+    assert workers.choose_workers(reader, [], 0) == 0
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert workers.choose_workers(reader, [0.1], 60_000) == 0
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(workers, "available_cpus", lambda: 1)
+    assert workers.choose_workers(reader, [0.1], 60_000) == 0
+
+
+def test_probed_images_are_neither_lost_nor_repeated(mixed, monkeypatch):
+    monkeypatch.setattr(workers, "choose_workers", lambda *_: 2)
+    blocks = list(decode(mixed, None, SMALL, block=10))
+    names = [mixed.names[i] for block in blocks for i in block.indices]
+    names += [item.name for block in blocks for item in block.skipped]
+    assert sorted(names) == sorted(mixed.names)
+    assert len(names) > workers.PROBE_IMAGES
+
+
+READERS = """
+    import os, signal, time
+    from PIL import Image
+
+    class Awkward:
+        def __init__(self, kind, log=None):
+            self.kind, self.log = kind, log
+        def open(self, index):
+            if self.log:
+                with open(self.log, "a") as file:
+                    file.write(f"{os.getpid()}\\n")
+            if index == 5 and self.kind == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if index == 5 and self.kind == "hang":
+                time.sleep(600)
+            if index == 5 and self.kind == "bug":
+                raise KeyError("no such thing")
+            if self.kind == "slow":
+                time.sleep(0.05)
+            if self.kind == "talk":
+                print("noise on stdout", flush=True)
+                os.write(1, b"more noise")
+            return Image.new("RGB", (8, 8), (index % 256, 0, 0))
+        def fingerprint(self):
+            return self.kind
+"""
+
+
+@pytest.fixture
+def awkward(tmp_path, monkeypatch):
+    """A collection whose reader lives in a module that workers find through sys.path."""
+    (tmp_path / "awkward_readers.py").write_text(textwrap.dedent(READERS))
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("awkward_readers", None)
+    from importlib import import_module
+
+    def make(kind: str, count: int = 200) -> Collection:
+        reader = import_module("awkward_readers").Awkward(kind)
+        names = [f"item {number}" for number in range(count)]
+        return Collection("awkward", names, np.zeros((count, 0), np.uint8), (), reader)
+
+    yield make
+    sys.modules.pop("awkward_readers", None)
+
+
+def test_a_killed_worker_is_a_clear_error(awkward):
+    with pytest.raises(
+        FisherhashError, match=r"ended \(signal 9\) while it read 'item 5'.*workers"
+    ):
+        list(decode(awkward("die"), None, SMALL, workers=2))
+
+
+def test_a_hung_worker_is_a_clear_error(awkward):
+    start = time.monotonic()
+    with pytest.raises(FisherhashError, match=r"no answer for 1\.5 s while it read 'item 5'"):
+        list(decode(awkward("hang"), None, SMALL, workers=2, timeout=1.5))
+    assert time.monotonic() - start < 20
+
+
+def test_a_bug_in_a_reader_is_no_skipped_image(awkward):
+    with pytest.raises(FisherhashError, match="reading 'item 5' failed: KeyError"):
+        list(decode(awkward("bug"), None, SMALL, workers=1))
+    with pytest.raises(KeyError):
+        list(decode(awkward("bug"), None, SMALL, workers=0))
+
+
+def test_noise_on_stdout_does_not_disturb(awkward, capfd):
+    (block,) = decode(awkward("talk", 40), None, SMALL, workers=1)
+    assert block.pixels[:, 0, 0, 0].tolist() == list(range(40))
+    assert "noise" not in capfd.readouterr().out
+
+
+def test_leaving_early_ends_the_workers(awkward):
+    blocks = decode(awkward("slow"), None, SMALL, block=8, workers=2)
+    next(blocks)
+    start = time.monotonic()
+    blocks.close()
+    assert time.monotonic() - start < 3
+
+
+SCRIPT = """
+    import sys
+    sys.path[:0] = {path!r}
+    import numpy as np
+    from awkward_readers import Awkward
+    from fisherhash.data.loading import decode
+    from fisherhash.data.sources import Collection
+    from fisherhash.preprocessing import Preprocessing
+
+    names = [str(i) for i in range({count})]
+    data = Collection("x", names, np.zeros(({count}, 0), np.uint8), (), Awkward({kind!r}, {log!r}))
+    total = 0
+    for block in decode(data, None, Preprocessing(size=16), block=32, workers=2):
+        total += len(block.indices)
+    print(total)
+"""
+
+
+def run_script(tmp_path: Path, kind: str, count: int) -> tuple[subprocess.Popen[str], Path]:
+    """A script without a main guard, with worker processes that log their ids."""
+    log = tmp_path / "pids"
+    (tmp_path / "awkward_readers.py").write_text(textwrap.dedent(READERS))
+    path = [str(tmp_path), str(Path(workers.__file__).parents[2])]
+    script = textwrap.dedent(SCRIPT).format(path=path, kind=kind, count=count, log=str(log))
+    (tmp_path / "script.py").write_text(script)
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "script.py")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    return process, log
+
+
+def wait_for(condition, seconds: float = 20.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_a_script_needs_no_main_guard(tmp_path):
+    process, log = run_script(tmp_path, "plain", 100)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out.strip(), err) == (0, "100", "")
+    pids = set(log.read_text().split())
+    assert 1 <= len(pids) <= 2
+    assert str(process.pid) not in pids
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+@pytest.mark.parametrize(
+    "signal_number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill -9"]
+)
+def test_workers_end_with_their_parent(tmp_path, signal_number):
+    process, log = run_script(tmp_path, "slow", 400)
+    assert wait_for(lambda: log.is_file() and len(set(log.read_text().split())) == 2)
+    pids = [int(pid) for pid in set(log.read_text().split())]
+    os.kill(process.pid, signal_number)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode != 0
+    if signal_number == signal.SIGINT:
+        assert err.count("Traceback") == 1
+        assert "KeyboardInterrupt" in err
+    assert wait_for(lambda: not any(alive(pid) for pid in pids))
+
+
+def test_write_skipped(tmp_path):
+    items = [Skipped("a, b/ü 1.jpg", 'truncated: "x"'), Skipped("c.jpg", "empty")]
+    assert write_skipped(tmp_path / "skipped.csv", items) == 2
+    with (tmp_path / "skipped.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows == [["name", "reason"], ["a, b/ü 1.jpg", 'truncated: "x"'], ["c.jpg", "empty"]]
+    assert write_skipped(tmp_path / "skipped.csv", []) == 0
+    assert (tmp_path / "skipped.csv").read_text() == "name,reason\n"
+
+
+def test_path_and_picture_give_the_same_pixels(tmp_path, pictures):
+    for name in pictures.good(tmp_path):
+        image = load_image(tmp_path / name)
+        (block,) = decode(open_paths([tmp_path / name]), None, SMALL)
+        assert np.array_equal(block.pixels[0], SMALL.pixels(image).transpose(2, 0, 1))

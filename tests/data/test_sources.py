@@ -1,0 +1,291 @@
+"""open_data: every form of data, and a sentence for everything that is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fisherhash.data.sources import open_data, open_paths
+from fisherhash.errors import FisherhashError, UsageError
+
+
+def fails(spec: object, *words: str, **options: bool) -> str:
+    """The sentence of the UsageError, which must hold every word."""
+    with pytest.raises(UsageError) as caught:
+        open_data(spec, **options)
+    for word in words:
+        assert word in str(caught.value), (word, str(caught.value))
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def test_class_folders(tmp_path, pictures):
+    pictures.classes(tmp_path, {"cat": 2, "dög 2": 3})
+    (tmp_path / "cat" / "kittens" / "deep").mkdir(parents=True)
+    shutil.copy(tmp_path / "cat" / "000.png", tmp_path / "cat" / "kittens" / "deep" / "A B.PNG")
+    data = open_data(tmp_path)
+    assert data.classes == ("cat", "dög 2")
+    assert list(data.names) == [
+        "cat/000.png",
+        "cat/001.png",
+        "cat/kittens/deep/A B.PNG",
+        "dög 2/000.png",
+        "dög 2/001.png",
+        "dög 2/002.png",
+    ]
+    assert data.labels.tolist() == [[1, 0]] * 3 + [[0, 1]] * 3
+    assert data.labels.dtype == np.uint8
+    assert data.reader.open(2).size == (16, 12)
+    assert data.kind == "folder"
+    assert data.name == tmp_path.name
+    assert list(open_data(str(tmp_path)).names) == list(data.names)
+
+
+def test_hidden_files_output_folders_and_other_files_are_left_out(tmp_path, pictures):
+    pictures.classes(tmp_path, {"cat": 2, "dog": 2, ".git": 1, "cat/.thumbs": 1, "model": 2})
+    (tmp_path / "model" / "config.json").write_text(
+        json.dumps({"backbone": "x", "bits": 8, "preprocessing": {}})
+    )
+    (tmp_path / "cat" / "._000.png").write_bytes(b"")
+    (tmp_path / "dog" / "Thumbs.db").write_bytes(b"")
+    (tmp_path / "empty class").mkdir()
+    data = open_data(tmp_path)
+    assert data.classes == ("cat", "dog")
+    assert len(data) == 4
+    assert any("1 files that are no images" in note for note in data.notes)
+    assert any("'empty class' holds no images" in note for note in data.notes)
+
+
+def test_a_config_that_is_not_ours_hides_nothing(tmp_path, pictures):
+    pictures.classes(tmp_path, {"cat": 2, "dog": 2})
+    (tmp_path / "cat" / "config.json").write_text('{"camera": 1}')
+    (tmp_path / "dog" / "config.json").write_text("not json")
+    assert len(open_data(tmp_path)) == 4
+
+
+def test_links_to_folders_are_followed_once(tmp_path, pictures):
+    pictures.classes(tmp_path, {"cat": 2, "dog": 1})
+    os.symlink(tmp_path / "cat", tmp_path / "cat" / "again")
+    os.symlink(tmp_path / "dog" / "000.png", tmp_path / "dog" / "link.png")
+    assert len(open_data(tmp_path)) == 4
+
+
+def test_photos_without_labels(tmp_path, pictures):
+    pictures.good(tmp_path)
+    data = open_data(tmp_path)
+    assert data.classes == ()
+    assert data.labels.shape == (len(data), 0)
+    assert data.kind == "photos"
+    assert "Übung – 写真 №1.png" in data.names
+    assert "UPPER.JPEG" in data.names
+
+
+def test_loose_images_beside_classes_are_unlabelled_rows(tmp_path, pictures):
+    pictures.classes(tmp_path, {"cat": 2, "dog": 2})
+    pictures.quarters().save(tmp_path / "loose.png")
+    data = open_data(tmp_path)
+    assert data.names[-1] == "loose.png"
+    assert data.labels[-1].tolist() == [0, 0]
+    assert any("no label" in note for note in data.notes)
+
+
+def test_names_do_not_depend_on_the_order_of_the_disk(tmp_path, pictures, monkeypatch):
+    pictures.classes(tmp_path, {"b": 3, "a": 3, "C": 1})
+    expected = list(open_data(tmp_path).names)
+    scan = os.scandir
+
+    class Backwards:
+        def __init__(self, path: object) -> None:
+            self.entries = scan(path)
+
+        def __enter__(self):
+            return sorted(self.entries, key=lambda entry: entry.name, reverse=True)
+
+        def __exit__(self, *_: object) -> None:
+            self.entries.close()
+
+    monkeypatch.setattr("fisherhash.data.folders.os.scandir", Backwards)
+    assert list(open_data(tmp_path).names) == expected
+
+
+def test_fingerprint_changes_with_a_file(tmp_path, pictures):
+    pictures.classes(tmp_path, {"cat": 2, "dog": 2})
+    before = open_data(tmp_path).reader.fingerprint()
+    assert open_data(tmp_path).reader.fingerprint() == before
+    os.utime(tmp_path / "cat" / "000.png", ns=(1, 1))
+    assert open_data(tmp_path).reader.fingerprint() != before
+
+
+def test_empty_folder(tmp_path):
+    fails(tmp_path, "is an empty folder", str(tmp_path), "sub-folder", "CSV")
+
+
+def test_folder_without_images(tmp_path):
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "b.txt").write_text("x")
+    fails(tmp_path, "holds no images", "2 x .txt")
+
+
+def test_missing_path_and_mistyped_name(tmp_path):
+    fails(tmp_path / "nowhere", "there is no file or folder", "nowhere")
+    fails("cifar-10", "Did you mean 'cifar10'?")
+    fails("", "no data was named")
+    fails("  ", "no data was named")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("a.png", "one picture"),
+        ("a.zip", "archive; unpack it"),
+        ("a.parquet", "neither a folder nor a CSV"),
+    ],
+)
+def test_files_that_are_no_list(tmp_path, name, words):
+    (tmp_path / name).write_bytes(b"x")
+    fails(tmp_path / name, words)
+
+
+def test_cifar(tmp_path, pictures):
+    folder = pictures.cifar(tmp_path / "cifar-10-batches-bin")
+    for spec in (tmp_path, folder):
+        data = open_data(spec)
+        assert len(data) == 120
+        assert data.names[0] == "data_batch_1/00000"
+        assert data.names[-1] == "test_batch/00019"
+        assert data.labels[43].argmax() == 3
+        assert data.kind == "cifar10"
+        record = np.fromfile(folder / "data_batch_3.bin", np.uint8).reshape(-1, 3073)[5]
+        found = np.asarray(data.reader.open(45))
+        assert np.array_equal(found, record[1:].reshape(3, 32, 32).transpose(1, 2, 0))
+
+
+def test_cifar_fingerprint_is_of_the_content(tmp_path, pictures):
+    one = open_data(pictures.cifar(tmp_path / "one"))
+    two = open_data(pictures.cifar(tmp_path / "two"))
+    assert one.reader.fingerprint() == two.reader.fingerprint()
+    with (pictures.cifar(tmp_path / "three") / "test_batch.bin").open("r+b") as file:
+        file.seek(100)
+        file.write(b"\xff\x00\xff")
+    assert open_data(tmp_path / "three").reader.fingerprint() != one.reader.fingerprint()
+
+
+def test_damaged_cifar(tmp_path, pictures):
+    folder = pictures.cifar(tmp_path / "c")
+    (folder / "data_batch_4.bin").write_bytes(b"\0" * 5000)
+    fails(folder, "data_batch_4.bin has 5,000 bytes", "truncated")
+    (folder / "data_batch_4.bin").unlink()
+    fails(folder, "not data_batch_4.bin", "unpack")
+    pictures.cifar(folder)
+    content = np.fromfile(folder / "test_batch.bin", np.uint8)
+    content[0] = 77
+    content.tofile(folder / "test_batch.bin")
+    fails(folder, "labels up to 77", "CIFAR-100")
+
+
+def test_python_version_of_cifar_is_named(tmp_path):
+    (tmp_path / "data_batch_1").write_bytes(b"x")
+    (tmp_path / "batches.meta").write_bytes(b"x")
+    fails(tmp_path, "Python version", "cifar-10-binary.tar.gz")
+
+
+def test_named_cifar10(tmp_path, pictures, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fails("cifar10", "not on this machine", "cifar-10-binary.tar.gz", "FISHERHASH_DATA", "download")
+    pictures.cifar(tmp_path / "sets" / "cifar-10-batches-bin")
+    monkeypatch.setenv("FISHERHASH_DATA", f"{tmp_path / 'none'}{os.pathsep}{tmp_path / 'sets'}")
+    assert len(open_data("cifar10")) == 120
+    monkeypatch.delenv("FISHERHASH_DATA")
+    pictures.cifar(Path(os.environ["FISHERHASH_CACHE"]) / "data" / "cifar-10-batches-bin")
+    assert len(open_data("cifar10")) == 120
+
+
+@pytest.mark.parametrize("name", ["tiny100", "coco21"])
+def test_named_stand_ins(tmp_path, pictures, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    fails(name, name, "FISHERHASH_DATA", "docs/data.md")
+    root = pictures.classes(tmp_path / "sets" / name, {"a": 2, "b": 2})
+    for part in ("train", "query", "database"):
+        (root / f"{part}.txt").write_text("a/000.png\nb/001.png\n")
+    monkeypatch.setenv("FISHERHASH_DATA", str(tmp_path / "sets"))
+    assert open_data(name).name == name
+    monkeypatch.delenv("FISHERHASH_DATA")
+    monkeypatch.chdir(tmp_path / "sets")
+    assert open_data(name).name == name
+
+
+def test_sample():
+    data = open_data("sample")
+    assert len(data) == 2000
+    assert data.labels.sum(axis=0).tolist() == [200] * 10
+    assert (data.labels.sum(axis=1) == 1).all()
+    assert len(set(data.names)) == 2000
+    assert all(name.startswith("data_batch_") for name in data.names)
+    assert data.reader.open(0).size == (32, 32)
+    # The pixels are CIFAR-10's, bit for bit: compared with the official files when it was built.
+    assert data.reader.fingerprint().startswith("53e0218cdff5c755")
+
+
+def test_sample_fits_its_size():
+    folder = Path(__import__("fisherhash").__file__).parent / "data"
+    assert sum(path.stat().st_size for path in folder.glob("sample.*")) < 4_000_000
+
+
+def test_sample_is_rebuilt_the_same(tmp_path, pictures):
+    from fisherhash.data.cifar import open_cifar10
+    from fisherhash.data.sample import build_sample
+
+    folder = pictures.cifar(tmp_path / "c")
+    build_sample(folder, tmp_path, per_class=3)
+    index = json.loads((tmp_path / "sample.json").read_text())
+    assert "Krizhevsky" in index["citation"]
+    assert [index["labels"].count(number) for number in range(10)] == [3] * 10
+    cifar = open_cifar10(folder)
+    mosaic = np.asarray(Image.open(tmp_path / "sample.webp").convert("RGB"))
+    for place, name in enumerate(index["names"]):
+        item = list(cifar.names).index(name)
+        tile = mosaic[:32, 32 * place : 32 * place + 32]
+        assert np.array_equal(tile, np.asarray(cifar.reader.open(item)))
+
+
+def test_damaged_sample_is_a_clear_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("fisherhash.data.sample.__file__", str(tmp_path / "sample.py"))
+    with pytest.raises(FisherhashError, match="reinstall"):
+        open_data("sample")
+
+
+def test_open_paths_keeps_order_and_repeats(tmp_path, pictures, monkeypatch):
+    pictures.classes(tmp_path, {"b": 2, "a": 2})
+    monkeypatch.chdir(tmp_path)
+    data = open_paths(["b/001.png", Path("a"), "b/001.png"])
+    assert list(data.names) == ["b/001.png", "a/000.png", "a/001.png", "b/001.png"]
+    assert data.labels.shape == (4, 0)
+    first = np.asarray(data.reader.open(0))
+    monkeypatch.chdir("/")
+    assert np.array_equal(np.asarray(data.reader.open(3)), first)
+
+
+def test_open_paths_bad_input(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for paths, words in (
+        ([tmp_path / "no.jpg"], "there is no file"),
+        ([tmp_path / "empty"], "holds no images"),
+        ([], "no images were given"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            open_paths(paths)
+
+
+def test_no_torch_is_imported():
+    import subprocess
+    import sys
+
+    code = "import sys, fisherhash.data, fisherhash.data.check; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,177 @@
+"""numpy, numba and torch give the same numbers; each runs without the others."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.evaluation import evaluate, hamming, retrieve
+
+SHAPES = [(1, 5), (12, 3), (48, 10), (64, 70), (70, 130), (254, 3), (255, 3), (300, 2)]
+
+
+def random_case(seed, queries, database, bits, classes, chance=0.2):
+    rng = np.random.default_rng(seed)
+    codes = [np.packbits(rng.random((n, bits)) < 0.3, axis=1) for n in (queries, database)]
+    labels = [(rng.random((n, classes)) < chance).astype(int) for n in (queries, database)]
+    labels[0][0, 0] = labels[1][0, 0] = 1
+    return (*codes, *labels)
+
+
+def compare(one, two):
+    left, right = one.to_json(), two.to_json()
+    for side in (left, right):
+        side.pop("backend")
+    # only the sums of the stable order are added up in another order
+    assert left.pop("map_stable") == pytest.approx(right.pop("map_stable"), abs=1e-13)
+    for name in list(left):
+        if isinstance(left[name], float):
+            assert left.pop(name) == pytest.approx(right.pop(name), abs=1e-13)
+    for name in left:
+        if isinstance(left[name], dict) and isinstance(next(iter(left[name].values()), 0), float):
+            assert left[name] == pytest.approx(right[name], abs=1e-13)
+        elif isinstance(left[name], dict):
+            for key in left[name]:
+                assert left[name][key] == pytest.approx(right[name][key], abs=1e-13)
+        else:
+            assert left[name] == right[name]
+    np.testing.assert_allclose(one.average_precision, two.average_precision, atol=1e-13)
+
+
+@pytest.mark.parametrize(("bits", "classes"), SHAPES)
+@pytest.mark.parametrize("backend", ["numba", "torch"])
+def test_backends_agree(backend, bits, classes):
+    case = random_case(bits, 13, 301, bits, classes)
+    own = np.where(np.arange(13) % 3 == 0, np.arange(13) * 7, -1)
+    for options in ({}, {"top": 40, "self_index": own}, {"top": 301, "self_index": own}):
+        options = {"bits": bits, **options}
+        compare(
+            evaluate(*case, **options, backend=backend), evaluate(*case, **options, backend="numpy")
+        )
+
+
+@given(
+    seed=st.integers(0, 1000),
+    queries=st.integers(1, 9),
+    database=st.integers(1, 40),
+    top=st.integers(1, 40),
+    graded=st.booleans(),
+    denominator=st.sampled_from(["found", "min(K, relevant)"]),
+)
+@settings(max_examples=40, deadline=None)
+def test_backends_agree_on_any_shape(seed, queries, database, top, graded, denominator):
+    case = random_case(seed, queries, database, 6, 4, chance=0.4)
+    options = {"bits": 6, "top": min(top, database), "graded": graded, "denominator": denominator}
+    base = evaluate(*case, **options, backend="numpy")
+    for backend in ("numba", "torch"):
+        compare(evaluate(*case, **options, backend=backend), base)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba", "torch"])
+def test_blocks_do_not_change_the_result(monkeypatch, backend):
+    case = random_case(3, 29, 211, 16, 4)
+    whole = evaluate(*case, backend=backend)
+    monkeypatch.setattr(hamming, "BLOCK_PAIRS", 500)
+    monkeypatch.setattr(hamming, "_BLOCK_COUNTS", 200)
+    compare(evaluate(*case, backend=backend), whole)
+
+
+def test_a_database_longer_than_a_tile_of_the_kernel():
+    from fisherhash.evaluation.kernels import TILE
+
+    case = random_case(5, 5, 20_001, 12, 3)
+    options = {"bits": 12, "self_index": [0, TILE - 1, TILE, 20_000, -1]}
+    compare(
+        evaluate(*case, **options, backend="numba"), evaluate(*case, **options, backend="numpy")
+    )
+
+
+@given(
+    seed=st.integers(0, 1000),
+    queries=st.integers(1, 6),
+    database=st.integers(1, 60),
+    share=st.floats(0.01, 1),
+    own=st.booleans(),
+)
+@settings(max_examples=50, deadline=None)
+def test_retrieve_orders_by_distance_then_row(seed, queries, database, share, own):
+    query, base, _, _ = random_case(seed, queries, database, 5, 2)
+    k = max(1, int(share * database))
+    self_index = [q % database if own else -1 for q in range(queries)]
+    results = [
+        retrieve(query, base, k, bits=5, self_index=self_index, backend=b)
+        for b in ("numpy", "numba")
+    ]
+    for q in range(queries):
+        pairs = sorted(
+            (int(np.bitwise_count(query[q] ^ base[j]).sum()), j)
+            for j in range(database)
+            if j != self_index[q]
+        )[:k]
+        pairs += [(-1, -1)] * (k - len(pairs))
+        for matches in results:
+            assert matches.ids[q].tolist() == [j for _, j in pairs]
+            assert matches.distances[q].tolist() == [d for d, _ in pairs]
+
+
+def test_auto_takes_numpy_for_small_inputs_and_numba_for_large_ones():
+    assert hamming.choose_backend("auto", 10**6) == "numpy"
+    assert hamming.choose_backend("auto", 10**8) == "numba"
+
+
+def test_without_numba_auto_takes_torch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numba", None)
+    assert hamming.choose_backend("auto", 10**8) == "torch"
+    with pytest.raises(FisherhashError, match="numba"):
+        hamming.choose_backend("numba", 1)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert hamming.choose_backend("auto", 10**8) == "numpy"
+
+
+def test_a_device_needs_torch():
+    case = random_case(0, 2, 5, 8, 2)
+    with pytest.raises(UsageError, match="device 'cpu' needs backend 'torch'"):
+        evaluate(*case, backend="numpy", device="cpu")
+    assert evaluate(*case, backend="torch", device="cpu").map == evaluate(*case).map
+
+
+def test_a_small_evaluation_loads_neither_numba_nor_torch_nor_matplotlib():
+    script = (
+        "import sys; from fisherhash.evaluation import evaluate;"
+        "evaluate([[0]], [[1]], [[1]], [[1]]);"
+        "print([m for m in ('numba', 'torch', 'matplotlib') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_kernels_compile_where_no_cache_can_be_written(monkeypatch):
+    import numba
+
+    from fisherhash.evaluation import kernels
+
+    real = numba.njit
+
+    def refuses(*args, **options):
+        if options.get("cache"):
+            raise RuntimeError("cannot cache function: no locator available")
+        return real(*args, **options)
+
+    monkeypatch.setattr(numba, "njit", refuses)
+    assert kernels._jit(lambda x: x + 1)(1) == 2
+
+
+@pytest.mark.gpu
+def test_the_gpu_gives_the_same_numbers():
+    for bits, classes in SHAPES:
+        case = random_case(bits, 40, 3001, bits, classes)
+        compare(
+            evaluate(*case, bits=bits, top=500, backend="torch", device="cuda"),
+            evaluate(*case, bits=bits, top=500, backend="numpy"),
+        )
