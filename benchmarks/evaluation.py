@@ -87,11 +87,13 @@ def argsort_loop(
     """The usual evaluator: ties fall as the unstable sort leaves them."""
     total = 0.0
     for code, label in zip(query, query_labels, strict=True):
-        relevant = database_labels @ label > 0
+        relevant = (database_labels @ label > 0).astype(np.float32)
         distances = 0.5 * (database.shape[1] - database @ code)
-        hits = np.flatnonzero(relevant[np.argsort(distances)][:top]) + 1
-        if len(hits):
-            total += float(np.mean(np.arange(1, len(hits) + 1) / hits))
+        ranked = relevant[np.argsort(distances)][:top]
+        found = int(ranked.sum())
+        if found:
+            ranks = np.where(ranked == 1)[0] + 1.0
+            total += float(np.mean(np.linspace(1, found, found) / ranks))
     return total / len(query)
 
 
@@ -163,7 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
-    parser.add_argument("--case", choices=[*CASES, *QUICK], help="run one case only")
+    parser.add_argument("--case", choices=[*CASES, *QUICK], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
         print(json.dumps(measure(options.case, {**CASES, **QUICK}[options.case])))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fisherhash import storage
-from fisherhash.backbones import Backbone
+from fisherhash.backbones import Backbone, fold_batch_norm
 from fisherhash.data.cache import cache_dir
 from fisherhash.data.loading import Skipped, decode
 from fisherhash.data.sources import Collection
@@ -41,35 +41,50 @@ class Rows:
     skipped: list[Skipped]
 
 
-def cached_features(
-    backbone: Backbone,
-    collection: Collection,
-    indices: NDArray[np.int64] | None,
-    device: torch.device,
-) -> Rows:
-    """A backbone's features (n, d) of a collection's images, all of them without ``indices``."""
-    checksum = storage.tensors_checksum(backbone.state_dict())
-    return cached_rows(
-        collection,
-        np.arange(len(collection)) if indices is None else indices,
-        backbone.preprocessing,
-        what=f"features {backbone.name} {checksum} {device.type}",
-        shape=(backbone.features,),
-        dtype=np.float32,
-        compute=lambda pixels: features_of_pixels(backbone, pixels, device),
-    )
+class Extractor:
+    """A backbone as it is now, for inference only; make a new one after training it further.
+
+    Args:
+        backbone: images to features; it is not changed.
+        device: where to run.
+    """
+
+    def __init__(self, backbone: Backbone, device: torch.device) -> None:
+        self.name = backbone.name
+        self.width = backbone.features
+        self.preprocessing = backbone.preprocessing
+        self.device = device
+        self._checksum = storage.tensors_checksum(backbone.state_dict())
+        network = fold_batch_norm(backbone) if device.type == "cpu" else backbone
+        self._network = on_device(network, device).eval()
+
+    @torch.inference_mode()
+    def of_pixels(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Bytes (n, 3, size, size) to features (n, d)."""
+
+        def compute(images: Tensor) -> Tensor:
+            return self._network(images.contiguous(memory_format=torch.channels_last))
+
+        return in_fixed_batches(compute, np.ascontiguousarray(pixels), self.device)
+
+    def of_collection(
+        self, collection: Collection, indices: NDArray[np.int64] | None = None
+    ) -> Rows:
+        """Features (n, d) of a collection's images, all of them without ``indices``, cached."""
+        return cached_rows(
+            collection,
+            np.arange(len(collection)) if indices is None else indices,
+            self.preprocessing,
+            what=f"features {self.name} {self._checksum} {self.device.type}",
+            shape=(self.width,),
+            dtype=np.float32,
+            compute=self.of_pixels,
+        )
 
 
-@torch.inference_mode()
-def features_of_pixels(
-    backbone: Backbone, pixels: NDArray[np.uint8], device: torch.device
-) -> NDArray[np.float32]:
-    """Bytes (n, 3, size, size) to features (n, d)."""
-
-    def compute(images: Tensor) -> Tensor:
-        return backbone(images.contiguous(memory_format=torch.channels_last))
-
-    return in_fixed_batches(compute, np.ascontiguousarray(pixels), device)
+def on_device(backbone: Backbone, device: torch.device) -> Backbone:
+    """Move a backbone, its weights in the channels-last order that convolutions run fastest in."""
+    return backbone.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def cached_rows(
@@ -98,7 +113,7 @@ def cached_rows(
     cache = RowCache(folder, len(collection), shape, dtype)
     missing = cache.missing(wanted)
     if len(missing):
-        numbers = {collection.names[i]: int(i) for i in missing}
+        numbers = {str(collection.names[int(i)]): int(i) for i in missing}
         with progress(f"{what.split()[0]} of {collection.name}", len(wanted)) as advance:
             advance(len(wanted) - len(missing))
             cache.fill(decode(collection, missing, preprocessing), compute, numbers, advance)

@@ -22,7 +22,7 @@ from fisherhash.backbones import Backbone
 from fisherhash.data.loading import ImageLike, Skipped, decode, load_image
 from fisherhash.data.sources import Collection
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.features import cached_features, features_of_pixels, in_fixed_batches
+from fisherhash.features import Extractor, in_fixed_batches, on_device
 from fisherhash.heads import Head
 from fisherhash.preprocessing import Preprocessing
 from fisherhash.progress import progress
@@ -88,8 +88,9 @@ class Hasher:
     def to(self, device: torch.device | str) -> Hasher:
         """Move to a device and into evaluation mode."""
         self.device = torch.device(device)
-        self.backbone.to(self.device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
+        on_device(self.backbone, self.device).eval()
         self.head.to(self.device).eval()
+        self._extractor = Extractor(self.backbone, self.device)
         return self
 
     def encode(self, images: Images) -> NDArray[np.uint8]:
@@ -111,7 +112,7 @@ class Hasher:
             some = pictures[start : start + BLOCK]
             pixels = np.stack([self.preprocessing.pixels(picture) for picture in some])
             rows.append(
-                self.logits_of_features(self.features_of_pixels(pixels.transpose(0, 3, 1, 2)))
+                self.logits_of_features(self._extractor.of_pixels(pixels.transpose(0, 3, 1, 2)))
             )
         return np.concatenate(rows)
 
@@ -130,7 +131,7 @@ class Hasher:
             cached: keep the features on disk, for a backbone that encodes these images again.
         """
         if cached:
-            rows = cached_features(self.backbone, collection, indices, self.device)
+            rows = self._extractor.of_collection(collection, indices)
             packed = codes.pack(self.logits_of_features(rows.values))
             return Encoded(packed, rows.indices, rows.skipped)
         wanted = np.arange(len(collection)) if indices is None else indices
@@ -139,16 +140,12 @@ class Hasher:
         with progress(f"encoding {collection.name}", len(wanted)) as advance:
             for block in decode(collection, wanted, self.preprocessing):
                 if len(block.indices):
-                    features = self.features_of_pixels(block.pixels)
+                    features = self._extractor.of_pixels(block.pixels)
                     parts.append(codes.pack(self.logits_of_features(features)))
                 kept.append(block.indices)
                 skipped += block.skipped
                 advance(len(block.indices) + len(block.skipped))
         return Encoded(np.concatenate(parts), np.concatenate(kept), skipped)
-
-    def features_of_pixels(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Bytes (n, 3, size, size) to features (n, d)."""
-        return features_of_pixels(self.backbone, pixels, self.device)
 
     @torch.inference_mode()
     def logits_of_features(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -198,7 +195,7 @@ class Hasher:
         device: torch.device | str = "cpu",
         backbone: nn.Module | None = None,
     ) -> Hasher:
-        """Read a model folder; pass ``backbone`` where the model was built on a network of yours."""
+        """Read a model folder; pass ``backbone`` if the model was built on a network of yours."""
         folder = Path(folder)
         config = _read_config(folder / CONFIG)
         state = storage.read_tensors(folder / WEIGHTS)

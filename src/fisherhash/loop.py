@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fisherhash import storage
 from fisherhash.backbones import Backbone
@@ -92,7 +92,7 @@ class FrozenImages:
         self._features = features
         self.labels = labels
         self.head = head
-        self.modules: dict[str, torch.nn.Module] = {"head": head}
+        self.modules: dict[str, nn.Module] = {"head": head}
 
     def batch_features(self, index: Tensor) -> Tensor:
         """Features (b, d) of the images at ``index``."""
@@ -179,29 +179,38 @@ class Loop:
         self.device = images.labels.device
         self.size = min(settings.batch_size, len(images.labels))
         self.steps = len(images.labels) // self.size
-        self.optimizer = _optimizer(images, settings, self.device)
+        # A method's own weights (a classifier, say) are trained and checkpointed like the head's.
+        self.modules: dict[str, nn.Module] = {**images.modules, "method": method}
+        self.optimizer = _optimizer(self.modules, settings, self.device)
         self.history: list[dict[str, Any]] = []
+        capture = self._capturable()
+        self._run_step = _GraphStep(self._step) if capture else self._step
 
     def run(self) -> list[dict[str, Any]]:
         """Train, from the last checkpoint where there is one; returns a row of metrics an epoch."""
+        first = self.start()
+        with progress(self.title, self.settings.epochs) as advance:
+            advance(first)
+            for epoch in range(first, self.settings.epochs):
+                self.history.append(self.epoch(epoch))
+                self._checkpoint(epoch)
+                advance(1)
+        for module in self.modules.values():
+            module.eval()
+        return self.history
+
+    def start(self) -> int:
+        """Prepare the method, load a checkpoint where there is one; returns the first epoch."""
         self.images.head.dropout.p = self.settings.dropout
         with torch.no_grad():
             self.method.start(self.images)
         first = self._resume()
-        for module in self.images.modules.values():
+        for module in self.modules.values():
             module.train()
-        step = _GraphStep(self._step) if self._capturable() else self._step
-        with progress(self.title, self.settings.epochs) as advance:
-            advance(first)
-            for epoch in range(first, self.settings.epochs):
-                self.history.append(self._epoch(epoch, step))
-                self._checkpoint(epoch)
-                advance(1)
-        for module in self.images.modules.values():
-            module.eval()
-        return self.history
+        return first
 
-    def _epoch(self, epoch: int, step: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, Any]:
+    def epoch(self, epoch: int) -> dict[str, Any]:
+        """Train for one epoch; returns the means of the loss's terms, and the time."""
         began = time.perf_counter()
         # Seeded anew each epoch: a resumed run draws what the uninterrupted one would have drawn.
         seed = self.settings.seed * 1_000_003 + epoch
@@ -217,7 +226,7 @@ class Loop:
         sums: dict[str, Tensor] = {}
         for i, index in enumerate(order):
             self._set_rate((epoch * self.steps + i) / self._total)
-            for name, term in step(index).items():
+            for name, term in self._run_step(index).items():
                 sums[name] = sums[name] + term.detach() if name in sums else term.detach().clone()
         row: dict[str, Any] = {"epoch": epoch + 1}
         row |= {name: float(value) / self.steps for name, value in sorted(sums.items())}
@@ -284,7 +293,7 @@ class Loop:
 
     def _state(self) -> dict[str, Tensor]:
         state: dict[str, Tensor] = {}
-        for part, module in (*self.images.modules.items(), ("method", self.method)):
+        for part, module in self.modules.items():
             state |= {f"{part}.{name}": value for name, value in module.state_dict().items()}
         for number, entry in self.optimizer.state_dict()["state"].items():
             for name, value in entry.items():
@@ -293,11 +302,11 @@ class Loop:
         return state
 
     def _resume(self) -> int:
-        if self.folder is None or not (self.folder / CHECKPOINT).is_file():
+        if self.folder is None or not is_unfinished(self.folder):
             return 0
         checkpoint = storage.read_json(self.folder / CHECKPOINT)
         state = storage.read_tensors(self.folder / checkpoint["file"])
-        for part, module in (*self.images.modules.items(), ("method", self.method)):
+        for part, module in self.modules.items():
             prefix = f"{part}."
             module.load_state_dict(
                 {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
@@ -313,6 +322,11 @@ class Loop:
         self.history = [json.loads(row) for row in rows][: checkpoint["epoch"]]
         logger.info("continuing %s after epoch %d", self.folder, checkpoint["epoch"])
         return int(checkpoint["epoch"])
+
+
+def is_unfinished(folder: Path | None) -> bool:
+    """Whether a folder holds a checkpoint to continue from."""
+    return folder is not None and (folder / CHECKPOINT).is_file()
 
 
 def check_resumable(folder: Path, identity: dict[str, Any], *, overwrite: bool) -> bool:
@@ -381,12 +395,12 @@ class _GraphStep:
 
 
 def _optimizer(
-    images: FrozenImages, settings: Settings, device: torch.device
+    modules: dict[str, nn.Module], settings: Settings, device: torch.device
 ) -> torch.optim.Optimizer:
     groups = []
     cuda = device.type == "cuda"
-    for name, module in images.modules.items():
-        highest = settings.learning_rate * (1.0 if name == "head" else settings.backbone_rate)
+    for name, module in modules.items():
+        highest = settings.learning_rate * (settings.backbone_rate if name == "backbone" else 1.0)
         parameters = [p for p in module.parameters() if p.requires_grad]
         for decay, some in (
             (settings.weight_decay, [p for p in parameters if p.ndim > 1]),

@@ -45,15 +45,21 @@ def write_files(folder: Path, files: Mapping[str, Callable[[Path], None]]) -> No
 
 def write_text(text: str) -> Callable[[Path], None]:
     """A writer of one text file, for :func:`write_files`."""
-    return lambda path: path.write_bytes(text.encode())
+    return _write_bytes(text.encode())
 
 
 def write_tensors(tensors: Mapping[str, Tensor]) -> Callable[[Path], None]:
     """A writer of one safetensors file, for :func:`write_files`."""
     from safetensors.torch import save
 
-    data = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-    return lambda path: path.write_bytes(data) and None
+    return _write_bytes(save({k: v.detach().cpu().contiguous() for k, v in tensors.items()}))
+
+
+def _write_bytes(data: bytes) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        path.write_bytes(data)
+
+    return write
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -24,10 +24,17 @@ from fisherhash.data.sources import Collection, open_data
 from fisherhash.data.splits import hash_order
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.evaluation import Evaluation, evaluate
-from fisherhash.features import Rows, cached_features, cached_rows
+from fisherhash.features import Extractor, Rows, cached_rows, on_device
 from fisherhash.hasher import Hasher
 from fisherhash.heads import Head
-from fisherhash.loop import FrozenImages, LiveImages, Loop, Settings, check_resumable
+from fisherhash.loop import (
+    FrozenImages,
+    LiveImages,
+    Loop,
+    Settings,
+    check_resumable,
+    is_unfinished,
+)
 from fisherhash.methods import HashMethod
 
 logger = logging.getLogger(__name__)
@@ -54,7 +61,8 @@ class Trained:
             raise UsageError(
                 f"'{self.collection.name}' has no labels, so there is nothing to measure"
             )
-        return evaluate_split(self.hasher, self.collection, self.split, cached=not self.finetuned)
+        encoded = encode_split(self.hasher, self.collection, self.split, cached=not self.finetuned)
+        return measure(encoded, top=self.split.top)
 
 
 def train(data: str | os.PathLike[str] | Collection, **arguments: Any) -> Hasher:
@@ -125,8 +133,8 @@ def fit(
 
     torch.manual_seed(settings.seed)
     train_rows = split.train if split else np.arange(len(collection))
-    network.to(place, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    rows = cached_features(network, collection, train_rows, place)
+    on_device(network, place)
+    rows = Extractor(network, place).of_collection(collection, train_rows)
     if len(rows.indices) < 2:
         raise FisherhashError(
             f"only {len(rows.indices)} of {len(train_rows)} training images can be read"
@@ -160,24 +168,46 @@ def save(trained: Trained, folder: Path) -> None:
         write_skipped(folder / SKIPPED_FILE, trained.skipped)
 
 
-def evaluate_split(
+@dataclass(frozen=True)
+class EncodedSplit:
+    """Codes and labels of a split's queries and database."""
+
+    query_codes: NDArray[np.uint8]
+    database_codes: NDArray[np.uint8]
+    query_labels: NDArray[np.uint8]
+    database_labels: NDArray[np.uint8]
+    bits: int
+    skipped: list[Skipped]
+
+
+def encode_split(
     hasher: Hasher, collection: Collection, split: Split, *, cached: bool = True
-) -> Evaluation:
-    """Encode a split's queries and database, and measure the retrieval."""
+) -> EncodedSplit:
+    """Encode a split's queries and database; unreadable images are left out of both."""
     both = np.unique(np.concatenate([split.query, split.database]))
     encoded = hasher.encode_collection(collection, both, cached=cached)
-    rows = {int(number): row for row, number in enumerate(encoded.indices)}
-    query = np.array([i for i in split.query if int(i) in rows], dtype=np.int64)
-    database = np.array([i for i in split.database if int(i) in rows], dtype=np.int64)
-    places = {int(number): place for place, number in enumerate(database)}
-    return evaluate(
-        encoded.codes[[rows[int(i)] for i in query]],
-        encoded.codes[[rows[int(i)] for i in database]],
+    row = np.full(len(collection), -1, dtype=np.int64)
+    row[encoded.indices] = np.arange(len(encoded.indices))
+    query, database = (part[row[part] >= 0] for part in (split.query, split.database))
+    return EncodedSplit(
+        encoded.codes[row[query]],
+        encoded.codes[row[database]],
         collection.labels[query],
         collection.labels[database],
-        bits=hasher.bits,
-        top=None if split.top is None else min(split.top, len(database)),
-        self_index=np.array([places.get(int(i), -1) for i in query], dtype=np.int64),
+        hasher.bits,
+        encoded.skipped,
+    )
+
+
+def measure(encoded: EncodedSplit, *, top: int | None) -> Evaluation:
+    """Evaluate an encoded split; ``top`` is the protocol's, cut to the size of the database."""
+    return evaluate(
+        encoded.query_codes,
+        encoded.database_codes,
+        encoded.query_labels,
+        encoded.database_labels,
+        bits=encoded.bits,
+        top=None if top is None else min(top, len(encoded.database_codes)),
     )
 
 
@@ -233,31 +263,36 @@ def _train(
     head.start(features)
     learner.to(device)
     frozen = FrozenImages(features, labels, head)
+    held = len(images.held_numbers) > 0
     if not live:
-        check = None
-        if len(images.held_numbers):
-            held = images.held_features.to(device)
-
-            def check() -> float:
-                return _validation(head, held, features, images)
-
-        loop = Loop(learner, frozen, settings, validate=check, folder=folder, identity=identity)
+        held_features = images.held_features.to(device)
+        loop = Loop(
+            learner,
+            frozen,
+            settings,
+            validate=(lambda: _validation(head, held_features, features, images)) if held else None,
+            folder=folder,
+            identity=identity,
+        )
         return head, loop.run()
-    resuming = folder is not None and (folder / "checkpoint.json").is_file()
-    if settings.head_epochs and not resuming:
+    if settings.head_epochs and not is_unfinished(folder):
         first = dataclasses.replace(settings, epochs=settings.head_epochs, validation=0.0)
         Loop(learner, frozen, first, title="training the head").run()
     pixels = _placed(images.pixels(network, images.numbers), device)
     whole = LiveImages(pixels, labels, network, head)
-    check = None
-    if len(images.held_numbers):
-        held_pixels = images.pixels(network, images.held_numbers)
-        held_out = LiveImages(held_pixels, labels, network, head)
-
-        def check() -> float:
-            return _validation(head, held_out.features(), whole.features(), images)
-
-    loop = Loop(learner, whole, settings, validate=check, folder=folder, identity=identity)
+    held_out = LiveImages(images.pixels(network, images.held_numbers), labels, network, head)
+    loop = Loop(
+        learner,
+        whole,
+        settings,
+        validate=(
+            (lambda: _validation(head, held_out.features(), whole.features(), images))
+            if held
+            else None
+        ),
+        folder=folder,
+        identity=identity,
+    )
     return head, loop.run()
 
 

@@ -47,6 +47,14 @@ def test_class_folders(tmp_path, pictures):
     assert list(open_data(str(tmp_path)).names) == list(data.names)
 
 
+def test_a_relative_folder_has_the_name_of_the_place(tmp_path, pictures, monkeypatch):
+    pictures.classes(tmp_path / "birds", {"owl": 1, "eagle": 1})
+    monkeypatch.chdir(tmp_path / "birds" / "owl")
+    assert open_data("..").name == "birds"
+    monkeypatch.chdir(tmp_path / "birds")
+    assert open_data(".").name == "birds"
+
+
 def test_hidden_files_output_folders_and_other_files_are_left_out(tmp_path, pictures):
     pictures.classes(tmp_path, {"cat": 2, "dog": 2, ".git": 1, "cat/.thumbs": 1, "model": 2})
     (tmp_path / "model" / "config.json").write_text(

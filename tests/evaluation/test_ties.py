@@ -252,8 +252,9 @@ def test_a_query_never_finds_itself(case, data):
     with_self = [*distances[:at], 0, *distances[at:]]
     with_labels = [*labels[:at], query, *labels[at:]]
     ranks = [1, len(distances)]
-    without = run((distances, query, labels, grades, None), precision_at=ranks)
-    result = run((with_self, query, with_labels, grades, None), self_index=[at], precision_at=ranks)
+    options = {"precision_at": ranks, "graded": True}
+    without = run((distances, query, labels, grades, None), **options)
+    result = run((with_self, query, with_labels, grades, None), self_index=[at], **options)
     for name in ("map_expected", "map_stable", "map_lower", "map_upper", "weighted_map"):
         assert getattr(result, name) == pytest.approx(getattr(without, name), abs=1e-12)
     assert result.precision_at == pytest.approx(without.precision_at)

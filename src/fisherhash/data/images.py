@@ -151,7 +151,7 @@ def _deep_grey(image: Image.Image) -> Image.Image:
     """Greys of more than 8 bits: 16-bit ones are divided by 257, others by what they hold."""
     values = np.nan_to_num(np.asarray(image, dtype=np.float64), nan=0.0, posinf=0.0, neginf=0.0)
     top = float(values.max())
-    if image.mode.startswith("I;16"):
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
         scaled = values / 257
     elif values.min() < 0 or top > 65_535:
         low = float(values.min())

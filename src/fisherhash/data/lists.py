@@ -262,7 +262,7 @@ def _merge(
     """One item an image, however many lists name it: names, labels, splits and notes."""
     number = {name: column for column, name in enumerate(classes)}
     names: list[str] = []
-    rows: list[tuple[int, ...] | int] = []
+    rows: list[str] = []
     index: dict[str, int] = {}
     origin: list[tuple[str, int]] = []
     splits: dict[str, NDArray[np.int64]] = {}
@@ -271,20 +271,18 @@ def _merge(
     for split in ("database", "train", "query"):
         members: dict[int, None] = {}
         for line, text in entries[split]:
-            row: tuple[int, ...] | int
             if width:
                 parts = text.rstrip().rsplit(None, width)
                 name = _clean(parts[0])
-                row = tuple(int(flag) for flag in parts[1:])
+                row = "".join(parts[1:])
             else:
                 name = _clean(text)
-                label = _first_folder(name, files[split], line)
-                if label not in number:
+                row = _first_folder(name, files[split], line)
+                if row not in number:
                     raise UsageError(
-                        f"{files[split]}, line {line}: the class '{label}' of '{name}' "
+                        f"{files[split]}, line {line}: the class '{row}' of '{name}' "
                         f"is not in {folder / 'classes.txt'}"
                     )
-                row = number[label]
             item = index.setdefault(name, len(names))
             if item == len(names):
                 names.append(name)
@@ -301,9 +299,11 @@ def _merge(
             repeated = len(entries[split]) - len(members)
             notes.append(f"{files[split].name} repeats {repeated} lines; each image counts once")
         splits[split] = np.fromiter(members, dtype=np.int64, count=len(members))
-    labels = (
-        np.array(rows, dtype=np.uint8) if width else one_hot([int(r) for r in rows], len(classes))  # type: ignore[arg-type]
-    )
+    if width:
+        flags = np.frombuffer("".join(rows).encode(), dtype=np.uint8)
+        labels = (flags - ord("0")).reshape(-1, width)
+    else:
+        labels = one_hot([number[row] for row in rows], len(classes))
     return names, labels, splits, notes
 
 

@@ -56,7 +56,7 @@ PROTOCOLS: dict[str, Protocol] = {
             _CIFAR,
             (5_000, 1_000, 54_000),
             10,
-            notes=("the split of DHN, HashNet and DCH on CIFAR-10",),
+            notes=("the split of the code that thulab publishes for DHN, DCH and others",),
         ),
         Protocol(
             "cifar10-large",
@@ -131,7 +131,7 @@ PROTOCOLS: dict[str, Protocol] = {
             "coco21",
             "COCO, its 21 most frequent classes, 96 x 96: stands in for nuswide21; mAP@5000",
             5_000,
-            "COCO 2017, Lin et al. 2014; docs/data.md says how it is built",
+            "COCO, Lin et al. 2014; docs/data.md says how it is built",
             (5_250, 1_050, 13_950),
             21,
             lists=True,

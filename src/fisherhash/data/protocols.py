@@ -71,7 +71,7 @@ def suggest_protocol(collection: Collection) -> str:
         return "cifar10-small"
     if not collection.splits:
         return "custom"
-    sizes = tuple(len(collection.splits[part]) for part in ("train", "query"))
+    sizes = tuple(len(collection.splits[part]) for part in ("train", "query", "database"))
     fitting = [
         protocol
         for protocol in PROTOCOLS.values()
@@ -80,9 +80,11 @@ def suggest_protocol(collection: Collection) -> str:
     for protocol in fitting:
         if protocol.name == collection.name.lower():
             return protocol.name
-    for protocol in fitting:
-        if protocol.sizes and protocol.sizes[:2] == sizes:
-            return protocol.name
+    # The public databases differ in size, so the whole match comes before the first two.
+    for compared in (3, 2):
+        for protocol in fitting:
+            if protocol.sizes and protocol.sizes[:compared] == sizes[:compared]:
+                return protocol.name
     return "lists"
 
 

@@ -52,12 +52,13 @@ def open_data(spec: str | os.PathLike[str], *, download: bool = False) -> Collec
         return _open_named(spec, download=download)
     if isinstance(spec, str) and not spec.strip():
         raise UsageError(f"no data was named; give {_FORMS}")
-    path = Path(spec).expanduser()
+    # abspath: the name of '..' is the name of the folder it stands for.
+    path = Path(os.path.abspath(Path(spec).expanduser()))
     try:
         if path.is_dir():
-            return _open_directory(path.absolute())
+            return _open_directory(path)
         if path.is_file():
-            return _open_file(path.absolute())
+            return _open_file(path)
     except PermissionError:
         raise UsageError(f"{path} may not be read: permission denied") from None
     near = difflib.get_close_matches(str(spec).lower(), NAMED, n=1, cutoff=0.6)

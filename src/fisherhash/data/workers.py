@@ -88,25 +88,41 @@ def run_jobs(
             times.append(time.perf_counter() - start)
             yield indices[done], answer
             done += 1
-        workers = choose_workers(reader, times, len(indices) - done)
+        workers = choose_workers(times, len(indices) - done)
+        hello = _hello(reader, job) if workers else None
+    else:
+        hello = _hello(reader, job) if workers else None
+        if workers and hello is None:
+            raise UsageError(
+                f"a {type(reader).__name__} cannot be sent to worker processes; define it in a "
+                "module that can be imported, or use workers=0"
+            )
     rest = indices[done:]
-    if workers == 0 or len(rest) == 0:
+    if hello is None or len(rest) == 0:
         for index in rest:
             yield index, _answer(reader, job, index)
         return
-    with _Pool(reader, job, names, min(workers, -(-len(rest) // CHUNK)), timeout) as pool:
+    with _Pool(hello, names, min(workers, -(-len(rest) // CHUNK)), timeout) as pool:
         yield from pool.map(rest)
 
 
-def choose_workers(reader: Reader, times: Sequence[float], left: int) -> int:
+def choose_workers(times: Sequence[float], left: int) -> int:
     """How many processes to start for ``left`` images after some took ``times`` seconds each."""
     cpus = available_cpus()
     if not times or not left or cpus < 2 or not sys.platform.startswith("linux"):
         return 0
-    if not sys.executable or type(reader).__module__ == "__main__":
-        return 0
     seconds = statistics.median(times) * left
     return min(cpus, 16, int(seconds / WORTH_STARTING) + 1) if seconds > WORTH_STARTING else 0
+
+
+def _hello(reader: Reader, job: Job) -> bytes | None:
+    """What a worker is told first; None where it could not understand it."""
+    if not sys.executable or type(reader).__module__ == "__main__":
+        return None
+    try:
+        return pickle.dumps(sys.path) + pickle.dumps((reader, job))
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return None
 
 
 def available_cpus() -> int:
@@ -126,14 +142,11 @@ def _answer(reader: Reader, job: Job, index: int) -> Answer:
 class _Pool:
     """A fixed number of workers, each driven by one thread; answers come back in order."""
 
-    def __init__(
-        self, reader: Reader, job: Job, names: Sequence[str], count: int, timeout: float
-    ) -> None:
+    def __init__(self, hello: bytes, names: Sequence[str], count: int, timeout: float) -> None:
         self._names = names
         self._timeout = timeout
         self._free: deque[_Worker] = deque()
         self._workers: list[_Worker] = []
-        hello = pickle.dumps(sys.path) + pickle.dumps((reader, job))
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="fisherhash-worker")
         try:
             for _ in range(count):
@@ -180,8 +193,8 @@ class _Pool:
             return worker.run(chunk)
         except _WorkerEndedError as ended:
             raise FisherhashError(
-                f"a worker process ended ({ended}) while it read '{self._name(worker)}'; "
-                "the machine may be out of memory. Use fewer workers, or workers=0"
+                f"a worker process ended ({ended}) while it read '{self._name(worker)}'. "
+                "Use fewer workers, or workers=0"
             ) from None
         except _JobFailedError as failed:
             raise FisherhashError(f"reading '{self._name(worker)}' failed: {failed}") from None
@@ -279,7 +292,9 @@ class _Worker:
             code = self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             return "it closed its pipe"
-        return f"signal {-code}" if code < 0 else f"exit code {code}"
+        if code == -9:
+            return "killed by signal 9: out of memory?"
+        return f"signal {-code}" if code < 0 else f"exit code {code}, see its message above"
 
 
 def _widen(pipe: IO[bytes] | None) -> None:

@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fisherhash.codes import check_codes, unpack
 from fisherhash.errors import UsageError
-from fisherhash.evaluation.hamming import code_words
+from fisherhash.evaluation.inputs import as_words
 from fisherhash.evaluation.results import BitStatistics
 
 
@@ -21,14 +21,12 @@ def describe_bits(codes: ArrayLike, bits: int) -> BitStatistics:
     array = check_codes(codes, bits)
     if not len(array):
         raise UsageError("there are no codes to describe")
-    ones = np.zeros(bits)
     both = np.zeros((bits, bits))
     for start in range(0, len(array), 1 << 16):
         # counts up to 65,536 are exact in float32
         block = unpack(array[start : start + (1 << 16)], bits).astype(np.float32)
-        ones += block.sum(axis=0)
         both += block.T @ block
-    share = ones / len(array)
+    share = np.diagonal(both) / len(array)
     spread = np.sqrt(share * (1 - share))
     varied = np.outer(spread, spread) > 0
     covariance = both / len(array) - np.outer(share, share)
@@ -49,7 +47,9 @@ def describe_bits(codes: ArrayLike, bits: int) -> BitStatistics:
 
 
 def _distinct(codes: NDArray[np.uint8]) -> int:
-    words = code_words(codes)
-    one = words.shape[1] == 1
-    ordered = np.sort(words, axis=0) if one else words[np.lexsort(words.T)]
+    words = as_words(codes)
+    if words.shape[1] == 1:
+        ordered = np.sort(words.ravel())
+        return 1 + int(np.count_nonzero(ordered[1:] != ordered[:-1]))
+    ordered = words[np.lexsort(words.T)]
     return 1 + int((ordered[1:] != ordered[:-1]).any(axis=1).sum())

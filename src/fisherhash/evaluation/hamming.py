@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fisherhash.codes import hamming, unpack
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.evaluation.inputs import Labels, check_choice
+from fisherhash.evaluation.inputs import Labels, as_words, check_choice
 
 BACKENDS = ("auto", "numpy", "numba", "torch")
 
@@ -193,12 +193,6 @@ def _numpy_blocks(scan: Scan) -> Iterator[GroupBlock]:
         )
 
 
-def code_words(codes: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """Bytes (n, width) as zero-padded words (n, ceil(width / 8))."""
-    pad = -codes.shape[1] % 8
-    return np.ascontiguousarray(np.pad(codes, ((0, 0), (0, pad)))).view(np.uint64)
-
-
 def kernels() -> ModuleType:
     """The numba kernels, imported when first needed."""
     from fisherhash.evaluation import kernels
@@ -214,9 +208,9 @@ def threads() -> int:
 
 def _numba_blocks(scan: Scan) -> Iterator[GroupBlock]:
     jit = kernels()
-    query, database = code_words(scan.query), np.ascontiguousarray(code_words(scan.database).T)
-    query_masks = code_words(np.packbits(scan.labels.query, axis=1))
-    masks = np.ascontiguousarray(code_words(np.packbits(scan.labels.database, axis=1)).T)
+    query, database = as_words(scan.query), np.ascontiguousarray(as_words(scan.database).T)
+    query_masks, database_masks = scan.labels.masks
+    masks = np.ascontiguousarray(database_masks.T)
     # queries with the same labels side by side share their list of relevant rows
     order = np.lexsort(query_masks.T)
     workers = threads()
@@ -242,7 +236,7 @@ def _numba_blocks(scan: Scan) -> Iterator[GroupBlock]:
                 pool.submit(
                     jit.scan,
                     *(q, database, m, masks, own, cut, int(first), int(last)),
-                    np.zeros((2, jit.TILE), dtype=scratch),
+                    np.zeros(jit.TILE, dtype=scratch),
                     *(block.items, block.grades, block.stable, block.stable_found),
                 )
                 for first, last in itertools.pairwise(pieces)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,11 +29,36 @@ class Labels:
     query: NDArray[np.uint8]
     database: NDArray[np.uint8]
 
+    @functools.cached_property
+    def masks(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """The rows of both sides as bits, (n, words)."""
+        return _masks(self.query), _masks(self.database)
+
     @property
     def most_shared(self) -> int:
         """No query and database item can share more labels than this; at least 1."""
-        counts = (int(side.sum(axis=1).max(initial=0)) for side in (self.query, self.database))
+        counts = (int(np.bitwise_count(m).sum(axis=1, dtype=int).max()) for m in self.masks)
         return max(1, min(counts))
+
+
+def _masks(labels: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    n, classes = labels.shape
+    # whole bytes a row, so that all rows are packed in one go
+    padded = np.zeros((n, -(-classes // 8) * 8), dtype=np.uint8)
+    padded[:, :classes] = labels
+    return as_words(np.packbits(padded).reshape(n, -1))
+
+
+def as_words(rows: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    """Bytes (n, width) as zero-padded words (n, ceil(width / 8)).
+
+    >>> as_words(np.ones((2, 9), dtype=np.uint8)).shape
+    (2, 2)
+    """
+    n, width = rows.shape
+    padded = np.zeros((n, -(-width // 8) * 8), dtype=np.uint8)
+    padded[:, :width] = rows
+    return padded.view(np.uint64)
 
 
 def check_choice(kind: str, value: str, known: Sequence[str]) -> None:

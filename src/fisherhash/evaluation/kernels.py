@@ -11,13 +11,17 @@ from typing import Any
 
 import numba
 import numpy as np
+from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-TILE = 2048
+LANES = 64
+TILE = 64 * LANES
+
+_INDEX = ir.IntType(32)
 
 _SHIFT = np.uint64(16)
-_ITEM = np.uint64(1 << 16)
+_ONE = np.uint64(1)
 _DISTANCE = np.uint64((1 << 16) - 1)
 
 
@@ -37,7 +41,30 @@ def _typed_popcount(typing_context: Any, word: Any) -> Any:
     return types.uint64(types.uint64), emit
 
 
+def _typed_equal_mask(typing_context: Any, values: Any, start: Any, value: Any) -> Any:
+    """A bit for each of the 64 values from ``start`` on: is it equal to ``value``?
+
+    Written as one vector comparison, which no loop is turned into by itself.
+    """
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        element = context.get_value_type(signature.args[0].dtype)
+        block = ir.VectorType(element, LANES)
+        place = builder.bitcast(builder.gep(array.data, [args[1]]), block.as_pointer())
+        loaded = builder.load(place)
+        loaded.align = 1
+        one = builder.insert_element(ir.Constant(block, ir.Undefined), args[2], _INDEX(0))
+        zeros = ir.Constant(ir.VectorType(_INDEX, LANES), [0] * LANES)
+        copies = builder.shuffle_vector(one, ir.Constant(block, ir.Undefined), zeros)
+        equal = builder.icmp_unsigned("==", loaded, copies)
+        return builder.bitcast(equal, ir.IntType(LANES))
+
+    return types.uint64(values, types.int64, values.dtype), emit
+
+
 _popcount: Any = intrinsic(_typed_popcount)
+_equal_mask: Any = intrinsic(_typed_equal_mask)
 
 
 @_jit
@@ -54,21 +81,19 @@ def _tile_distances(query: Any, words: Any, start: int, stop: int, out: Any) -> 
 
 
 @_jit
-def _relevant_rows(mask: Any, masks: Any, most: int, rows: Any, grades: Any) -> int:
-    for j in range(masks.shape[1]):
-        grades[j] = 0
+def _mark_relevant(mask: Any, masks: Any, most: int, marks: Any, grades: Any) -> None:
+    """Fill marks with a bit, and grades with the labels shared, for each database row."""
+    total = masks.shape[1]
+    grades[:] = 0
     for v in range(masks.shape[0]):
         column = masks[v]
         word = mask[v]
-        for j in range(masks.shape[1]):
+        for j in range(total):
             grades[j] += _popcount(column[j] & word)
-    found = 0
-    for j in range(masks.shape[1]):
-        rows[found] = j
-        if grades[j] > most:
-            grades[j] = most
-        found += grades[j] > 0
-    return found
+    for j in range(total):
+        grades[j] = min(grades[j], most)
+    for block in range(len(marks)):
+        marks[block] = ~_equal_mask(grades, block * LANES, np.uint16(0))
 
 
 @_jit
@@ -91,106 +116,88 @@ def scan(
 
     queries (n_queries, words) and words (words, n_database) are uint64, as are the label masks
     query_masks (n_queries, v) and masks (v, n_database); queries with equal masks should follow
-    each other. distances (2, TILE) is scratch of a type that can hold ``levels``. items
-    (n_queries, levels) and grades (n_queries, levels, most), zero at the start, receive counts;
-    stable (n_queries,) the sum of the precisions at the relevant ranks up to tops, and
-    stable_found (n_queries,) the number of those ranks.
+    each other. distances (TILE,) is scratch of an unsigned type whose largest value is above any
+    distance. items (n_queries, levels) and grades (n_queries, levels, most), zero at the start,
+    receive counts; stable (n_queries,) the sum of the precisions at the relevant ranks up to
+    tops, and stable_found (n_queries,) the number of those ranks.
     """
     total = words.shape[1]
     levels = items.shape[1]
     most = grades.shape[2]
-    # A counter holds (items seen << 16) | distance, so that one copy of it says all about an item.
-    # There is one level more than a distance can be: only the query itself is counted there.
-    counters = np.zeros((2, levels + 1), dtype=np.uint64)
-    seen = np.zeros((2, TILE), dtype=np.uint64)
-    keys = np.zeros((2, total), dtype=np.uint64)
-    rows = np.zeros((2, total + 1), dtype=np.int32)
-    row_grades = np.zeros((2, total), dtype=np.uint16)
-    relevant = np.zeros(2, dtype=np.int64)
-    cursors = np.zeros(2, dtype=np.int64)
-    rel_counts = np.zeros(levels + 1, dtype=np.int64)
-    items_before = np.zeros(levels + 1, dtype=np.int64)
-    left_counters, right_counters = counters[0], counters[1]
-    left_seen, right_seen = seen[0], seen[1]
-    left_distances, right_distances = distances[0], distances[1]
-    # two queries at a time: an increment of one need not wait for the last increment of the other
-    for left in range(first, last, 2):
-        right = min(left + 1, last - 1)
-        for side in range(2):
-            q = left if side == 0 else right
-            same = left > first
-            for v in range(query_masks.shape[1]):
-                same = same and query_masks[q, v] == query_masks[left + side - 2, v]
-            if not same:
-                relevant[side] = _relevant_rows(
-                    query_masks[q], masks, most, rows[side], row_grades[side]
-                )
-            for level in range(levels + 1):
-                counters[side, level] = level
-            cursors[side] = 0
+    nowhere = ~distances.dtype.type(0)
+    blocks = (total + LANES - 1) // LANES
+    marks = np.zeros(blocks, dtype=np.uint64)
+    row_grades = np.zeros(blocks * LANES, dtype=np.uint16)
+    keys = np.zeros(total, dtype=np.uint64)
+    counts = np.zeros(levels, dtype=np.uint64)
+    rel_counts = np.zeros(levels, dtype=np.int64)
+    items_before = np.zeros(levels, dtype=np.int64)
+    for q in range(first, last):
+        same = q > first
+        for v in range(query_masks.shape[1]):
+            same = same and query_masks[q, v] == query_masks[q - 1, v]
+        if not same:
+            _mark_relevant(query_masks[q], masks, most, marks, row_grades)
+        counts[:] = 0
+        relevant = 0
         for start in range(0, total, TILE):
             stop = min(start + TILE, total)
-            _tile_distances(queries[left], words, start, stop, left_distances)
-            _tile_distances(queries[right], words, start, stop, right_distances)
-            if start <= self_rows[left] < stop:
-                left_distances[self_rows[left] - start] = levels
-            if start <= self_rows[right] < stop:
-                right_distances[self_rows[right] - start] = levels
-            for i in range(stop - start):
-                a = left_distances[i]
-                b = right_distances[i]
-                x = left_counters[a]
-                y = right_counters[b]
-                left_seen[i] = x
-                right_seen[i] = y
-                left_counters[a] = x + _ITEM
-                right_counters[b] = y + _ITEM
-            for side in range(2):
-                side_rows, side_keys, side_seen = rows[side], keys[side], seen[side]
-                begin = cursors[side]
-                end = begin
-                while end < relevant[side] and side_rows[end] < stop:
-                    end += 1
-                for k in range(begin, end):
-                    side_keys[k] = side_seen[side_rows[k] - start]
-                cursors[side] = end
-        for side in range(right - left + 1):
-            q = left + side
-            side_keys = keys[side]
-            rel_counts[:] = 0
-            for k in range(relevant[side]):
-                rel_counts[side_keys[k] & _DISTANCE] += 1
-            before = 0
-            rel_before = 0
-            for level in range(levels):
-                items[q, level] = counters[side, level] >> _SHIFT
-                items_before[level] = before
-                before += items[q, level]
-                inside = rel_counts[level]
-                if most == 1:
-                    grades[q, level, 0] = inside
-                rel_counts[level] = rel_before
-                rel_before += inside
-            # the query itself must fall behind every cut
-            items_before[levels] = total + 1
-            top = tops[q]
-            value = 0.0
-            found = 0
-            for k in range(relevant[side]):
-                d = side_keys[k] & _DISTANCE
-                rel_counts[d] += 1
-                rank = items_before[d] + np.int64(side_keys[k] >> _SHIFT) + 1
-                if rank <= top:
-                    value += rel_counts[d] / rank
-                    found += 1
-            stable[q] = value
-            stable_found[q] = found
-            if most > 1:
-                side_rows, side_grades = rows[side], row_grades[side]
-                for k in range(relevant[side]):
-                    d = side_keys[k] & _DISTANCE
-                    if d < levels:
-                        grades[q, d, side_grades[side_rows[k]] - 1] += 1
+            size = stop - start
+            _tile_distances(queries[q], words, start, stop, distances)
+            least = distances[0]
+            greatest = distances[0]
+            for i in range(size):
+                least = min(least, distances[i])
+                greatest = max(greatest, distances[i])
+            padded = (size + LANES - 1) // LANES * LANES
+            distances[size:padded] = nowhere
+            own = self_rows[q] - start
+            if 0 <= own < size:
+                distances[own] = nowhere
+            for block in range(0, padded, LANES):
+                waiting = marks[(start + block) // LANES]
+                if block <= own < block + LANES:
+                    waiting &= ~(_ONE << np.uint64(own - block))
+                while waiting:
+                    # all bits below the lowest one that is set
+                    below = (waiting & (~waiting + _ONE)) - _ONE
+                    i = block + np.int64(_popcount(below))
+                    d = distances[i]
+                    place = counts[d] + _popcount(_equal_mask(distances, block, d) & below)
+                    keys[relevant] = (place << _SHIFT) | np.uint64(d)
+                    relevant += 1
+                    if most > 1:
+                        grades[q, d, row_grades[start + i] - 1] += 1
+                    waiting &= waiting - _ONE
+                for level in range(np.int64(least), np.int64(greatest) + 1):
+                    d = distances.dtype.type(level)
+                    counts[level] += _popcount(_equal_mask(distances, block, d))
+        rel_counts[:] = 0
+        for k in range(relevant):
+            rel_counts[keys[k] & _DISTANCE] += 1
+        before = 0
+        rel_before = 0
+        for level in range(levels):
+            items[q, level] = counts[level]
+            items_before[level] = before
+            before += items[q, level]
+            inside = rel_counts[level]
+            if most == 1:
+                grades[q, level, 0] = inside
+            rel_counts[level] = rel_before
+            rel_before += inside
+        top = tops[q]
+        value = 0.0
+        found = 0
+        for k in range(relevant):
+            d = keys[k] & _DISTANCE
+            rel_counts[d] += 1
+            rank = items_before[d] + np.int64(keys[k] >> _SHIFT) + 1
+            if rank <= top:
+                value += rel_counts[d] / rank
+                found += 1
+        stable[q] = value
+        stable_found[q] = found
 
 
 @_jit

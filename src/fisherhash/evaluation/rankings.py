@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from fisherhash.codes import hamming
 from fisherhash.errors import UsageError
 from fisherhash.evaluation import inputs
-from fisherhash.evaluation.hamming import BLOCK_PAIRS, choose_backend, code_words, kernels, threads
+from fisherhash.evaluation.hamming import BLOCK_PAIRS, choose_backend, kernels, threads
 from fisherhash.evaluation.results import Matches
 
 
@@ -63,14 +63,14 @@ def _nearest(
     distances = np.full((len(query), k), -1, dtype=np.int64)
     if backend == "numba":
         jit = kernels()
-        words = np.ascontiguousarray(code_words(database).T)
+        left, right = inputs.as_words(query), np.ascontiguousarray(inputs.as_words(database).T)
         workers = threads()
         pieces = np.linspace(0, len(query), min(4 * workers, len(query)) + 1).astype(int)
         with ThreadPoolExecutor(workers) as pool:
             jobs = [
                 pool.submit(
                     jit.nearest,
-                    *(code_words(query), words, self_rows, int(a), int(b), bits, ids, distances),
+                    *(left, right, self_rows, int(a), int(b), bits, ids, distances),
                 )
                 for a, b in itertools.pairwise(pieces)
             ]

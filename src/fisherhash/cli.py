@@ -1,0 +1,537 @@
+"""The command line: one verb a function. Heavy imports stay inside the verbs.
+
+Data goes to stdout, talk to stderr. Exit codes: 0, 1 (failed), 2 (bad use), 130 (interrupted).
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+
+from cyclopts import App, CycloptsError, Parameter
+from cyclopts.exceptions import MissingArgumentError
+
+from fisherhash import __version__
+from fisherhash.errors import FisherhashError, UsageError
+
+if TYPE_CHECKING:
+    from fisherhash.data.loading import Skipped
+    from fisherhash.data.sources import Collection
+    from fisherhash.data.splits import Split
+    from fisherhash.evaluation import Evaluation
+
+app = App(
+    name="fisherhash",
+    help="Tiny binary codes for images: learn them, measure them, search by Hamming distance.",
+    version=__version__,
+    help_format="plaintext",
+)
+
+Json = Annotated[bool, Parameter(negative="")]
+Flag = Annotated[bool, Parameter(negative="")]
+
+
+@app.command
+def demo(*, out: Path = Path("fisherhash-demo"), bits: int = 24) -> None:
+    """Train on the built-in images, measure, and write a page of answers.
+
+    Parameters
+    ----------
+    out
+        Folder for the model and the page.
+    bits
+        Length of the codes.
+    """
+    from fisherhash.demo import run_demo
+
+    result = run_demo(out, bits=bits, say=_say)
+    print(result.page)
+
+
+@app.command
+def train(
+    data: str,
+    *,
+    out: Path,
+    method: str = "dfh",
+    bits: int = 48,
+    set_: Annotated[list[str] | None, Parameter(name="--set", negative="")] = None,
+    backbone: str = "efficientnet-lite0",
+    weights: Path | None = None,
+    image_size: int | None = None,
+    finetune: Annotated[bool | None, Parameter(negative="--frozen")] = None,
+    protocol: str | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    optimizer: Literal["sgd", "adamw"] | None = None,
+    learning_rate: float | None = None,
+    weight_decay: float | None = None,
+    schedule: Literal["one-cycle", "cosine", "step", "constant"] | None = None,
+    dropout: float | None = None,
+    validation: float | None = None,
+    seed: int = 0,
+    device: str | None = None,
+    resume: Flag = False,
+    overwrite: Flag = False,
+    evaluate: bool = True,
+    download: Flag = False,
+    json: Json = False,
+) -> None:
+    """Train a hasher on labelled images (or fit an unsupervised one), and measure it.
+
+    Interrupted, the same command continues where it stopped.
+
+    Parameters
+    ----------
+    data
+        A folder of class sub-folders, a CSV (path,label[;label…]), a folder with train.txt,
+        query.txt and database.txt, or a named data set (sample, cifar10, tiny100, coco21).
+    out
+        The model folder.
+    method
+        How codes are learned; see: fisherhash methods.
+    bits
+        Length of the codes, 1 to 1024.
+    set_
+        A hyper-parameter of the method, NAME=VALUE; may be given several times.
+    backbone
+        efficientnet-lite0, squeezenet1.0, alexnet, vgg-f, torchvision:NAME or timm:NAME.
+    weights
+        The backbone's weights file.
+    image_size
+        Side of the images in pixels.
+    finetune
+        Train the whole network, or only the head on frozen features (the default on a CPU).
+    protocol
+        How the data is split; by default what the data suggests.
+    epochs
+        Passes over the training images.
+    batch_size
+        Images a step.
+    optimizer
+        SGD with momentum, or AdamW.
+    learning_rate
+        The highest learning rate.
+    weight_decay
+        Weight decay.
+    schedule
+        How the learning rate changes.
+    dropout
+        Share of the features dropped in a step.
+    validation
+        Share of the training images held out to follow mAP during training.
+    seed
+        Decides initialisation, order and augmentation.
+    device
+        cpu, cuda, …
+    resume
+        Insist on continuing an unfinished run.
+    overwrite
+        Replace what the model folder holds.
+    evaluate
+        Measure mAP on the split's queries and database afterwards.
+    download
+        Fetch a named data set that is not on this machine.
+    json
+        Print the result as JSON on stdout.
+    """
+    began = time.perf_counter()
+    from fisherhash.data.sources import open_data
+    from fisherhash.loop import Settings, is_unfinished
+    from fisherhash.training import fit, save
+
+    options = _options(set_ or [])
+    if resume and not is_unfinished(out):
+        raise UsageError(f"{out} holds no unfinished run to resume; run without --resume")
+    if resume and overwrite:
+        raise UsageError("--resume and --overwrite exclude each other")
+    given = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "optimizer": optimizer,
+        "learning_rate": learning_rate,
+        "weight_decay": weight_decay,
+        "schedule": schedule,
+        "dropout": dropout,
+        "validation": validation,
+        "seed": seed,
+    }
+    settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    collection = open_data(data, download=download)
+    _describe(collection)
+    trained = fit(
+        collection,
+        method=method,
+        bits=bits,
+        options=options,
+        backbone=backbone,
+        weights=weights,
+        image_size=image_size,
+        finetune=finetune,
+        protocol=protocol,
+        settings=settings,
+        device=device,
+        out=out,
+        overwrite=overwrite,
+    )
+    if trained.split is not None:
+        _say(str(trained.split))
+        _notes(trained.split.notes)
+    _report_skipped(trained.skipped, out)
+    seconds = trained.seconds
+    _say(f"features {seconds['features']:.1f} s, training {seconds['training']:.1f} s")
+    result: dict[str, Any] = {"model": str(out), **trained.hasher.details}
+    if evaluate and trained.split is not None:
+        measured_at = time.perf_counter()
+        measured = trained.evaluate()
+        details = trained.hasher.details
+        details["results"] |= _summary(measured)
+        save(trained, out)
+        _say(f"mAP {_map_line(measured)} ({time.perf_counter() - measured_at:.1f} s)")
+        result = {"model": str(out), **details, "evaluation": measured.to_json()}
+    result["seconds"] = round(time.perf_counter() - began, 2)
+    _say(f"model in {out}, {result['seconds']:.1f} s in all")
+    if json:
+        _print_json(result)
+
+
+@app.command
+def encode(
+    *images: Path, model: Path, out: Path | None = None, device: str = "cpu", json: Json = False
+) -> None:
+    """Print the code of each image in hexadecimal, or write all codes to a file.
+
+    Parameters
+    ----------
+    images
+        Image files and folders.
+    model
+        The model folder.
+    out
+        Write codes.npz (codes, names, bits) instead of printing; unreadable files are listed in
+        skipped.csv beside it.
+    device
+        cpu, cuda, …
+    json
+        Print JSON instead of text.
+    """
+    import numpy as np
+
+    from fisherhash import codes
+    from fisherhash.data.loading import write_skipped
+    from fisherhash.data.sources import open_paths
+    from fisherhash.hasher import Hasher
+
+    if not images:
+        raise UsageError("no image given: fisherhash encode IMAGES… --model MODEL")
+    hasher = Hasher.load(model, device=device)
+    collection = open_paths(images)
+    encoded = hasher.encode_collection(collection)
+    names = [collection.names[int(i)] for i in encoded.indices]
+    if out is not None:
+        with _writing(out):
+            part = out.with_name(out.name + ".new.npz")
+            np.savez(part, codes=encoded.codes, names=np.array(names), bits=hasher.bits)
+            os.replace(part, out)
+        _say(f"{len(names)} codes of {hasher.bits} bits in {out}")
+    elif json:
+        rows = zip(names, codes.to_hex(encoded.codes), strict=True)
+        _print_json({"bits": hasher.bits, "codes": [{"name": n, "code": c} for n, c in rows]})
+    else:
+        for name, code in zip(names, codes.to_hex(encoded.codes), strict=True):
+            print(f"{code}  {name}")
+    for item in encoded.skipped:
+        _say(f"skipped {item.name}: {item.reason}")
+    if encoded.skipped and out is not None:
+        write_skipped(out.with_name("skipped.csv"), encoded.skipped)
+    if not names:
+        raise FisherhashError("no image could be read")
+
+
+@app.command
+def evaluate(
+    *,
+    model: Path,
+    data: str,
+    protocol: str | None = None,
+    compat: str | None = None,
+    plots: Path | None = None,
+    device: str = "cpu",
+    json: Json = False,
+) -> None:
+    """Measure a model's retrieval on a data set: tie-aware mAP and what belongs to it.
+
+    Parameters
+    ----------
+    model
+        The model folder.
+    data
+        As for train.
+    protocol
+        How the data is split; by default the split the model was trained with, where the model
+        folder has it, else what the data suggests.
+    compat
+        Also print what a common evaluator would have printed on the same codes.
+    plots
+        Folder for precision-recall and other curves, PNG and SVG.
+    device
+        cpu, cuda, …
+    json
+        Print the result as JSON on stdout.
+    """
+    began = time.perf_counter()
+    from fisherhash.data.protocols import resolve
+    from fisherhash.data.sources import open_data
+    from fisherhash.data.splits import Split
+    from fisherhash.evaluation import compat as old_number
+    from fisherhash.evaluation import plot
+    from fisherhash.hasher import Hasher, versions
+    from fisherhash.training import SPLIT_FILE, encode_split, measure
+
+    hasher = Hasher.load(model, device=device)
+    collection = open_data(data)
+    known = model / SPLIT_FILE
+    trained_on = hasher.details.get("data", {}).get("name") == collection.name
+    if protocol is None and known.is_file() and trained_on:
+        split = Split.load(known, collection)
+    else:
+        split = resolve(collection, protocol)
+    _say(str(split))
+    _notes(split.notes)
+    encoded = encode_split(hasher, collection, split)
+    measured = measure(encoded, top=split.top)
+    result = {
+        "protocol": split.to_json(),
+        "evaluation": measured.to_json(),
+        "model": {"folder": str(model), "bits": hasher.bits, "method": hasher.method}
+        | hasher.details,
+        "versions": versions(),
+    }
+    if compat is not None:
+        then = old_number(
+            compat,
+            encoded.query_codes,
+            encoded.database_codes,
+            encoded.query_labels,
+            encoded.database_labels,
+            bits=hasher.bits,
+            top=measured.top if measured.top < measured.database else None,
+        )
+        result["compat"] = then.to_json()
+    if plots is not None:
+        plots.mkdir(parents=True, exist_ok=True)
+        for kind in ("pr", "pr-radius", "precision", "recall", "distances"):
+            for suffix in ("png", "svg"):
+                _say(str(plot(measured, plots / f"{kind}.{suffix}", kind=kind)))
+    result["seconds"] = round(time.perf_counter() - began, 2)
+    if json:
+        _print_json(result)
+        return
+    print(f"protocol                    {split}")
+    print(f"model                       {model}: {hasher.method}, {hasher.bits} bits")
+    print(measured)
+    if compat is not None:
+        print(then)
+    print(f"wall time                   {result['seconds']} s")
+
+
+@app.command(name="check-data")
+def check_data(
+    data: str, *, protocol: str | None = None, workers: int | None = None, json: Json = False
+) -> None:
+    """Read every image and report what is wrong with a data set; exit code 1 if anything is.
+
+    Parameters
+    ----------
+    data
+        As for train.
+    protocol
+        Also check the splits of this protocol; by default those the data suggests.
+    workers
+        Processes that decode.
+    json
+        Print JSON instead of text.
+    """
+    from fisherhash.data.check import check
+    from fisherhash.data.protocols import resolve
+    from fisherhash.data.sources import open_data
+
+    collection = open_data(data)
+    _describe(collection)
+    split: Split | None = None
+    if collection.classes:
+        try:
+            split = resolve(collection, protocol)
+        except UsageError as error:
+            if protocol is not None:
+                raise
+            _say(f"no split: {error}")
+    report = check(collection, split, workers=workers)
+    if json:
+        _print_json(report.to_json())
+    else:
+        print(report)
+    if not report.ok:
+        raise SystemExit(1)
+
+
+@app.command
+def methods(*, json: Json = False) -> None:
+    """List the methods, with their hyper-parameters.
+
+    Parameters
+    ----------
+    json
+        Print JSON instead of text.
+    """
+    from dataclasses import asdict
+
+    from fisherhash.methods import hyper_parameters, registry
+
+    listed = {
+        name: asdict(method.info)
+        | {"options": {k: p.default for k, p in hyper_parameters(method).items()}}
+        for name, method in registry().items()
+    }
+    if json:
+        _print_json(listed)
+        return
+    for name, info in listed.items():
+        print(f"{name:<12} {info['title']} ({info['venue']} {info['year']})")
+        learns = "no labels" if info["supervision"] == "none" else info["supervision"]
+        several = "several labels" if info["multilabel"] else "one label an image"
+        print(f"{'':<12} learns from {learns}; {several}; {info['url']}")
+        options = " ".join(f"{k}={v}" for k, v in info["options"].items())
+        if options:
+            print(f"{'':<12} --set {options}")
+
+
+@app.command
+def doctor(*, json: Json = False) -> None:
+    """Say what is installed, what is missing, and where things are kept.
+
+    Parameters
+    ----------
+    json
+        Print JSON instead of text.
+    """
+    from fisherhash.doctor import examine
+
+    found = examine()
+    if json:
+        _print_json(found)
+        return
+    for section, rows in found.items():
+        print(section)
+        for name, value in rows.items():
+            print(f"  {name:<20} {value}")
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """The entry point of the command ``fisherhash``."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        app(words, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        _fail(_explain(error, words), 2)
+    except FisherhashError as error:
+        _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        _fail("interrupted; the same command continues where it stopped", 130)
+    except BrokenPipeError:
+        # The reader went away (head, less): nobody is left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+    raise SystemExit(0)
+
+
+def _explain(error: CycloptsError, words: list[str]) -> str:
+    """The parser's complaint; a mistyped flag is named before the one that seems to be missing."""
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        known = [name for argument in error.argument_collection or [] for name in argument.names]
+        for word in words:
+            flag = word.split("=")[0]
+            if flag.startswith("--") and flag not in known:
+                near = difflib.get_close_matches(flag, known, n=1, cutoff=0.4)
+                hint = f" Did you mean {near[0]}?" if near else ""
+                return f"Unknown option: {flag}.{hint}"
+    return str(error).strip()
+
+
+def _fail(sentence: str, code: int) -> NoReturn:
+    print(f"fisherhash: {sentence}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _options(pairs: list[str]) -> dict[str, str]:
+    for pair in pairs:
+        if "=" not in pair:
+            raise UsageError(f"--set takes NAME=VALUE, got '{pair}'")
+    return dict(pair.split("=", 1) for pair in pairs)  # type: ignore[misc]
+
+
+def _describe(collection: Collection) -> None:
+    labels = f"{len(collection.classes)} classes" if collection.classes else "no labels"
+    _say(f"{collection.name}: {len(collection):,} images, {labels}")
+    _notes(collection.notes)
+
+
+def _notes(notes: tuple[str, ...]) -> None:
+    for note in notes:
+        _say(f"note: {note}")
+
+
+def _report_skipped(skipped: list[Skipped], out: Path) -> None:
+    if skipped:
+        first = skipped[0]
+        _say(
+            f"{len(skipped)} images could not be read and were skipped, the first is {first.name} "
+            f"({first.reason}); all are listed in {out / 'skipped.csv'}"
+        )
+
+
+def _summary(measured: Evaluation) -> dict[str, float | None]:
+    return {
+        "mAP": measured.map,
+        "mAP lower bound": measured.map_lower,
+        "mAP upper bound": measured.map_upper,
+        "mAP, ties in database order": measured.map_stable,
+    }
+
+
+def _map_line(measured: Evaluation) -> str:
+    if measured.map_lower is None or measured.map_upper is None:
+        bounds = "tie bounds not available"
+    else:
+        bounds = f"ties can move it from {measured.map_lower:.4f} to {measured.map_upper:.4f}"
+    return f"{measured.map:.4f} ({bounds}; in database order {measured.map_stable:.4f})"
+
+
+class _writing:  # noqa: N801
+    """Turns a failed write into an error that names the file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, OSError):
+            self.path.with_name(self.path.name + ".new.npz").unlink(missing_ok=True)
+            raise FisherhashError(f"could not write {self.path}: {error.strerror}") from error

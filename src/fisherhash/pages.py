@@ -1,0 +1,461 @@
+"""Blocks of a self-contained HTML page: queries with what they found, codes as bits, charts.
+
+Nothing here needs a network or a script: pictures are data URIs, drawings are inline SVG, and the
+style is one sheet that follows the reader's light or dark setting. Every function takes plain text
+and escapes it; what it returns is HTML.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from PIL import Image
+
+from fisherhash import __version__, codes
+from fisherhash.errors import UsageError
+
+# Twice the size a picture has on the page, for sharp screens.
+THUMBNAIL = 208
+
+
+@dataclass(frozen=True)
+class Result:
+    """One retrieved image.
+
+    Attributes:
+        picture: what is shown, reduced where it is large.
+        distance: Hamming distance from the query.
+        code: (bytes,) its packed code.
+        caption: its class or its file name.
+        right: whether it is what was asked for; None where nobody knows.
+    """
+
+    picture: Image.Image
+    distance: int
+    code: NDArray[np.uint8]
+    caption: str = ""
+    right: bool | None = None
+
+
+@dataclass(frozen=True)
+class Query:
+    """One query and what it found, the nearest first.
+
+    Attributes:
+        picture: what was asked with.
+        code: (bytes,) its packed code.
+        caption: its class or its file name.
+        results: the retrieved images in the order they are shown.
+        notes: short lines under the caption.
+    """
+
+    picture: Image.Image
+    code: NDArray[np.uint8]
+    caption: str
+    results: Sequence[Result]
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a chart.
+
+    Attributes:
+        name: for the legend.
+        values: one a point of the x axis.
+        kind: a filled area, a line, or a dashed line.
+    """
+
+    name: str
+    values: Sequence[float]
+    kind: Literal["area", "line", "dashed"] = field(default="line")
+
+
+def page(title: str, body: str, *, description: str = "") -> str:
+    """A whole page around blocks of HTML; only ``title`` and ``description`` are escaped here."""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f'<meta name="generator" content="fisherhash {escape(__version__)}">\n'
+        f'<meta name="description" content="{escape(description)}">\n'
+        f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n'
+        f"<style>{STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def section(title: str, body: str, *, name: str, intro: str = "") -> str:
+    """A titled part of a page; ``intro`` is plain text, ``body`` is HTML."""
+    lead = f'<p class="intro">{escape(intro)}</p>' if intro else ""
+    return f'<section id="{escape(name)}">\n<h2>{escape(title)}</h2>\n{lead}\n{body}\n</section>'
+
+
+def data_uri(picture: Image.Image, *, side: int = THUMBNAIL) -> str:
+    """A picture as a data URI: PNG without loss if it is small, else a JPEG of at most ``side``."""
+    small = picture.convert("RGB")
+    kind, options = "png", {"optimize": True}
+    if max(small.size) > side:
+        small.thumbnail((side, side), Image.Resampling.LANCZOS)
+        kind, options = "jpeg", {"quality": 85}
+    file = io.BytesIO()
+    small.save(file, kind, **options)
+    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def bits_svg(
+    code: NDArray[np.uint8],
+    bits: int,
+    *,
+    against: NDArray[np.uint8] | None = None,
+    columns: int | None = None,
+) -> str:
+    """A code as a grid of squares, dark for 1; bits that differ from ``against`` are circles.
+
+    Args:
+        code: (bytes,) packed.
+        bits: its length.
+        against: (bytes,) the code to compare with.
+        columns: squares a row; by default 8, a byte a row, and more for codes above 64 bits.
+    """
+    own = codes.unpack(code[None], bits)[0]
+    other = own if against is None else codes.unpack(against[None], bits)[0]
+    wide = columns or 8 * max(1, 2 ** math.ceil(math.log2(max(bits, 64) / 64) / 2))
+    paths = {"b0": "", "b1": "", "d0": "", "d1": ""}
+    for place, (bit, differs) in enumerate(zip(own, own != other, strict=True)):
+        row, column = divmod(place, wide)
+        if differs:
+            paths[f"d{bit}"] += f"M{column}.17 {row}.5a.33.33 0 1 0 .66 0a.33.33 0 1 0-.66 0z"
+        else:
+            paths[f"b{bit}"] += f"M{column}.2 {row}.2h.6v.6h-.6z"
+    label = f"code {codes.to_hex(code[None])[0]}"
+    if against is not None:
+        count = int((own != other).sum())
+        label += f", {count} {'bit differs' if count == 1 else 'bits differ'}"
+    drawn = "".join(f'<path class="{name}" d="{path}"/>' for name, path in paths.items() if path)
+    rows = math.ceil(bits / wide)
+    return (
+        f'<svg class="bits" viewBox="0 0 {wide} {rows}" role="img" aria-label="{label}">'
+        f"{drawn}</svg>"
+    )
+
+
+def legend(*, marks: bool) -> str:
+    """What the squares and circles mean and, with ``marks``, the ticks and crosses."""
+
+    def key(kind: str, text: str) -> str:
+        shape = (
+            "M.17.5a.33.33 0 1 0 .66 0a.33.33 0 1 0-.66 0z"
+            if kind[0] == "d"
+            else "M.2.2h.6v.6h-.6z"
+        )
+        return (
+            '<li><svg class="bits" viewBox="0 0 1 1" aria-hidden="true">'
+            f'<path class="{kind}" d="{shape}"/></svg>{text}</li>'
+        )
+
+    items = key("b1", "bit 1") + key("b0", "bit 0")
+    items += key("d1", "1, differs from the query") + key("d0", "0, differs from the query")
+    if marks:
+        items = (
+            '<li><span class="badge right" aria-hidden="true">✓</span>same class</li>'
+            '<li><span class="badge wrong" aria-hidden="true">✕</span>another class</li>'
+        ) + items
+    return f'<ul class="legend">{items}</ul>'
+
+
+def query_rows(queries: Sequence[Query], bits: int) -> str:
+    """Every query as a row: its picture and code, then its results with distance, mark and code."""
+    return '<div class="queries">\n' + "\n".join(_query_row(q, bits) for q in queries) + "\n</div>"
+
+
+def _query_row(query: Query, bits: int) -> str:
+    notes = "".join(f"<span>{escape(note)}</span>" for note in query.notes)
+    results = "\n".join(_result(result, query, bits) for result in query.results)
+    return (
+        '<article class="query">\n<div class="asked">'
+        f'<img src="{data_uri(query.picture)}" alt="query: {escape(query.caption)}">'
+        f'<div><h3>{escape(query.caption)}</h3><p class="notes">{notes}</p>'
+        f"{bits_svg(query.code, bits)}</div></div>\n"
+        f'<ol class="results">\n{results}\n</ol>\n</article>'
+    )
+
+
+def _result(result: Result, query: Query, bits: int) -> str:
+    mark, word, sign = {
+        True: ("right", "right", "✓"),
+        False: ("wrong", "wrong", "✕"),
+        None: ("unmarked", "", ""),
+    }[result.right]
+    badge = f'<span class="badge {mark}" aria-hidden="true">{sign}</span>' if sign else ""
+    parts = (result.caption, f"distance {result.distance}", word)
+    alt = escape(", ".join(part for part in parts if part))
+    return (
+        f'<li class="{mark}" data-distance="{result.distance}"><div class="frame">'
+        f'<img src="{data_uri(result.picture)}" alt="{alt}">{badge}</div>'
+        f'<span class="distance">distance <b>{result.distance}</b></span>'
+        f'<span class="caption" title="{escape(result.caption)}">{escape(result.caption)}</span>'
+        f"{bits_svg(result.code, bits, against=query.code)}</li>"
+    )
+
+
+def tiles(items: Sequence[tuple[str, str, str]]) -> str:
+    """Headline numbers: (number, what it is, a line of detail) each."""
+    inside = "".join(
+        f'<div class="tile"><dt>{escape(name)}</dt><dd><b>{escape(number)}</b>'
+        f"<span>{escape(detail)}</span></dd></div>"
+        for number, name, detail in items
+    )
+    return f'<dl class="tiles">{inside}</dl>'
+
+
+def code_table(
+    names: Sequence[str], packed: NDArray[np.uint8], bits: int, notes: Sequence[str], heading: str
+) -> str:
+    """Named codes (n, bytes), one a row and all bits on one line, with a last column of notes."""
+    rows = "".join(
+        f'<tr><th scope="row">{escape(name)}</th>'
+        f"<td>{bits_svg(code, bits, columns=min(bits, 64))}</td><td>{escape(note)}</td></tr>"
+        for name, code, note in zip(names, packed, notes, strict=True)
+    )
+    return (
+        '<div class="scroll"><table class="codes"><thead><tr><th scope="col">class</th>'
+        f'<th scope="col">its {bits} bits</th><th scope="col">{escape(heading)}</th></tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+
+
+def distance_matrix(names: Sequence[str], distances: ArrayLike) -> str:
+    """Distances (n, n) between named things as a shaded table; the least ones are outlined."""
+    matrix = np.asarray(distances)
+    if matrix.shape != (len(names), len(names)):
+        raise UsageError(f"{len(names)} names for distances of shape {matrix.shape}")
+    apart = matrix[~np.eye(len(names), dtype=bool)]
+    low, high = apart.min(initial=matrix.max(initial=0)), max(matrix.max(initial=0), 1)
+    head = "".join(f'<th scope="col"><span>{escape(name)}</span></th>' for name in names)
+    rows = ""
+    for i, name in enumerate(names):
+        cells = ""
+        for j, value in enumerate(matrix[i].tolist()):
+            if i == j:
+                cells += '<td class="self">·</td>'
+                continue
+            kind = ' class="least"' if value == low else ""
+            cells += f'<td{kind} style="--share:{70 * value / high:.0f}%">{value:g}</td>'
+        rows += f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>'
+    return (
+        '<div class="scroll"><table class="matrix"><thead><tr><td></td>'
+        f"{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def time_table(seconds: Sequence[tuple[str, float]]) -> str:
+    """How long each part took, with a bar in proportion, and the sum."""
+    total = sum(value for _, value in seconds)
+    rows = "".join(
+        f'<tr><th scope="row">{escape(name)}</th><td><i style="width:'
+        f'{100 * value / (total or 1):.1f}%"></i></td><td>{value:.1f} s</td></tr>'
+        for name, value in seconds
+    )
+    return (
+        f'<table class="times"><tbody>{rows}</tbody><tfoot><tr><th scope="row">in all</th><td></td>'
+        f"<td>{total:.1f} s</td></tr></tfoot></table>"
+    )
+
+
+def line_chart(
+    series: Sequence[Series], x: Sequence[float], *, title: str, x_label: str, y_label: str
+) -> str:
+    """Lines over a common x axis, from zero up, as inline SVG with a legend."""
+    wide, high, left, bottom, top = 520, 240, 44, 34, 10
+    ticks = _ticks(max((max(s.values) for s in series), default=1.0))
+    first, last = x[0], x[-1]
+
+    def across(value: float) -> float:
+        return left + (wide - left - 8) * (value - first) / ((last - first) or 1)
+
+    def up(value: float) -> float:
+        return high - bottom - (high - bottom - top) * value / ticks[-1]
+
+    floor = up(0)
+    drawn = "".join(
+        f'<line class="grid" x1="{left}" x2="{wide - 8}" y1="{up(t):.1f}" y2="{up(t):.1f}"/>'
+        f'<text class="end" x="{left - 8}" y="{up(t) + 4.5:.1f}">{t:g}</text>'
+        for t in ticks
+    )
+    keys = ""
+    for number, one in enumerate(series):
+        points = [f"{across(a):.1f} {up(b):.1f}" for a, b in zip(x, one.values, strict=True)]
+        line = "M" + "L".join(points)
+        if one.kind == "area":
+            closed = f"{line}L{across(last):.1f} {floor:.1f}L{across(first):.1f} {floor:.1f}z"
+            drawn += f'<path class="fill s{number}" d="{closed}"/>'
+        drawn += f'<path class="line s{number} {one.kind}" d="{line}"/>'
+        keys += (
+            '<li><svg viewBox="0 0 22 10" aria-hidden="true">'
+            + (f'<path class="fill s{number}" d="M0 2h22v8h-22z"/>' if one.kind == "area" else "")
+            + f'<path class="line s{number} {one.kind}" d="M0 {2 if one.kind == "area" else 5}h22"'
+            f"/></svg>{escape(one.name)}</li>"
+        )
+    middle = (left + wide - 8) / 2
+    drawn += (
+        f'<text x="{left}" y="{high - 14}">{first:g}</text>'
+        f'<text class="end" x="{wide - 8}" y="{high - 14}">{last:g}</text>'
+        f'<text class="mid" x="{middle}" y="{high - 14}">{escape(x_label)}</text>'
+    )
+    return (
+        f'<figure class="chart"><figcaption><b>{escape(title)}</b> <span>{escape(y_label)}</span>'
+        f'</figcaption><ul class="keys">{keys}</ul><svg viewBox="0 0 {wide} {high}" role="img" '
+        f'aria-label="{escape(title)}">{drawn}</svg></figure>'
+    )
+
+
+def _ticks(highest: float) -> list[float]:
+    """Round numbers from 0 to at least ``highest``, about four steps.
+
+    >>> _ticks(4.4)
+    [0.0, 2.0, 4.0, 6.0]
+    """
+    rough = max(highest, 1e-9) / 4
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
+    return [round(i * step, 12) for i in range(math.ceil(highest / step - 1e-9) + 1)]
+
+
+STYLE = """
+:root{--paper:#faf9f6;--card:#fff;--ink:#20242e;--soft:#646a76;--line:#e4e1d9;--one:#37425c;
+--zero:#e2e4ea;--turn:#c96f00;--right:#117a68;--wrong:#bf3f27;--tint:#4c5fa8;color-scheme:light dark}
+@media(prefers-color-scheme:dark){:root{--paper:#14161a;--card:#1b1e24;--ink:#e9e7e2;
+--soft:#9ba1ad;--line:#2d313a;--one:#b3bfdb;--zero:#343a47;--turn:#f0a63c;--right:#41bfa5;
+--wrong:#ff7f61;--tint:#8b9ce0}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.55 system-ui,-apple-system,
+"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;-webkit-text-size-adjust:100%}
+main{max-width:1152px;margin:0 auto;padding:56px 24px 40px}
+h1{font-size:clamp(1.9rem,4.6vw,3rem);line-height:1.12;letter-spacing:-.025em;font-weight:680;
+margin:0 0 .45em;text-wrap:balance}
+h2{font-size:1.4rem;letter-spacing:-.012em;margin:0 0 .3em}
+h3{font-size:1.02rem;margin:0;line-height:1.3;overflow-wrap:anywhere}
+p{margin:0 0 1em}a{color:var(--tint)}
+code,pre{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;
+font-size:.9em}
+img{display:block;object-fit:cover;background:var(--zero)}
+section{margin-top:64px}
+.intro{color:var(--soft);max-width:46em;margin-bottom:1.4em}
+.eyebrow{color:var(--tint);font-weight:600;font-size:.86rem;letter-spacing:.02em;margin:0 0 .8em}
+.top{display:grid;grid-template-columns:minmax(0,1fr) auto;gap:32px 56px;align-items:center}
+.lead{font-size:1.1rem;max-width:37em;margin:0}
+.lead+.lead{margin-top:.8em;font-size:1rem;color:var(--soft)}
+.sketch{margin:0;display:flex;align-items:center;gap:20px;padding:24px;background:var(--card);
+border:1px solid var(--line);border-radius:18px}
+.sketch img{width:112px;height:112px;border-radius:12px}
+.sketch .bits{width:168px}
+.sketch .arrow{color:var(--soft);font-size:1.4rem}
+.sketch figcaption{margin-top:8px;font-size:.82rem;color:var(--soft)}
+.tiles{display:grid;grid-template-columns:repeat(4,1fr);gap:1px;margin:40px 0 0;
+background:var(--line);border:1px solid var(--line);border-radius:16px;overflow:hidden}
+.tile{background:var(--card);padding:18px 20px;display:flex;flex-direction:column-reverse;
+justify-content:flex-end}
+.tile dt{font-size:.84rem;color:var(--soft);order:1}
+.tile dd{margin:0;display:contents}
+.tile dd b{order:2;font-size:2rem;line-height:1.2;font-weight:660;letter-spacing:-.02em}
+.tile dd span{order:0;font-size:.84rem;color:var(--soft);line-height:1.4}
+.legend,.keys{list-style:none;display:flex;flex-wrap:wrap;gap:6px 20px;padding:0;margin:0 0 1em;
+font-size:.84rem;color:var(--soft)}
+.legend li,.keys li{display:flex;align-items:center;gap:7px}
+.legend .bits{width:13px}.legend .badge{position:static}
+.bits{display:block;width:100%;height:auto;overflow:visible}
+.bits path{stroke-width:.2;stroke-linejoin:round}
+.b1{fill:var(--one);stroke:var(--one)}.b0{fill:var(--zero);stroke:var(--zero)}
+.d1{fill:var(--turn);stroke:var(--turn)}.d0{fill:none;stroke:var(--turn)}
+.query{display:grid;grid-template-columns:136px minmax(0,1fr);gap:28px;padding:24px 0;
+border-top:1px solid var(--line)}
+.query:last-child{border-bottom:1px solid var(--line)}
+.asked img{width:104px;height:104px;border-radius:12px;margin-bottom:10px}
+.asked .bits{width:104px}
+.notes{margin:0 0 8px;font-size:.78rem;color:var(--soft);line-height:1.4}
+.notes span{display:block}
+.results{list-style:none;margin:0;padding:0;display:grid;gap:12px;
+grid-template-columns:repeat(10,minmax(0,1fr))}
+.results li{min-width:0}
+.frame{position:relative;border-radius:10px;padding:3px;border:2px solid var(--line)}
+.right .frame{border-color:var(--right)}
+.wrong .frame{border:2px dashed var(--wrong)}
+.frame img{width:100%;aspect-ratio:1;border-radius:6px}
+.badge{position:absolute;right:-7px;top:-7px;width:20px;height:20px;border-radius:50%;
+display:grid;place-items:center;font-size:11px;line-height:1;font-weight:700;color:var(--paper)}
+.badge.right{background:var(--right)}.badge.wrong{background:var(--wrong);border-radius:5px}
+.distance,.caption{display:block;font-size:.76rem;line-height:1.35;color:var(--soft);
+overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
+.distance{margin-top:6px}.distance b{color:var(--ink)}
+.wrong .caption{color:var(--wrong);font-weight:600}
+.results .bits{margin-top:5px}
+.pair{display:grid;grid-template-columns:minmax(0,1fr) minmax(0,1fr);gap:32px 48px;
+align-items:start}
+.pair>*{min-width:0}
+.scroll{overflow-x:auto}
+table{border-collapse:collapse;font-size:.86rem}
+th{font-weight:500;text-align:left}
+thead th{color:var(--soft);font-size:.78rem;vertical-align:bottom;padding-bottom:8px}
+.codes{width:100%}.codes th,.codes td{padding:4px 0;height:32px}
+.codes tbody th{padding-right:14px;width:1%;white-space:nowrap}
+.codes td:last-child{text-align:right;padding-left:14px;width:64px;
+font-variant-numeric:tabular-nums}
+.codes thead th:last-child{text-align:right;padding-left:8px;line-height:1.25}
+.codes .bits{min-width:190px}
+.matrix{margin-left:auto}
+.matrix td{width:36px;min-width:30px;height:32px;text-align:center;
+font-variant-numeric:tabular-nums;
+background:color-mix(in srgb,var(--tint) calc(var(--share,0%)*.62),transparent);
+border:1px solid var(--paper)}
+.matrix .self,.matrix thead td{background:none;color:var(--soft)}
+.matrix .least{outline:2px solid var(--turn);outline-offset:-3px;font-weight:700;border-radius:6px}
+.matrix tbody th{padding-right:10px;white-space:nowrap}
+.matrix thead th{height:78px;padding:0;position:relative}
+.matrix thead span{position:absolute;left:50%;bottom:8px;transform-origin:0 100%;
+transform:rotate(-55deg);white-space:nowrap;margin-left:4px}
+.chart{margin:0;background:var(--card);border:1px solid var(--line);border-radius:16px;
+padding:20px 20px 8px}
+.chart figcaption{line-height:1.4;margin-bottom:6px}
+.chart figcaption span{color:var(--soft);font-size:.84rem;display:block}
+.chart>svg{display:block;width:100%;height:auto}
+.chart text{font-size:13px;fill:var(--soft)}
+.chart .end{text-anchor:end}.chart .mid{text-anchor:middle}
+.keys svg{width:22px;height:10px;overflow:visible}
+.grid{stroke:var(--line)}
+.line{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}
+.line.dashed{stroke-dasharray:2 5}
+.line.s0{stroke:var(--tint)}.fill.s0{fill:var(--tint);opacity:.16}
+.line.s1{stroke:var(--turn)}.fill.s1{fill:var(--turn);opacity:.16}
+.times{width:100%}.times th{padding:6px 18px 6px 0}
+.times td:last-child{text-align:right;width:64px;font-variant-numeric:tabular-nums}
+.times td:nth-child(2){width:45%}
+.times i{display:block;height:8px;min-width:2px;border-radius:4px;background:var(--tint)}
+.times tfoot th,.times tfoot td{border-top:1px solid var(--line);padding-top:8px;font-weight:650}
+pre{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:14px 18px;
+overflow-x:auto;margin:0 0 14px;line-height:1.6}
+pre .soft{color:var(--soft)}
+footer{margin-top:64px;padding-top:20px;border-top:1px solid var(--line);font-size:.82rem;
+color:var(--soft)}
+footer p{margin:0 0 .5em;overflow-wrap:anywhere}
+@media(max-width:1000px){.results{grid-template-columns:repeat(5,minmax(0,1fr))}
+.top,.pair{grid-template-columns:minmax(0,1fr)}.sketch{justify-self:start}
+.matrix{margin-left:0}.tiles{grid-template-columns:repeat(2,1fr)}}
+@media(max-width:620px){main{padding:32px 16px 28px}section{margin-top:48px}
+.query{grid-template-columns:minmax(0,1fr);gap:16px}
+.asked{display:flex;gap:16px}.asked img{margin:0}
+.sketch{padding:16px;gap:12px;max-width:100%}.sketch img{width:88px;height:88px}
+.sketch .bits{width:132px}
+.tile{padding:14px}.tile dd b{font-size:1.55rem}
+.results{grid-template-columns:repeat(auto-fill,minmax(76px,1fr));gap:16px 12px}
+.matrix td{width:27px;min-width:25px}.matrix{font-size:.78rem}
+.matrix tbody th{padding-right:6px}}
+@media print{.query,.chart,.codes,.matrix{break-inside:avoid}}
+"""

@@ -1,0 +1,159 @@
+"""The centre step: brute force, monotone decrease, finite differences."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fisherhash.methods import _centers
+
+
+def problem(bits, classes, images, seed, multilabel=False):
+    rng = np.random.default_rng(seed)
+    Y = np.zeros((classes, images))
+    for i in range(images):
+        count = rng.integers(1, classes + 1) if multilabel else 1
+        Y[rng.choice(classes, count, replace=False), i] = 1.0 / count
+    B = rng.choice([-1.0, 1.0], (bits, images))
+    C = rng.choice([-1.0, 1.0], (bits, classes))
+    return B, Y, C
+
+
+def loop_objective(C, B, Y, intra, inter):
+    """The paper's sums, term by term, with the sums over classes running to M."""
+    bits, classes = C.shape
+    value = 0.0
+    for i in range(B.shape[1]):
+        value += intra * sum((B[k, i] - C[k] @ Y[:, i]) ** 2 for k in range(bits))
+    for i, j in itertools.product(range(classes), repeat=2):
+        target = bits if i == j else -bits
+        value += inter * (C[:, i] @ C[:, j] - target) ** 2
+    return value
+
+
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_objective_equals_the_printed_sums(multilabel):
+    B, Y, C = problem(5, 3, 11, 0, multilabel)
+    for values in (C, C + 0.3):
+        got = _centers.objective(values, B @ Y.T, Y @ Y.T, codes=B.size, intra=0.7, inter=0.2)
+        assert got == pytest.approx(loop_objective(values, B, Y, 0.7, 0.2))
+
+
+@given(
+    bits=st.integers(1, 6),
+    classes=st.integers(1, 4),
+    seed=st.integers(0, 10_000),
+    multilabel=st.booleans(),
+    inter=st.sampled_from([0.0, 0.01, 1.0, 50.0]),
+)
+@settings(max_examples=60, deadline=None)
+def test_exact_sweeps_end_where_no_single_flip_helps(bits, classes, seed, multilabel, inter):
+    B, Y, C = problem(bits, classes, 9, seed, multilabel)
+    S, T = B @ Y.T, Y @ Y.T
+    found, _ = _centers.exact_sweeps(C, S, T, intra=1.0, inter=inter, sweeps=100)
+    assert set(np.unique(found)) <= {-1.0, 1.0}
+    value = loop_objective(found, B, Y, 1.0, inter)
+    assert value <= loop_objective(C, B, Y, 1.0, inter) + 1e-9
+    for k, i in itertools.product(range(bits), range(classes)):
+        flipped = found.copy()
+        flipped[k, i] *= -1
+        assert loop_objective(flipped, B, Y, 1.0, inter) >= value - 1e-6
+
+
+@pytest.mark.parametrize(("bits", "classes"), [(6, 2), (4, 3), (3, 4)])
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_exact_sweeps_against_brute_force(bits, classes, multilabel):
+    """At the best of all C the step stays; and from many starts some run reaches it."""
+    B, Y, _ = problem(bits, classes, 12, 1, multilabel)
+    S, T = B @ Y.T, Y @ Y.T
+    every = [
+        np.array(cells).reshape(bits, classes)
+        for cells in itertools.product([-1.0, 1.0], repeat=bits * classes)
+    ]
+    values = [_centers.objective(C, S, T, codes=B.size, intra=1.0, inter=0.3) for C in every]
+    best = every[int(np.argmin(values))]
+    stayed, flips = _centers.exact_sweeps(best, S, T, intra=1.0, inter=0.3, sweeps=10)
+    assert flips == 0
+    np.testing.assert_array_equal(stayed, best)
+    reached = []
+    for start in np.random.default_rng(0).choice(len(every), 300):
+        C, _ = _centers.exact_sweeps(every[start], S, T, intra=1.0, inter=0.3, sweeps=100)
+        reached.append(_centers.objective(C, S, T, codes=B.size, intra=1.0, inter=0.3))
+    assert min(reached) == pytest.approx(min(values))
+
+
+def test_without_inter_and_with_one_label_the_exact_step_is_the_global_minimum():
+    B, Y, C = problem(6, 4, 30, 3)
+    S, T = B @ Y.T, Y @ Y.T
+    found, _ = _centers.exact_sweeps(C, S, T, intra=1.0, inter=0.0, sweeps=20)
+    decided = S != 0
+    np.testing.assert_array_equal(found[decided], np.sign(S)[decided])
+
+
+def test_every_flip_lowers_the_objective():
+    B, Y, C = problem(12, 8, 60, 4)
+    S, T = B @ Y.T, Y @ Y.T
+    value = np.inf
+    for _ in range(20):
+        now = _centers.objective(C, S, T, codes=B.size, intra=1.0, inter=0.5)
+        assert now <= value
+        value = now
+        C, _ = _centers.exact_sweeps(C, S, T, intra=1.0, inter=0.5, sweeps=1)
+
+
+def test_gradient_is_the_finite_difference():
+    B, Y, _ = problem(5, 4, 20, 5, multilabel=True)
+    S, T = B @ Y.T, Y @ Y.T
+    V = np.random.default_rng(6).normal(size=(5, 4)) + 0.05
+    weights = {"intra": 0.8, "inter": 0.3, "relaxation": 0.6}
+    got = _centers.gradient(V, S, T, **weights)
+    step = 1e-6
+    for k, i in itertools.product(range(5), range(4)):
+        up, down = V.copy(), V.copy()
+        up[k, i] += step
+        down[k, i] -= step
+        difference = _centers.relaxed_objective(up, S, T, codes=B.size, **weights)
+        difference -= _centers.relaxed_objective(down, S, T, codes=B.size, **weights)
+        assert got[k, i] == pytest.approx(difference / (2 * step), rel=1e-5, abs=1e-5)
+
+
+def test_gradient_is_the_equation_as_printed():
+    B, Y, V = problem(5, 4, 20, 7)
+    V = V * 0.4
+    A = 5 * (2 * np.eye(4) - np.ones((4, 4)))
+    printed = 2 * 0.8 * (V @ Y - B) @ Y.T + 4 * 0.3 * V @ (V.T @ V - A) + 2 * 0.6 * (V - np.sign(V))
+    got = _centers.gradient(V, B @ Y.T, Y @ Y.T, intra=0.8, inter=0.3, relaxation=0.6)
+    np.testing.assert_allclose(got, printed)
+
+
+def test_descent_lowers_the_relaxed_objective_monotonically():
+    B, Y, V = problem(8, 5, 40, 8)
+    S, T = B @ Y.T, Y @ Y.T
+    weights = {"intra": 1.0, "inter": 0.5, "relaxation": 1.0}
+    values = []
+    for _ in range(15):
+        values.append(_centers.relaxed_objective(V, S, T, codes=B.size, **weights))
+        V = _centers.descend(V, S, T, codes=B.size, steps=3, **weights)
+    assert all(later <= earlier for earlier, later in itertools.pairwise(values))
+    assert values[-1] < values[0]
+
+
+def test_collapsed_centres_satisfy_the_linear_term_but_not_ours():
+    """Half the classes at v, half at -v: the linear term is optimal there, the quadratic is not."""
+    v = np.array([1.0, -1.0, 1.0, 1.0])
+    collapsed = np.stack([v, v, -v, -v], axis=1)
+    nothing, T = np.zeros((4, 4)), np.zeros((4, 4))
+    np.testing.assert_array_equal(
+        _centers.linear_sweep(collapsed, nothing, T, inter=1.0), collapsed
+    )
+    apart, flips = _centers.exact_sweeps(collapsed, nothing, T, intra=1.0, inter=1.0, sweeps=50)
+    assert flips > 0
+    quadratic = {"codes": 0, "intra": 0.0, "inter": 1.0}
+    assert _centers.objective(collapsed, nothing, T, **quadratic) == 256
+    assert _centers.objective(apart, nothing, T, **quadratic) == 96
+
+
+def test_signs_are_never_zero():
+    np.testing.assert_array_equal(_centers.signs(np.array([-0.0, 0.0, 1e-30])), [-1, -1, 1])

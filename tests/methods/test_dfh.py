@@ -1,0 +1,263 @@
+"""Deep Fisher Hashing: its steps against brute force, its limits, its parts."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from fisherhash.errors import UsageError
+from fisherhash.methods import Batch, Progress, create
+from fisherhash.methods.dfh import DFH
+
+
+class Fixed:
+    """A training set whose outputs are given."""
+
+    def __init__(self, outputs, labels):
+        self._outputs, self.labels = outputs, labels
+
+    def outputs(self):
+        return self._outputs
+
+    def features(self):
+        return self._outputs
+
+
+def started(outputs, labels, **options):
+    method = DFH(bits=outputs.shape[1], classes=labels.shape[1], **options)
+    method.start(Fixed(outputs, labels))
+    return method
+
+
+def toy(images=24, bits=6, classes=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    outputs = torch.randn(images, bits, generator=generator)
+    labels = torch.eye(classes)[torch.arange(images) % classes]
+    return outputs, labels
+
+
+def batch_of(labels, index):
+    index = torch.as_tensor(index)
+    return Batch(labels[index], index, torch.empty(len(index), 1))
+
+
+def loop_pair_loss(outputs, labels, index, margin, weight=1.0):
+    """The printed pair loss, pair by pair, with math.log and math.exp."""
+    total = weights = 0.0
+    for i, j in itertools.product(index, range(len(outputs))):
+        if i == j:
+            continue
+        dissimilarity = -0.5 * float(outputs[i] @ outputs[j])
+        similar = bool((labels[i] * labels[j]).sum() > 0)
+        exponent = dissimilarity + margin if similar else -dissimilarity + margin
+        w = weight if similar else 1.0
+        total += w * math.log(1 + math.exp(exponent))
+        weights += w
+    return total / weights
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+def test_loss_is_the_printed_objective(margin, weight):
+    outputs, labels = toy()
+    labels[0, 1] = 1  # an image with two labels
+    method = started(outputs, labels, margin=margin, positive_weight=weight, quantization=0.3)
+    index = [0, 5, 7, 11]
+    terms = method.loss(outputs[index], batch_of(labels, index))
+    proportions = labels / labels.sum(1, keepdim=True)
+    quantization = 0.0
+    for i in index:
+        for k in range(outputs.shape[1]):
+            pull = float(method.centers[k] @ proportions[i]) + float(outputs[i, k])
+            quantization += ((1.0 if pull > 0 else -1.0) - float(outputs[i, k])) ** 2 / len(index)
+    pair = loop_pair_loss(outputs, labels, index, margin, weight)
+    assert float(terms["pair"]) == pytest.approx(pair, rel=1e-5)
+    assert float(terms["quantization"]) == pytest.approx(quantization, rel=1e-5)
+    assert float(terms["loss"]) == pytest.approx(pair + 0.3 * quantization, rel=1e-5)
+
+
+def test_gradient_of_the_pair_term_is_the_derived_one():
+    outputs, labels = toy()
+    method = started(outputs, labels, parts="pair,margin", margin=1.0, quantization=0.0)
+    index = [2, 3]
+    u = outputs[index].clone().requires_grad_()
+    method.loss(u, batch_of(labels, index))["loss"].backward()
+    pairs = 2 * (len(outputs) - 1)
+    for row, i in enumerate(index):
+        expected = torch.zeros(outputs.shape[1])
+        for j in range(len(outputs)):
+            if j == i:
+                continue
+            theta = 0.5 * outputs[i] @ outputs[j]
+            if (labels[i] * labels[j]).sum() > 0:
+                expected -= 0.5 * torch.sigmoid(1.0 - theta) * outputs[j]
+            else:
+                expected += 0.5 * torch.sigmoid(1.0 + theta) * outputs[j]
+        torch.testing.assert_close(u.grad[row], expected / pairs)
+
+
+@pytest.mark.parametrize("intra", [0.1, 1.0, 5.0])
+def test_b_step_is_the_global_minimum(intra):
+    outputs, labels = toy(images=10, bits=5)
+    labels[3, 2] = 1
+    method = started(outputs, labels, intra=intra)
+    proportions = labels / labels.sum(1, keepdim=True)
+    found = method.binary(outputs, proportions)
+    for i in range(len(outputs)):
+        center = method.centers @ proportions[i]
+        values = {}
+        for b in itertools.product([-1.0, 1.0], repeat=5):
+            code = torch.tensor(b)
+            values[b] = float(
+                intra * (code - center).square().sum() + (code - outputs[i]).square().sum()
+            )
+        assert values[tuple(found[i].tolist())] == pytest.approx(min(values.values()), abs=1e-4)
+
+
+def test_margin_mu_nu_zero_is_dpsh():
+    """Then b = sgn(u), and the loss is the negative log-likelihood of pairs plus quantisation."""
+    outputs, labels = toy()
+    method = started(outputs, labels, margin=0.0, intra=0.0, inter=0.0, quantization=0.2)
+    index = [1, 4, 9]
+    terms = method.loss(outputs[index], batch_of(labels, index))
+    likelihood = []
+    for i, j in itertools.product(index, range(len(outputs))):
+        if i != j:
+            theta = float(0.5 * outputs[i] @ outputs[j])
+            similar = float((labels[i] * labels[j]).sum() > 0)
+            likelihood.append(math.log(1 + math.exp(theta)) - similar * theta)
+    u = outputs[index]
+    quantization = (torch.where(u > 0, 1.0, -1.0) - u).square().sum(1).mean()
+    assert float(terms["pair"]) == pytest.approx(sum(likelihood) / len(likelihood), rel=1e-5)
+    assert float(terms["loss"]) == pytest.approx(
+        sum(likelihood) / len(likelihood) + 0.2 * float(quantization), rel=1e-5
+    )
+
+
+def test_large_mu_gives_the_class_centre():
+    outputs, labels = toy()
+    method = started(outputs, labels, intra=1000.0)
+    torch.testing.assert_close(method.binary(outputs, labels), labels @ method.centers.T)
+
+
+def test_multi_label_threshold():
+    """Bits follow the centres unless u disagrees by more than mu |C y|; evenly split, they are u's."""
+    method = DFH(bits=3, classes=2, intra=1.0)
+    method.centers = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]])
+    both = torch.tensor([[0.5, 0.5]])
+    follow = method.binary(torch.tensor([[-0.9, -0.1, 0.9]]), both)
+    assert follow.tolist() == [[1.0, -1.0, -1.0]]
+    against = method.binary(torch.tensor([[-1.1, 0.1, 1.1]]), both)
+    assert against.tolist() == [[-1.0, 1.0, 1.0]]
+
+
+@pytest.mark.parametrize("step", ["exact", "gradient"])
+def test_a_class_absent_from_the_batch_keeps_its_centre(step):
+    outputs, labels = toy(classes=4)
+    method = started(outputs, labels, center_step=step)
+    method.on_epoch_start(Progress(0, 1, 0, 1))
+    before = method.centers.clone()
+    index = torch.tensor([0, 4, 8])  # all of class 0
+    method.after_step(outputs[index] * 3, batch_of(labels, index))
+    torch.testing.assert_close(method.centers, before)
+
+
+def test_the_released_step_overwrites_the_centre_of_an_absent_class():
+    """Which is why it is not the default: an absent class gets minus the sum of the others."""
+    outputs, labels = toy(classes=4)
+    method = started(outputs, labels, center_step="released", inter=1.0)
+    others = method.centers[:, 1:].clone()
+    index = torch.tensor([0, 4, 8])
+    method.after_step(outputs[index], batch_of(labels, index))
+    first = method.centers[:, 0]
+    expected = torch.where(first + others[:, 1:].sum(1) < 0, 1.0, -1.0)
+    torch.testing.assert_close(method.centers[:, 1], expected)
+
+
+@pytest.mark.parametrize("step", ["exact", "gradient", "released"])
+def test_no_bit_is_ever_zero(step):
+    outputs, labels = toy()
+    outputs[::2] = 0.0
+    method = started(outputs, labels, center_step=step)
+    method.on_epoch_start(Progress(0, 1, 0, 1))
+    method.after_step(outputs[:6], batch_of(labels, list(range(6))))
+    for values in (method.centers, method.binary(outputs, labels)):
+        assert set(values.unique().tolist()) <= {-1.0, 1.0}
+
+
+def test_the_memory_starts_full_and_follows_the_batches():
+    outputs, labels = toy()
+    method = started(outputs, labels)
+    torch.testing.assert_close(method.memory.outputs, outputs)
+    method.after_step(torch.ones(2, 6), batch_of(labels, [3, 5]))
+    torch.testing.assert_close(method.memory.outputs[[3, 5]], torch.ones(2, 6))
+    torch.testing.assert_close(method.memory.outputs[4], outputs[4])
+    assert method.memory.outputs.data_ptr() != outputs.data_ptr()
+
+
+def test_centres_start_at_the_signs_of_the_class_means():
+    outputs, labels = toy()
+    method = started(outputs, labels)
+    for label in range(3):
+        mean = outputs[labels[:, label] > 0].mean(0)
+        torch.testing.assert_close(method.relaxed[:, label], mean)
+        torch.testing.assert_close(method.centers[:, label], torch.where(mean > 0, 1.0, -1.0))
+
+
+def test_inter_pushes_centres_apart():
+    outputs, labels = toy(images=60, bits=12, classes=6, seed=2)
+    outputs += 2.0  # every class mean has the same signs
+    spread = {}
+    for inter in (0.0, 20.0):
+        method = started(outputs, labels, inter=inter)
+        method.on_epoch_start(Progress(0, 1, 0, 1))
+        products = method.centers.T @ method.centers
+        spread[inter] = float((12 - products).sum())
+    assert spread[0.0] == 0.0
+    assert spread[20.0] > 0.0
+
+
+@pytest.mark.parametrize(
+    ("parts", "has_pair", "mu"),
+    [
+        ("pair", True, 0.0),
+        ("pair,margin", True, 0.0),
+        ("pair,intra", True, 1.0),
+        ("intra,inter", False, 1.0),
+    ],
+)
+def test_parts_switch_off(parts, has_pair, mu):
+    outputs, labels = toy()
+    method = started(outputs, labels, parts=parts, margin=2.0)
+    terms = method.loss(outputs[:4], batch_of(labels, range(4)))
+    assert ("pair" in terms) == has_pair
+    if has_pair:
+        margin = 2.0 if "margin" in parts else 0.0
+        expected = loop_pair_loss(outputs, labels, range(4), margin)
+        assert float(terms["pair"]) == pytest.approx(expected, rel=1e-5)
+    if mu == 0.0:
+        before = method.centers.clone()
+        method.on_epoch_start(Progress(0, 1, 0, 1))
+        torch.testing.assert_close(method.centers, before)
+        torch.testing.assert_close(
+            method.binary(outputs, labels), torch.where(outputs > 0, 1.0, -1.0)
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"parts": "pairs"}, "Did you mean 'pair'"),
+        ({"parts": "margin"}, "at least 'pair' or 'intra'"),
+        ({"parts": "intra,margin"}, "belongs to the part 'pair'"),
+        ({"parts": "pair,inter"}, "only the part 'intra' uses"),
+        ({"margin": "-1"}, "must not be negative"),
+        ({"margin": "wide"}, "must be a number"),
+        ({"margim": "1"}, "Did you mean 'margin'"),
+        ({"center_step": "exakt"}, "Did you mean 'exact'"),
+    ],
+)
+def test_bad_options_are_named(options, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        create("dfh", bits=4, classes=2, options=options)
