@@ -39,7 +39,7 @@ SHOWN = 10
 """Results shown a query."""
 PARTS = {
     "features": "features of all images, or reading them from the cache",
-    "training": "training the 24-bit head",
+    "training": "training on the features",
     "saving": "saving the model",
     "evaluation": "codes of all images, and mAP",
     "page": "this page",
@@ -259,6 +259,8 @@ def _body(trained: Trained, evaluation: Evaluation, shown: _Shown, folder: Path)
 def _header(trained: Trained, evaluation: Evaluation, shown: _Shown) -> str:
     bits, collection = trained.hasher.bits, trained.collection
     size = codes.code_bytes(bits)
+    weight = "1 byte" if size == 1 else f"{size} bytes"
+    rows = ", one byte a row" if bits <= 64 else ""
     item = int(shown.queries[0])
     code = shown.packed[item]
     learned = len(trained.split.train) if trained.split else 0
@@ -266,7 +268,7 @@ def _header(trained: Trained, evaluation: Evaluation, shown: _Shown) -> str:
     numbers = [
         (f"{evaluation.map:.3f}", "mean average precision (mAP)", _bounds_short(evaluation)),
         (
-            f"{size} bytes",
+            weight,
             "an image",
             f"{bits} bits; {size * evaluation.database:,} bytes for the whole database",
         ),
@@ -287,18 +289,18 @@ def _header(trained: Trained, evaluation: Evaluation, shown: _Shown) -> str:
     return f"""<header>
 <div class="top"><div>
 <p class="eyebrow">fisherhash demo · Deep Fisher Hashing on CIFAR-10</p>
-<h1>Similar images, found with {size} bytes each</h1>
+<h1>Similar images, found with {weight} each</h1>
 <p class="lead">From {learned:,} labelled pictures, fisherhash learned to turn an image into
 {bits} bits, so that images of one class get nearly the same bits and images of different classes
 do not. Searching is then counting: the fewer bits two images differ in, the more alike they
 are.</p>
-<p class="lead">The {evaluation.queries:,} queries are other pictures than those learned from. The
-database they search is the {evaluation.database:,} pictures that were.</p>
+<p class="lead">The {evaluation.queries:,} pictures asked with took no part in the training. The
+{evaluation.database:,} pictures searched are the ones it learned from.</p>
 </div>
 <figure class="sketch"><img src="{pages.data_uri(collection.reader.open(item))}"
 alt="a query of the class {escape(_class_name(collection, item))}">
 <span class="arrow" aria-hidden="true">→</span>
-<div>{pages.bits_svg(code, bits)}<figcaption>{bits} bits, one byte a row:
+<div>{pages.bits_svg(code, bits)}<figcaption>{bits} bits{rows}:
 <code>{" ".join(f"{byte:02x}" for byte in code.tolist())}</code></figcaption></div></figure></div>
 {pages.tiles(numbers)}
 </header>"""
@@ -447,8 +449,8 @@ def _footer(trained: Trained, split: Split, settings: Settings) -> str:
     hasher, found = trained.hasher, versions()
     made = ", ".join(f"{name} {number}" for name, number in found.items())
     return f"""<footer>
-<p>Method: Y. Li, W. Pei, Y. Zha, J. van Gemert, <a href="{DFH.info.url}">{escape(DFH.info.title)}
-</a>, {DFH.info.venue} {DFH.info.year}. Images: {escape(CITATION)}.</p>
+<p>Method: Y. Li, W. Pei, Y. Zha, J. van Gemert, <a
+href="{DFH.info.url}">{escape(DFH.info.title)}</a>, {DFH.info.venue} {DFH.info.year}. Images: {escape(CITATION)}.</p>
 <p>Features: {escape(hasher.backbone.name)} with its ImageNet weights, not changed; images enlarged
 to {hasher.preprocessing.size} pixels. Trained: the head only, {settings.epochs} epochs, seed
 {settings.seed}. Split: {escape(str(split))}.</p>

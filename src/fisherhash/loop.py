@@ -39,7 +39,7 @@ class Settings:
     """SGD with momentum 0.9, or AdamW."""
     learning_rate: float = 0.01
     """The highest learning rate of the head."""
-    backbone_rate: float = 0.1
+    backbone_rate: float = 1.0
     """The backbone's learning rate as a share of the head's, when fine-tuning."""
     weight_decay: float = 5e-4
     """Of every weight matrix; biases and normalisation layers are left alone."""

@@ -238,7 +238,7 @@ def distance_matrix(names: Sequence[str], distances: ArrayLike) -> str:
     if matrix.shape != (len(names), len(names)):
         raise UsageError(f"{len(names)} names for distances of shape {matrix.shape}")
     apart = matrix[~np.eye(len(names), dtype=bool)]
-    low, high = apart.min(initial=matrix.max(initial=0)), max(matrix.max(initial=0), 1)
+    low, high = (apart.min(), apart.max()) if len(apart) else (0, 0)
     head = "".join(f'<th scope="col"><span>{escape(name)}</span></th>' for name in names)
     rows = ""
     for i, name in enumerate(names):
@@ -248,7 +248,8 @@ def distance_matrix(names: Sequence[str], distances: ArrayLike) -> str:
                 cells += '<td class="self">·</td>'
                 continue
             kind = ' class="least"' if value == low else ""
-            cells += f'<td{kind} style="--share:{70 * value / high:.0f}%">{value:g}</td>'
+            share = (value - low) / ((high - low) or 1)
+            cells += f'<td{kind} style="--share:{8 + 44 * share:.0f}%">{value:g}</td>'
         rows += f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>'
     return (
         '<div class="scroll"><table class="matrix"><thead><tr><td></td>'
@@ -274,7 +275,7 @@ def line_chart(
     series: Sequence[Series], x: Sequence[float], *, title: str, x_label: str, y_label: str
 ) -> str:
     """Lines over a common x axis, from zero up, as inline SVG with a legend."""
-    wide, high, left, bottom, top = 520, 240, 44, 34, 10
+    wide, high, left, bottom, top = 520, 250, 40, 46, 10
     ticks = _ticks(max((max(s.values) for s in series), default=1.0))
     first, last = x[0], x[-1]
 
@@ -304,12 +305,14 @@ def line_chart(
             + f'<path class="line s{number} {one.kind}" d="M0 {2 if one.kind == "area" else 5}h22"'
             f"/></svg>{escape(one.name)}</li>"
         )
-    middle = (left + wide - 8) / 2
-    drawn += (
-        f'<text x="{left}" y="{high - 14}">{first:g}</text>'
-        f'<text class="end" x="{wide - 8}" y="{high - 14}">{last:g}</text>'
-        f'<text class="mid" x="{middle}" y="{high - 14}">{escape(x_label)}</text>'
+    step = _ticks(last - first)[1] or 1
+    inner = [t for t in np.arange(step, last, step).tolist() if first < t < last - step / 2]
+    drawn += "".join(
+        f'<text class="mid" x="{across(t):.1f}" y="{floor + 18:.1f}">{t:g}</text>'
+        for t in dict.fromkeys((first, *inner, last))
     )
+    drawn += f'<text class="mid" x="{across((first + last) / 2):.1f}" y="{high - 4}">'
+    drawn += f"{escape(x_label)}</text>"
     return (
         f'<figure class="chart"><figcaption><b>{escape(title)}</b> <span>{escape(y_label)}</span>'
         f'</figcaption><ul class="keys">{keys}</ul><svg viewBox="0 0 {wide} {high}" role="img" '
@@ -341,7 +344,8 @@ body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.55 system-ui,
 main{max-width:1152px;margin:0 auto;padding:56px 24px 40px}
 h1{font-size:clamp(1.9rem,4.6vw,3rem);line-height:1.12;letter-spacing:-.025em;font-weight:680;
 margin:0 0 .45em;text-wrap:balance}
-h2{font-size:1.4rem;letter-spacing:-.012em;margin:0 0 .3em}
+h2{font-size:1.4rem;line-height:1.3;letter-spacing:-.012em;margin:0 0 .75em}
+h2+.intro{margin-top:-.65em}
 h3{font-size:1.02rem;margin:0;line-height:1.3;overflow-wrap:anywhere}
 p{margin:0 0 1em}a{color:var(--tint)}
 code,pre{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;
@@ -363,10 +367,10 @@ border:1px solid var(--line);border-radius:18px}
 background:var(--line);border:1px solid var(--line);border-radius:16px;overflow:hidden}
 .tile{background:var(--card);padding:18px 20px;display:flex;flex-direction:column-reverse;
 justify-content:flex-end}
-.tile dt{font-size:.84rem;color:var(--soft);order:1}
+.tile dt{font-size:.9rem;font-weight:600;order:1}
 .tile dd{margin:0;display:contents}
 .tile dd b{order:2;font-size:2rem;line-height:1.2;font-weight:660;letter-spacing:-.02em}
-.tile dd span{order:0;font-size:.84rem;color:var(--soft);line-height:1.4}
+.tile dd span{order:0;font-size:.84rem;color:var(--soft);line-height:1.4;margin-top:4px}
 .legend,.keys{list-style:none;display:flex;flex-wrap:wrap;gap:6px 20px;padding:0;margin:0 0 1em;
 font-size:.84rem;color:var(--soft)}
 .legend li,.keys li{display:flex;align-items:center;gap:7px}
@@ -406,14 +410,14 @@ th{font-weight:500;text-align:left}
 thead th{color:var(--soft);font-size:.78rem;vertical-align:bottom;padding-bottom:8px}
 .codes{width:100%}.codes th,.codes td{padding:4px 0;height:32px}
 .codes tbody th{padding-right:14px;width:1%;white-space:nowrap}
-.codes td:last-child{text-align:right;padding-left:14px;width:64px;
+.codes td:last-child{text-align:right;padding-left:14px;width:96px;
 font-variant-numeric:tabular-nums}
 .codes thead th:last-child{text-align:right;padding-left:8px;line-height:1.25}
 .codes .bits{min-width:190px}
 .matrix{margin-left:auto}
 .matrix td{width:36px;min-width:30px;height:32px;text-align:center;
 font-variant-numeric:tabular-nums;
-background:color-mix(in srgb,var(--tint) calc(var(--share,0%)*.62),transparent);
+background:color-mix(in srgb,var(--tint) var(--share,0%),transparent);
 border:1px solid var(--paper)}
 .matrix .self,.matrix thead td{background:none;color:var(--soft)}
 .matrix .least{outline:2px solid var(--turn);outline-offset:-3px;font-weight:700;border-radius:6px}
@@ -422,7 +426,7 @@ border:1px solid var(--paper)}
 .matrix thead span{position:absolute;left:50%;bottom:8px;transform-origin:0 100%;
 transform:rotate(-55deg);white-space:nowrap;margin-left:4px}
 .chart{margin:0;background:var(--card);border:1px solid var(--line);border-radius:16px;
-padding:20px 20px 8px}
+padding:20px 20px 14px}
 .chart figcaption{line-height:1.4;margin-bottom:6px}
 .chart figcaption span{color:var(--soft);font-size:.84rem;display:block}
 .chart>svg{display:block;width:100%;height:auto}

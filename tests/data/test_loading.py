@@ -256,6 +256,7 @@ def run_script(tmp_path: Path, kind: str, count: int) -> tuple[subprocess.Popen[
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
     return process, log
 
@@ -294,7 +295,10 @@ def test_workers_end_with_their_parent(tmp_path, signal_number):
     process, log = run_script(tmp_path, "slow", 400)
     assert wait_for(lambda: log.is_file() and len(set(log.read_text().split())) == 2)
     pids = [int(pid) for pid in set(log.read_text().split())]
-    os.kill(process.pid, signal_number)
+    if signal_number == signal.SIGINT:
+        os.killpg(process.pid, signal_number)  # as a terminal does
+    else:
+        os.kill(process.pid, signal_number)
     _, err = process.communicate(timeout=20)
     assert process.returncode != 0
     if signal_number == signal.SIGINT:

@@ -168,6 +168,15 @@ def test_custom_multi_label(data):
     assert ((labels[split.database].sum(axis=0) > 0) == (sizes > 0)).all()
 
 
+def test_custom_leaves_a_rare_class_something_to_find():
+    """Both images of the rare class also carry the common one, which asks for them too."""
+    labels = np.array([[1, 1]] * 2 + [[0, 1]] * 18 + [[0, 1]] * 2, np.uint8)
+    for seed in range(40):
+        split = resolve(collection(labels), "custom", seed)
+        assert labels[split.database, 0].sum() >= 1
+        assert labels[split.query, 0].sum() == 1
+
+
 def test_custom_asks_at_most_a_hundred_a_class():
     data = collection(one_hot([0] * 3_000 + [1] * 30, 2))
     assert data.labels[resolve(data).query].sum(axis=0).tolist() == [100, 3]

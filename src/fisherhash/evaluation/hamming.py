@@ -131,48 +131,46 @@ def rank_block(
     order = np.argsort(distances, axis=1, kind="stable")
     own = self_rows >= 0
     if own.any():
-        # the query itself goes to the end of its row, where it is dropped
-        is_self = order == self_rows[:, None]
-        last = np.argsort(is_self, axis=1, kind="stable")
+        # the query itself goes to the end of its row, where it counts as irrelevant
+        last = np.argsort(order == self_rows[:, None], axis=1, kind="stable")
         order = np.take_along_axis(order, last, axis=1)
-    ranked = np.take_along_axis(distances, order, axis=1)
-    shared = np.take_along_axis(grades, order, axis=1).astype(np.int64)
-    counted = np.ones((b, n), dtype=bool)
-    counted[own, -1] = False
+    shared = np.take_along_axis(grades, order, axis=1)
     shared[own, -1] = 0
+    ranked = np.take_along_axis(distances, order, axis=1)
     if levels is None:
         group = np.zeros((b, n), dtype=np.int64)
         np.cumsum(ranked[:, 1:] != ranked[:, :-1], axis=1, out=group[:, 1:])
         levels = int(group[:, -1].max()) + 1
     else:
         group = ranked.astype(np.int64)
-    place = np.arange(b)[:, None] * levels + group
-    joint = np.bincount(
-        (place * (most + 1) + shared)[counted], minlength=b * levels * (most + 1)
-    ).reshape(b, levels, most + 1)
-    relevant = shared > 0
-    reached = np.cumsum(relevant, axis=1)
-    precision = reached / np.arange(1, n + 1)
-    relevant[:, top:] = False
+    width = most + 1
+    place = (group + np.arange(b)[:, None] * levels) * width + shared
+    joint = np.bincount(place.ravel(), minlength=b * levels * width)
+    np.subtract.at(joint, place[own, -1], 1)
+    joint = joint.reshape(b, levels, width)
+    at_row, at_rank = np.nonzero(shared[:, :top])
+    found = np.bincount(at_row, minlength=b)
+    nth = np.arange(len(at_row)) - np.repeat(np.cumsum(found) - found, found)
+    sums = np.bincount(at_row, weights=(nth + 1) / (at_rank + 1), minlength=b)
     return GroupBlock(
         rows=rows,
         items=joint.sum(axis=2),
         grades=np.ascontiguousarray(joint[:, :, 1:]),
-        stable=np.where(relevant, precision, 0.0).sum(axis=1),
-        stable_found=relevant.sum(axis=1),
+        stable=np.asarray(sums, dtype=np.float64),
+        stable_found=found,
     )
 
 
 def shared_labels(
     query: NDArray[np.uint8], database: NDArray[np.uint8], most: int
-) -> NDArray[np.int64]:
+) -> NDArray[np.unsignedinteger]:
     """Labels shared by each pair of a block, (b, n_database), cut off at ``most``.
 
     >>> shared_labels(np.array([[1, 1]], np.uint8), np.array([[1, 1], [0, 0]], np.uint8), 1)
-    array([[1, 0]])
+    array([[1, 0]], dtype=uint8)
     """
     products = query.astype(np.float32) @ database.astype(np.float32).T
-    return np.minimum(products, most).astype(np.int64)
+    return np.minimum(products, most).astype(np.uint8 if most < 256 else np.uint16)
 
 
 def _numpy_blocks(scan: Scan) -> Iterator[GroupBlock]:

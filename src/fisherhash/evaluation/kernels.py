@@ -128,8 +128,10 @@ def scan(
     blocks = (total + LANES - 1) // LANES
     marks = np.zeros(blocks, dtype=np.uint64)
     row_grades = np.zeros(blocks * LANES, dtype=np.uint16)
+    # of each relevant item: (place inside its level << 16) | distance
     keys = np.zeros(total, dtype=np.uint64)
-    counts = np.zeros(levels, dtype=np.uint64)
+    # one more, because the levels are counted in twos
+    counts = np.zeros(levels + 1, dtype=np.uint64)
     rel_counts = np.zeros(levels, dtype=np.int64)
     items_before = np.zeros(levels, dtype=np.int64)
     for q in range(first, last):
@@ -139,6 +141,7 @@ def scan(
         if not same:
             _mark_relevant(query_masks[q], masks, most, marks, row_grades)
         counts[:] = 0
+        rel_counts[:] = 0
         relevant = 0
         for start in range(0, total, TILE):
             stop = min(start + TILE, total)
@@ -165,16 +168,18 @@ def scan(
                     d = distances[i]
                     place = counts[d] + _popcount(_equal_mask(distances, block, d) & below)
                     keys[relevant] = (place << _SHIFT) | np.uint64(d)
+                    rel_counts[d] += 1
                     relevant += 1
                     if most > 1:
                         grades[q, d, row_grades[start + i] - 1] += 1
                     waiting &= waiting - _ONE
-                for level in range(np.int64(least), np.int64(greatest) + 1):
-                    d = distances.dtype.type(level)
-                    counts[level] += _popcount(_equal_mask(distances, block, d))
-        rel_counts[:] = 0
-        for k in range(relevant):
-            rel_counts[keys[k] & _DISTANCE] += 1
+                for level in range(np.int64(least), np.int64(greatest) + 1, 2):
+                    even = distances.dtype.type(level)
+                    odd = distances.dtype.type(level + 1)
+                    at_even = _popcount(_equal_mask(distances, block, even))
+                    at_odd = _popcount(_equal_mask(distances, block, odd))
+                    counts[level] += at_even
+                    counts[level + 1] += at_odd
         before = 0
         rel_before = 0
         for level in range(levels):
