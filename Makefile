@@ -1,0 +1,32 @@
+# make demo: train, measure, and write a page of answers. make test: everything that is checked.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-slow format clean
+
+# One installation serves both; it is redone when what it installs from changes.
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+demo: $(VENV)/installed
+	$(BIN)/fisherhash demo
+
+test: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+
+test-slow: $(VENV)/installed
+	$(BIN)/python -m pytest -q -m slow
+
+format: $(VENV)/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) fisherhash-demo
