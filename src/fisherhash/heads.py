@@ -100,7 +100,36 @@ class LinearHead(Head):
         return head
 
 
-HEADS: dict[str, type[Head]] = {head.kind: head for head in (LinearHead,)}
+class BatchNormHead(Head):
+    """A bias-free linear layer, then batch normalisation without an affine part: every logit is
+    centred, so every bit is balanced, and has deviation 1.
+    """
+
+    kind = "batch-norm"
+
+    def __init__(self, in_features: int, bits: int) -> None:
+        super().__init__(in_features, bits)
+        self.linear = nn.Linear(in_features, bits, bias=False)
+        self.norm = nn.BatchNorm1d(bits, affine=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features (n, in_features) to logits (n, bits)."""
+        return self.norm(self.linear(self.prepare(features)))
+
+    @torch.no_grad()
+    def start(self, features: Tensor) -> None:
+        """Standardise, and give the normalisation the statistics of the training set."""
+        super().start(features)
+        nn.init.normal_(self.linear.weight, std=self.in_features**-0.5)
+        was_training = self.training
+        self.eval()
+        outputs = self.linear(self.prepare(features))
+        self.train(was_training)
+        self.norm.running_mean.copy_(outputs.mean(0))  # type: ignore[union-attr]
+        self.norm.running_var.copy_(outputs.var(0, correction=0))  # type: ignore[union-attr]
+
+
+HEADS: dict[str, type[Head]] = {head.kind: head for head in (LinearHead, BatchNormHead)}
 
 
 def restore(config: dict[str, Any]) -> Head:
