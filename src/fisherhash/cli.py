@@ -6,6 +6,7 @@ Data goes to stdout, talk to stderr. Exit codes: 0, 1 (failed), 2 (bad use), 130
 from __future__ import annotations
 
 import difflib
+import io
 import json
 import logging
 import os
@@ -183,7 +184,6 @@ def train(
     if trained.split is not None:
         _say(str(trained.split))
         _notes(trained.split.notes)
-    _report_skipped(trained.skipped, out)
     seconds = trained.seconds
     _say(f"features {seconds['features']:.1f} s, training {seconds['training']:.1f} s")
     result: dict[str, Any] = {"model": str(out), **trained.hasher.details}
@@ -192,9 +192,11 @@ def train(
         measured = trained.evaluate()
         details = trained.hasher.details
         details["results"] |= _summary(measured)
+        details["data"]["skipped"] = len(trained.skipped)
         save(trained, out)
         _say(f"mAP {_map_line(measured)} ({time.perf_counter() - measured_at:.1f} s)")
         result = {"model": str(out), **details, "evaluation": measured.to_json()}
+    _report_skipped(trained.skipped, out)
     result["seconds"] = round(time.perf_counter() - began, 2)
     _say(f"model in {out}, {result['seconds']:.1f} s in all")
     if json:
@@ -249,7 +251,8 @@ def encode(
     for item in encoded.skipped:
         _say(f"skipped {item.name}: {item.reason}")
     if encoded.skipped and out is not None:
-        write_skipped(out.with_name("skipped.csv"), encoded.skipped)
+        with _writing(out.with_name("skipped.csv")):
+            write_skipped(out.with_name("skipped.csv"), encoded.skipped)
     if not names:
         raise FisherhashError("no image could be read")
 
@@ -305,14 +308,18 @@ def evaluate(
     _say(str(split))
     _notes(split.notes)
     encoded = encode_split(hasher, collection, split)
+    for item in encoded.skipped:
+        _say(f"skipped {item.name}: {item.reason}")
     measured = measure(encoded, top=split.top)
     result = {
         "protocol": split.to_json(),
         "evaluation": measured.to_json(),
         "model": {"folder": str(model), "bits": hasher.bits, "method": hasher.method}
         | hasher.details,
+        "skipped": [{"name": item.name, "reason": item.reason} for item in encoded.skipped],
         "versions": versions(),
     }
+    then = None
     if compat is not None:
         then = old_number(
             compat,
@@ -336,9 +343,90 @@ def evaluate(
     print(f"protocol                    {split}")
     print(f"model                       {model}: {hasher.method}, {hasher.bits} bits")
     print(measured)
-    if compat is not None:
+    if then is not None:
         print(then)
     print(f"wall time                   {result['seconds']} s")
+
+
+@app.command
+def compare(
+    *,
+    data: str,
+    out: Path,
+    methods: str = "all",
+    bits: str = "12,48",
+    seeds: int = 1,
+    protocol: str | None = None,
+    backbone: str = "efficientnet-lite0",
+    weights: Path | None = None,
+    image_size: int | None = None,
+    finetune: Annotated[bool, Parameter(negative="--frozen")] = False,
+    epochs: int | None = None,
+    learning_rate: float | None = None,
+    device: str | None = None,
+    json: Json = False,
+) -> None:
+    """Train several methods alike, measure them alike, and write one table.
+
+    Interrupted, the same command continues where it stopped.
+
+    Parameters
+    ----------
+    data
+        As for train.
+    out
+        Folder for the runs, table.md and results.json.
+    methods
+        Names joined by commas, or all.
+    bits
+        Code lengths joined by commas.
+    seeds
+        How many seeds; they are 0, 1, 2, …
+    protocol
+        How the data is split; by default what the data suggests.
+    backbone
+        As for train; one for all methods.
+    weights
+        The backbone's weights file.
+    image_size
+        Side of the images in pixels.
+    finetune
+        Train the whole network, or only the head on frozen features (the default).
+    epochs
+        Passes over the training images.
+    learning_rate
+        The highest learning rate.
+    device
+        cpu, cuda, …
+    json
+        Print the results as JSON on stdout instead of the table.
+    """
+    from fisherhash.experiments.compare import compare as run
+    from fisherhash.loop import Settings
+
+    given = {"epochs": epochs, "learning_rate": learning_rate}
+    comparison = run(
+        data,
+        out=out,
+        names=[name.strip() for name in methods.split(",") if name.strip()],
+        bits=[_whole(number) for number in bits.split(",")],
+        seeds=seeds,
+        protocol=protocol,
+        backbone=backbone,
+        weights=weights,
+        image_size=image_size,
+        finetune=finetune,
+        settings=Settings(**{k: v for k, v in given.items() if v is not None}),
+        device=device,
+        say=_say,
+    )
+    if json:
+        _print_json({"rows": comparison.rows, "failed": comparison.failed})
+    else:
+        print(comparison.table, end="")
+    _say(f"table.md and results.json are in {out}")
+    if comparison.failed:
+        raise FisherhashError(f"{len(comparison.failed)} runs failed; the same command tries again")
 
 
 @app.command(name="check-data")
@@ -436,6 +524,12 @@ def doctor(*, json: Json = False) -> None:
 def main(arguments: list[str] | None = None) -> NoReturn:
     """The entry point of the command ``fisherhash``."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    # Read when torch is loaded. Threads that spin while they wait made training ten times slower
+    # on a machine with other work to do.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A file name that is not UTF-8 leaves as the bytes it came as.
+        sys.stdout.reconfigure(errors="surrogateescape")
     words = sys.argv[1:] if arguments is None else arguments
     try:
         app(words, exit_on_error=False, print_error=False, result_action="return_value")
@@ -449,13 +543,19 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         # The reader went away (head, less): nobody is left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(f"{where}{error.strerror or error}", 1)
     raise SystemExit(0)
 
 
 def _explain(error: CycloptsError, words: list[str]) -> str:
     """The parser's complaint; a mistyped flag is named before the one that seems to be missing."""
-    if isinstance(error, MissingArgumentError) and error.argument is not None:
-        known = [name for argument in error.argument_collection or [] for name in argument.names]
+    if isinstance(error, MissingArgumentError) and words:
+        verb = app[words[0]]
+        known = [
+            name for argument in verb.assemble_argument_collection() for name in argument.names
+        ]
         for word in words:
             flag = word.split("=")[0]
             if flag.startswith("--") and flag not in known:
@@ -483,6 +583,13 @@ def _options(pairs: list[str]) -> dict[str, str]:
         if "=" not in pair:
             raise UsageError(f"--set takes NAME=VALUE, got '{pair}'")
     return dict(pair.split("=", 1) for pair in pairs)  # type: ignore[misc]
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"bits must be whole numbers joined by commas, got '{text}'") from None
 
 
 def _describe(collection: Collection) -> None:
@@ -534,4 +641,5 @@ class _writing:  # noqa: N801
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, OSError):
             self.path.with_name(self.path.name + ".new.npz").unlink(missing_ok=True)
-            raise FisherhashError(f"could not write {self.path}: {error.strerror}") from error
+            reason = error.strerror or error
+            raise FisherhashError(f"could not write {self.path}: {reason}") from error

@@ -90,6 +90,9 @@ def hamming(queries: NDArray[np.uint8], database: NDArray[np.uint8]) -> NDArray[
     """
     if queries.ndim != 2 or database.ndim != 2 or queries.shape[1] != database.shape[1]:
         raise UsageError(f"codes of different shape: {queries.shape} against {database.shape}")
+    for codes in (queries, database):
+        if codes.dtype != np.uint8:
+            raise UsageError(f"codes must be packed as uint8, got {codes.dtype}; see pack")
     distances = np.zeros((len(queries), len(database)), dtype=np.uint16)
     left, right = _as_words(queries), _as_words(database)
     for word in range(left.shape[1]):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from fisherhash import __version__, backbones, codes, heads, storage
 from fisherhash.backbones import Backbone
-from fisherhash.data.loading import ImageLike, Skipped, decode, load_image
+from fisherhash.data.loading import ImageLike, Skipped, UnreadableImage, decode, load_image
 from fisherhash.data.sources import Collection
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.features import Extractor, in_fixed_batches, on_device
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 FORMAT = 1
-# Pictures held in memory at once by ``encode``.
+# Images decoded and held in memory at once by ``encode``.
 BLOCK = 256
 
 Images = ImageLike | Tensor | Sequence[ImageLike | Tensor]
@@ -45,11 +46,13 @@ class Encoded:
         codes: (n, bytes) of the images that could be read.
         indices: (n,) their numbers in the collection.
         skipped: the others, with reasons.
+        outputs: (n, …) the head's real outputs, where they were asked for.
     """
 
     codes: NDArray[np.uint8]
     indices: NDArray[np.int64]
     skipped: list[Skipped]
+    outputs: NDArray[np.float32] | None = None
 
 
 @dataclass
@@ -104,13 +107,10 @@ class Hasher:
 
     def logits(self, images: Images) -> NDArray[np.float32]:
         """The real outputs (n, bits) the codes are cut from: bit = logit > 0."""
-        pictures = [_picture(image) for image in _listed(images)]
-        if not pictures:
-            return np.empty((0, self.bits), dtype=np.float32)
-        rows = []
-        for start in range(0, len(pictures), BLOCK):
-            some = pictures[start : start + BLOCK]
-            pixels = np.stack([self.preprocessing.pixels(picture) for picture in some])
+        rows = [np.empty((0, self.bits), dtype=np.float32)]
+        waiting = iter(_listed(images))
+        while some := list(itertools.islice(waiting, BLOCK)):
+            pixels = np.stack([self.preprocessing.pixels(_picture(image)) for image in some])
             rows.append(
                 self.logits_of_features(self._extractor.of_pixels(pixels.transpose(0, 3, 1, 2)))
             )
@@ -122,6 +122,7 @@ class Hasher:
         indices: NDArray[np.int64] | None = None,
         *,
         cached: bool = False,
+        outputs: bool = False,
     ) -> Encoded:
         """Codes of a collection's images; unreadable ones are skipped and listed.
 
@@ -129,28 +130,44 @@ class Hasher:
             collection: the images.
             indices: (n,) which ones; all without.
             cached: keep the features on disk, for a backbone that encodes these images again.
+            outputs: also give the head's real outputs, for queries of a head whose codes have no
+                Hamming distance.
         """
         if cached:
             rows = self._extractor.of_collection(collection, indices)
             packed = codes.pack(self.logits_of_features(rows.values))
-            return Encoded(packed, rows.indices, rows.skipped)
+            real = self.outputs_of_features(rows.values) if outputs else None
+            return Encoded(packed, rows.indices, rows.skipped, real)
         wanted = np.arange(len(collection)) if indices is None else indices
         parts = [np.empty((0, codes.code_bytes(self.bits)), dtype=np.uint8)]
+        real = [self.outputs_of_features(np.empty((0, self.head.in_features), np.float32))]
         kept, skipped = [np.empty(0, dtype=np.int64)], []
         with progress(f"encoding {collection.name}", len(wanted)) as advance:
             for block in decode(collection, wanted, self.preprocessing):
                 if len(block.indices):
                     features = self._extractor.of_pixels(block.pixels)
                     parts.append(codes.pack(self.logits_of_features(features)))
+                    if outputs:
+                        real.append(self.outputs_of_features(features))
                 kept.append(block.indices)
                 skipped += block.skipped
                 advance(len(block.indices) + len(block.skipped))
-        return Encoded(np.concatenate(parts), np.concatenate(kept), skipped)
+        both = np.concatenate(parts), np.concatenate(kept)
+        return Encoded(*both, skipped, np.concatenate(real) if outputs else None)
 
     @torch.inference_mode()
     def logits_of_features(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """Features (n, d) to logits (n, bits)."""
+        if not len(features):
+            return np.empty((0, self.bits), dtype=np.float32)
         return in_fixed_batches(self.head.logits, features, self.device)
+
+    @torch.inference_mode()
+    def outputs_of_features(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Features (n, d) to the head's outputs (n, …), which are the logits for most heads."""
+        if not len(features):
+            return self.head(torch.from_numpy(features).to(self.device)).cpu().numpy()
+        return in_fixed_batches(self.head, features, self.device)
 
     def fingerprint(self) -> str:
         """A checksum of everything that decides a code; an index remembers it."""
@@ -160,7 +177,10 @@ class Hasher:
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model folder; an older model in it is replaced only when all is on disk."""
-        folder = Path(folder)
+        storage.write_files(Path(folder), self.files())
+
+    def files(self) -> dict[str, Callable[[Path], None]]:
+        """The files of the model folder with their writers, in the order they are put in place."""
         state = {f"backbone.{k}": v for k, v in self.backbone.state_dict().items()}
         state |= {f"head.{k}": v for k, v in self.head.state_dict().items()}
         config = {
@@ -178,14 +198,11 @@ class Hasher:
         }
         from fisherhash.card import model_card
 
-        storage.write_files(
-            folder,
-            {
-                WEIGHTS: storage.write_tensors(state),
-                CARD: storage.write_text(model_card(config)),
-                CONFIG: storage.write_text(storage.dump_json(config)),
-            },
-        )
+        return {
+            WEIGHTS: storage.write_tensors(state),
+            CARD: storage.write_text(model_card(config)),
+            CONFIG: storage.write_text(storage.dump_json(config)),
+        }
 
     @classmethod
     def load(
@@ -211,8 +228,12 @@ class Hasher:
                 module=backbone,
             )
             head = heads.restore(config["head"])
-            names, method, details = tuple(config["classes"]), config["method"], config["details"]
-        except (KeyError, TypeError) as error:
+            names, method = tuple(config["classes"]), str(config["method"])
+            details = dict(config["details"])
+        except FisherhashError:
+            raise
+        # Values of a wrong type or size fail wherever the network's constructor first uses them.
+        except Exception as error:
             raise FisherhashError(f"{folder / CONFIG} is damaged: {error}") from None
         _load_part(built_on, "backbone", state, folder)
         _load_part(head, "head", state, folder)
@@ -250,7 +271,12 @@ def _picture(image: ImageLike | Tensor) -> Image.Image:
                 f"of shape {tuple(image.shape)}"
             )
         image = image.permute(1, 2, 0).cpu().numpy()
-    return load_image(image)
+    try:
+        return load_image(image)
+    except UnreadableImage as error:
+        if isinstance(image, str | os.PathLike):
+            raise UnreadableImage(f"{os.fspath(image)}: {error}") from None
+        raise
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fisherhash import storage
 from fisherhash.backbones import Backbone
 from fisherhash.data.augment import augment
-from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.errors import FisherhashError, UsageError, unknown_name
 from fisherhash.heads import Head
 from fisherhash.methods.base import Batch, HashMethod, Progress
 from fisherhash.progress import progress
@@ -25,6 +25,10 @@ from fisherhash.progress import progress
 logger = logging.getLogger(__name__)
 
 METRICS, CHECKPOINT = "metrics.jsonl", "checkpoint.json"
+Optimizer = Literal["sgd", "adamw"]
+Schedule = Literal["one-cycle", "cosine", "step", "constant"]
+OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
+SCHEDULES: tuple[str, ...] = get_args(Schedule)
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Settings:
     """Passes over the training set."""
     batch_size: int = 128
     """Images a step; the last, smaller batch of an epoch is dropped (the order changes anyway)."""
-    optimizer: Literal["sgd", "adamw"] = "sgd"
+    optimizer: Optimizer = "sgd"
     """SGD with momentum 0.9, or AdamW."""
     learning_rate: float = 0.01
     """The highest learning rate of the head."""
@@ -43,7 +47,7 @@ class Settings:
     """The backbone's learning rate as a share of the head's, when fine-tuning."""
     weight_decay: float = 5e-4
     """Of every weight matrix; biases and normalisation layers are left alone."""
-    schedule: Literal["one-cycle", "cosine", "step", "constant"] = "one-cycle"
+    schedule: Schedule = "one-cycle"
     """Warm-up and cosine decay; cosine decay; a tenth at 60 % and 85 %; none."""
     dropout: float = 0.3
     """On the standardised features."""
@@ -64,10 +68,17 @@ class Settings:
             ("dropout", 0.0, 0.99),
             ("head_epochs", 0, 100_000),
             ("validation", 0.0, 0.9),
+            ("seed", 0, 2**32 - 1),
         ):
             value = getattr(self, name)
+            whole = isinstance(low, int)
+            if whole and (isinstance(value, bool) or not isinstance(value, int)):
+                raise UsageError(f"{name} must be a whole number, got {value!r}")
             if not low <= value <= high:
                 raise UsageError(f"{name} must be between {low:g} and {high:g}, got {value}")
+        for name, known in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
+            if getattr(self, name) not in known:
+                raise unknown_name(name, str(getattr(self, name)), known)
 
     def rate(self, done: float) -> float:
         """The learning rate as a share of the highest, when a share ``done`` of the steps is over.
@@ -275,21 +286,18 @@ class Loop:
     def _checkpoint(self, epoch: int) -> None:
         if self.folder is None:
             return
-        last = epoch + 1 == self.settings.epochs
         lines = "".join(json.dumps(row) + "\n" for row in self.history)
-        files = {METRICS: storage.write_text(lines)}
         name = f"checkpoint-{epoch + 1}.safetensors"
-        if not last:
-            files[name] = storage.write_tensors(self._state())
-            files[CHECKPOINT] = storage.write_text(
-                storage.dump_json({"epoch": epoch + 1, "file": name, "identity": self.identity})
-            )
+        entry = {"epoch": epoch + 1, "file": name, "identity": self.identity}
+        files = {
+            METRICS: storage.write_text(lines),
+            name: storage.write_tensors(self._state()),
+            CHECKPOINT: storage.write_text(storage.dump_json(entry)),
+        }
         storage.write_files(self.folder, files)
         for old in self.folder.glob("checkpoint-*.safetensors"):
-            if old.name != name or last:
+            if old.name != name:
                 old.unlink()
-        if last:
-            (self.folder / CHECKPOINT).unlink(missing_ok=True)
 
     def _state(self) -> dict[str, Tensor]:
         state: dict[str, Tensor] = {}
@@ -305,12 +313,22 @@ class Loop:
         if self.folder is None or not is_unfinished(self.folder):
             return 0
         checkpoint = storage.read_json(self.folder / CHECKPOINT)
-        state = storage.read_tensors(self.folder / checkpoint["file"])
-        for part, module in self.modules.items():
-            prefix = f"{part}."
-            module.load_state_dict(
-                {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-            )
+        try:
+            epoch = int(checkpoint["epoch"])
+            state = storage.read_tensors(self.folder / checkpoint["file"])
+            for part, module in self.modules.items():
+                prefix = f"{part}."
+                module.load_state_dict(
+                    {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+                )
+            rows = (self.folder / METRICS).read_text(encoding="utf-8").splitlines()[:epoch]
+            self.history = [json.loads(row) for row in rows]
+        except (FisherhashError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise FisherhashError(
+                f"the unfinished run in {self.folder} cannot be continued ({reason}); use "
+                "--overwrite to start anew"
+            ) from None
         entries: dict[int, dict[str, Tensor]] = {}
         for key, value in state.items():
             if key.startswith("optimizer."):
@@ -318,15 +336,20 @@ class Loop:
                 entries.setdefault(int(number), {})[name] = value.to(self.device)
         current = self.optimizer.state_dict()
         self.optimizer.load_state_dict({**current, "state": entries})
-        rows = (self.folder / METRICS).read_text(encoding="utf-8").splitlines()
-        self.history = [json.loads(row) for row in rows][: checkpoint["epoch"]]
-        logger.info("continuing %s after epoch %d", self.folder, checkpoint["epoch"])
-        return int(checkpoint["epoch"])
+        logger.info("continuing %s after epoch %d", self.folder, epoch)
+        return epoch
 
 
 def is_unfinished(folder: Path | None) -> bool:
     """Whether a folder holds a checkpoint to continue from."""
     return folder is not None and (folder / CHECKPOINT).is_file()
+
+
+def discard_checkpoint(folder: Path) -> None:
+    """Remove what an unfinished run left, once its model is saved or is not wanted."""
+    (folder / CHECKPOINT).unlink(missing_ok=True)
+    for path in folder.glob("checkpoint-*.safetensors*"):
+        path.unlink(missing_ok=True)
 
 
 def check_resumable(folder: Path, identity: dict[str, Any], *, overwrite: bool) -> bool:
@@ -337,10 +360,10 @@ def check_resumable(folder: Path, identity: dict[str, Any], *, overwrite: bool) 
     """
     path = folder / CHECKPOINT
     if overwrite:
-        path.unlink(missing_ok=True)
+        discard_checkpoint(folder)
         return False
     if path.is_file():
-        found = storage.read_json(path)["identity"]
+        found = storage.read_json(path).get("identity", {})
         wanted = json.loads(json.dumps(identity))
         differ = sorted(k for k in {*found, *wanted} if found.get(k) != wanted.get(k))
         if differ:

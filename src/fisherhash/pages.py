@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
+from importlib import resources
 from typing import Literal
 
 import numpy as np
@@ -88,8 +89,12 @@ def page(title: str, body: str, *, description: str = "") -> str:
         f'<meta name="generator" content="fisherhash {escape(__version__)}">\n'
         f'<meta name="description" content="{escape(description)}">\n'
         f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n'
-        f"<style>{STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+        f"<style>\n{_style()}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
+
+
+def _style() -> str:
+    return resources.files("fisherhash").joinpath("pages.css").read_text(encoding="utf-8")
 
 
 def section(title: str, body: str, *, name: str, intro: str = "") -> str:
@@ -305,7 +310,7 @@ def line_chart(
             + f'<path class="line s{number} {one.kind}" d="M0 {2 if one.kind == "area" else 5}h22"'
             f"/></svg>{escape(one.name)}</li>"
         )
-    step = _ticks(last - first)[1] or 1
+    step = _ticks(max(last - first, 1), steps=6)[1]
     inner = [t for t in np.arange(step, last, step).tolist() if first < t < last - step / 2]
     drawn += "".join(
         f'<text class="mid" x="{across(t):.1f}" y="{floor + 18:.1f}">{t:g}</text>'
@@ -320,146 +325,14 @@ def line_chart(
     )
 
 
-def _ticks(highest: float) -> list[float]:
-    """Round numbers from 0 to at least ``highest``, about four steps.
+def _ticks(highest: float, steps: int = 4) -> list[float]:
+    """Round numbers from 0 to at least ``highest``, in at most ``steps`` steps.
 
     >>> _ticks(4.4)
     [0.0, 2.0, 4.0, 6.0]
     """
-    rough = max(highest, 1e-9) / 4
+    highest = max(highest, 1e-9)
+    rough = highest / steps
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
     return [round(i * step, 12) for i in range(math.ceil(highest / step - 1e-9) + 1)]
-
-
-STYLE = """
-:root{--paper:#faf9f6;--card:#fff;--ink:#20242e;--soft:#646a76;--line:#e4e1d9;--one:#37425c;
---zero:#e2e4ea;--turn:#c96f00;--right:#117a68;--wrong:#bf3f27;--tint:#4c5fa8;color-scheme:light dark}
-@media(prefers-color-scheme:dark){:root{--paper:#14161a;--card:#1b1e24;--ink:#e9e7e2;
---soft:#9ba1ad;--line:#2d313a;--one:#b3bfdb;--zero:#343a47;--turn:#f0a63c;--right:#41bfa5;
---wrong:#ff7f61;--tint:#8b9ce0}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.55 system-ui,-apple-system,
-"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;-webkit-text-size-adjust:100%}
-main{max-width:1152px;margin:0 auto;padding:56px 24px 40px}
-h1{font-size:clamp(1.9rem,4.6vw,3rem);line-height:1.12;letter-spacing:-.025em;font-weight:680;
-margin:0 0 .45em;text-wrap:balance}
-h2{font-size:1.4rem;line-height:1.3;letter-spacing:-.012em;margin:0 0 .75em}
-h2+.intro{margin-top:-.65em}
-h3{font-size:1.02rem;margin:0;line-height:1.3;overflow-wrap:anywhere}
-p{margin:0 0 1em}a{color:var(--tint)}
-code,pre{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;
-font-size:.9em}
-img{display:block;object-fit:cover;background:var(--zero)}
-section{margin-top:64px}
-.intro{color:var(--soft);max-width:46em;margin-bottom:1.4em}
-.eyebrow{color:var(--tint);font-weight:600;font-size:.86rem;letter-spacing:.02em;margin:0 0 .8em}
-.top{display:grid;grid-template-columns:minmax(0,1fr) auto;gap:32px 56px;align-items:center}
-.lead{font-size:1.1rem;max-width:37em;margin:0}
-.lead+.lead{margin-top:.8em;font-size:1rem;color:var(--soft)}
-.sketch{margin:0;display:flex;align-items:center;gap:20px;padding:24px;background:var(--card);
-border:1px solid var(--line);border-radius:18px}
-.sketch img{width:112px;height:112px;border-radius:12px}
-.sketch .bits{width:168px}
-.sketch .arrow{color:var(--soft);font-size:1.4rem}
-.sketch figcaption{margin-top:8px;font-size:.82rem;color:var(--soft)}
-.tiles{display:grid;grid-template-columns:repeat(4,1fr);gap:1px;margin:40px 0 0;
-background:var(--line);border:1px solid var(--line);border-radius:16px;overflow:hidden}
-.tile{background:var(--card);padding:18px 20px;display:flex;flex-direction:column-reverse;
-justify-content:flex-end}
-.tile dt{font-size:.9rem;font-weight:600;order:1}
-.tile dd{margin:0;display:contents}
-.tile dd b{order:2;font-size:2rem;line-height:1.2;font-weight:660;letter-spacing:-.02em}
-.tile dd span{order:0;font-size:.84rem;color:var(--soft);line-height:1.4;margin-top:4px}
-.legend,.keys{list-style:none;display:flex;flex-wrap:wrap;gap:6px 20px;padding:0;margin:0 0 1em;
-font-size:.84rem;color:var(--soft)}
-.legend li,.keys li{display:flex;align-items:center;gap:7px}
-.legend .bits{width:13px}.legend .badge{position:static}
-.bits{display:block;width:100%;height:auto;overflow:visible}
-.bits path{stroke-width:.2;stroke-linejoin:round}
-.b1{fill:var(--one);stroke:var(--one)}.b0{fill:var(--zero);stroke:var(--zero)}
-.d1{fill:var(--turn);stroke:var(--turn)}.d0{fill:none;stroke:var(--turn)}
-.query{display:grid;grid-template-columns:136px minmax(0,1fr);gap:28px;padding:24px 0;
-border-top:1px solid var(--line)}
-.query:last-child{border-bottom:1px solid var(--line)}
-.asked img{width:104px;height:104px;border-radius:12px;margin-bottom:10px}
-.asked .bits{width:104px}
-.notes{margin:0 0 8px;font-size:.78rem;color:var(--soft);line-height:1.4}
-.notes span{display:block}
-.results{list-style:none;margin:0;padding:0;display:grid;gap:12px;
-grid-template-columns:repeat(10,minmax(0,1fr))}
-.results li{min-width:0}
-.frame{position:relative;border-radius:10px;padding:3px;border:2px solid var(--line)}
-.right .frame{border-color:var(--right)}
-.wrong .frame{border:2px dashed var(--wrong)}
-.frame img{width:100%;aspect-ratio:1;border-radius:6px}
-.badge{position:absolute;right:-7px;top:-7px;width:20px;height:20px;border-radius:50%;
-display:grid;place-items:center;font-size:11px;line-height:1;font-weight:700;color:var(--paper)}
-.badge.right{background:var(--right)}.badge.wrong{background:var(--wrong);border-radius:5px}
-.distance,.caption{display:block;font-size:.76rem;line-height:1.35;color:var(--soft);
-overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
-.distance{margin-top:6px}.distance b{color:var(--ink)}
-.wrong .caption{color:var(--wrong);font-weight:600}
-.results .bits{margin-top:5px}
-.pair{display:grid;grid-template-columns:minmax(0,1fr) minmax(0,1fr);gap:32px 48px;
-align-items:start}
-.pair>*{min-width:0}
-.scroll{overflow-x:auto}
-table{border-collapse:collapse;font-size:.86rem}
-th{font-weight:500;text-align:left}
-thead th{color:var(--soft);font-size:.78rem;vertical-align:bottom;padding-bottom:8px}
-.codes{width:100%}.codes th,.codes td{padding:4px 0;height:32px}
-.codes tbody th{padding-right:14px;width:1%;white-space:nowrap}
-.codes td:last-child{text-align:right;padding-left:14px;width:96px;
-font-variant-numeric:tabular-nums}
-.codes thead th:last-child{text-align:right;padding-left:8px;line-height:1.25}
-.codes .bits{min-width:190px}
-.matrix{margin-left:auto}
-.matrix td{width:36px;min-width:30px;height:32px;text-align:center;
-font-variant-numeric:tabular-nums;
-background:color-mix(in srgb,var(--tint) var(--share,0%),transparent);
-border:1px solid var(--paper)}
-.matrix .self,.matrix thead td{background:none;color:var(--soft)}
-.matrix .least{outline:2px solid var(--turn);outline-offset:-3px;font-weight:700;border-radius:6px}
-.matrix tbody th{padding-right:10px;white-space:nowrap}
-.matrix thead th{height:78px;padding:0;position:relative}
-.matrix thead span{position:absolute;left:50%;bottom:8px;transform-origin:0 100%;
-transform:rotate(-55deg);white-space:nowrap;margin-left:4px}
-.chart{margin:0;background:var(--card);border:1px solid var(--line);border-radius:16px;
-padding:20px 20px 14px}
-.chart figcaption{line-height:1.4;margin-bottom:6px}
-.chart figcaption span{color:var(--soft);font-size:.84rem;display:block}
-.chart>svg{display:block;width:100%;height:auto}
-.chart text{font-size:13px;fill:var(--soft)}
-.chart .end{text-anchor:end}.chart .mid{text-anchor:middle}
-.keys svg{width:22px;height:10px;overflow:visible}
-.grid{stroke:var(--line)}
-.line{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}
-.line.dashed{stroke-dasharray:2 5}
-.line.s0{stroke:var(--tint)}.fill.s0{fill:var(--tint);opacity:.16}
-.line.s1{stroke:var(--turn)}.fill.s1{fill:var(--turn);opacity:.16}
-.times{width:100%}.times th{padding:6px 18px 6px 0}
-.times td:last-child{text-align:right;width:64px;font-variant-numeric:tabular-nums}
-.times td:nth-child(2){width:45%}
-.times i{display:block;height:8px;min-width:2px;border-radius:4px;background:var(--tint)}
-.times tfoot th,.times tfoot td{border-top:1px solid var(--line);padding-top:8px;font-weight:650}
-pre{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:14px 18px;
-overflow-x:auto;margin:0 0 14px;line-height:1.6}
-pre .soft{color:var(--soft)}
-footer{margin-top:64px;padding-top:20px;border-top:1px solid var(--line);font-size:.82rem;
-color:var(--soft)}
-footer p{margin:0 0 .5em;overflow-wrap:anywhere}
-@media(max-width:1000px){.results{grid-template-columns:repeat(5,minmax(0,1fr))}
-.top,.pair{grid-template-columns:minmax(0,1fr)}.sketch{justify-self:start}
-.matrix{margin-left:0}.tiles{grid-template-columns:repeat(2,1fr)}}
-@media(max-width:620px){main{padding:32px 16px 28px}section{margin-top:48px}
-.query{grid-template-columns:minmax(0,1fr);gap:16px}
-.asked{display:flex;gap:16px}.asked img{margin:0}
-.sketch{padding:16px;gap:12px;max-width:100%}.sketch img{width:88px;height:88px}
-.sketch .bits{width:132px}
-.tile{padding:14px}.tile dd b{font-size:1.55rem}
-.results{grid-template-columns:repeat(auto-fill,minmax(76px,1fr));gap:16px 12px}
-.matrix td{width:27px;min-width:25px}.matrix{font-size:.78rem}
-.matrix tbody th{padding-right:6px}}
-@media print{.query,.chart,.codes,.matrix{break-inside:avoid}}
-"""

@@ -45,7 +45,7 @@ def write_files(folder: Path, files: Mapping[str, Callable[[Path], None]]) -> No
 
 def write_text(text: str) -> Callable[[Path], None]:
     """A writer of one text file, for :func:`write_files`."""
-    return _write_bytes(text.encode())
+    return _write_bytes(text.encode(errors="surrogateescape"))
 
 
 def write_tensors(tensors: Mapping[str, Tensor]) -> Callable[[Path], None]:
@@ -69,8 +69,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
     try:
         return load(path.read_bytes())
-    except FileNotFoundError:
-        raise FisherhashError(f"{path} is missing") from None
+    except OSError as error:
+        raise _unreadable(path, error) from None
     except (SafetensorError, ValueError, KeyError) as error:
         raise FisherhashError(
             f"{path} is damaged or truncated ({error}); restore it from a copy or train again"
@@ -81,16 +81,30 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file, or an error that names the file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    except ValueError as error:
         raise FisherhashError(f"{path} is damaged: {error}") from None
     if not isinstance(value, dict):
         raise FisherhashError(f"{path} is damaged: a JSON object is expected")
     return value
 
 
+def _unreadable(path: Path, error: OSError) -> FisherhashError:
+    if isinstance(error, FileNotFoundError):
+        return FisherhashError(f"{path} is missing")
+    return FisherhashError(f"{path} cannot be read: {error.strerror or error}")
+
+
 def dump_json(value: Any) -> str:
     """JSON for people and programs, with a final newline."""
-    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # A folder's name that is not UTF-8: as escapes, which JSON reads back.
+        text = json.dumps(value, indent=2) + "\n"
+    return text
 
 
 def file_checksum(path: Path) -> str:

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fisherhash import backbones, codes, methods
+from fisherhash import backbones, codes, methods, storage
 from fisherhash.backbones import Backbone
 from fisherhash.data.loading import Skipped, write_skipped
 from fisherhash.data.protocols import Split, resolve
 from fisherhash.data.sources import Collection, open_data
 from fisherhash.data.splits import hash_order
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.evaluation import Evaluation, evaluate
+from fisherhash.evaluation import Evaluation, evaluate, metrics
 from fisherhash.features import Extractor, Rows, cached_rows, on_device
 from fisherhash.hasher import Hasher
 from fisherhash.heads import Head
@@ -33,6 +34,7 @@ from fisherhash.loop import (
     Loop,
     Settings,
     check_resumable,
+    discard_checkpoint,
     is_unfinished,
 )
 from fisherhash.methods import HashMethod
@@ -62,6 +64,8 @@ class Trained:
                 f"'{self.collection.name}' has no labels, so there is nothing to measure"
             )
         encoded = encode_split(self.hasher, self.collection, self.split, cached=not self.finetuned)
+        known = {item.name for item in self.skipped}
+        self.skipped += [item for item in encoded.skipped if item.name not in known]
         return measure(encoded, top=self.split.top)
 
 
@@ -115,6 +119,11 @@ def fit(
     gradient = isinstance(learner, HashMethod)
     live = gradient and (place.type == "cuda" if finetune is None else finetune)
     settings = settings or (Settings(epochs=30) if live else Settings())
+    if split is None and settings.validation > 0:
+        raise UsageError(
+            f"'{collection.name}' has no labels, so a validation slice cannot be measured; "
+            "leave validation at 0"
+        )
     folder = None if out is None else Path(out)
     network = backbones.create(backbone, weights=weights, image_size=image_size)
     identity = {
@@ -127,6 +136,9 @@ def fit(
         "settings": dataclasses.asdict(settings),
         "data": collection.name,
         "split": split.checksum if split else None,
+        # What the names above stand for: the pixels and the first weights.
+        "images": collection.reader.fingerprint()[:16],
+        "weights": storage.tensors_checksum(network.state_dict())[:16],
     }
     if folder is not None:
         check_resumable(folder, identity, overwrite=overwrite)
@@ -161,16 +173,25 @@ def fit(
 
 def save(trained: Trained, folder: Path) -> None:
     """Write the model, the split it was trained on, and the images that were skipped."""
-    trained.hasher.save(folder)
+    files = trained.hasher.files()
     if trained.split is not None:
-        trained.split.save(folder / SPLIT_FILE)
+        files[SPLIT_FILE] = trained.split.save
     if trained.skipped:
-        write_skipped(folder / SKIPPED_FILE, trained.skipped)
+        files[SKIPPED_FILE] = partial(write_skipped, skipped=trained.skipped)
+    storage.write_files(folder, files)
+    for name in (SPLIT_FILE, SKIPPED_FILE):
+        if name not in files:
+            (folder / name).unlink(missing_ok=True)
+    discard_checkpoint(folder)
 
 
 @dataclass(frozen=True)
 class EncodedSplit:
-    """Codes and labels of a split's queries and database."""
+    """Codes and labels of a split's queries and database.
+
+    Where the codes have no Hamming distance, also what ranks them: the queries' real outputs
+    (n, …) and the head.
+    """
 
     query_codes: NDArray[np.uint8]
     database_codes: NDArray[np.uint8]
@@ -178,6 +199,8 @@ class EncodedSplit:
     database_labels: NDArray[np.uint8]
     bits: int
     skipped: list[Skipped]
+    query_outputs: NDArray[np.float32] | None = None
+    head: Head | None = None
 
 
 def encode_split(
@@ -189,6 +212,10 @@ def encode_split(
     row = np.full(len(collection), -1, dtype=np.int64)
     row[encoded.indices] = np.arange(len(encoded.indices))
     query, database = (part[row[part] >= 0] for part in (split.query, split.database))
+    outputs, ranker = None, None
+    if not hasher.head.hamming:
+        ranker = hasher.head
+        outputs = hasher.encode_collection(collection, query, cached=cached, outputs=True).outputs
     return EncodedSplit(
         encoded.codes[row[query]],
         encoded.codes[row[database]],
@@ -196,18 +223,30 @@ def encode_split(
         collection.labels[database],
         hasher.bits,
         encoded.skipped,
+        outputs,
+        ranker,
     )
 
 
 def measure(encoded: EncodedSplit, *, top: int | None) -> Evaluation:
     """Evaluate an encoded split; ``top`` is the protocol's, cut to the size of the database."""
+    top = None if top is None else min(top, len(encoded.database_codes))
+    if encoded.head is not None and encoded.query_outputs is not None:
+        outputs = torch.from_numpy(encoded.query_outputs)
+        return metrics(
+            encoded.head.distances(outputs, encoded.database_codes),
+            encoded.query_labels,
+            encoded.database_labels,
+            top=top,
+            ranking=f"distance of the {encoded.head.kind} head",
+        )
     return evaluate(
         encoded.query_codes,
         encoded.database_codes,
         encoded.query_labels,
         encoded.database_labels,
         bits=encoded.bits,
-        top=None if top is None else min(top, len(encoded.database_codes)),
+        top=top,
     )
 
 
@@ -222,6 +261,11 @@ class _Images:
     ) -> None:
         numbers, features = rows.indices, rows.values
         cut = round(len(numbers) * settings.validation)
+        if len(numbers) - cut < 2:
+            raise UsageError(
+                f"a validation share of {settings.validation:g} leaves {len(numbers) - cut} of "
+                f"{len(numbers)} images to train on; lower it"
+            )
         order = np.array(hash_order(collection.names, numbers.tolist(), settings.seed))
         held = np.isin(numbers, order[:cut])
         self.collection = collection
@@ -301,16 +345,21 @@ def _validation(head: Head, query: Tensor, database: Tensor, images: _Images) ->
     head.eval()
     query_codes = codes.pack(head.logits(query).cpu().numpy())
     database_codes = codes.pack(head.logits(database).cpu().numpy())
-    head.train()
+    outputs, ranker = (None, None) if head.hamming else (head(query).cpu().numpy(), head)
     labels = images.collection.labels
-    measured = evaluate(
+    encoded = EncodedSplit(
         query_codes,
         database_codes,
         labels[images.held_numbers],
         labels[images.numbers],
-        bits=head.bits,
+        head.bits,
+        [],
+        outputs,
+        ranker,
     )
-    return float(measured.map)
+    value = float(measure(encoded, top=None).map)
+    head.train()
+    return value
 
 
 def _placed(pixels: Tensor, device: torch.device) -> Tensor:

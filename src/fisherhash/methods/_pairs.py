@@ -1,12 +1,100 @@
-"""Pieces shared by the methods that learn from pairs: similarity, and the memory of outputs."""
+"""Pieces shared by the methods that learn from pairs.
+
+Two kinds of pairs: batch x all training images, the latter as last seen (:class:`PairMemory`), and
+the pairs inside a batch (:class:`BatchPairs`). Similar means: at least one label in common.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fisherhash.methods.base import Batch, TrainingSet
+from fisherhash.errors import UsageError
+from fisherhash.methods.base import Batch, TrainingSet, sign
+
+ROWS = 16_384  # label rows turned into floats at a time
+
+
+class TrainingLabels(nn.Module):
+    """The labels Y of all N training images: class numbers, or bytes where images have several.
+
+    ``shares`` in the methods below turns a row of m ones into m times 1/m. An image without a
+    label is similar to none, and its row of Y is zero.
+    """
+
+    numbers: Tensor
+    rows: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classes = 0
+        self.single = True
+        # The labels are the training set's own; a checkpoint has no need of a second copy.
+        self.register_buffer("numbers", torch.empty(0, dtype=torch.int64), persistent=False)
+        self.register_buffer("rows", torch.empty(0, 0, dtype=torch.uint8), persistent=False)
+
+    def fill(self, labels: Tensor) -> None:
+        """Take over labels (N, classes)."""
+        rows = (labels > 0).to(torch.uint8)
+        counts = rows.sum(1)
+        self.classes = labels.shape[1]
+        self.single = not bool((counts > 1).any())
+        if self.single:
+            numbers = rows.argmax(1) if self.classes else torch.zeros_like(counts)
+            self.numbers = torch.where(counts > 0, numbers, -1)
+            self.rows = rows[:0].clone()
+        else:
+            self.numbers = counts[:0].clone()
+            self.rows = rows
+
+    def similar(self, index: Tensor) -> Tensor:
+        """(b, N) whether the images at ``index`` share a label with each training image."""
+        if self.single:
+            own = self.numbers[index]
+            return (own[:, None] == self.numbers) & (own >= 0)[:, None]
+        return self.rows[index].float() @ self.rows.float().T > 0
+
+    def mix(self, columns: Tensor, *, shares: bool) -> Tensor:
+        """(N, k) a column per class of ``columns`` (k, classes), summed over each image's labels.
+
+        With C the columns, row i is C y_i.
+        """
+        if self.single:
+            chosen = columns.T[self.numbers.clamp_min(0)]
+            return chosen * (self.numbers >= 0)[:, None]
+        return torch.cat([rows @ columns.T for rows in self._chunks(shares)])
+
+    def collect(self, values: Tensor, *, shares: bool) -> Tensor:
+        """(k, classes) the sum of ``values`` (N, k) over the images of each class.
+
+        With V the values as columns (k, N), this is V Y^T.
+        """
+        # In double precision, so that the order in which a device adds does not show.
+        sums = torch.zeros(self.classes + 1, values.shape[1], dtype=torch.float64).to(values.device)
+        if self.single:
+            sums.index_add_(0, self.numbers % (self.classes + 1), values.double())
+        else:
+            parts = zip(self._chunks(shares), values.split(ROWS), strict=True)
+            for rows, part in parts:
+                sums[:-1] += rows.double().T @ part.double()
+        return sums[:-1].T.to(values.dtype)
+
+    def gram(self, *, shares: bool) -> Tensor:
+        """(classes, classes) Y Y^T."""
+        if self.single:
+            counts = torch.bincount(self.numbers + 1, minlength=self.classes + 1)
+            return torch.diag(counts[1:].float())
+        zero = torch.zeros(self.classes, self.classes, device=self.rows.device)
+        return sum((rows.T @ rows for rows in self._chunks(shares)), zero)
+
+    def _chunks(self, shares: bool) -> Iterator[Tensor]:
+        for rows in self.rows.split(ROWS):
+            yield class_proportions(rows.float()) if shares else rows.float()
 
 
 class PairMemory(nn.Module):
@@ -17,18 +105,16 @@ class PairMemory(nn.Module):
     """
 
     outputs: Tensor
-    labels: Tensor
 
     def __init__(self) -> None:
         super().__init__()
+        self.labels = TrainingLabels()
         self.register_buffer("outputs", torch.empty(0, 0))
-        # The labels are the training set's own; a checkpoint has no need of a second copy.
-        self.register_buffer("labels", torch.empty(0, 0), persistent=False)
 
     def fill(self, train: TrainingSet) -> None:
         """One pass over the training set: no row starts at zero, where the pair loss is flat."""
         self.outputs = train.outputs().float().clone()
-        self.labels = train.labels.to(self.outputs)
+        self.labels.fill(train.labels.to(self.outputs.device))
 
     def refresh(self, outputs: Tensor, batch: Batch) -> None:
         """Remember the batch's outputs (b, bits)."""
@@ -37,18 +123,89 @@ class PairMemory(nn.Module):
     def pair_loss(
         self, outputs: Tensor, batch: Batch, *, margin: float = 0.0, positive_weight: float = 1.0
     ) -> Tensor:
-        """Mean logistic loss of the pairs batch x memory, self pairs left out.
+        """Mean :func:`logistic` loss of the pairs batch x memory, self pairs left out.
 
-        With theta = u_i . u_j / 2 a similar pair costs log(1 + exp(margin - theta)), a dissimilar
-        one log(1 + exp(margin + theta)).
+        theta = u_i . u_j / 2, with u_j from the memory; labels are the memory's own.
         """
-        # float32 even under autocast: theta grows with the number of bits, bfloat16 would round it.
         theta = 0.5 * outputs.float() @ self.outputs.T
-        similar = (batch.labels.to(self.labels) @ self.labels.T) > 0
-        losses = F.softplus(margin - torch.where(similar, theta, -theta))
+        similar = self.labels.similar(batch.index)
+        losses = logistic(theta, similar, margin=margin)
         weights = torch.where(similar, positive_weight, 1.0)
         weights = weights.scatter(1, batch.index[:, None], 0.0)
         return (losses * weights).sum() / weights.sum().clamp_min(1.0)
+
+
+@dataclass(frozen=True)
+class BatchPairs:
+    """All pairs of different images in a batch, both orders, by their labels.
+
+    Attributes:
+        similar: (b, b) whether a label is shared; False on the diagonal.
+        dissimilar: (b, b) whether none is shared; False on the diagonal.
+        overlap: (b, b) labels shared as a share of the labels either has (the Jaccard index).
+    """
+
+    similar: Tensor
+    dissimilar: Tensor
+    overlap: Tensor
+
+    @classmethod
+    def of(cls, labels: Tensor) -> BatchPairs:
+        """The pairs of a batch's labels (b, classes)."""
+        labels = labels.float()
+        shared = labels @ labels.T
+        either = labels.sum(1)[:, None] + labels.sum(1) - shared
+        same = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+        return cls(
+            (shared > 0) & ~same,
+            (shared <= 0) & ~same,
+            torch.where(shared > 0, shared / either.clamp_min(1.0), 0.0),
+        )
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of values (b, b) over all pairs; 0, without gradient, where there are none."""
+        return _mean(values, self.similar | self.dissimilar)
+
+    def balanced(self, values: Tensor) -> Tensor:
+        """Mean of values (b, b) over the similar pairs, plus that over the dissimilar ones.
+
+        With S all pairs, S1 the similar and S0 the dissimilar ones, this is (1/|S|) sum w_ij v_ij
+        with w_ij = |S|/|S1| on similar and |S|/|S0| on dissimilar pairs: the weights of HashNet and
+        Deep Cauchy Hashing, taken in the batch. A side that is absent adds nothing.
+        """
+        return _mean(values, self.similar) + _mean(values, self.dissimilar)
+
+
+def _mean(values: Tensor, where: Tensor) -> Tensor:
+    return torch.where(where, values, 0.0).sum() / where.sum().clamp_min(1)
+
+
+def logistic(theta: Tensor, similar: Tensor, *, margin: float = 0.0) -> Tensor:
+    """A similar pair costs log(1 + e^(margin - theta)), a dissimilar one log(1 + e^(margin + theta)).
+
+    Without margin this is log(1 + e^theta) - s theta, with s = 1 for similar pairs, else 0.
+
+    >>> logistic(torch.tensor([0.0, 100.0]), torch.tensor([True, False])).tolist()
+    [0.6931471824645996, 100.0]
+    """
+    return F.softplus(margin - torch.where(similar, theta, -theta))
+
+
+def log_cosh(values: Tensor) -> Tensor:
+    """log((e^x + e^-x) / 2), without overflow.
+
+    >>> [round(x, 3) for x in log_cosh(torch.tensor([0.0, 1000.0])).tolist()]
+    [0.0, 999.307]
+    """
+    size = values.abs()
+    return size + F.softplus(-2.0 * size) - math.log(2.0)
+
+
+def quantization_error(outputs: Tensor, codes: Tensor | None = None) -> Tensor:
+    """Mean over images of ||b - u||^2, with b the given codes (n, bits) or the signs of outputs."""
+    outputs = outputs.float()
+    target = sign(outputs.detach()) if codes is None else codes.to(outputs)
+    return (outputs - target).square().sum(1).mean()
 
 
 def class_proportions(labels: Tensor) -> Tensor:
@@ -58,3 +215,17 @@ def class_proportions(labels: Tensor) -> Tensor:
     [[0.5, 0.0, 0.5], [0.0, 1.0, 0.0]]
     """
     return labels / labels.sum(1, keepdim=True).clamp_min(1.0)
+
+
+def check_positive(method: str, **values: float) -> None:
+    """Refuse hyper-parameters that must be greater than 0."""
+    for name, value in values.items():
+        if not value > 0:
+            raise UsageError(f"{method}: {name} must be greater than 0, got {value}")
+
+
+def check_not_negative(method: str, **values: float) -> None:
+    """Refuse hyper-parameters that must be 0 or more."""
+    for name, value in values.items():
+        if not value >= 0:
+            raise UsageError(f"{method}: {name} must not be negative, got {value}")

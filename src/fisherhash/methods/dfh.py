@@ -10,7 +10,12 @@ from torch import Tensor
 
 from fisherhash.errors import UsageError, unknown_name
 from fisherhash.methods import _centers
-from fisherhash.methods._pairs import PairMemory, class_proportions
+from fisherhash.methods._pairs import (
+    PairMemory,
+    check_not_negative,
+    class_proportions,
+    quantization_error,
+)
 from fisherhash.methods.base import (
     Batch,
     HashMethod,
@@ -98,7 +103,6 @@ class DFH(HashMethod):
     )
     centers: Tensor
     relaxed: Tensor
-    proportions: Tensor
 
     def __init__(
         self,
@@ -119,9 +123,7 @@ class DFH(HashMethod):
     ) -> None:
         super().__init__(bits=bits, classes=classes)
         on = _check_parts(parts)
-        for name, value in (("margin", margin), ("intra", intra), ("inter", inter)):
-            if value < 0:
-                raise UsageError(f"dfh: {name} must not be negative, got {value}")
+        check_not_negative("dfh", margin=margin, intra=intra, inter=inter)
         self.parts = parts
         self.margin = margin
         self.quantization = quantization
@@ -143,26 +145,27 @@ class DFH(HashMethod):
         self.memory = PairMemory()
         self.register_buffer("centers", torch.ones(bits, classes))
         self.register_buffer("relaxed", torch.zeros(bits, classes))
-        self.register_buffer("proportions", torch.empty(0, classes), persistent=False)
 
     def start(self, train: TrainingSet) -> None:
         """Fill the memory of outputs, and put the centres at the class means' signs."""
         self.memory.fill(train)
-        outputs = self.memory.outputs
-        self.proportions = class_proportions(self.memory.labels)
+        outputs, labels = self.memory.outputs, self.memory.labels
         self._nu_scaled = self._nu * len(outputs) / max(self.classes, 1) ** 2
-        weight = self.proportions.sum(0).clamp_min(1e-12)
-        self.relaxed = (outputs.T @ self.proportions) / weight
+        weight = labels.collect(torch.ones_like(outputs[:, :1]), shares=True)
+        self.relaxed = labels.collect(outputs, shares=True) / weight.clamp_min(1e-12)
         self.centers = sign(self.relaxed)
 
     def binary(self, outputs: Tensor, proportions: Tensor) -> Tensor:
         """The B-step: the codes in {-1, 1} (n, bits) nearest to outputs and class centres."""
-        return sign(self._mu * proportions @ self.centers.T + outputs.detach().float())
+        return self._nearest(outputs, proportions @ self.centers.T)
+
+    def _nearest(self, outputs: Tensor, centers: Tensor) -> Tensor:
+        return sign(self._mu * centers + outputs.detach().float())
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """The U-step's objective on one batch."""
         target = self.binary(outputs, class_proportions(batch.labels))
-        quantization = (outputs.float() - target).square().sum(1).mean()
+        quantization = quantization_error(outputs, target)
         terms = {"quantization": quantization, "loss": self._quantization * quantization}
         if self._pair:
             terms["pair"] = self.memory.pair_loss(
@@ -176,7 +179,8 @@ class DFH(HashMethod):
         self.memory.refresh(outputs, batch)
         if self.center_step == "released" and self._mu > 0:
             proportions = class_proportions(batch.labels)
-            S, T = self._statistics(self.binary(outputs, proportions), proportions)
+            S = _numpy(self.binary(outputs, proportions).T @ proportions)
+            T = _numpy(proportions.T @ proportions)
             C = _centers.linear_sweep(_numpy(self.centers), S, T, inter=self._nu)
             self.centers.copy_(torch.from_numpy(C))
 
@@ -184,9 +188,11 @@ class DFH(HashMethod):
         """The C-step over the whole training set, alternating with the B-step."""
         if self._mu == 0 or self.center_step == "released":
             return
+        labels = self.memory.labels
+        T = _numpy(labels.gram(shares=True))
         for _ in range(self.alternations):
-            codes = self.binary(self.memory.outputs, self.proportions)
-            S, T = self._statistics(codes, self.proportions)
+            codes = self._nearest(self.memory.outputs, labels.mix(self.centers, shares=True))
+            S = _numpy(labels.collect(codes, shares=True))
             if self.center_step == "exact":
                 C, flips = _centers.exact_sweeps(
                     _numpy(self.centers),
@@ -212,11 +218,6 @@ class DFH(HashMethod):
                 )
                 self.relaxed.copy_(torch.from_numpy(V))
                 self.centers.copy_(sign(self.relaxed))
-
-    @staticmethod
-    def _statistics(codes: Tensor, proportions: Tensor) -> tuple[_centers.Matrix, _centers.Matrix]:
-        """B Y^T (bits, classes) and Y Y^T (classes, classes)."""
-        return _numpy(codes.T @ proportions), _numpy(proportions.T @ proportions)
 
 
 def _numpy(values: Tensor) -> _centers.Matrix:

@@ -1,0 +1,189 @@
+"""Write the generated parts of the documentation: method pages, and tables from results/.
+
+python docs/generate.py            writes
+python docs/generate.py --check    exits with 1 if anything is out of date
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fisherhash import methods
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "results"
+
+
+def method_page(method: type[methods.HashMethod] | type[methods.FeatureMethod]) -> str:
+    """A method's page: its class docstring, where it comes from, its defaults."""
+    info = method.info
+    options = methods.hyper_parameters(method)
+    learns = "no labels" if info.supervision == "none" else info.supervision
+    lines = [
+        f"# {info.name}",
+        "",
+        f"*{info.title}*, {info.venue} {info.year}, <{info.url}>",
+        "",
+        f"Learns from {learns}; "
+        + ("several labels an image" if info.multilabel else "one label an image only")
+        + "; "
+        + ("trained by gradient." if info.fit == "gradient" else "fitted on features."),
+        "",
+        _markdown(inspect.cleandoc(method.__doc__ or "")),
+    ]
+    if options:
+        lines += ["", "## Defaults", "", "| option | default |", "|---|---|"]
+        lines += [f"| `{name}` | `{p.default}` |" for name, p in options.items()]
+    lines += ["", f"    fisherhash train DATA --method {info.name} --out MODEL"]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown(docstring: str) -> str:
+    """Google-style sections as headings, arguments as a list, double back-ticks as single ones."""
+    lines: list[str] = []
+    arguments = False
+    for line in docstring.replace("``", "`").splitlines():
+        if line == "Args:":
+            lines += ["## Options", ""]
+            arguments = True
+        elif arguments and line.startswith("    ") and not line.startswith("     "):
+            name, _, text = line.strip().partition(": ")
+            lines.append(f"- `{name}`: {text}")
+        elif arguments and line.startswith("        "):
+            lines.append("  " + line.strip())
+        else:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def method_index() -> str:
+    """The list of all methods."""
+    lines = [
+        "# Methods",
+        "",
+        "Every method has one file, one contract and one page; the pages are made from the classes.",
+        "[Write your own](../write-your-own-method.md) in about thirty lines.",
+        "",
+        "| method | title | venue | learns from | several labels |",
+        "|---|---|---|---|---|",
+    ]
+    for name, method in methods.registry().items():
+        info = method.info
+        several = "yes" if info.multilabel else "no"
+        lines.append(
+            f"| [{name}]({name}.md) | {info.title} | {info.venue} {info.year} "
+            f"| {info.supervision} | {several} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def ties_table() -> str:
+    """How far ties move mAP on codes learned by DFH, by code length."""
+    result = _load("cifar10-frozen-dfh")
+    if result is None:
+        return "Not run yet.\n"
+    by_bits = defaultdict(list)
+    for row in result["rows"]:
+        by_bits[row["bits"]].append(row["evaluation"])
+    lines = [
+        f"Codes learned by DFH on {result['protocol']['protocol']} "
+        f"({result['protocol']['database']:,} images in the database, checksum "
+        f"{result['protocol']['checksum'][:16]}; {result['backbone']} features at "
+        f"{result['image_size']} px), mean of {len(next(iter(by_bits.values())))} seeds:",
+        "",
+        "| bits | expected | in database order | lower bound | upper bound | ties move it by |",
+        "|---|---|---|---|---|---|",
+    ]
+    for bits, evaluations in sorted(by_bits.items()):
+        mean: Callable[[str], float] = lambda key, rows=evaluations: statistics.mean(  # noqa: E731
+            row[key] for row in rows
+        )
+        low, high = mean("map_lower"), mean("map_upper")
+        lines.append(
+            f"| {bits} | {mean('map_expected'):.4f} | {mean('map_stable'):.4f} | {low:.4f} "
+            f"| {high:.4f} | {100 * (high - low):.1f} points |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+PAPER = {12: 0.803, 24: 0.825, 32: 0.831, 48: 0.844}
+
+
+def readme_table() -> str:
+    """CIFAR-10 small: what the paper reports for DFH, and what we measured."""
+    lines = [
+        "| CIFAR-10 small, mAP@ALL | 12 bits | 24 bits | 32 bits | 48 bits |",
+        "|---|---|---|---|---|",
+        "| paper, DFH (VGG-F) | " + " | ".join(f"{PAPER[b]:.3f}" for b in PAPER) + " |",
+    ]
+    rows = (
+        ("cifar10-finetune-dfh", "ours, DFH (EfficientNet-Lite0, fine-tuned)"),
+        ("cifar10-frozen-dfh", "ours, DFH (EfficientNet-Lite0, frozen, 128 px)"),
+    )
+    for name, title in rows:
+        result = _load(name)
+        cells = [_mean_and_range(result, bits) for bits in PAPER]
+        lines.append(f"| {title} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _mean_and_range(result: dict[str, Any] | None, bits: int) -> str:
+    rows = [] if result is None else [r for r in result["rows"] if r["bits"] == bits]
+    values = [row["evaluation"]["map_expected"] for row in rows]
+    if not values:
+        return "not run"
+    return f"{statistics.mean(values):.3f} ({min(values):.3f}–{max(values):.3f})"
+
+
+def _load(name: str) -> dict[str, Any] | None:
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def between(text: str, mark: str, content: str) -> str:
+    """Replace what stands between ``<!-- mark -->`` and ``<!-- /mark -->``."""
+    start, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
+    before, _, rest = text.partition(start)
+    _, _, after = rest.partition(end)
+    return f"{before}{start}\n{content}{end}{after}"
+
+
+def generated() -> dict[Path, str]:
+    """Every generated file with what it should hold."""
+    docs = ROOT / "docs"
+    files = {docs / "methods" / "README.md": method_index()}
+    for name, method in methods.registry().items():
+        files[docs / "methods" / f"{name}.md"] = method_page(method)
+    for path, mark, content in (
+        (docs / "evaluation.md", "ties-table", ties_table()),
+        (ROOT / "README.md", "results", readme_table()),
+    ):
+        files[path] = between(path.read_text(encoding="utf-8"), mark, content)
+    return files
+
+
+def main() -> None:
+    """Write, or check."""
+    stale = []
+    for path, content in generated().items():
+        if path.is_file() and path.read_text(encoding="utf-8") == content:
+            continue
+        stale.append(path.relative_to(ROOT))
+        if "--check" not in sys.argv:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content, encoding="utf-8")
+    for path in stale:
+        print(path)
+    if stale and "--check" in sys.argv:
+        sys.exit("out of date: run python docs/generate.py")
+
+
+if __name__ == "__main__":
+    main()

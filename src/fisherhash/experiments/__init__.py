@@ -1,0 +1,1 @@
+"""Experiments: grids of runs that resume, and the tables made from them."""

@@ -1,0 +1,246 @@
+"""Methods side by side: one split, one backbone, one evaluator; a run a file, so it resumes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fisherhash import backbones, methods, storage
+from fisherhash.codes import check_bits
+from fisherhash.data.protocols import resolve
+from fisherhash.data.sources import Collection, open_data
+from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.hasher import versions
+from fisherhash.loop import Settings
+from fisherhash.training import fit
+
+logger = logging.getLogger(__name__)
+
+RUNS, TABLE, RESULTS = "runs", "table.md", "results.json"
+NOT_DEFINED = "–"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the grid."""
+
+    method: str
+    bits: int
+    seed: int
+
+    @property
+    def file(self) -> str:
+        """Where its result is kept, inside the folder of runs."""
+        return f"{self.method}-{self.bits}-{self.seed}.json"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The finished grid.
+
+    Attributes:
+        rows: one result a run, as written to its file.
+        failed: the sentence each failed run ended with, by file name; the next call tries again.
+        table: the table as Markdown.
+        folder: where all of it is.
+    """
+
+    rows: list[dict[str, Any]]
+    failed: dict[str, str]
+    table: str
+    folder: Path
+
+
+def compare(
+    data: str | os.PathLike[str] | Collection,
+    *,
+    out: str | os.PathLike[str],
+    names: Sequence[str],
+    bits: Sequence[int],
+    seeds: int = 1,
+    protocol: str | None = None,
+    backbone: str | nn.Module = backbones.DEFAULT,
+    weights: str | os.PathLike[str] | None = None,
+    image_size: int | None = None,
+    finetune: bool = False,
+    settings: Settings | None = None,
+    device: str | None = None,
+    say: Callable[[str], None] = logger.info,
+) -> Comparison:
+    """Train every method at every length and seed alike, and measure them alike.
+
+    A run that is already in ``out`` is not repeated; a killed comparison continues where it was.
+
+    Args:
+        data: as for training.
+        out: folder for the runs, the table and the results.
+        names: methods, or ``["all"]``.
+        bits: code lengths.
+        seeds: how many; they are 0, 1, 2, …
+        protocol: how the data is split.
+        backbone: one for all.
+        weights: its weights file.
+        image_size: side of the images.
+        finetune: train the whole network each time, not only the head on frozen features.
+        settings: how every method is trained; the seed in it is replaced.
+        device: where.
+        say: takes one line a run.
+    """
+    collection = data if isinstance(data, Collection) else open_data(data)
+    split = resolve(collection, protocol)
+    cells = _grid(names, bits, seeds)
+    folder = Path(out)
+    settings = settings or Settings()
+    common = {
+        "data": collection.name,
+        "protocol": split.to_json(),
+        "backbone": backbone if isinstance(backbone, str) else type(backbone).__name__,
+        "image_size": image_size,
+        "finetune": finetune,
+        "settings": dataclasses.asdict(dataclasses.replace(settings, seed=0)),
+    }
+    _check_folder(folder, common)
+    say(f"{split}")
+    rows, failed = [], {}
+    began, worked = time.perf_counter(), 0
+    for number, cell in enumerate(cells, 1):
+        path = folder / RUNS / cell.file
+        if path.is_file():
+            rows.append(storage.read_json(path))
+            continue
+        row = {**dataclasses.asdict(cell), **_defined(cell.method, collection, split.train)}
+        if "not_defined" not in row:
+            try:
+                trained = fit(
+                    collection,
+                    method=cell.method,
+                    bits=cell.bits,
+                    backbone=backbone,
+                    weights=weights,
+                    image_size=image_size,
+                    finetune=finetune,
+                    protocol=protocol,
+                    settings=dataclasses.replace(settings, seed=cell.seed),
+                    device=device,
+                )
+                measured = trained.evaluate()
+            except UsageError as error:
+                row["not_defined"] = str(error)
+            except FisherhashError as error:
+                failed[cell.file] = str(error)
+                say(f"[{number}/{len(cells)}] {cell.method} {cell.bits} bits: FAILED: {error}")
+                continue
+            else:
+                row |= {
+                    "options": methods.resolved_options(trained.method),
+                    "evaluation": measured.to_json(),
+                    "seconds": {k: round(v, 3) for k, v in trained.seconds.items()},
+                }
+        row["versions"] = versions()
+        storage.write_files(path.parent, {path.name: storage.write_text(storage.dump_json(row))})
+        rows.append(row)
+        worked += 1
+        pace = (time.perf_counter() - began) / worked
+        left = sum(not (folder / RUNS / c.file).is_file() for c in cells[number:])
+        say(f"[{number}/{len(cells)}] {_line(row)}; about {pace * left / 60:.0f} min left")
+    table = make_table(rows, common, bits)
+    results = {**common, "rows": rows, "failed": failed}
+    storage.write_files(
+        folder,
+        {
+            TABLE: storage.write_text(table),
+            RESULTS: storage.write_text(storage.dump_json(results)),
+        },
+    )
+    return Comparison(rows, failed, table, folder)
+
+
+def make_table(rows: list[dict[str, Any]], common: dict[str, Any], bits: Sequence[int]) -> str:
+    """A Markdown table: methods by the mean of their mAP over all lengths, best first."""
+    protocol = common["protocol"]
+    top = "ALL" if protocol["top"] is None else protocol["top"]
+    cells = {
+        (name, length): _cell([r for r in rows if r["method"] == name and r["bits"] == length])
+        for name in {row["method"] for row in rows}
+        for length in bits
+    }
+    order = sorted(
+        {name for name, _ in cells},
+        key=lambda n: (-sum(cells[n, length][0] for length in bits), n),
+    )
+    trained = "fine-tuned" if common["finetune"] else "frozen features"
+    lines = [
+        f"mAP@{top}, expected over tie order, on {protocol['protocol']} "
+        f"(checksum {protocol['checksum'][:16]}); {common['backbone']}, {trained}.",
+        "",
+        "| method | " + " | ".join(f"{length} bits" for length in bits) + " |",
+        "|---" * (len(bits) + 1) + "|",
+    ]
+    for name in order:
+        lines.append(f"| {name} | " + " | ".join(cells[name, length][1] for length in bits) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(rows: list[dict[str, Any]]) -> tuple[float, str]:
+    values = [row["evaluation"]["map"] for row in rows if "evaluation" in row]
+    if not values:
+        return 0.0, NOT_DEFINED if rows else "not run"
+    mean = statistics.mean(values)
+    spread = f" ({min(values):.3f}–{max(values):.3f})" if len(values) > 1 else ""
+    return mean, f"{mean:.3f}{spread}"
+
+
+def _grid(names: Sequence[str], bits: Sequence[int], seeds: int) -> list[Cell]:
+    if seeds < 1:
+        raise UsageError(f"seeds must be at least 1, got {seeds}")
+    if not bits:
+        raise UsageError("no code length given")
+    chosen = list(methods.registry()) if list(names) == ["all"] else list(names)
+    for name in chosen:
+        methods.find(name)
+    return [
+        Cell(name, check_bits(length), seed)
+        for seed in range(seeds)
+        for length in dict.fromkeys(bits)
+        for name in dict.fromkeys(chosen)
+    ]
+
+
+def _check_folder(folder: Path, common: dict[str, Any]) -> None:
+    """Results of other settings are never mixed into one table."""
+    path = folder / "settings.json"
+    wanted = json.loads(json.dumps(common))
+    if not path.is_file():
+        storage.write_files(folder, {path.name: storage.write_text(storage.dump_json(wanted))})
+        return
+    found = storage.read_json(path)
+    differ = [key for key in wanted if found.get(key) != wanted[key]]
+    if differ:
+        raise UsageError(
+            f"{folder} holds a comparison with another {', '.join(differ)}; choose another --out"
+        )
+
+
+def _defined(name: str, collection: Collection, train: Any) -> dict[str, str]:
+    info = methods.find(name).info
+    several = collection.labels[train].sum(1).max(initial=0) > 1
+    if several and not info.multilabel:
+        return {"not_defined": f"{name} is not defined for images with several labels"}
+    return {}
+
+
+def _line(row: dict[str, Any]) -> str:
+    what = f"{row['method']} {row['bits']} bits, seed {row['seed']}"
+    if "not_defined" in row:
+        return f"{what}: {NOT_DEFINED} ({row['not_defined']})"
+    return f"{what}: mAP {row['evaluation']['map']:.4f}, {row['seconds']['training']:.0f} s"

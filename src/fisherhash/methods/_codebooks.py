@@ -1,0 +1,356 @@
+"""Far-apart code books: one fixed binary code a class, for the methods that learn towards them.
+
+Everything here is integer arithmetic on draws of numpy's PCG64, so that a code book depends on
+(classes, bits, seed) and on nothing else: not on the machine, the threads or the version of torch.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fisherhash.codes import check_bits
+from fisherhash.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+Signs = NDArray[np.int8]
+Words = NDArray[np.uint64]
+
+MAX_ORDER = 2048
+"""Largest Hadamard matrix that is built; codes have at most 1,024 bits."""
+LINEAR_WORK = 2**22
+"""Most distances computed at once while a linear code grows."""
+DRAWS = 16
+"""How many sets of Hadamard rows are compared."""
+ATTEMPTS = 4
+"""How often a linear code is tried for one distance."""
+SEARCH_WORK = 2**24
+"""Most distances computed by the local search for one more unit of minimum distance."""
+
+
+def far_apart(classes: int, bits: int, *, seed: int = 0) -> Tensor:
+    """Codes in {-1, 1} (classes, bits) whose smallest pairwise Hamming distance is large.
+
+    * Up to four classes: as far apart as any, two thirds of the bits and more.
+    * Where a Hadamard matrix of order ``bits`` is easily built and has enough rows: its rows and
+      their negatives, every distance at least bits / 2. The all-ones row, the only unbalanced
+      one, comes last. Up to bits - 1 classes the codes are orthogonal.
+    * Else the better of a larger Hadamard matrix with columns cut off and a linear code grown
+      greedily, then a coordinate search that flips single bits for as long as that raises the
+      minimum distance, within a fixed amount of work: seconds for 10,000 classes.
+
+    With fewer codes than classes (2^bits < classes) codes repeat evenly, and a warning says so.
+
+    >>> codes = far_apart(5, 8)
+    >>> torch.equal(codes @ codes.T, 8 * torch.eye(5))
+    True
+    """
+    check_bits(bits)
+    if classes < 1:
+        raise UsageError(f"a code book needs at least one class, got {classes}")
+    rng = np.random.default_rng(seed)
+    if bits < 63 and 2**bits < classes:
+        logger.warning(
+            "%d bits have only %d codes and cannot tell %d classes apart: some share a code",
+            *(bits, 2**bits, classes),
+        )
+        words = np.resize(_shuffled(2**bits, rng), classes).astype(np.uint64)
+        return _tensor(_signs(words[:, None], bits))
+    if classes <= 4:
+        return _tensor(_few(classes, bits, rng))
+    if classes <= 2 * bits and is_hadamard_order(bits):
+        return _tensor(_hadamard_rows(classes, bits, rng))
+    starts = [_linear_code(classes, bits, rng)]
+    order = next((n for n in range(bits + 1, MAX_ORDER) if is_hadamard_order(n)), MAX_ORDER)
+    if classes <= order:
+        # The first column is constant: without it the rows keep their distance, order / 2.
+        rows = np.append(1 + _shuffled(order - 1, rng), 0)[:classes]
+        columns = 1 + _shuffled(order - 1, rng)[:bits]
+        starts.append(hadamard(order)[np.ix_(rows, columns)])
+    elif classes <= 2 * order:
+        starts.append(_hadamard_rows(classes, order, rng)[:, :bits])
+    best = max((_use_every_bit(start, rng) for start in starts), key=minimum_distance)
+    return _tensor(_search(best, rng))
+
+
+def minimum_distance(codes: Signs) -> int:
+    """The smallest Hamming distance of two rows of codes in {-1, 1} (n, bits).
+
+    >>> minimum_distance(np.array([[1, 1, 1], [1, -1, -1], [-1, 1, -1]], dtype=np.int8))
+    2
+    """
+    # float32 holds these inner products exactly, and multiplies far faster than integers.
+    rows = codes.astype(np.float32)
+    largest = -rows.shape[1]
+    for first in range(0, len(rows), 1024):
+        inner = rows[first : first + 1024] @ rows.T
+        np.fill_diagonal(inner[:, first:], -rows.shape[1])
+        largest = max(largest, int(inner.max()))
+    return (rows.shape[1] - largest) // 2
+
+
+def distance_bound(classes: int, bits: int) -> int:
+    """Plotkin's bound: no code book of this size has a larger minimum distance.
+
+    >>> distance_bound(2, 12), distance_bound(3, 12), distance_bound(10, 12)
+    (12, 8, 6)
+    """
+    if classes < 2:
+        return bits
+    # A bit separates at most floor(M^2 / 4) of the M (M - 1) / 2 pairs.
+    return bits * (classes**2 // 4) * 2 // (classes * (classes - 1))
+
+
+@cache
+def is_hadamard_order(order: int) -> bool:
+    """Whether :func:`hadamard` can build a matrix of this order.
+
+    Sylvester's 2^n, Paley's q + 1 and 2 (q + 1) for q a prime or the square of one, and products
+    of these; up to 100 all multiples of four but 92.
+
+    >>> [n for n in range(1, 60) if is_hadamard_order(n)]
+    [1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56]
+    """
+    return order in (1, 2) or (order % 4 == 0 and _construction(order) is not None)
+
+
+def hadamard(order: int) -> Signs:
+    """A Hadamard matrix (order, order), its first row and column all ones.
+
+    >>> hadamard(4).tolist()
+    [[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]
+    """
+    if not is_hadamard_order(order):
+        raise UsageError(f"no easy construction of a Hadamard matrix of order {order}")
+    matrix = _hadamard(order)
+    matrix = matrix * matrix[0]
+    return matrix * matrix[:, :1]
+
+
+def _hadamard(order: int) -> Signs:
+    if order == 1:
+        return np.ones((1, 1), dtype=np.int8)
+    if order == 2:
+        return np.array([[1, 1], [1, -1]], dtype=np.int8)
+    kind, number = _construction(order) or ("", 0)
+    if kind == "product":
+        return np.kron(_hadamard(number), _hadamard(order // number))
+    residues = _jacobsthal(number)
+    identity = np.eye(number + 1, dtype=np.int8)
+    conference = np.zeros((number + 1, number + 1), dtype=np.int8)
+    conference[0, 1:] = 1
+    conference[1:, 0] = -1 if kind == "paley1" else 1
+    conference[1:, 1:] = residues
+    if kind == "paley1":
+        return identity + conference
+    return np.kron(conference, np.array([[1, 1], [1, -1]], dtype=np.int8)) + np.kron(
+        identity, np.array([[1, -1], [-1, -1]], dtype=np.int8)
+    )
+
+
+@cache
+def _construction(order: int) -> tuple[str, int] | None:
+    """How a matrix of this order, a multiple of four, is made, and from which number."""
+    if order & (order - 1) == 0:
+        return "product", 2
+    if _is_prime(order - 1):
+        return "paley1", order - 1
+    q = order // 2 - 1
+    if q % 4 == 1 and (_is_prime(q) or _is_prime_square(q)):
+        return "paley2", q
+    for factor in range(2, order // 2 + 1):
+        rest = order // factor
+        if order % factor == 0 and is_hadamard_order(factor) and is_hadamard_order(rest):
+            return "product", factor
+    return None
+
+
+def _is_prime(number: int) -> bool:
+    return number > 1 and all(number % d for d in range(2, int(number**0.5) + 1))
+
+
+def _is_prime_square(number: int) -> bool:
+    root = round(number**0.5)
+    return root * root == number and _is_prime(root)
+
+
+def _jacobsthal(q: int) -> Signs:
+    """(q, q): whether the difference of two elements of the field with q elements is a square.
+
+    Entries are 1, -1, or 0 on the diagonal; q is an odd prime or the square of one.
+    """
+    p = q if _is_prime(q) else round(q**0.5)
+    legendre = np.full(p, -1, dtype=np.int8)
+    legendre[np.arange(1, p) ** 2 % p] = 1
+    legendre[0] = 0
+    if p == q:
+        elements = np.arange(q)
+        return legendre[(elements[:, None] - elements) % q]
+    # a + b w with w^2 = n no square: it is a square where its norm a^2 - n b^2 is one modulo p.
+    n = int(np.flatnonzero(legendre == -1)[0])
+    a, b = np.divmod(np.arange(q), p)
+    a, b = a[:, None] - a, b[:, None] - b
+    return legendre[(a * a - n * b * b) % p]
+
+
+def _shuffled(count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """0 … count - 1 in a drawn order; unlike numpy's own shuffle, tied to no version of it."""
+    return np.argsort(rng.integers(0, 2**63, count), kind="stable")
+
+
+def _few(count: int, bits: int, rng: np.random.Generator) -> Signs:
+    """Up to four codes as far apart as any: the same few splits of the classes, repeated.
+
+    Every other repetition is negated, which balances the codes.
+    """
+    splits = hadamard(2 if count <= 2 else 4)[:count, 1:]
+    number = np.arange(bits)
+    tiled = splits[:, number % splits.shape[1]]
+    tiled = tiled * (1 - 2 * (number // splits.shape[1] % 2)).astype(np.int8)
+    return tiled[:, _shuffled(bits, rng)]
+
+
+def _hadamard_rows(count: int, order: int, rng: np.random.Generator) -> Signs:
+    """Rows of a Hadamard matrix in a drawn order, then their negatives, the all-ones row last.
+
+    Every other row is negated, or else the first bit would be the same for all classes. Of a few
+    draws the one is kept whose most one-sided bit is least so: a constant bit tells nothing.
+    """
+    matrix = hadamard(order)
+
+    def draw() -> Signs:
+        rows = matrix[1 + _shuffled(order - 1, rng)]
+        rows[1::2] *= -1
+        return np.concatenate([rows, -rows, matrix[:1], -matrix[:1]])[:count]
+
+    return min((draw() for _ in range(DRAWS)), key=lambda rows: abs(rows.sum(0)).max())
+
+
+def _linear_code(count: int, bits: int, rng: np.random.Generator) -> Signs:
+    """The most balanced words of a binary linear code with a large minimum distance.
+
+    The distance aimed at is bisected: growing a code for it succeeds or fails.
+    """
+    dimension = (count - 1).bit_length()
+    best = _candidates(2**bits, bits, rng) if dimension == bits else None
+    low, high = 1, distance_bound(count, bits)
+    while low <= high:
+        distance = (low + high + 1) // 2
+        grown = (_grow(dimension, bits, distance, rng) for _ in range(ATTEMPTS))
+        found = next((words for words in grown if words is not None), None)
+        if found is None:
+            high = distance - 1
+        else:
+            best, low = found, distance + 1
+    if best is None:
+        # Generators that are unit vectors: distance 1 is always had.
+        best = np.zeros((2**dimension, (bits + 63) // 64), dtype=np.uint64)
+        best[:, 0] = np.arange(2**dimension, dtype=np.uint64)
+    unbalance = np.abs(2 * np.bitwise_count(best).sum(1, dtype=np.int32) - bits)
+    return _signs(best[np.sort(np.argsort(unbalance, kind="stable")[:count])], bits)
+
+
+def _grow(dimension: int, bits: int, distance: int, rng: np.random.Generator) -> Words | None:
+    """All words of a linear code, or None where no candidate keeps the distance.
+
+    The words of a linear code are as far apart as their smallest weight says. Among the generators
+    that keep it, the one that makes most words of exactly that weight leaves most room for others.
+    """
+    width = (bits + 63) // 64
+    words: Words = np.zeros((1, width), dtype=np.uint64)
+    for _ in range(dimension):
+        tried = min(max(LINEAR_WORK // (len(words) * width), 32), 4096)
+        candidates = _candidates(tried, bits, rng)
+        if distance % 2 == 0:
+            odd = np.bitwise_count(candidates).sum(1, dtype=np.int32) % 2
+            candidates[:, 0] ^= odd.astype(np.uint64)
+        weights = np.bitwise_count(candidates[:, None] ^ words).sum(2, dtype=np.int32)
+        fit = np.flatnonzero(weights.min(1) >= distance)
+        if not len(fit):
+            return None
+        tight = (weights[fit] == distance).sum(1)
+        words = np.concatenate([words, words ^ candidates[fit[np.argmax(tight)]]])
+    return words
+
+
+def _candidates(count: int, bits: int, rng: np.random.Generator) -> Words:
+    """Words (n, width) to choose a generator from: all of them where there are few."""
+    if 2**bits <= count:
+        return _shuffled(2**bits, rng).astype(np.uint64)[:, None]
+    width = (bits + 63) // 64
+    words = rng.integers(0, 2**64, (count, width), dtype=np.uint64)
+    words[:, -1] >>= np.uint64(64 * width - bits)
+    return words
+
+
+def _signs(words: Words, bits: int) -> Signs:
+    """Words (n, width) of 64 bits to codes in {-1, 1} (n, bits)."""
+    shifts = np.arange(64, dtype=np.uint64)
+    unpacked = (words[:, :, None] >> shifts) & np.uint64(1)
+    return (2 * unpacked.reshape(len(words), -1)[:, :bits].astype(np.int8) - 1).astype(np.int8)
+
+
+def _use_every_bit(codes: Signs, rng: np.random.Generator) -> Signs:
+    """Bits that are the same for all codes are drawn anew, half and half: nothing gets nearer."""
+    codes = codes.copy()
+    for k in np.flatnonzero(abs(codes.sum(0, dtype=np.int64)) == len(codes)):
+        codes[:, k] = 1 - 2 * (_shuffled(len(codes), rng) % 2)
+    return codes
+
+
+def _search(codes: Signs, rng: np.random.Generator) -> Signs:
+    """Flip bits until no two codes are nearer than a goal, which rises while that succeeds.
+
+    A step takes a code of a pair that is too near and flips the bit that leaves the smallest sum
+    of squared shortfalls; a flipped bit rests for a few steps, so that the search leaves a dead
+    end. The result is at least as far apart as the start.
+    """
+    count, bits = codes.shape
+    steps = min(SEARCH_WORK // (count * bits), 3000)
+    if steps < count:
+        return codes
+    best, bound = codes, distance_bound(count, bits)
+    goal = minimum_distance(codes) + 1
+    while goal <= bound:
+        found = _reach(best, goal, steps, rng)
+        if found is None:
+            break
+        best, goal = found, minimum_distance(found) + 1
+    return best
+
+
+def _reach(codes: Signs, goal: int, steps: int, rng: np.random.Generator) -> Signs | None:
+    """Codes at least ``goal`` apart, or None when ``steps`` flips did not find them."""
+    C = codes.astype(np.int32)
+    count, bits = C.shape
+    distances = (bits - C @ C.T) // 2
+    np.fill_diagonal(distances, bits)
+    resting = np.zeros((count, bits), dtype=np.int64)
+    for step in range(1, steps + 1):
+        near = np.flatnonzero((distances < goal).any(1))
+        if not len(near):
+            return C.astype(np.int8)
+        i = near[rng.integers(len(near))]
+        # Flipping a bit moves code i away from the codes that agree in it, towards the others.
+        moved = distances[i] + C[i, :, None] * C.T
+        shortfall = np.maximum(goal - moved, 0)
+        shortfall[:, i] = 0
+        cost = (shortfall * shortfall).sum(1) + np.where(resting[i] > step, 2**40, 0)
+        lowest = np.flatnonzero(cost == cost.min())
+        k = lowest[rng.integers(len(lowest))]
+        distances[i] = moved[k]
+        distances[i, i] = bits
+        distances[:, i] = distances[i]
+        C[i, k] = -C[i, k]
+        resting[i, k] = step + 1 + min(bits // 4, 10)
+    return None
+
+
+def _tensor(codes: Signs) -> Tensor:
+    return torch.from_numpy(codes.astype(np.float32))

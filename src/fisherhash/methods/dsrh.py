@@ -1,0 +1,101 @@
+"""Deep Semantic Ranking Based Hashing (Zhao, Huang, Wang, Tan, CVPR 2015)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fisherhash.methods._pairs import check_not_negative, check_positive
+from fisherhash.methods._triplets import LIMIT, Triplets
+from fisherhash.methods.base import Batch, HashMethod, MethodInfo, register
+
+
+@register
+class DSRH(HashMethod):
+    """Deep Semantic Ranking Hashing: images are ranked by how many labels they share with a query.
+
+    With h = tanh(u) in (-1, 1)^K, d(q, i) = (K - h_q . h_i) / 2 (the Hamming distance, for codes)
+    and r_i the number of labels that i shares with q, the paper minimises
+
+        sum_q sum_(i,j: r_i > r_j) w(r_i, r_j) max(0, rho + d(q, i) - d(q, j))
+        + alpha / 2 ||mean_i h_i||^2 + beta / 2 ||W||^2,     w(r_i, r_j) = (2^r_i - 2^r_j) / Z_q:
+
+    swapping two images costs what it costs in NDCG. The code of an image is sgn(u).
+
+    How the paper is read, and what differs from it:
+
+    * The ranked list of a query is the rest of its batch, at most ``triplets`` pairs (i, j) a step
+      by the rule of ``methods/_triplets.py``: i shares a label, j is any image that shares fewer.
+    * Z_q is the ideal DCG of that list, sum_k (2^r_(k) - 1) / log2(1 + k) with r sorted downwards.
+    * Sums become means: the hinge is the weighted mean over (q, i, j), so the weights decide the
+      proportions and not the scale. With one label an image all weights of a query are equal, and
+      this is a plain triplet loss.
+    * The paper's layer sees the last two layers of its network; ours sees the backbone's features.
+    * beta is the weight decay of the optimiser, which every method has.
+    * rho grows with the code, rho = margin * K. The paper's rho and alpha are not known to us.
+    * A batch in which no pair (i, j) differs (one class, one image) has the balance term alone.
+
+    Args:
+        bits: K.
+        classes: M.
+        margin: rho / K; ours.
+        balance: alpha, on the mean of h over the batch; ours.
+        triplets: the most (q, i, j) a step takes; ours.
+    """
+
+    info = MethodInfo(
+        name="dsrh",
+        title="Deep Semantic Ranking Based Hashing for Multi-Label Image Retrieval",
+        venue="CVPR",
+        year=2015,
+        url="https://arxiv.org/abs/1501.06272",
+        supervision="triplets",
+        multilabel=True,
+        fit="gradient",
+    )
+
+    def __init__(
+        self,
+        *,
+        bits: int,
+        classes: int,
+        margin: float = 0.25,
+        balance: float = 0.1,
+        triplets: int = LIMIT,
+    ) -> None:
+        super().__init__(bits=bits, classes=classes)
+        check_not_negative("dsrh", margin=margin, balance=balance)
+        check_positive("dsrh", triplets=triplets)
+        self.margin = margin
+        self.balance = balance
+        self.triplets = triplets
+
+    def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """The weighted ranking hinge and the balance of the bits, on one batch."""
+        h = torch.tanh(outputs.float())
+        distances = 0.5 * (self.bits - h @ h.T)
+        labels = batch.labels.float()
+        shared = labels @ labels.T
+        others = ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+        chosen = Triplets.of((shared > 0) & others, others, limit=self.triplets)
+        weights = chosen.gap(_gains(torch.where(others, shared, 0.0))).clamp_min(0.0)
+        hinge = F.relu(self.margin * self.bits + chosen.gap(distances))
+        ranking = chosen.mean(hinge, weights)
+        balance = 0.5 * h.mean(0).square().sum()
+        return {
+            "ranking": ranking,
+            "balance": balance,
+            "loss": ranking + self.balance * balance,
+        }
+
+
+def _gains(shared: Tensor) -> Tensor:
+    """2^r / Z of every image (b, b) in the list of every query; r = 0 on the diagonal."""
+    # Both parts of the fraction are scaled by the largest gain: 2^r itself may overflow.
+    largest = shared.amax(1, keepdim=True)
+    gains = torch.exp2(shared - largest)
+    nothing = torch.exp2(-largest)
+    places = torch.arange(2, shared.shape[1] + 2, device=shared.device).float()
+    ideal = ((gains - nothing).sort(1, descending=True).values / torch.log2(places)).sum(1)
+    return torch.where(largest > 0, gains / ideal.clamp_min(1e-30)[:, None], 0.0)

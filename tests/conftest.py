@@ -1,0 +1,47 @@
+"""For every test: a cache of the session's own, one thread of torch; small pictures to ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_cache(tmp_path_factory):
+    """Tests neither read nor fill the cache of the machine they run on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FISHERHASH_CACHE", str(tmp_path_factory.mktemp("session-cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Workers of pytest-xdist share the cores; rounding is then the same in each of them, too."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def write_photos():
+    """A function that writes small pictures, one tint a class, into one sub-folder a class."""
+
+    def write(root: Path, sizes: dict[str, int], *, seed: int = 0) -> Path:
+        rng = np.random.default_rng(seed)
+        for name, count in sizes.items():
+            (root / name).mkdir(parents=True, exist_ok=True)
+            tint = rng.integers(40, 216, 3)
+            for number in range(count):
+                pixels = np.clip(tint + rng.normal(0, 40, (20, 24, 3)), 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(root / name / f"{number:02d}.png")
+        return root
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def photos(write_photos, tmp_path_factory):
+    """Three classes of 14 pictures; not to be changed by a test."""
+    return write_photos(tmp_path_factory.mktemp("data") / "photos", {"a": 14, "b": 14, "c": 14})
