@@ -68,7 +68,7 @@ def method_index() -> str:
     lines = [
         "# Methods",
         "",
-        "Every method has one file, one contract and one page; the pages are made from the classes.",
+        "Every method has one file and one contract; these pages are made from the classes.",
         "[Write your own](../write-your-own-method.md) in about thirty lines.",
         "",
         "| method | title | venue | learns from | several labels |",

@@ -24,7 +24,6 @@ from fisherhash.errors import FisherhashError, UsageError
 if TYPE_CHECKING:
     from fisherhash.data.loading import Skipped
     from fisherhash.data.sources import Collection
-    from fisherhash.data.splits import Split
     from fisherhash.evaluation import Evaluation
 
 app = App(
@@ -440,7 +439,8 @@ def check_data(
     data
         As for train.
     protocol
-        Also check the splits of this protocol; by default those the data suggests.
+        Check the splits of this protocol, which leaves out what must not be in them; by default
+        the data's own lists are checked as they are.
     workers
         Processes that decode.
     json
@@ -452,14 +452,7 @@ def check_data(
 
     collection = open_data(data)
     _describe(collection)
-    split: Split | None = None
-    if collection.classes:
-        try:
-            split = resolve(collection, protocol)
-        except UsageError as error:
-            if protocol is not None:
-                raise
-            _say(f"no split: {error}")
+    split = None if protocol is None else resolve(collection, protocol)
     report = check(collection, split, workers=workers)
     if json:
         _print_json(report.to_json())

@@ -245,6 +245,11 @@ class Hasher:
         return cls(built_on, head, method, names, details, torch.device(device))
 
 
+def device_name(device: torch.device) -> str:
+    """What a device is called, for results: ``cpu``, or the name of the card."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 def versions() -> dict[str, str]:
     """What a result depends on besides its settings."""
     return {

@@ -115,6 +115,8 @@ def fit(
     methods.find(method)
     collection = data if isinstance(data, Collection) else open_data(data)
     split = _split(collection, method, protocol)
+    # A method may draw weights of its own: from the seed, and not the numbers the head draws.
+    torch.manual_seed((settings.seed if settings else 0) + 1)
     learner = methods.create(method, bits=bits, classes=len(collection.classes), options=options)
     gradient = isinstance(learner, HashMethod)
     live = gradient and (place.type == "cuda" if finetune is None else finetune)

@@ -235,7 +235,7 @@ def _named(indices: Iterable[int], names: Sequence[str]) -> list[str]:
 
 
 def _asked(where: str) -> str:
-    return where.replace("query in", "queries in the")
+    return where.replace("query in", "queries in the").replace("the train", "the training list")
 
 
 def _listed(title: str, lines: Sequence[str]) -> Iterator[str]:

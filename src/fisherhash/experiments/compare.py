@@ -20,7 +20,7 @@ from fisherhash.codes import check_bits
 from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import Collection, open_data
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.hasher import versions
+from fisherhash.hasher import device_name, versions
 from fisherhash.loop import Settings
 from fisherhash.training import fit
 
@@ -145,6 +145,7 @@ def compare(
                     "options": methods.resolved_options(trained.method),
                     "evaluation": measured.to_json(),
                     "seconds": {k: round(v, 3) for k, v in trained.seconds.items()},
+                    "device": device_name(trained.hasher.device),
                 }
         row["versions"] = versions()
         storage.write_files(path.parent, {path.name: storage.write_text(storage.dump_json(row))})

@@ -12,6 +12,9 @@ from fisherhash.methods._pairs import check_not_negative
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, register
 
 
+PAPER_BITS = 16
+
+
 @register
 class BiHalf(HashMethod):
     """The bi-half layer: every bit is +1 on half of the batch, so that it carries a whole bit.
@@ -31,9 +34,9 @@ class BiHalf(HashMethod):
 
     How the paper is read, and what differs from it:
 
-    * The loss is multiplied by K, and so is gamma: dL/dU becomes K g + gamma (U - B) / n. Both
-      parts of the gradient are divided by K in the paper, and those of other methods here are not;
-      so one learning rate serves all.
+    * Both parts of the gradient are multiplied by K / 16. In the paper they shrink with K, as those
+      of other methods here do not; now they are what the paper has at its shortest code, 16 bits,
+      and one learning rate serves all lengths.
     * An odd batch of n has +1 on floor(n/2) images; the last image has no partner in L.
     * In a batch of one image there is no half and no pair: loss 0, no gradient.
     * The features in L are constants, also while the backbone is fine-tuned (the paper freezes it).
@@ -67,14 +70,15 @@ class BiHalf(HashMethod):
         half = len(outputs) // 2
         if half == 0:
             return {"angles": (zero := 0.0 * outputs.sum()), "loss": zero}
-        codes = bi_half(outputs, self.gamma * self.bits)
+        scale = self.bits / PAPER_BITS
+        codes = bi_half(outputs, self.gamma * scale)
         features = batch.features.detach().float()
         found, wanted = (
             F.cosine_similarity(values[:half], values[half : 2 * half])
             for values in (codes, features)
         )
         angles = F.mse_loss(found, wanted)
-        return {"angles": angles, "loss": self.bits * angles}
+        return {"angles": angles, "loss": scale * angles}
 
 
 def bi_half(outputs: Tensor, gamma: float) -> Tensor:

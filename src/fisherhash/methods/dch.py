@@ -14,7 +14,44 @@ NEAREST = 1e-6
 
 @register
 class DCH(HashMethod):
-    """Deep Cauchy Hashing: a heavy-tailed probability that asks for small Hamming distances."""
+    """Deep Cauchy Hashing: a heavy-tailed probability that asks for small Hamming distances.
+
+    With h_i = tanh(u_i) the squashed K logits of image i, d(x, y) = (K/2) (1 - cos(x, y)), which for
+    codes is the Hamming distance, d_ij = d(h_i, h_j), s_ij = 1 for similar pairs and 0 for others,
+    and gamma / (gamma + d_ij) the probability of s_ij = 1, the paper minimises
+
+        sum_ij w_ij [ s_ij log(d_ij / gamma) + log(1 + gamma / d_ij) ]
+        + lambda * sum_i log(1 + d(|h_i|, 1) / gamma)
+
+    with w_ij = |S| / |S1| for similar and |S| / |S0| for dissimilar pairs (S all pairs, S1 the
+    similar, S0 the dissimilar ones) and 1 the vector of ones. Unlike a logistic probability, this
+    one falls off at small distances already. The code of an image is sgn(u).
+
+    How it is implemented where the paper leaves a choice, or released code does something else:
+
+    * A similar pair is computed as log(1 + d / gamma), a dissimilar one as that plus
+      log(gamma / d): the same, without the difference of two large numbers. d is at least 1e-6, so
+      the loss of two dissimilar images with one direction is finite, and has no gradient.
+    * Pairs are those inside a batch; a pair of an image with itself is left out. S, S1 and S0 are
+      the batch's.
+    * Sums become means: the pair term is divided by |S|, so that it is a mean over the similar plus
+      a mean over the dissimilar pairs; the quantisation term is a mean over images.
+    * The authors' code measures squared Euclidean distances by default, weighs similar pairs only,
+      and gives a quantisation term (|h| - 1)^2 the weight 0. Ours is the printed loss.
+    * Several labels: a pair is similar when it shares at least one.
+
+    The paper reports precision within Hamming radius 2, which must not be compared with the mean
+    average precision of a whole ranking.
+
+    Args:
+        bits: K.
+        classes: not used; similarity is all the method sees.
+        gamma: the distance at which a pair is as likely similar as not; 20 in the authors' code.
+        quantization: lambda, for means; ours.
+        loss_scale: multiplies the whole loss. The loop has one learning rate for every method, and
+            the gradient of a mean over pairs is small; 10 is the factor the authors
+            give the last layer's rate.
+    """
 
     info = MethodInfo(
         name="dch",
@@ -28,10 +65,16 @@ class DCH(HashMethod):
     )
 
     def __init__(
-        self, *, bits: int, classes: int, gamma: float = 20.0, quantization: float = 0.1, loss_scale: float = 10.0
+        self,
+        *,
+        bits: int,
+        classes: int,
+        gamma: float = 20.0,
+        quantization: float = 0.1,
+        loss_scale: float = 10.0,
     ) -> None:
         super().__init__(bits=bits, classes=classes)
-        check_positive("dch", gamma=gamma)
+        check_positive("dch", gamma=gamma, loss_scale=loss_scale)
         check_not_negative("dch", quantization=quantization)
         self.gamma = gamma
         self.quantization = quantization

@@ -17,7 +17,38 @@ from fisherhash.methods.base import Batch, HashMethod, MethodInfo, register
 
 @register
 class DHN(HashMethod):
-    """Deep Hashing Network: likely pairs, and a prior that draws each output to -1 or 1."""
+    """Deep Hashing Network: likely pairs, and a prior that draws each output to -1 or 1.
+
+    With z_i = tanh(u_i) the squashed K logits of image i, s_ij = 1 for similar pairs and 0 for
+    others, and sigma(a z_i . z_j) the probability of s_ij = 1, the paper minimises the negative
+    logarithm of the posterior under a bimodal Laplacian prior,
+
+        sum_ij [ log(1 + e^(a z_i . z_j)) - s_ij a z_i . z_j ]
+        + lambda * sum_i sum_k log cosh(|z_ik| - 1)
+
+    where log cosh is a smooth |x|. The code of an image is sgn(u).
+
+    How it is implemented where the paper leaves a choice, or released code does something else:
+
+    * Pairs are those inside a batch; a pair of an image with itself is left out.
+    * Sums become means: the pair term over its pairs, the prior over images (summed over bits).
+      ``quantization`` is lambda in this scaling; in the paper's sums over N images and N^2 pairs it
+      is lambda / N.
+    * a = 1/2 makes a z_i . z_j, for codes, K/2 minus the Hamming distance, as in DPSH. As we read
+      the paper, it has a = 1, which saturates at long codes.
+    * The prior is log cosh as printed. The group's TensorFlow code has (|z| - 1)^2 there, weighs
+      similar pairs up and gives the prior the weight 0 in its script.
+    * Several labels: a pair is similar when it shares at least one.
+
+    Args:
+        bits: K.
+        classes: not used; similarity is all the method sees.
+        scale: a. 0.5 is the default of the loss in the group's TensorFlow code.
+        quantization: lambda, for means; ours.
+        loss_scale: multiplies the whole loss. The loop has one learning rate for every method, and
+            the gradient of a mean over pairs is small; 10 is the factor the authors
+            give the last layer's rate.
+    """
 
     info = MethodInfo(
         name="dhn",
@@ -31,10 +62,16 @@ class DHN(HashMethod):
     )
 
     def __init__(
-        self, *, bits: int, classes: int, scale: float = 0.5, quantization: float = 0.1, loss_scale: float = 10.0
+        self,
+        *,
+        bits: int,
+        classes: int,
+        scale: float = 0.5,
+        quantization: float = 0.1,
+        loss_scale: float = 10.0,
     ) -> None:
         super().__init__(bits=bits, classes=classes)
-        check_positive("dhn", scale=scale)
+        check_positive("dhn", scale=scale, loss_scale=loss_scale)
         check_not_negative("dhn", quantization=quantization)
         self.scale = scale
         self.quantization = quantization

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fisherhash.methods._pairs import PairMemory, check_not_negative, quantization_error
+from fisherhash.methods._pairs import (
+    PairMemory,
+    check_not_negative,
+    check_positive,
+    quantization_error,
+)
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, TrainingSet, register
 
 
@@ -38,6 +43,9 @@ class DPSH(HashMethod):
         classes: not used; similarity is all the method sees.
         quantization: eta / N. 0.01 is eta = 50, the value in the authors' code, for the N = 5,000
             images of the CIFAR-10 protocol it is written for.
+        loss_scale: multiplies the whole loss. The loop has one learning rate for every method, and
+            the gradient of a mean over pairs is small; 5 is the authors' rate, 0.05,
+            over the loop's 0.01.
     """
 
     info = MethodInfo(
@@ -51,9 +59,12 @@ class DPSH(HashMethod):
         fit="gradient",
     )
 
-    def __init__(self, *, bits: int, classes: int, quantization: float = 0.01, loss_scale: float = 10.0) -> None:
+    def __init__(
+        self, *, bits: int, classes: int, quantization: float = 0.01, loss_scale: float = 5.0
+    ) -> None:
         super().__init__(bits=bits, classes=classes)
         check_not_negative("dpsh", quantization=quantization)
+        check_positive("dpsh", loss_scale=loss_scale)
         self.quantization = quantization
         self.loss_scale = loss_scale
         self.memory = PairMemory()

@@ -65,6 +65,9 @@ class DSDH(HashMethod):
         ridge: nu / mu; 0.1 as in the authors' code.
         sweeps: passes over the bits in a B-step, which ends early when nothing flips; 10 as in the
             authors' code.
+        loss_scale: multiplies the whole loss. The loop has one learning rate for every method, and
+            the gradient of a mean over pairs is small; ours, the value of DPSH, with
+            which this method shares its pair term.
     """
 
     info = MethodInfo(
@@ -85,14 +88,15 @@ class DSDH(HashMethod):
         *,
         bits: int,
         classes: int,
-        quantization: float = 0.011, loss_scale: float = 10.0,
+        quantization: float = 0.011,
         classification: float = 0.0002,
         ridge: float = 0.1,
         sweeps: int = 10,
+        loss_scale: float = 5.0,
     ) -> None:
         super().__init__(bits=bits, classes=classes)
         check_not_negative("dsdh", quantization=quantization, sweeps=sweeps)
-        check_positive("dsdh", classification=classification, ridge=ridge)
+        check_positive("dsdh", classification=classification, ridge=ridge, loss_scale=loss_scale)
         self.quantization = quantization
         self.loss_scale = loss_scale
         self.classification = classification

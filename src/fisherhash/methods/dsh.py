@@ -11,7 +11,32 @@ from fisherhash.methods.base import Batch, HashMethod, MethodInfo, register
 
 @register
 class DSH(HashMethod):
-    """Deep Supervised Hashing: a contrastive loss with a margin, and outputs drawn to -1 or 1."""
+    """Deep Supervised Hashing: a contrastive loss with a margin, and outputs drawn to -1 or 1.
+
+    With u_i the K logits of image i, d_ij = ||u_i - u_j|| and s_ij = 1 for similar pairs, 0 for
+    others, the paper minimises, summed over pairs,
+
+        (1/2) s_ij d_ij^2 + (1/2) (1 - s_ij) max(m - d_ij^2, 0)
+        + alpha * ( || |u_i| - 1 ||_1 + || |u_j| - 1 ||_1 )
+
+    with m = 2 K: dissimilar images should differ in at least half of their bits, each of which adds
+    4 to d^2. The code of an image is sgn(u).
+
+    How it is implemented where the paper leaves a choice:
+
+    * Pairs are those inside a batch, as in the authors' code; a pair of an image with itself, which
+      would add nothing to the first terms, is left out.
+    * The sum becomes a mean over pairs. An image is in as many pairs as any other, so the mean of
+      the regulariser is 2 alpha times its mean over images. alpha needs no conversion.
+    * Distances come from inner products, so that memory grows with the pairs, not the bits.
+    * Several labels: a pair is similar when it shares at least one.
+
+    Args:
+        bits: K.
+        classes: not used; similarity is all the method sees.
+        margin: m / K; 2 in the paper.
+        quantization: alpha; 0.01 in the paper.
+    """
 
     info = MethodInfo(
         name="dsh",

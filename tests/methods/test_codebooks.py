@@ -1,0 +1,197 @@
+"""Far-apart code books: Hadamard matrices, known optima, brute force, and large books."""
+
+import hashlib
+import logging
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fisherhash.errors import UsageError
+from fisherhash.methods import _codebooks
+from fisherhash.methods._codebooks import distance_bound, far_apart, hadamard, minimum_distance
+
+
+def loop_minimum_distance(codes):
+    """Pair by pair, bit by bit."""
+    rows = codes.tolist()
+    return min(
+        sum(a != b for a, b in zip(rows[i], rows[j], strict=True))
+        for i in range(len(rows))
+        for j in range(i)
+    )
+
+
+def best_possible(classes, bits):
+    """The largest minimum distance of any code book, by trying them all."""
+    words = range(2**bits)
+
+    def extend(chosen, candidates, distance):
+        if len(chosen) == classes:
+            return True
+        return any(
+            extend(
+                [*chosen, word],
+                [w for w in candidates[i + 1 :] if (w ^ word).bit_count() >= distance],
+                distance,
+            )
+            for i, word in enumerate(candidates)
+        )
+
+    # Flipping a bit in every code changes no distance, so the first code may be 0.
+    return max(
+        d for d in range(bits + 1) if extend([0], [w for w in words[1:] if w.bit_count() >= d], d)
+    )
+
+
+@pytest.mark.parametrize(
+    "order", [1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60, 64, 100, 244, 1024]
+)
+def test_hadamard_rows_are_orthogonal(order):
+    matrix = hadamard(order).astype(int)
+    np.testing.assert_array_equal(matrix @ matrix.T, order * np.eye(order, dtype=int))
+    assert (matrix[0] == 1).all()
+    assert (matrix[:, 0] == 1).all()
+
+
+def test_hadamard_orders():
+    """To 100 only 92 needs a construction that is not easy."""
+    built = [n for n in range(4, 101, 4) if _codebooks.is_hadamard_order(n)]
+    assert built == [n for n in range(4, 101, 4) if n != 92]
+    assert not _codebooks.is_hadamard_order(6)
+    with pytest.raises(UsageError, match="order 92"):
+        hadamard(92)
+
+
+@pytest.mark.parametrize("bits", [8, 12, 16, 24, 32, 48, 64, 128])
+def test_fewer_classes_than_bits_get_orthogonal_balanced_codes(bits):
+    codes = far_apart(bits - 1, bits)
+    torch.testing.assert_close(codes @ codes.T, bits * torch.eye(bits - 1))
+    assert codes.sum(1).abs().max() == 0
+
+
+@pytest.mark.parametrize("bits", [12, 16, 48])
+def test_up_to_twice_as_many_classes_keep_half_the_bits(bits):
+    assert minimum_distance(far_apart(2 * bits, bits).numpy()) == bits // 2
+    balanced = far_apart(2 * bits - 2, bits)
+    assert minimum_distance(balanced.numpy()) == bits // 2
+    assert balanced.sum(1).abs().max() == 0  # the all-ones row is used last
+
+
+@pytest.mark.parametrize(
+    ("classes", "bits"),
+    [(m, 5) for m in (2, 3, 5, 6, 7, 8, 10, 16, 17)]
+    + [(m, 4) for m in (2, 5, 7, 8, 9)]
+    + [(2, 1), (3, 2), (4, 2), (5, 3), (7, 3), (8, 3), (4, 6), (5, 6), (6, 6)],
+)
+def test_small_books_are_as_good_as_any(classes, bits):
+    assert loop_minimum_distance(far_apart(classes, bits)) == best_possible(classes, bits)
+
+
+@pytest.mark.parametrize(
+    ("classes", "bits", "distance"),
+    [
+        (10, 12, 6),  # Plotkin's bound
+        (10, 10, 5),  # the best there is: A(10, 5) = 12, A(10, 6) = 6
+        (10, 48, 24),
+        (3, 48, 32),  # Plotkin's bound
+        (21, 12, 6),
+        (80, 48, 24),
+        (100, 12, 4),  # as the best linear code of dimension 7, here and in the next two
+        (100, 16, 6),
+        (100, 24, 10),
+        (100, 32, 12),
+        (100, 48, 22),
+        (100, 64, 32),
+        (1000, 64, 23),
+    ],
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_minimum_distances(classes, bits, distance, seed):
+    assert minimum_distance(far_apart(classes, bits, seed=seed).numpy()) >= distance
+
+
+@given(classes=st.integers(1, 70), bits=st.integers(1, 40), seed=st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_every_book(classes, bits, seed):
+    codes = far_apart(classes, bits, seed=seed)
+    assert codes.shape == (classes, bits)
+    assert codes.dtype == torch.float32
+    assert set(codes.unique().tolist()) <= {-1.0, 1.0}
+    different = len(codes.unique(dim=0))
+    assert different == min(classes, 2**bits)
+    if classes >= 2 and different == classes:
+        found = loop_minimum_distance(codes)
+        assert found == minimum_distance(codes.numpy())
+        assert found <= distance_bound(classes, bits)
+        assert codes.sum(0).abs().max() < classes  # no bit is the same for all classes
+    torch.testing.assert_close(far_apart(classes, bits, seed=seed), codes)
+
+
+@pytest.mark.parametrize(("classes", "bits"), [(3, 12), (10, 12), (10, 14), (100, 16)])
+def test_seeds_differ_and_no_global_generator_is_used(classes, bits):
+    before = torch.get_rng_state()
+    books = [far_apart(classes, bits, seed=seed) for seed in (0, 1, 0)]
+    assert torch.equal(books[0], books[2])
+    assert not torch.equal(books[0], books[1])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("classes", "bits", "digest"),
+    [
+        (3, 12, "DIGEST0"),
+        (10, 12, "DIGEST1"),
+        (10, 14, "DIGEST2"),
+        (100, 16, "DIGEST3"),
+        (40, 5, "DIGEST4"),
+    ],
+)
+def test_books_are_the_same_on_every_machine(classes, bits, digest):
+    codes = far_apart(classes, bits).numpy() > 0
+    assert hashlib.sha256(np.packbits(codes).tobytes()).hexdigest()[:12] == digest
+
+
+def test_too_many_classes_share_codes_evenly_with_a_warning(caplog):
+    with caplog.at_level(logging.WARNING):
+        codes = far_apart(11, 2)
+    assert "2 bits have only 4 codes and cannot tell 11 classes apart" in caplog.text
+    _, counts = codes.unique(dim=0, return_counts=True)
+    assert sorted(counts.tolist()) == [2, 3, 3, 3]
+    caplog.clear()
+    far_apart(4, 2)
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("bits", [14, 48, 200])
+def test_ten_thousand_classes(bits, monkeypatch):
+    """The local search, whose work grows with the square of the classes, is not entered."""
+    monkeypatch.setattr(_codebooks, "_reach", None)
+    codes = far_apart(10_000, bits)
+    found = minimum_distance(codes.numpy())
+    assert found >= {14: 1, 48: 13, 200: 75}[bits]
+
+
+def test_search_spreads_a_poor_start_and_never_returns_less():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        bits, count = int(rng.integers(3, 12)), int(rng.integers(2, 12))
+        start = rng.choice(np.array([-1, 1], dtype=np.int8), (count, bits))
+        found = _codebooks._search(start, rng)
+        assert found.shape == start.shape
+        assert minimum_distance(found) >= minimum_distance(start)
+    alike = np.ones((8, 8), dtype=np.int8)
+    assert minimum_distance(_codebooks._search(alike, rng)) >= 3
+
+
+def test_a_goal_out_of_reach_is_given_up():
+    start = np.ones((5, 4), dtype=np.int8)
+    assert _codebooks._reach(start, 3, 200, np.random.default_rng(0)) is None
+
+
+@pytest.mark.parametrize(("classes", "bits"), [(0, 8), (-1, 8), (3, 0), (3, 2000)])
+def test_impossible_sizes_are_refused(classes, bits):
+    with pytest.raises(UsageError):
+        far_apart(classes, bits)

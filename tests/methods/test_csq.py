@@ -1,0 +1,135 @@
+"""Central Similarity Quantization: the printed equation, centres, the authors' value."""
+
+import math
+
+import pytest
+import torch
+
+from fisherhash.errors import UsageError
+from fisherhash.methods import Batch, create
+from fisherhash.methods.csq import CSQ
+
+SINGLE = torch.eye(3)[[0, 2, 1, 2]]
+SEVERAL = torch.tensor([[1.0, 0, 0], [0, 1, 1], [1, 1, 1], [0, 0, 1]])
+
+
+def wave(rows, columns, shift):
+    """Numbers between -1.5 and 1.5 that need no random generator."""
+    steps = 0.7 * torch.arange(rows * columns, dtype=torch.float32) + shift
+    return 1.5 * torch.sin(steps).view(rows, columns)
+
+
+def signs(values):
+    return torch.where(values > 0, 1.0, -1.0)
+
+
+def batch_of(labels):
+    labels = torch.as_tensor(labels, dtype=torch.float32)
+    return Batch(labels, torch.arange(len(labels)), torch.empty(len(labels), 1))
+
+
+def method_with(**options):
+    """Eight bits and three classes, with centres that need no random generator."""
+    method = CSQ(bits=8, classes=3, **options)
+    method.centers.copy_(signs(wave(3, 8, 1.1)))
+    method.tie.copy_(signs(wave(1, 8, 0.9)[0]))
+    return method
+
+
+def loop_loss(u, centers, tie, labels, weight):
+    """The printed objective, image by image and bit by bit, times the number of bits."""
+    total = 0.0
+    for i, k in torch.cartesian_prod(torch.arange(len(u)), torch.arange(u.shape[1])).tolist():
+        votes = sum(float(centers[c, k]) for c in range(len(centers)) if labels[i][c])
+        center = 1.0 if votes > 0 else -1.0 if votes < 0 else float(tie[k])
+        h = math.tanh(float(u[i, k]))
+        total -= math.log((h + 1) / 2) if center > 0 else math.log(1 - (h + 1) / 2)
+        total += weight * (abs(h) - 1) ** 2
+    return total / len(u)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.05, 1.0])
+@pytest.mark.parametrize("labels", [SINGLE, SEVERAL])
+def test_loss_is_the_printed_equation(weight, labels):
+    u, method = wave(4, 8, 0.3), method_with(quantization=weight)
+    expected = loop_loss(u, method.centers, method.tie, labels, weight)
+    assert float(method.loss(u, batch_of(labels))["loss"]) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("labels", "value"), [(SINGLE, 0.8225228786), (SEVERAL, 0.9197271466)])
+def test_the_authors_code_gives_the_same(labels, value):
+    """yuanli2333/Hadamard-Matrix-for-hashing at 55cab00, train.py: center_loss, 0.05 times Q_loss,
+    and Hash_center_multilables, run on tanh of u = wave(4, 8, 0.3), centres the signs of
+    wave(3, 8, 1.1), random vector those of wave(1, 8, 0.9). A mean over bits: ours is 8 times it.
+    """
+    loss = method_with(quantization=0.05).loss(wave(4, 8, 0.3), batch_of(labels))["loss"]
+    assert float(loss) == pytest.approx(8 * value, rel=1e-5)
+
+
+def test_gradient_is_that_of_a_logistic_regression_a_bit():
+    u, method = wave(4, 8, 0.3).requires_grad_(), method_with(quantization=0.0)
+    method.loss(u, batch_of(SINGLE))["loss"].backward()
+    center = SINGLE @ method.centers
+    expected = -2 * center * torch.sigmoid(-2 * center * u.detach()) / 4
+    torch.testing.assert_close(u.grad, expected)
+
+
+def test_large_logits_stay_finite():
+    u = torch.tensor([[1e4, -1e4] * 4], requires_grad=True)
+    loss = method_with().loss(u, batch_of([[1, 0, 0]]))["loss"]
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(u.grad).all()
+
+
+def test_centre_of_several_labels_is_the_majority():
+    method = method_with()
+    a, b, c = method.centers
+    torch.testing.assert_close(method.center_of(torch.tensor([[0.0, 1, 0]]))[0], b)
+    torch.testing.assert_close(method.center_of(torch.tensor([[1.0, 1, 1]]))[0], signs(a + b + c))
+    both = method.center_of(torch.tensor([[1.0, 1, 0]]))[0]
+    torch.testing.assert_close(both, torch.where(a == b, a, method.tie))
+
+
+def test_six_labels_that_split_evenly_are_a_tie():
+    """Sixths would not add up to exactly 0; whole numbers do."""
+    method = CSQ(bits=4, classes=6)
+    method.centers.copy_(torch.tensor([1.0, -1, 1, -1, 1, -1])[:, None].expand(6, 4))
+    torch.testing.assert_close(method.center_of(torch.ones(1, 6))[0], method.tie)
+
+
+def test_state_round_trips_and_the_seed_chooses_the_centres():
+    method, other = CSQ(bits=12, classes=10), CSQ(bits=12, classes=10, codebook_seed=1)
+    assert not torch.equal(method.centers, other.centers)
+    other.load_state_dict(method.state_dict())
+    torch.testing.assert_close(other.centers, method.centers)
+    torch.testing.assert_close(other.tie, method.tie)
+
+
+@pytest.mark.parametrize("labels", [[[1, 0, 0]], [[0, 1, 0]] * 5])
+def test_one_image_and_one_class(labels):
+    u = wave(len(labels), 8, 0.2).requires_grad_()
+    loss = method_with().loss(u, batch_of(labels))["loss"]
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(u.grad).all()
+
+
+def test_an_image_without_a_label_adds_nothing():
+    u = wave(2, 8, 0.3).requires_grad_()
+    method_with().loss(u, batch_of([[0, 0, 0], [0, 1, 0]]))["loss"].backward()
+    assert u.grad[0].abs().max() == 0
+    assert u.grad[1].abs().min() > 0
+
+
+def test_bfloat16_outputs_are_computed_in_float32():
+    u = wave(4, 8, 0.3).bfloat16()
+    method, batch = method_with(), batch_of(SINGLE)
+    loss = method.loss(u, batch)["loss"]
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, method.loss(u.float(), batch)["loss"])
+
+
+def test_a_negative_weight_is_refused():
+    with pytest.raises(UsageError, match="quantization must not be negative"):
+        create("csq", bits=4, classes=2, options={"quantization": "-1"})

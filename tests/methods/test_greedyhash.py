@@ -1,0 +1,129 @@
+"""Greedy Hash: the printed equation, the straight-through gradient, the authors' value."""
+
+import math
+
+import pytest
+import torch
+
+from fisherhash.errors import UsageError
+from fisherhash.methods import Batch, create
+from fisherhash.methods.greedyhash import GreedyHash, straight_through
+
+
+def wave(rows, columns, shift):
+    """Numbers between -1.5 and 1.5 that need no random generator."""
+    steps = 0.7 * torch.arange(rows * columns, dtype=torch.float32) + shift
+    return 1.5 * torch.sin(steps).view(rows, columns)
+
+
+def batch_of(labels):
+    labels = torch.as_tensor(labels, dtype=torch.float32)
+    return Batch(labels, torch.arange(len(labels)), torch.empty(len(labels), 1))
+
+
+def method_with(weight, **options):
+    method = GreedyHash(bits=weight.shape[1], classes=weight.shape[0], **options)
+    with torch.no_grad():
+        method.classifier.weight.copy_(weight)
+    return method
+
+
+def loop_loss(h, weight, labels, alpha):
+    """The printed objective, image by image and bit by bit."""
+    total = 0.0
+    for i in range(len(h)):
+        code = [1.0 if float(x) > 0 else -1.0 for x in h[i]]
+        scores = [sum(float(w) * b for w, b in zip(row, code, strict=True)) for row in weight]
+        normaliser = math.log(sum(math.exp(s) for s in scores))
+        own = [c for c in range(len(weight)) if labels[i][c]]
+        total += sum(normaliser - scores[c] for c in own) / len(own)
+        total += alpha * sum(abs(abs(float(x)) - 1) ** 3 for x in h[i]) / len(h[i])
+    return total / len(h)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize(
+    "labels", [[[1, 0, 0], [0, 0, 1], [0, 1, 0], [0, 0, 1]], [[1, 1, 0], [0, 0, 1]] * 2]
+)
+def test_loss_is_the_printed_equation(alpha, labels):
+    h, weight = wave(4, 8, 0.3), wave(3, 8, 2.0)
+    terms = method_with(weight, quantization=alpha).loss(h, batch_of(labels))
+    assert float(terms["loss"]) == pytest.approx(loop_loss(h, weight, labels, alpha), rel=1e-5)
+
+
+def test_the_authors_code_gives_the_same():
+    """ssppp/GreedyHash at e5089b2, cifar1.py: hash_layer, criterion and loss2, run on h =
+    wave(4, 8, 0.3), W = wave(3, 8, 2.0), classes 0, 2, 1, 2. Its means are ours.
+    """
+    h = wave(4, 8, 0.3).requires_grad_()
+    method = method_with(wave(3, 8, 2.0), quantization=0.1)
+    loss = method.loss(h, batch_of(torch.eye(3)[[0, 2, 1, 2]]))["loss"]
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(3.1527583599, rel=1e-5)
+    expected = [-0.1163871, 0.2038229, 0.4265082, 0.4458378]
+    assert h.grad[0, :4].tolist() == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_gradient_of_the_code_reaches_the_logits_unclipped():
+    h = torch.tensor([[-30.0, -0.2, 0.0, 0.2, 30.0]], requires_grad=True)
+    code = straight_through(h)
+    assert code.tolist() == [[-1.0, -1.0, -1.0, 1.0, 1.0]]
+    slope = torch.tensor([[1.0, -2.0, 3.0, -4.0, 5.0]])
+    (code * slope).sum().backward()
+    torch.testing.assert_close(h.grad, slope)
+
+
+def test_without_the_cubic_term_logits_get_the_gradient_of_their_code():
+    h, weight = wave(4, 8, 0.3).requires_grad_(), wave(3, 8, 2.0)
+    batch = batch_of(torch.eye(3)[[0, 1, 2, 0]])
+    method_with(weight, quantization=0.0).loss(h, batch)["loss"].backward()
+    code = torch.where(h.detach() > 0, 1.0, -1.0)
+    expected = (torch.softmax(code @ weight.T, 1) - batch.labels) @ weight / 4
+    torch.testing.assert_close(h.grad, expected)
+
+
+def test_the_classifier_is_trained_and_saved():
+    torch.manual_seed(3)
+    method = GreedyHash(bits=6, classes=4)
+    assert [name for name, _ in method.named_parameters()] == ["classifier.weight"]
+    method.loss(wave(4, 6, 0.1), batch_of(torch.eye(4)))["loss"].backward()
+    assert method.classifier.weight.grad.abs().sum() > 0
+    other = GreedyHash(bits=6, classes=4)
+    other.load_state_dict(method.state_dict())
+    torch.testing.assert_close(other.classifier.weight, method.classifier.weight)
+
+
+def test_weights_are_drawn_at_the_start_once():
+    """A method is built before the seed is set, and started again for the second stage."""
+    method = GreedyHash(bits=6, classes=4)
+    torch.manual_seed(5)
+    method.start(None)
+    first = method.classifier.weight.detach().clone()
+    method.start(None)
+    torch.testing.assert_close(method.classifier.weight.detach(), first)
+    again = GreedyHash(bits=6, classes=4)
+    torch.manual_seed(5)
+    again.start(None)
+    torch.testing.assert_close(again.classifier.weight.detach(), first)
+
+
+@pytest.mark.parametrize("labels", [[[1, 0, 0]], [[0, 1, 0]] * 5, [[0, 0, 0]] * 2])
+def test_one_image_one_class_no_label(labels):
+    h = wave(len(labels), 7, 0.2).requires_grad_()
+    loss = GreedyHash(bits=7, classes=3).loss(h, batch_of(labels))["loss"]
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(h.grad).all()
+
+
+def test_bfloat16_outputs_are_computed_in_float32():
+    h = wave(4, 8, 0.3).bfloat16()
+    method, batch = method_with(wave(3, 8, 2.0)), batch_of(torch.eye(3)[[0, 2, 1, 2]])
+    loss = method.loss(h, batch)["loss"]
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, method.loss(h.float(), batch)["loss"])
+
+
+def test_a_negative_weight_is_refused():
+    with pytest.raises(UsageError, match="quantization must not be negative"):
+        create("greedyhash", bits=4, classes=2, options={"quantization": "-1"})

