@@ -22,7 +22,8 @@ from fisherhash.loop import Settings
 from fisherhash.training import fit
 
 VERBS = sorted(name for name in cli.app if not name.startswith("-"))
-TINY = "--backbone tiny --epochs 2 --batch-size 8 --learning-rate 0.002 --bits 12 --frozen".split()
+QUICK = "--backbone tiny --epochs 2 --batch-size 8 --learning-rate 0.002 --bits 12 --frozen"
+TINY = QUICK.split()
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ def test_no_verb_is_help_and_the_version_is_the_packages(run):
         (["train", "PHOTOS", "--outt", "m"], "--outt. Did you mean --out?"),
         (["train", "PHOTOS", "--out", "m", "--bitz", "8"], "--bitz. Did you mean --bits?"),
         (["train", "PHOTOS", "--out", "m", "--epoch", "8"], "Did you mean --epochs?"),
-        (["train", "PHOTOS", "--out", "m", "--method", "dhf"], "Did you mean 'dfh'?"),
+        (["train", "PHOTOS", "--out", "m", "--method", "dfhh"], "Did you mean 'dfh'?"),
         (["train", "PHOTOS", "--out", "m", "--backbone", "tinny"], "Did you mean 'tiny'?"),
         (["train", "PHOTOS", "--out", "m", "--optimizer", "adam"], 'Did you mean "adamw"'),
         (["train", "PHOTOS", "--out", "m", "--set", "margn=1"], "Did you mean 'margin'?"),
@@ -152,20 +153,16 @@ def test_data_that_cannot_be_trained_on(run, write_photos, tmp_path):
     assert "label" in refused(tmp_path / "one.csv")
 
 
-def test_a_csv_with_some_labels_missing_trains_on_the_others(run, photos, tmp_path):
+def test_a_csv_with_missing_labels_names_the_line(run, photos, tmp_path):
     rows = ["path,label"]
-    paths = sorted(photos.rglob("*.png"))
-    for i, path in enumerate(paths):
-        rows.append(f"{path},{'' if i % 7 == 0 else path.parent.name}")
+    for i, path in enumerate(sorted(photos.rglob("*.png"))):
+        rows.append(f"{path},{'' if i % 7 == 3 else path.parent.name}")
     (tmp_path / "labels.csv").write_text("\n".join(rows) + "\n")
-    code, out, err = run("train", tmp_path / "labels.csv", "--out", tmp_path / "m", *TINY, "--json")
-    assert code == 0, err
-    assert "note: 6 images have no label and were left out" in err
-    data = json.loads(out)["data"]
-    assert data["query"] + data["database"] == len(paths) - 6
-    code, out, err = run("check-data", tmp_path / "labels.csv", "--json")
-    assert code == 1
-    assert len(json.loads(out)["unlabelled"]) == 6
+    for words in (["train", tmp_path / "labels.csv", "--out", tmp_path / "m", *TINY],
+                  ["check-data", tmp_path / "labels.csv"]):  # fmt: skip
+        code, out, err = run(*words)
+        assert (code, out) == (2, "")
+        assert "labels.csv, line 5: the label is missing (6 of 42 rows have none)" in err
 
 
 def test_train_prints_json_and_nothing_else_on_stdout(run, photos, tmp_path):
@@ -288,12 +285,12 @@ def test_a_damaged_model_is_a_failure(run, photos, model, tmp_path, verb, damage
 
 def test_evaluate_prints_protocol_checksum_and_everything_needed_to_repeat_it(run, photos, model):
     split = json.loads((model / "split.json").read_text())
-    code, out, err = run("evaluate", "--model", model, "--data", photos)
+    code, out, _ = run("evaluate", "--model", model, "--data", photos)
     assert code == 0
     assert f"checksum {split['checksum'][:16]}" in out
     assert "custom, seed 0" in out
     assert re.search(r"^model +.*model: dfh, 12 bits$", out, re.MULTILINE)
-    code, out, err = run("evaluate", "--model", model, "--data", photos, "--json")
+    code, out, _ = run("evaluate", "--model", model, "--data", photos, "--json")
     assert code == 0
     result = json.loads(out)
     assert result["protocol"]["checksum"] == split["checksum"]
@@ -367,7 +364,21 @@ def test_check_data_says_what_is_wrong_and_where(run, write_photos, tmp_path):
     code, out, err = run("check-data", lonely)
     assert code == 1
     assert "classes with one image: 1" in out
-    assert "no split: " in err
+
+
+def test_check_data_finds_queries_that_are_in_the_database(run, write_photos, tmp_path):
+    root = write_photos(tmp_path / "data", {"a": 6, "b": 6})
+    names = [f"{c}/{i:02d}.png" for c in "ab" for i in range(6)]
+    (root / "train.txt").write_text("\n".join(names[1:]))
+    (root / "database.txt").write_text("\n".join(names[1:]))
+    (root / "query.txt").write_text("\n".join([names[0], names[7]]))
+    code, out, _ = run("check-data", root)
+    assert code == 1
+    assert "queries in the database: 1\n  b/01.png" in out
+    assert json.loads(run("check-data", root, "--json")[1])["overlaps"] == {
+        "query in database": ["b/01.png"],
+        "query in train": ["b/01.png"],
+    }
 
 
 def test_methods_lists_them_with_their_options(run):

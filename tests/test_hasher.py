@@ -74,11 +74,11 @@ def sample_images():
     return [np.asarray(reader.open(i)) for i in range(0, 2000, 182)]
 
 
-def test_an_image_has_the_same_bits_in_every_batch_with_the_default_backbone(lite, sample_images):
-    alone = np.concatenate([lite.encode(image) for image in sample_images])
-    assert len({row.tobytes() for row in alone}) == len(sample_images)
+def test_an_image_has_the_same_logits_in_every_batch_with_the_default_backbone(lite, sample_images):
+    alone = np.concatenate([lite.logits(image) for image in sample_images])
+    assert len({row.tobytes() for row in codes.pack(alone)}) == len(sample_images)
     for some in in_many_batches(len(sample_images)):
-        np.testing.assert_array_equal(lite.encode([sample_images[i] for i in some]), alone[some])
+        np.testing.assert_array_equal(lite.logits([sample_images[i] for i in some]), alone[some])
 
 
 def test_the_default_backbone_encodes_the_same_after_save_and_load(lite, sample_images, tmp_path):

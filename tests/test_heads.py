@@ -1,5 +1,7 @@
 """Heads: the scale they start with, and what is needed to build them again."""
 
+import inspect
+
 import pytest
 import torch
 
@@ -7,6 +9,15 @@ from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.heads import HEADS, LinearHead, restore
 
 kinds = pytest.mark.parametrize("kind", sorted(HEADS))
+# These give the bits of a class or of a word, as -1 and 1.
+CHOOSING = {"argmax", "product"}
+
+
+def made(kind, bits):
+    """A head on 24 features, whatever else its kind needs."""
+    head = HEADS[kind]
+    needs = inspect.signature(head).parameters
+    return head(24, bits, **({"classes": 5} if "classes" in needs else {}))
 
 
 def skewed_features(count=400, width=24):
@@ -21,17 +32,21 @@ def skewed_features(count=400, width=24):
 @kinds
 def test_logits_have_unit_scale_at_the_start(kind):
     torch.manual_seed(0)
-    head = HEADS[kind](24, 16)
+    head = made(kind, 16)
     features = skewed_features()
     head.start(features)
     logits = head.eval().logits(features)
+    assert logits.shape == (400, 16)
+    if kind in CHOOSING:
+        assert set(logits.unique().tolist()) <= {-1.0, 1.0}
+        return
     torch.testing.assert_close(logits.mean(0), torch.zeros(16), atol=1e-3, rtol=0)
     torch.testing.assert_close(logits.std(0), torch.ones(16), atol=1e-2, rtol=0)
 
 
 @kinds
 def test_every_feature_counts_alike_and_a_constant_one_not_at_all(kind):
-    head = HEADS[kind](24, 16)
+    head = made(kind, 16)
     features = skewed_features()
     head.start(features)
     prepared = head.eval().prepare(features)
@@ -47,7 +62,7 @@ def test_starting_twice_from_one_seed_gives_one_head(kind):
     heads = []
     for _ in range(2):
         torch.manual_seed(3)
-        heads.append(HEADS[kind](24, 8))
+        heads.append(made(kind, 8))
         heads[-1].start(skewed_features())
     assert all(
         torch.equal(a, b) for a, b in zip(*(h.state_dict().values() for h in heads), strict=True)
@@ -56,7 +71,7 @@ def test_starting_twice_from_one_seed_gives_one_head(kind):
 
 @kinds
 def test_dropout_acts_while_training_and_never_while_encoding(kind):
-    head = HEADS[kind](24, 8)
+    head = made(kind, 8)
     features = skewed_features()
     head.start(features)
     head.dropout.p = 0.5
@@ -71,14 +86,14 @@ def test_dropout_acts_while_training_and_never_while_encoding(kind):
 @kinds
 def test_start_leaves_the_mode_as_it_was(kind):
     for training in (True, False):
-        head = HEADS[kind](24, 8).train(training)
+        head = made(kind, 8).train(training)
         head.start(skewed_features())
         assert head.training is training
 
 
 @kinds
 def test_a_restored_head_gives_the_same_logits(kind):
-    head = HEADS[kind](24, 11)
+    head = made(kind, 11)
     features = skewed_features()
     head.start(features)
     other = restore(head.config())

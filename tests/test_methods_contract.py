@@ -10,7 +10,7 @@ import torch
 import fisherhash.methods
 from fisherhash import codes, heads
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.evaluation import evaluate
+from fisherhash.evaluation import evaluate, metrics
 from fisherhash.loop import FrozenImages, Loop, Settings
 from fisherhash.methods import (
     Batch,
@@ -70,9 +70,10 @@ def retrieval(head, several=False):
     features, labels = clusters(seed=1, several=several)
     head.eval()
     with torch.no_grad():
-        if not head.hamming:
-            return float(head.evaluate(features[:100], features[100:], labels[:100], labels[100:]))
         packed = codes.pack(head.logits(features).numpy())
+        if not head.hamming:
+            blocks = head.distances(head(features[:100]), packed[100:])
+            return metrics(blocks, labels[:100].numpy(), labels[100:].numpy()).map
     labels = labels.numpy().astype("uint8")
     return evaluate(packed[:100], packed[100:], labels[:100], labels[100:], bits=head.bits).map
 

@@ -570,7 +570,7 @@ def tie_aware_map(distances, relevant, draws=4000):
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"method": "dhf"}, "Did you mean 'dfh'"),
+        ({"method": "dfhh"}, "Did you mean 'dfh'"),
         ({"backbone": "tinny"}, "Did you mean 'tiny'"),
         ({"bits": 0}, "between 1 and 1024, got 0"),
         ({"bits": 5000}, "between 1 and 1024, got 5000"),

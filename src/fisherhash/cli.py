@@ -31,6 +31,7 @@ app = App(
     help="Tiny binary codes for images: learn them, measure them, search by Hamming distance.",
     version=__version__,
     help_format="plaintext",
+    suppress_keyboard_interrupt=False,  # main says how to go on
 )
 
 Json = Annotated[bool, Parameter(negative="")]

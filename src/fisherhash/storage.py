@@ -17,7 +17,7 @@ from fisherhash.errors import FisherhashError
 NEW = ".new"
 
 
-def write_files(folder: Path, files: Mapping[str, Callable[[Path], None]]) -> None:
+def write_files(folder: Path, files: Mapping[str, Callable[[Path], object]]) -> None:
     """Write several files of a folder so that a failure leaves all the old ones in place.
 
     Every file is written and flushed under a temporary name first; only when all are on the disk

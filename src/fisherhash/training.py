@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -175,7 +175,7 @@ def fit(
 
 def save(trained: Trained, folder: Path) -> None:
     """Write the model, the split it was trained on, and the images that were skipped."""
-    files = trained.hasher.files()
+    files: dict[str, Callable[[Path], object]] = {**trained.hasher.files()}
     if trained.split is not None:
         files[SPLIT_FILE] = trained.split.save
     if trained.skipped:

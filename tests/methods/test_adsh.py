@@ -64,7 +64,7 @@ def loop_objective(u, codes, labels, omega, gamma, ratio):
 def loop_ratio(labels, omega):
     pairs = itertools.product(omega, range(len(labels)))
     similar = sum(bool((labels[i] * labels[j]).sum() > 0) for i, j in pairs)
-    return similar / (len(omega) * len(labels) - similar)
+    return min(1.0, similar / (len(omega) * len(labels) - similar))
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -107,8 +107,8 @@ def test_every_trained_method_trains_and_its_loss_changes_nothing(name, multilab
 
 
 def test_a_typo_gets_the_nearest_method():
-    with pytest.raises(UsageError, match=r"unknown method 'dhf'\. Did you mean 'dfh'"):
-        methods.find("dhf")
+    with pytest.raises(UsageError, match=r"unknown method 'dfhh'\. Did you mean 'dfh'"):
+        methods.find("dfhh")
     with pytest.raises(UsageError, match=r"unknown option of dfh 'margn'\. Did you mean 'margin'"):
         methods.create("dfh", bits=8, classes=3, options={"margn": 1.0})
 

@@ -24,7 +24,7 @@ Words = NDArray[np.uint64]
 
 MAX_ORDER = 2048
 """Largest Hadamard matrix that is built; codes have at most 1,024 bits."""
-LINEAR_WORK = 2**22
+LINEAR_WORK = 2**21
 """Most distances computed at once while a linear code grows."""
 DRAWS = 16
 """How many sets of Hadamard rows are compared."""
@@ -38,8 +38,8 @@ def far_apart(classes: int, bits: int, *, seed: int = 0) -> Tensor:
     """Codes in {-1, 1} (classes, bits) whose smallest pairwise Hamming distance is large.
 
     * Up to four classes: as far apart as any, two thirds of the bits and more.
-    * Where a Hadamard matrix of order ``bits`` is easily built and has enough rows: its rows and
-      their negatives, every distance at least bits / 2. The all-ones row, the only unbalanced
+    * Else, where a Hadamard matrix of order ``bits`` is easily built and has enough rows: its rows
+      and their negatives, every distance at least bits / 2. The all-ones row, the only unbalanced
       one, comes last. Up to bits - 1 classes the codes are orthogonal.
     * Else the better of a larger Hadamard matrix with columns cut off and a linear code grown
       greedily, then a coordinate search that flips single bits for as long as that raises the
@@ -75,7 +75,8 @@ def far_apart(classes: int, bits: int, *, seed: int = 0) -> Tensor:
         starts.append(hadamard(order)[np.ix_(rows, columns)])
     elif classes <= 2 * order:
         starts.append(_hadamard_rows(classes, order, rng)[:, :bits])
-    best = max((_use_every_bit(start, rng) for start in starts), key=minimum_distance)
+    starts = [_use_every_bit(start, rng) for start in starts]
+    best = max(starts, key=minimum_distance) if len(starts) > 1 else starts[0]
     return _tensor(_search(best, rng))
 
 
@@ -270,7 +271,9 @@ def _grow(dimension: int, bits: int, distance: int, rng: np.random.Generator) ->
         if distance % 2 == 0:
             odd = np.bitwise_count(candidates).sum(1, dtype=np.int32) % 2
             candidates[:, 0] ^= odd.astype(np.uint64)
-        weights = np.bitwise_count(candidates[:, None] ^ words).sum(2, dtype=np.int32)
+        weights = np.zeros((len(candidates), len(words)), dtype=np.int16)
+        for part in range(width):
+            weights += np.bitwise_count(candidates[:, None, part] ^ words[:, part])
         fit = np.flatnonzero(weights.min(1) >= distance)
         if not len(fit):
             return None

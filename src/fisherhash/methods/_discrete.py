@@ -46,16 +46,18 @@ def coordinate_descent(
         pull: (N, K) the vectors p.
         sweeps: passes over the bits at most; it ends early when nothing flips.
     """
-    codes = codes.to(pull).clone()
+    # A bit of all images lies together in memory: bit by bit is how they are visited.
+    pull = pull.T.contiguous()
+    codes = codes.T.to(pull).clone(memory_format=torch.contiguous_format)
     others = gram.to(pull).clone().fill_diagonal_(0.0)
     total = 0
     for _ in range(sweeps):
         flips = torch.zeros((), dtype=torch.int64, device=codes.device)
-        for k in range(codes.shape[1]):
-            bit = sign(pull[:, k] - codes @ others[k])
-            flips += (bit != codes[:, k]).sum()
-            codes[:, k] = bit
+        for k in range(len(codes)):
+            bit = sign(pull[k] - others[k] @ codes)
+            flips += (bit != codes[k]).sum()
+            codes[k] = bit
         total += int(flips)
         if not flips:
             break
-    return codes, total
+    return codes.T.contiguous(), total

@@ -181,7 +181,7 @@ def _mean(values: Tensor, where: Tensor) -> Tensor:
 
 
 def logistic(theta: Tensor, similar: Tensor, *, margin: float = 0.0) -> Tensor:
-    """A similar pair costs log(1 + e^(margin - theta)), a dissimilar one log(1 + e^(margin + theta)).
+    """log(1 + e^(margin - theta)) for a similar pair, log(1 + e^(margin + theta)) for another.
 
     Without margin this is log(1 + e^theta) - s theta, with s = 1 for similar pairs, else 0.
 

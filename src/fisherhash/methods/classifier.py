@@ -24,13 +24,14 @@ class Classifier(HashMethod):
     yet by the usual measure, where similar means same class, this is hard to beat. A hashing method
     that does not beat it has learned to classify and no more.
 
-    Where it comes from: Sablayrolles, Douze, Usunier and Jégou name this baseline and show that it
-    beats published supervised hashing under the usual protocol.
+    Where it comes from: Sablayrolles, Douze, Usunier and Jégou show that a trivial solution, codes
+    that hold the output of a classifier, beats published supervised hashing in the usual protocol.
 
     How it differs from the paper:
 
-    * They give a class the binary representation of its number; ours are far apart, so that a
-      neighbouring code is no likelier to be a wrong class than any other.
+    * They point out how few bits the number of a class takes; ours has K bits as every method does,
+      and spends them on codes that are far apart.
+    * The classifier is one linear layer on the features, trained with the one loop.
 
     Not defined for images with several labels: an image has one likeliest class.
 

@@ -16,8 +16,8 @@ NEAREST = 1e-6
 class DCH(HashMethod):
     """Deep Cauchy Hashing: a heavy-tailed probability that asks for small Hamming distances.
 
-    With h_i = tanh(u_i) the squashed K logits of image i, d(x, y) = (K/2) (1 - cos(x, y)), which for
-    codes is the Hamming distance, d_ij = d(h_i, h_j), s_ij = 1 for similar pairs and 0 for others,
+    With h_i = tanh(u_i) the squashed K logits of image i, d(x, y) = (K/2) (1 - cos(x, y)), which is
+    the Hamming distance of codes, d_ij = d(h_i, h_j), s_ij = 1 for similar pairs and 0 for others,
     and gamma / (gamma + d_ij) the probability of s_ij = 1, the paper minimises
 
         sum_ij w_ij [ s_ij log(d_ij / gamma) + log(1 + gamma / d_ij) ]

@@ -22,12 +22,12 @@ class DPN(HashMethod):
 
     How it differs from the paper and the authors' code:
 
-    * Targets come from a Hadamard matrix or a search for the largest minimum distance; the paper
-      draws them at random, so that two classes may be close.
+    * Targets come from a Hadamard matrix or a search for the largest minimum distance; the authors'
+      default are signs of Gaussian draws, so that two classes may be close.
     * Over several labels it is the mean where the authors take the sum: an image with many labels
       would otherwise count more.
-    * Targets stay fixed: the paper's update of targets to the signs of class means, and its ternary
-      codes (|u| < m counts as unknown) at query time, are left out.
+    * Targets stay fixed, as by the authors' default: the paper's update of targets to class means,
+      and its ternary codes (|u| < m counts as unknown) at query time, are left out.
     * An image without a label adds nothing.
 
     Args:

@@ -61,7 +61,8 @@ class DSDH(HashMethod):
         quantization: eta / N, how strongly u is drawn to b. 0.011 is eta = 55 of the authors'
             code, for the N = 5,000 images of the CIFAR-10 protocol.
         classification: mu / N, how strongly the labels draw b away from u in the B-step, where only
-            classification / quantization matters. 0.0002 is mu = 1 of the authors' code, N as above.
+            classification / quantization matters. Ours: mu = 1 of the authors' code would be
+            0.0002, which leaves b = sgn(u) but for logits very near 0.
         ridge: nu / mu; 0.1 as in the authors' code.
         sweeps: passes over the bits in a B-step, which ends early when nothing flips; 10 as in the
             authors' code.
@@ -89,7 +90,7 @@ class DSDH(HashMethod):
         bits: int,
         classes: int,
         quantization: float = 0.011,
-        classification: float = 0.0002,
+        classification: float = 0.2,
         ridge: float = 0.1,
         sweeps: int = 10,
         loss_scale: float = 5.0,

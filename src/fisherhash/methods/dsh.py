@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fisherhash.methods._pairs import BatchPairs, check_not_negative, check_positive
+from fisherhash.methods._triplets import squared_distances
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, register
 
 
@@ -68,9 +69,3 @@ class DSH(HashMethod):
         quantization = 2.0 * (u.abs() - 1.0).abs().sum(1).mean()
         loss = pair + self.quantization * quantization
         return {"pair": pair, "quantization": quantization, "loss": loss}
-
-
-def squared_distances(values: Tensor) -> Tensor:
-    """(b, b) squared Euclidean distances of rows (b, K), without a (b, b, K) tensor."""
-    norms = values.square().sum(1)
-    return F.relu(norms[:, None] + norms - 2.0 * values @ values.T)

@@ -30,7 +30,7 @@ class MIHash(HashMethod):
     * The images j are those of the batch without i, as in the authors' code. An anchor with no
       similar or no dissimilar image in the batch has I = 0 whatever its distances are, and is left
       out of the mean; the authors' sum keeps it.
-    * Entropies are in bits, as in the authors' code: log2(p + 1e-12), whose gradient is finite at 0.
+    * Entropies are in bits, as in the authors' code, with log2(p + 1e-12): finite slope at p = 0.
     * The authors squash by 2 sigma(40 u) - 1 = tanh(20 u), for features of norm 1 and a network
       that starts with small u. Here logits start with deviation 1, where that would be flat: a = 1.
     * Several labels: a pair is similar when it shares at least one.

@@ -12,7 +12,6 @@ from fisherhash.methods._pairs import BatchPairs, check_not_negative, check_posi
 from fisherhash.methods._triplets import LIMIT, Triplets, squared_distances
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, register
 
-
 # f lies in [0, 1] and a sigmoid's slope is at most 1/4: gradients are about a tenth of those of
 # methods that work on the logits themselves.
 RATE = 10.0

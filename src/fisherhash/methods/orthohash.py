@@ -28,8 +28,8 @@ class OrthoHash(HashMethod):
 
     * Codes come from a Hadamard matrix, exactly orthogonal, or a search for the largest minimum
       distance; the authors' default draws each bit at random.
-    * The batch normalisation has no scale and shift of its own: a scale changes no bit, and a shift
-      would unbalance them.
+    * The batch normalisation has no scale and shift of its own, theirs learns both: a scale changes
+      no bit, and a shift unbalances it.
     * An image without a label adds nothing.
     * A batch of one image has no statistics: in training the head refuses it.
 

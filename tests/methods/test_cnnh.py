@@ -1,0 +1,251 @@
+"""CNNH: stage 1 against brute force and finite differences, stage 2 against its printed sum."""
+
+import itertools
+import logging
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fisherhash.methods import Batch
+from fisherhash.methods.cnnh import CNNH, LabelRows, Sharing, newton_sweep, target_codes
+
+
+class Fixed:
+    def __init__(self, labels):
+        self.labels = labels
+
+    def outputs(self):
+        raise AssertionError("stage 1 needs labels only")
+
+    features = outputs
+
+
+def random_rows(rows, classes, seed):
+    """Different label rows, each with at least one label."""
+    rng = np.random.default_rng(seed)
+    every = np.array(list(itertools.product([False, True], repeat=classes))[1:])
+    return every[rng.permutation(len(every))[:rows]]
+
+
+def similarity(labels):
+    return np.where(labels.astype(float) @ labels.T > 0, 1.0, -1.0)
+
+
+def loop_objective(H, labels, weights):
+    """The printed norm, entry by entry, times K^2; every row counts as often as its weight."""
+    S, K = similarity(labels), H.shape[1]
+    total = 0.0
+    for r, s in itertools.product(range(len(H)), repeat=2):
+        product = sum(H[r, k] * H[s, k] for k in range(K))
+        total += weights[r] * weights[s] * (K * S[r, s] - product) ** 2
+    return total
+
+
+@given(rows=st.integers(1, 7), bits=st.integers(1, 5), seed=st.integers(0, 10_000))
+@settings(max_examples=50, deadline=None)
+def test_a_sweep_lowers_the_objective_by_what_it_says(rows, bits, seed):
+    labels = random_rows(rows, 3, seed)
+    rng = np.random.default_rng(seed)
+    H = rng.uniform(-1, 1, (len(labels), bits))
+    weights = rng.integers(1, 5, len(labels)).astype(float)
+    before = loop_objective(H, labels, weights)
+    fallen = newton_sweep(H, weights, Sharing(labels), rng)
+    assert np.abs(H).max() <= 1.0
+    assert fallen >= 0
+    after = loop_objective(H, labels, weights)
+    assert after == pytest.approx(before - fallen, rel=1e-9, abs=1e-9)
+
+
+def test_one_step_is_the_newton_step():
+    """With one bit and one row moved, against finite differences of the objective."""
+    labels = np.eye(3, dtype=bool)
+    weights = np.array([2.0, 1.0, 3.0])
+    H = np.array([[0.3], [-0.2], [0.6]])
+
+    class First:
+        """Moves row 0 only: a generator whose permutation is one long."""
+
+        def permutation(self, n):
+            return np.array([0])
+
+    moved = H.copy()
+    newton_sweep(moved, weights, Sharing(labels), First())
+    step = 1e-4
+
+    def value(x):
+        return loop_objective(np.array([[x], [-0.2], [0.6]]), labels, weights)
+
+    first = (value(0.3 + step) - value(0.3 - step)) / (2 * step)
+    second = (value(0.3 + step) - 2 * value(0.3) + value(0.3 - step)) / step**2
+    aim = 0.3 - first / second if second > 0 else -math.copysign(1.0, first)
+    assert moved[0, 0] == pytest.approx(min(max(aim, -1.0), 1.0), abs=1e-4)
+    np.testing.assert_array_equal(moved[1:], H[1:])
+
+
+@pytest.mark.parametrize(("rows", "bits"), [(2, 4), (3, 3), (4, 3)])
+@pytest.mark.parametrize("single", [True, False])
+def test_codes_against_brute_force(rows, bits, single):
+    """The best of a few starts is the best of all binary H."""
+    labels = np.eye(rows, dtype=bool) if single else random_rows(rows, 3, 5)
+    groups = LabelRows.of(np.repeat(labels, 2, axis=0))
+    weights = groups.counts
+    best = min(
+        loop_objective(np.array(cells).reshape(rows, bits), groups.labels, weights)
+        for cells in itertools.product([-1.0, 1.0], repeat=rows * bits)
+    )
+    reached = min(
+        loop_objective(
+            target_codes(groups, bits, 20, 100, np.random.default_rng(seed)),
+            groups.labels,
+            weights,
+        )
+        for seed in range(20)
+    )
+    assert reached == pytest.approx(best)
+
+
+def test_two_classes_get_opposite_codes():
+    groups = LabelRows.of(np.eye(2, dtype=bool).repeat(5, axis=0))
+    codes = target_codes(groups, 16, 10, 100, np.random.default_rng(0))
+    np.testing.assert_array_equal(codes[0], -codes[1])
+
+
+def test_grouped_rows_are_the_objective_of_all_images():
+    """Weights stand for images: the same codes for equal labels, all N^2 pairs counted."""
+    labels = random_rows(4, 3, 1)[[0, 0, 1, 2, 2, 2, 3]]
+    groups = LabelRows.of(labels)
+    H = np.random.default_rng(0).uniform(-1, 1, (4, 3))
+    full = loop_objective(H[groups.row_of], labels, np.ones(7))
+    assert loop_objective(H, groups.labels, groups.counts) == pytest.approx(full)
+    np.testing.assert_array_equal(groups.labels[groups.row_of], labels)
+    assert sorted(groups.counts.tolist(), reverse=True) == groups.counts.tolist()
+
+
+def test_rows_that_are_not_representatives_take_the_least_squares_code():
+    labels = random_rows(12, 5, 2)
+    groups = LabelRows.of(labels)
+    codes = target_codes(groups, 6, 10, 8, np.random.default_rng(0))
+    alone = target_codes(LabelRows.of(groups.labels[:8]), 6, 10, 8, np.random.default_rng(0))
+    H = codes[:8]
+    for row in range(8, 12):
+        s = similarity(groups.labels)[row, :8]
+        h = np.linalg.lstsq(H, 6 * s, rcond=None)[0]
+        clear = np.abs(h) > 1e-9
+        np.testing.assert_array_equal(codes[row][clear], np.where(h > 0, 1.0, -1.0)[clear])
+    assert set(np.unique(codes)) == {-1.0, 1.0}
+    assert alone.shape == (8, 6)
+
+
+def test_many_classes_are_solved_without_a_matrix_of_pairs():
+    labels = torch.eye(600)
+    method = CNNH(bits=16, classes=600, sweeps=1, representatives=10)
+    method.start(Fixed(labels))
+    assert method.targets.shape == (601, 16)
+    assert len(method.targets[:-1].unique(dim=0)) > 300
+
+
+def started(labels, **options):
+    torch.manual_seed(0)
+    method = CNNH(bits=6, classes=labels.shape[1], **options)
+    method.start(Fixed(labels))
+    return method
+
+
+def batch_of(labels, index, features=None):
+    index = torch.as_tensor(index)
+    features = torch.empty(len(index), 1) if features is None else features
+    return Batch(labels[index], index, features)
+
+
+def test_targets_follow_the_index_and_the_loss_is_the_printed_sum():
+    """Batches in another order than the data set meet their own codes."""
+    labels = torch.eye(4)[torch.arange(20) % 4]
+    labels[3] = 0
+    method = started(labels)
+    index = [7, 3, 12, 0, 19]
+    outputs = torch.randn(5, 6)
+    total = 0.0
+    for row, i in enumerate(index):
+        if i == 3:
+            continue
+        code = method.targets[method.rows[i]]
+        for j in range(20):
+            if j != 3 and j % 4 == i % 4:
+                assert torch.equal(method.targets[method.rows[j]], code)
+        for k in range(6):
+            total += (math.tanh(float(outputs[row, k])) - float(code[k])) ** 2
+    loss = method.loss(outputs, batch_of(labels, index))["loss"]
+    assert float(loss) == pytest.approx(total / 4, rel=1e-5)
+
+
+def test_several_labels():
+    labels = torch.from_numpy(random_rows(20, 5, 3)).float().repeat(3, 1)
+    method = started(labels, representatives=8)
+    assert method.targets.shape == (21, 6)
+    assert set(method.targets[:-1].unique().tolist()) == {-1.0, 1.0}
+    assert torch.equal(method.rows[:20], method.rows[20:40])
+
+
+def test_plus_adds_the_classes_beside():
+    labels = torch.eye(3)[torch.arange(9) % 3]
+    labels[0, 1] = 1
+    method = CNNH(bits=6, classes=3, plus=True, class_weight=0.5)
+    head = method.head(4)
+    method.start(Fixed(labels))
+    assert head.logits(torch.randn(9, 4)).shape == (9, 6)
+    features = torch.randn(9, 4, requires_grad=True)
+    terms = method.loss(torch.randn(9, 6), batch_of(labels, range(9), features))
+    normal = torch.nn.functional.layer_norm(features, (4,))
+    scores = torch.log_softmax(method.classifier(normal), 1).tolist()
+    total = 0.0
+    for row, wanted in zip(scores, labels.tolist(), strict=True):
+        total -= sum(w / sum(wanted) * s for w, s in zip(wanted, row, strict=True))
+    assert float(terms["classes"].detach()) == pytest.approx(total / 9, rel=1e-5)
+    expected = terms["codes"] + 0.5 * terms["classes"]
+    torch.testing.assert_close(terms["loss"], expected)
+    terms["loss"].backward()
+    assert features.grad.abs().max() > 0  # so a backbone that is fine-tuned learns the classes
+    assert "classifier.weight" in method.state_dict()
+
+
+@pytest.mark.parametrize("index", [[3], [0, 4, 8]], ids=["one image", "one class"])
+def test_small_batches(index):
+    labels = torch.eye(4)[torch.arange(20) % 4]
+    method = started(labels)
+    outputs = torch.randn(len(index), 6).bfloat16().requires_grad_()
+    loss = method.loss(outputs, batch_of(labels, index))["loss"]
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert outputs.grad.abs().max() > 0
+
+
+def test_images_without_labels_have_no_part():
+    labels = torch.zeros(5, 3)
+    method = started(labels)
+    outputs = torch.randn(5, 6).requires_grad_()
+    loss = method.loss(outputs, batch_of(labels, range(5)))["loss"]
+    loss.backward()
+    assert float(loss.detach()) == 0.0
+    assert not outputs.grad.any()
+
+
+def test_too_few_bits_for_the_classes_warns(caplog):
+    with caplog.at_level(logging.WARNING):
+        CNNH(bits=2, classes=9).start(Fixed(torch.eye(9)))
+    assert "9 classes share" in caplog.text
+
+
+def test_the_seed_decides_and_the_state_holds_the_targets():
+    labels = torch.eye(6)[torch.arange(30) % 6]
+    first, again = started(labels), started(labels)
+    assert torch.equal(first.targets, again.targets)
+    torch.manual_seed(1)
+    other = CNNH(bits=6, classes=6)
+    other.start(Fixed(labels))
+    assert not torch.equal(first.targets, other.targets)
+    other.load_state_dict(first.state_dict())
+    assert torch.equal(first.targets, other.targets)

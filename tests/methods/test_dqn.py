@@ -1,0 +1,198 @@
+"""DQN: the printed objective, k-means that never gets worse, and the ranking behind evaluate."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fisherhash import cli
+from fisherhash.errors import UsageError
+from fisherhash.evaluation import metrics
+from fisherhash.hasher import Hasher
+from fisherhash.loop import Settings
+from fisherhash.methods import Batch, Progress
+from fisherhash.methods.dqn import DQN, refine, seed
+from fisherhash.training import encode_split, fit, measure
+
+
+class Fixed:
+    """A training set that is seen through a head."""
+
+    def __init__(self, head, features, labels):
+        self.head, self._features, self.labels = head, features, labels
+
+    @torch.no_grad()
+    def outputs(self):
+        return self.head(self._features)
+
+    def features(self):
+        return self._features
+
+
+def started(bits=6, images=40, width=10, several=False, **options):
+    torch.manual_seed(0)
+    features = torch.randn(images, 8)
+    labels = torch.eye(3)[torch.arange(images) % 3]
+    if several:
+        labels[::4, 1] = 1
+    method = DQN(bits=bits, classes=3, width=width, **options)
+    head = method.head(8)
+    head.start(features)
+    train = Fixed(head, features, labels)
+    method.start(train)
+    return method, head, train
+
+
+def batch_of(train, index):
+    index = torch.as_tensor(list(index))
+    return Batch(train.labels[index], index, train.features()[index])
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_loss_is_the_printed_objective(several):
+    method, head, train = started(several=several, quantization=0.02, warm_up=0)
+    index = list(range(12))
+    z = train.outputs()[:12]
+    rows = z.tolist()
+    pairs = []
+    for i, j in itertools.permutations(range(12), 2):
+        cosine = sum(a * b for a, b in zip(rows[i], rows[j], strict=True))
+        cosine /= math.dist(rows[i], [0] * 10) * math.dist(rows[j], [0] * 10)
+        similar = float(train.labels[i] @ train.labels[j]) > 0
+        pairs.append(((1.0 if similar else -1.0) - cosine) ** 2)
+    error = 0.0
+    books = head.codebooks.tolist()
+    for row in rows:
+        for m, book in enumerate(books):
+            part = row[m * 10 // len(books) : (m + 1) * 10 // len(books)]
+            error += min(math.dist(part, word) ** 2 for word in book) / 12
+    terms = method.loss(z, batch_of(train, index))
+    similarity = sum(pairs) / len(pairs)
+    assert float(terms["similarity"]) == pytest.approx(similarity, rel=1e-4)
+    assert float(terms["quantization"]) == pytest.approx(error, rel=1e-3)
+    assert float(terms["loss"]) == pytest.approx(10 * (similarity + 0.02 * error), rel=1e-4)
+
+
+def test_gradient_of_the_quantisation_pulls_to_the_nearest_words():
+    method, head, train = started(quantization=1.0, warm_up=0)
+    z = train.outputs()[:1].clone().requires_grad_()
+    terms = method.loss(z, batch_of(train, [0]))
+    terms["loss"].backward()  # one image has no pairs
+    nearest = head.reconstruct(head.assign(z.detach()))
+    torch.testing.assert_close(z.grad, 10 * 2 * (z.detach() - nearest))
+
+
+def error_of(head, outputs):
+    return float((outputs - head.reconstruct(head.assign(outputs))).square().sum())
+
+
+@pytest.mark.parametrize("bits", [5, 12, 13])
+def test_no_k_means_step_raises_the_error(bits):
+    _, head, train = started(bits=bits, images=300, width=12)
+    outputs = train.outputs()
+    torch.manual_seed(1)
+    seed(head, outputs)
+    errors = [error_of(head, outputs)]
+    for _ in range(8):
+        refine(head, outputs, 1)
+        errors.append(error_of(head, outputs))
+    assert all(b <= a + 1e-3 for a, b in itertools.pairwise(errors))
+    assert errors[-1] < 0.95 * errors[0]
+
+
+def test_a_word_is_the_mean_of_the_outputs_that_choose_it():
+    _, head, train = started(bits=3, images=200)
+    outputs = train.outputs()
+    refine(head, outputs, 50)
+    chosen = head.assign(outputs)[:, 0]
+    for word in range(8):
+        mean = outputs[chosen == word].mean(0)
+        torch.testing.assert_close(head.codebooks[0, word], mean, atol=1e-4, rtol=1e-4)
+
+
+def test_an_idle_word_moves_to_the_farthest_output():
+    _, head, train = started(bits=2, images=60)
+    outputs = train.outputs()
+    head.codebooks[0, 3] = 100.0
+    before = error_of(head, outputs)
+    farthest = int((outputs - head.reconstruct(head.assign(outputs))).square().sum(1).argmax())
+    refine(head, outputs, 1)
+    torch.testing.assert_close(head.codebooks[0, 3], outputs[farthest])
+    assert error_of(head, outputs) < before
+
+
+def test_fewer_images_than_words():
+    _, head, train = started(bits=8, images=20)
+    assert error_of(head, train.outputs()) == pytest.approx(0.0, abs=1e-4)
+
+
+def test_quantisation_waits_for_the_warm_up_and_codebooks_follow_the_outputs():
+    method, head, train = started(quantization=0.5, warm_up=2)
+    strengths = []
+    for epoch in range(4):
+        method.on_epoch_start(Progress(epoch, 4, epoch, 4))
+        strengths.append(float(method.strength))
+    assert strengths == [0.0, 0.0, 0.5, 0.5]
+    head.linear.weight.data.mul_(-2.0)
+    outputs = train.outputs()
+    stale = error_of(head, outputs)
+    method.on_epoch_start(Progress(3, 4, 3, 4))
+    assert error_of(head, outputs) < 0.9 * stale
+    assert "strength" in method.state_dict()
+    assert not any("codebooks" in key for key in method.state_dict())  # they are the head's
+
+
+@pytest.mark.parametrize("index", [[5], [0, 3, 6]], ids=["one image", "one class"])
+def test_small_batches_in_bfloat16(index):
+    method, _, train = started(warm_up=0)
+    z = train.outputs()[index].bfloat16().requires_grad_()
+    loss = method.loss(z, batch_of(train, index))["loss"]
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert torch.isfinite(z.grad).all()
+    assert z.grad.abs().max() > 0
+
+
+def test_without_a_head_there_are_no_codebooks():
+    batch = Batch(torch.eye(2), torch.arange(2), torch.empty(2, 1))
+    with pytest.raises(UsageError, match="call head"):
+        DQN(bits=8, classes=2).loss(torch.randn(2, 300), batch)
+
+
+@pytest.fixture(scope="module")
+def trained(photos):
+    settings = Settings(epochs=3, batch_size=16, validation=0.2)
+    return fit(
+        photos, method="dqn", bits=13, backbone="tiny", settings=settings, device="cpu", out=None
+    )
+
+
+def test_evaluate_ranks_by_the_asymmetric_distance(trained, monkeypatch):
+    """The same as a full matrix of distances to reconstructed items; and in small blocks, too."""
+    collection, split, hasher = trained.collection, trained.split, trained.hasher
+    found = trained.evaluate()
+    assert "product" in found.ranking
+    query = hasher.encode_collection(collection, split.query, outputs=True)
+    database = hasher.encode_collection(collection, split.database)
+    items = hasher.head.reconstruct(hasher.head.words(database.codes)).double().numpy()
+    matrix = ((query.outputs[:, None].astype(float) - items) ** 2).sum(2)
+    labels = collection.labels
+    expected = metrics([np.round(matrix, 4)], labels[split.query], labels[split.database])
+    assert found.map == pytest.approx(expected.map, abs=1e-3)
+    monkeypatch.setattr("fisherhash.heads.BLOCK_PAIRS", 7)
+    assert trained.evaluate().map == pytest.approx(found.map, abs=1e-6)
+    encoded = encode_split(hasher, collection, split, cached=False)
+    assert measure(encoded, top=5).top == 5
+    assert all(0 <= row["validation_map"] <= 1 for row in trained.history)
+
+
+def test_a_saved_folder_ranks_the_same(trained, tmp_path, photos, capsys):
+    trained.hasher.save(tmp_path / "model")
+    loaded = Hasher.load(tmp_path / "model")
+    encoded = encode_split(loaded, trained.collection, trained.split)
+    assert measure(encoded, top=trained.split.top).map == trained.evaluate().map
+    assert loaded.fingerprint() == trained.hasher.fingerprint()
+    cli.evaluate(model=tmp_path / "model", data=str(photos))
+    assert "mAP" in capsys.readouterr().out

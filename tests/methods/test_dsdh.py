@@ -1,0 +1,215 @@
+"""Deep Supervised Discrete Hashing: its steps against brute force, its printed objective."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fisherhash.methods import Batch, Progress
+from fisherhash.methods._discrete import coordinate_descent, ridge_classifier
+from fisherhash.methods.dsdh import DSDH
+
+
+class Fixed:
+    """A training set whose outputs are given."""
+
+    def __init__(self, outputs, labels):
+        self._outputs, self.labels = outputs, labels
+
+    def outputs(self):
+        return self._outputs
+
+    def features(self):
+        return self._outputs
+
+
+def problem(images=40, bits=6, classes=4, seed=0, multilabel=False):
+    rng = np.random.default_rng(seed)
+    outputs = torch.from_numpy(rng.normal(size=(images, bits)).astype(np.float32))
+    labels = torch.zeros(images, classes)
+    for row in labels:
+        row[rng.choice(classes, rng.integers(1, 3) if multilabel else 1, replace=False)] = 1.0
+    return outputs, labels
+
+
+def loop_objective(codes, W, outputs, labels, *, mu, nu, eta):
+    """The terms of the paper's objective that W and B enter, number by number."""
+    value = nu * sum(float(w) ** 2 for w in W.flatten())
+    for b, u, y in zip(codes.tolist(), outputs.tolist(), labels.tolist(), strict=True):
+        for m in range(len(y)):
+            value += mu * (y[m] - sum(float(W[k, m]) * b[k] for k in range(len(b)))) ** 2
+        value += eta * sum((p - q) ** 2 for p, q in zip(b, u, strict=True))
+    return value
+
+
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_w_step_solves_the_normal_equations(multilabel):
+    outputs, labels = problem(multilabel=multilabel)
+    B = torch.where(outputs > 0, 1.0, -1.0)
+    W = ridge_classifier(B, B.T @ labels, ridge=0.3)
+    torch.testing.assert_close((B.T @ B + 0.3 * torch.eye(6)) @ W, B.T @ labels)
+    weights = {"mu": 2.0, "nu": 0.6, "eta": 0.0}  # nu / mu is the ridge
+    best = loop_objective(B, W, outputs, labels, **weights)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        moved = W + 0.02 * torch.randn(W.shape, generator=generator)
+        assert loop_objective(B, moved, outputs, labels, **weights) > best
+
+
+def test_w_step_with_collapsed_codes_is_finite():
+    B = torch.ones(10, 4)
+    W = ridge_classifier(B, B.T @ torch.eye(2)[torch.arange(10) % 2], ridge=0.1)
+    assert bool(torch.isfinite(W).all())
+
+
+@given(
+    bits=st.integers(1, 6),
+    classes=st.integers(1, 5),
+    ratio=st.sampled_from([0.001, 0.05, 1.0, 55.0]),
+    seed=st.integers(0, 10_000),
+)
+@settings(max_examples=40, deadline=None)
+def test_b_step_never_raises_the_objective_and_ends_where_no_flip_helps(bits, classes, ratio, seed):
+    rng = np.random.default_rng(seed)
+    W = torch.from_numpy(rng.normal(size=(bits, classes)))
+    outputs = torch.from_numpy(rng.normal(size=(5, bits)))
+    labels = torch.from_numpy(rng.integers(0, 2, size=(5, classes)).astype(float))
+    codes = torch.from_numpy(rng.choice([-1.0, 1.0], size=(5, bits)))
+    pull = labels @ W.T + ratio * outputs
+    weights = {"mu": 1.0, "nu": 0.0, "eta": ratio}
+    value = loop_objective(codes, W, outputs, labels, **weights)
+    for _ in range(20):
+        codes, flips = coordinate_descent(codes, W @ W.T, pull, sweeps=1)
+        now = loop_objective(codes, W, outputs, labels, **weights)
+        assert now <= value + 1e-9
+        value = now
+        if not flips:
+            break
+    for i, k in itertools.product(range(5), range(bits)):
+        flipped = codes.clone()
+        flipped[i, k] *= -1
+        assert loop_objective(flipped, W, outputs, labels, **weights) >= value - 1e-9
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_b_step_against_brute_force(bits, multilabel):
+    """Image by image, over all codes: the best one stays, and some start leads to it."""
+    outputs, labels = problem(images=12, bits=bits, seed=bits, multilabel=multilabel)
+    B = torch.where(outputs > 0, 1.0, -1.0)
+    W = ridge_classifier(B, B.T @ labels, ridge=0.1)
+    pull = labels @ W.T + 0.05 * outputs
+    every = torch.tensor(list(itertools.product([-1.0, 1.0], repeat=bits)))
+    reached = torch.stack(
+        [coordinate_descent(start.expand(12, bits), W @ W.T, pull, sweeps=50)[0] for start in every]
+    )
+    for i in range(12):
+        weights = {"mu": 1.0, "nu": 0.0, "eta": 0.05}
+        one, label = outputs[i : i + 1], labels[i : i + 1]
+        values = [loop_objective(b[None], W, one, label, **weights) for b in every]
+        best = every[int(np.argmin(values))]
+        stayed, flips = coordinate_descent(best[None], W @ W.T, pull[i : i + 1], sweeps=50)
+        assert flips == 0
+        torch.testing.assert_close(stayed[0], best)
+        ends = [loop_objective(b[None], W, one, label, **weights) for b in reached[:, i]]
+        assert min(ends) == pytest.approx(min(values), abs=1e-6)
+
+
+def test_b_step_does_not_touch_its_input_and_stops_early():
+    codes = torch.ones(3, 2)
+    new, flips = coordinate_descent(codes, torch.zeros(2, 2), -torch.ones(3, 2), sweeps=100)
+    assert flips == 6
+    assert codes.min() == 1
+    assert new.max() == -1
+    assert coordinate_descent(codes, torch.zeros(2, 2), -torch.ones(3, 2), sweeps=0)[1] == 0
+
+
+def started(outputs, labels, **options):
+    method = DSDH(bits=outputs.shape[1], classes=labels.shape[1], **options)
+    method.start(Fixed(outputs, labels))
+    return method
+
+
+def test_loss_is_the_printed_objective():
+    outputs, labels = problem(images=15, multilabel=True)
+    method = started(outputs, labels, quantization=0.3, classification=0.9, loss_scale=2.0)
+    method.on_epoch_start(Progress(0, 1, 0, 1))
+    index = [0, 3, 9]
+    pair, quantization = [], 0.0
+    for i, j in itertools.product(index, range(15)):
+        if i != j:
+            theta = 0.5 * float(outputs[i] @ outputs[j])
+            s = float((labels[i] * labels[j]).sum() > 0)
+            pair.append(math.log(1 + math.exp(theta)) - s * theta)
+    for i, k in itertools.product(index, range(6)):
+        quantization += (float(method.codes[i, k]) - float(outputs[i, k])) ** 2 / 3
+    rows = torch.tensor(index)
+    terms = method.loss(outputs[rows], Batch(labels[rows], rows, torch.empty(3, 1)))
+    assert float(terms["pair"]) == pytest.approx(sum(pair) / len(pair), rel=1e-5)
+    assert float(terms["quantization"]) == pytest.approx(quantization, rel=1e-5)
+    expected = 2.0 * (sum(pair) / len(pair) + 0.3 * quantization)
+    assert float(terms["loss"]) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_an_epoch_lowers_the_objective_over_the_whole_training_set(multilabel):
+    outputs, labels = problem(images=60, multilabel=multilabel)
+    method = started(outputs, labels, quantization=0.05, classification=1.0)
+    codes = method.codes.float()
+    weights = {"mu": 1.0, "nu": 0.1, "eta": 0.05}
+    W = ridge_classifier(codes, codes.T @ labels, ridge=0.1)
+    value = loop_objective(codes, W, outputs, labels, **weights)
+    for epoch in range(4):
+        method.on_epoch_start(Progress(epoch, 4, epoch, 4))
+        now = loop_objective(method.codes, method.classifier, outputs, labels, **weights)
+        assert now <= value + 1e-4
+        value = now
+    assert set(method.codes.unique().tolist()) == {-1, 1}
+
+
+def test_the_class_term_reaches_the_network_through_the_codes():
+    """A stronger class term gives other codes, and at exactly these bits another gradient."""
+    outputs, labels = problem(images=30, bits=4, classes=3)
+    gradients = []
+    for classification in (1e-6, 5.0):
+        method = started(outputs, labels, classification=classification)
+        method.on_epoch_start(Progress(0, 1, 0, 1))
+        u = outputs.clone().requires_grad_()
+        method.loss(u, Batch(labels, torch.arange(30), torch.empty(30, 1)))["loss"].backward()
+        gradients.append((method.codes.clone(), u.grad))
+    (plain, first), (drawn, second) = gradients
+    torch.testing.assert_close(plain, torch.where(outputs > 0, 1, -1).to(torch.int8))
+    moved = plain != drawn
+    assert bool(moved.any())
+    assert bool(((first != second) == moved).all())
+
+
+def test_codes_change_in_place():
+    """A captured step keeps reading the tensor it was captured with."""
+    outputs, labels = problem()
+    method = started(outputs, labels)
+    address = method.codes.data_ptr()
+    method.on_epoch_start(Progress(0, 1, 0, 1))
+    assert method.codes.data_ptr() == address
+
+
+def test_the_value_of_a_released_port():
+    """Frozen from TreezzZ/DSDH_PyTorch (commit c60b7ae), dsdh.py: its W-step, then solve_dcc with
+    eta 0.05, mu 1, nu 0.1, from the signs of U; 60 of 320 bits flip. Below are the packed codes.
+
+    The authors' own code is MATLAB and could not be run here. Theirs is one sweep; no reduction
+    enters, so ours must give the same bits.
+    """
+    outputs = torch.from_numpy(np.random.default_rng(1).normal(size=(40, 8)).astype(np.float32))
+    labels = torch.eye(3)[torch.arange(40) % 3]
+    weights = {"quantization": 0.05, "classification": 1.0, "ridge": 0.1}
+    method = started(outputs, labels, sweeps=1, **weights)
+    method.on_epoch_start(Progress(0, 1, 0, 1))
+    packed = np.packbits(method.codes.numpy() > 0, axis=1).tobytes().hex()
+    assert packed == (
+        "2951831e500488dc9630ccb21dc8b59954a49a50851d51850ad1a01d51b429d8a42940961d70a511"
+    )

@@ -1,0 +1,103 @@
+"""DSRH: NDCG weights and the hinge, pair by pair; what is left with one label an image."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from fisherhash.methods import Batch
+from fisherhash.methods.dsrh import DSRH
+
+
+def batch_of(labels):
+    return Batch(labels, torch.arange(len(labels)), torch.empty(len(labels), 1))
+
+
+def several(images=9, classes=5, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.rand(images, classes, generator=generator) < 0.5).float()
+
+
+def loop_ranking(outputs, labels, margin):
+    """The printed sums: weighted hinges and their weights."""
+    h = [[math.tanh(u) for u in row] for row in outputs.tolist()]
+    bits, images = outputs.shape[1], len(h)
+    total = weights = 0.0
+    for q in range(images):
+        others = [i for i in range(images) if i != q]
+        r = {i: int(labels[q] @ labels[i]) for i in others}
+        d = {i: (bits - sum(a * b for a, b in zip(h[q], h[i], strict=True))) / 2 for i in others}
+        ideal = sum(
+            (2**grade - 1) / math.log2(1 + k)
+            for k, grade in enumerate(sorted(r.values(), reverse=True), 1)
+        )
+        for i, j in itertools.product(others, repeat=2):
+            if r[i] > r[j]:
+                weight = (2 ** r[i] - 2 ** r[j]) / ideal
+                total += weight * max(0.0, margin * bits + d[i] - d[j])
+                weights += weight
+    return total / weights
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_loss_is_the_printed_ranking(margin, seed):
+    outputs = torch.randn(9, 6, generator=torch.Generator().manual_seed(seed))
+    labels = several(seed=seed)
+    terms = DSRH(bits=6, classes=5, margin=margin, balance=0.7).loss(outputs, batch_of(labels))
+    ranking = loop_ranking(outputs, labels, margin)
+    balance = sum(float(torch.tanh(outputs[:, k]).mean()) ** 2 for k in range(6)) / 2
+    assert float(terms["ranking"]) == pytest.approx(ranking, rel=1e-4)
+    assert float(terms["balance"]) == pytest.approx(balance, rel=1e-4)
+    assert float(terms["loss"]) == pytest.approx(ranking + 0.7 * balance, rel=1e-4)
+
+
+def test_one_label_an_image_is_a_plain_triplet_hinge():
+    """Every class has three images, so every query's weights are the same number."""
+    outputs = torch.randn(9, 6, generator=torch.Generator().manual_seed(3))
+    labels = torch.eye(3)[torch.arange(9) % 3]
+    h = torch.tanh(outputs)
+    distances = (6 - h @ h.T) / 2
+    hinges = [
+        max(0.0, 1.5 + float(distances[q, i] - distances[q, j]))
+        for q, i, j in itertools.product(range(9), repeat=3)
+        if i != q and i % 3 == q % 3 and j % 3 != q % 3
+    ]
+    terms = DSRH(bits=6, classes=3).loss(outputs, batch_of(labels))
+    assert float(terms["ranking"]) == pytest.approx(sum(hinges) / len(hinges), rel=1e-4)
+
+
+def test_sharing_more_labels_is_pulled_nearer():
+    """Of two similar images the one that shares two labels moves towards the query."""
+    labels = torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]])
+    outputs = torch.tensor([[1.0, -1.0], [0.1, 0.1], [0.1, 0.1]], requires_grad=True)
+    DSRH(bits=2, classes=2, balance=0.0).loss(outputs, batch_of(labels))["loss"].backward()
+    towards = -outputs.grad @ outputs.detach()[0]
+    assert towards[1] > 0
+    assert towards[2] < 0
+
+
+def test_many_shared_labels_do_not_overflow():
+    labels = torch.ones(4, 300)
+    labels[2:, 150:] = 0
+    loss = DSRH(bits=8, classes=300).loss(torch.randn(4, 8), batch_of(labels))["loss"]
+    assert torch.isfinite(loss)
+
+
+@pytest.mark.parametrize("labels", [torch.ones(1, 3), torch.ones(6, 3), torch.zeros(5, 3)])
+def test_without_an_order_the_balance_is_left(labels):
+    outputs = torch.randn(len(labels), 8).requires_grad_()
+    terms = DSRH(bits=8, classes=3).loss(outputs, batch_of(labels))
+    terms["loss"].backward()
+    assert float(terms["ranking"].detach()) == 0.0
+    assert torch.isfinite(outputs.grad).all()
+
+
+def test_bfloat16_outputs_are_computed_in_float32():
+    labels = several(images=30)
+    rounded = torch.randn(30, 48).bfloat16()
+    method = DSRH(bits=48, classes=5)
+    loss = method.loss(rounded, batch_of(labels))["loss"]
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, method.loss(rounded.float(), batch_of(labels))["loss"])

@@ -1,0 +1,104 @@
+"""MIHash: its mutual information, histogram by histogram.
+
+No frozen value: the authors' code (fcakir/mihash, batch-hashing/mi_forward.m) is MATLAB, and
+neither MATLAB nor Octave is available here. The loop below follows its equations.
+"""
+
+import math
+
+import pytest
+import torch
+
+from fisherhash.methods import Batch
+from fisherhash.methods.mihash import MIHash
+
+
+def losses(method, outputs, labels):
+    return method.loss(
+        outputs, Batch(labels, torch.arange(len(labels)), torch.empty(len(labels), 1))
+    )
+
+
+def entropy(counts):
+    total = sum(counts)
+    return -sum(c / total * math.log2(c / total) for c in counts if c > 0)
+
+
+def histogram(distances, K, bins):
+    """Each distance shared between the two nearest of the centres 0, w, …, K."""
+    w = K / bins
+    counts = [0.0] * (bins + 1)
+    for d in distances:
+        for index in range(bins + 1):
+            counts[index] += max(0.0, 1 - abs(d - index * w) / w)
+    return counts
+
+
+def loop_information(outputs, labels, bins, sharpness):
+    """The mean over anchors of H(D) - p+ H(D|+) - p- H(D|-), in bits."""
+    h = [[math.tanh(sharpness * float(u)) for u in row] for row in outputs]
+    K = len(h[0])
+    values = []
+    for i in range(len(h)):
+        near, far = [], []
+        for j in range(len(h)):
+            if i != j:
+                d = (K - sum(a * b for a, b in zip(h[i], h[j], strict=True))) / 2
+                (near if (labels[i] * labels[j]).sum() > 0 else far).append(d)
+        if near and far:
+            share = len(near) / (len(near) + len(far))
+            values.append(
+                entropy(histogram(near + far, K, bins))
+                - share * entropy(histogram(near, K, bins))
+                - (1 - share) * entropy(histogram(far, K, bins))
+            )
+    return sum(values) / len(values)
+
+
+@pytest.mark.parametrize("bins", [1, 5, 16])
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_loss_is_minus_the_mutual_information(bins, multilabel):
+    outputs = torch.randn(11, 6, generator=torch.Generator().manual_seed(0))
+    labels = torch.eye(4)[torch.arange(11) % 4]
+    labels[10] = 0  # an anchor without a neighbour
+    if multilabel:
+        labels[:2] += torch.tensor([[0.0, 1, 0, 0], [0, 0, 1, 1]])
+    method = MIHash(bits=6, classes=4, bins=bins, sharpness=1.5, loss_scale=2.0)
+    expected = loop_information(outputs, labels, bins, 1.5)
+    terms = losses(method, outputs, labels)
+    assert float(terms["information"]) == pytest.approx(expected, rel=1e-4)
+    assert float(terms["loss"]) == pytest.approx(-2 * expected, rel=1e-4)
+
+
+def test_gradient_is_the_finite_difference():
+    outputs = torch.randn(8, 5, generator=torch.Generator().manual_seed(3))
+    labels = torch.eye(2)[torch.arange(8) % 2]
+    u = outputs.clone().requires_grad_()
+    losses(MIHash(bits=5, classes=2, bins=6, loss_scale=1.0), u, labels)["loss"].backward()
+    for i, k in ((0, 0), (3, 2), (7, 4)):
+        up, down = outputs.double(), outputs.double()
+        up[i, k] += 1e-6
+        down[i, k] -= 1e-6
+        slope = loop_information(down, labels, 6, 1.0) - loop_information(up, labels, 6, 1.0)
+        assert float(u.grad[i, k]) == pytest.approx(slope / 2e-6, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize(("near", "expected"), [(8, 1.0), (4, 0.0)])
+def test_extremes(near, expected):
+    """Two classes at opposite codes tell all there is to know, H(C); one code for all, nothing."""
+    codes = torch.ones(9, 8)
+    codes[4:, : 8 if near == 8 else 0] = -1
+    labels = torch.eye(2)[(torch.arange(9) >= 4).long()]
+    information = float(losses(MIHash(bits=8, classes=2), 30 * codes, labels)["information"])
+    shares = [3 / 8] * 4 + [4 / 8] * 5  # of neighbours among the eight others
+    most = sum(-p * math.log2(p) - (1 - p) * math.log2(1 - p) for p in shares) / 9
+    assert information == pytest.approx(expected * most, abs=1e-5)
+
+
+@pytest.mark.parametrize("labels", [torch.ones(5, 1), torch.eye(5)])
+def test_a_batch_that_tells_nothing_has_no_gradient(labels):
+    u = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    loss = losses(MIHash(bits=4, classes=labels.shape[1]), u, labels)["loss"]
+    loss.backward()
+    assert loss.item() == 0.0
+    assert u.grad.abs().max() == 0.0

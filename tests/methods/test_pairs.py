@@ -1,0 +1,331 @@
+"""The pieces shared by the pairwise methods, and what all of these methods must do alike."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fisherhash.codes import pack
+from fisherhash.errors import UsageError
+from fisherhash.evaluation import evaluate
+from fisherhash.loop import FrozenImages, Loop, Settings
+from fisherhash.methods import (
+    Batch,
+    Progress,
+    create,
+    dch,
+    dhn,
+    dpsh,
+    dsdh,
+    dsh,
+    hashnet,
+    mihash,
+)
+from fisherhash.methods._pairs import (
+    BatchPairs,
+    PairMemory,
+    TrainingLabels,
+    class_proportions,
+    log_cosh,
+    logistic,
+    quantization_error,
+)
+from fisherhash.methods.base import resolved_options
+
+MODULES = (dpsh, dsdh, dhn, hashnet, dsh, dch, mihash)
+METHODS = [module.__name__.rpartition(".")[2] for module in MODULES]
+
+
+class Fixed:
+    """A training set whose outputs are given."""
+
+    def __init__(self, outputs, labels):
+        self._outputs, self.labels = outputs, labels
+
+    def outputs(self):
+        return self._outputs
+
+    def features(self):
+        return self._outputs
+
+
+def random_labels(images, classes, seed=0, most=1, least=1):
+    rng = np.random.default_rng(seed)
+    labels = torch.zeros(images, classes)
+    for row in labels:
+        row[rng.choice(classes, rng.integers(least, most + 1), replace=False)] = 1.0
+    return labels
+
+
+def filled(labels):
+    table = TrainingLabels()
+    table.fill(labels)
+    return table
+
+
+CASES = [
+    pytest.param(random_labels(30, 4), True, id="single"),
+    pytest.param(random_labels(30, 4, least=0), True, id="single, some unlabelled"),
+    pytest.param(random_labels(30, 4, most=3), False, id="several"),
+    pytest.param(random_labels(30, 4, most=3, least=0), False, id="several, some unlabelled"),
+    pytest.param(torch.eye(9)[torch.zeros(30, dtype=torch.int64)], True, id="eight classes absent"),
+]
+
+
+@pytest.mark.parametrize(("labels", "single"), CASES)
+@pytest.mark.parametrize("shares", [False, True])
+def test_compact_labels_are_the_label_matrix(labels, single, shares, monkeypatch):
+    monkeypatch.setattr("fisherhash.methods._pairs.ROWS", 7)  # several chunks
+    table = filled(labels)
+    assert table.single == single
+    assert len(table.rows) == (0 if single else 30)
+    assert len(table.numbers) == (30 if single else 0)
+    index = torch.tensor([3, 0, 29])
+    torch.testing.assert_close(table.similar(index), labels[index] @ labels.T > 0)
+    Y = class_proportions(labels) if shares else labels
+    generator = torch.Generator().manual_seed(0)
+    C = torch.randn(5, labels.shape[1], generator=generator)
+    V = torch.randn(30, 5, generator=generator)
+    torch.testing.assert_close(table.mix(C, shares=shares), Y @ C.T)
+    torch.testing.assert_close(table.collect(V, shares=shares), V.T @ Y)
+    torch.testing.assert_close(table.gram(shares=shares), Y.T @ Y)
+
+
+def test_ten_thousand_classes_take_one_number_an_image():
+    labels = torch.zeros(50, 10_000)
+    labels[torch.arange(50), torch.arange(50) * 200 % 9_999] = 1.0
+    labels[7] = labels[3]
+    table = filled(labels)
+    assert sum(buffer.numel() for buffer in table.buffers()) == 50
+    assert table.similar(torch.tensor([3])).nonzero()[:, 1].tolist() == [3, 7]
+    assert not table.state_dict()
+
+
+def test_several_labels_are_bytes():
+    assert filled(random_labels(30, 4, most=3)).rows.dtype == torch.uint8
+
+
+@pytest.mark.parametrize("labels", [case.values[0] for case in CASES])
+@pytest.mark.parametrize("weight", [1.0, 4.0])
+def test_memory_pair_loss_pair_by_pair(labels, weight):
+    outputs = torch.randn(30, 6, generator=torch.Generator().manual_seed(1))
+    memory = PairMemory()
+    memory.fill(Fixed(outputs, labels))
+    index = torch.tensor([2, 11, 28])
+    batch = Batch(labels[index], index, torch.empty(3, 1))
+    now = outputs[index] + 0.5  # the network has moved on; the memory has not
+    total = weights = 0.0
+    for row, i in enumerate(index.tolist()):
+        for j in range(30):
+            if i == j:
+                continue
+            theta = 0.5 * float(now[row] @ outputs[j])
+            similar = bool((labels[i] * labels[j]).sum() > 0)
+            cost = math.log(1 + math.exp(0.7 - theta if similar else 0.7 + theta))
+            total += (weight if similar else 1.0) * cost
+            weights += weight if similar else 1.0
+    got = memory.pair_loss(now, batch, margin=0.7, positive_weight=weight)
+    assert float(got) == pytest.approx(total / weights, rel=1e-5)
+
+
+def test_batch_pairs_by_hand():
+    labels = torch.tensor([[1.0, 1, 0], [0, 1, 1], [0, 0, 1], [0, 0, 0]])
+    pairs = BatchPairs.of(labels)
+    for i, j in itertools.product(range(4), repeat=2):
+        a, b = ({c for c in range(3) if labels[k, c]} for k in (i, j))
+        assert bool(pairs.similar[i, j]) == (i != j and bool(a & b))
+        assert bool(pairs.dissimilar[i, j]) == (i != j and not a & b)
+        if a | b:
+            assert float(pairs.overlap[i, j]) == pytest.approx(len(a & b) / len(a | b))
+    values = torch.arange(16.0).view(4, 4)
+    assert float(pairs.mean(values)) == pytest.approx(7.5)
+    similar = [values[0, 1], values[1, 0], values[1, 2], values[2, 1]]
+    others = values.sum() - values.diag().sum() - sum(similar)
+    assert float(pairs.balanced(values)) == pytest.approx(float(sum(similar) / 4 + others / 8))
+
+
+def test_balanced_is_the_weighted_sum_of_the_papers():
+    """(1/|S|) sum w_ij v_ij, with w_ij = |S|/|S1| on similar and |S|/|S0| on dissimilar pairs."""
+    pairs = BatchPairs.of(random_labels(9, 3, seed=4))
+    values = torch.rand(9, 9, generator=torch.Generator().manual_seed(0))
+    S, S1 = 72, int(pairs.similar.sum())
+    weights = torch.where(pairs.similar, S / S1, S / (S - S1)) * ~torch.eye(9, dtype=torch.bool)
+    torch.testing.assert_close(pairs.balanced(values), (weights * values).sum() / S)
+
+
+def test_a_batch_without_pairs_has_no_gradient():
+    pairs = BatchPairs.of(torch.ones(1, 2))
+    values = torch.ones(1, 1, requires_grad=True)
+    (pairs.mean(values) + pairs.balanced(values)).backward()
+    assert values.grad.tolist() == [[0.0]]
+
+
+@pytest.mark.parametrize("theta", [-300.0, -5.0, 0.0, 0.3, 300.0])
+def test_logistic_is_the_likelihood_at_any_size(theta):
+    value = torch.tensor(theta)
+    for similar in (True, False):
+        exact = max(theta, 0.0) + math.log1p(math.exp(-abs(theta))) - similar * theta
+        assert float(logistic(value, torch.tensor(similar))) == pytest.approx(exact, abs=1e-6)
+
+
+def test_log_cosh_and_its_gradient():
+    values = torch.tensor([-80.0, -1.0, -0.25, 0.5, 30.0], requires_grad=True)
+    log_cosh(values).sum().backward()
+    expected = [math.log(math.cosh(v)) for v in values.tolist()]
+    torch.testing.assert_close(log_cosh(values), torch.tensor(expected))
+    torch.testing.assert_close(values.grad, torch.tanh(values.detach()))
+
+
+def test_quantization_error_of_signs_and_of_codes():
+    outputs = torch.tensor([[0.5, -2.0], [0.0, 3.0]])
+    assert float(quantization_error(outputs)) == pytest.approx((0.25 + 1 + 1 + 4) / 2)
+    codes = torch.tensor([[-1, -1], [1, 1]], dtype=torch.int8)
+    assert float(quantization_error(outputs, codes)) == pytest.approx((2.25 + 1 + 1 + 4) / 2)
+
+
+def started(name, outputs, labels, **options):
+    method = create(name, bits=outputs.shape[1], classes=labels.shape[1], options=options)
+    method.start(Fixed(outputs, labels))
+    method.on_epoch_start(Progress(0, 2, 0, 8))
+    return method
+
+
+def step(method, outputs, labels, index):
+    index = torch.as_tensor(index)
+    u = outputs[index].clone().requires_grad_()
+    terms = method.loss(u, Batch(labels[index], index, torch.empty(len(index), 1)))
+    terms["loss"].backward()
+    assert all(bool(torch.isfinite(term)) for term in terms.values())
+    assert bool(torch.isfinite(u.grad).all())
+    return terms, u.grad
+
+
+@pytest.mark.parametrize("name", METHODS)
+class TestEveryMethod:
+    @pytest.mark.parametrize("bits", [1, 7, 12, 64])
+    def test_any_bits_any_batch(self, name, bits):
+        outputs = torch.randn(40, bits, generator=torch.Generator().manual_seed(0))
+        labels = random_labels(40, 5)
+        method = started(name, outputs, labels)
+        for index in ([4], [4, 9], list(range(17))):
+            terms, _ = step(method, outputs, labels, index)
+            assert terms["loss"].dtype == torch.float32
+            assert terms["loss"].ndim == 0
+
+    def test_a_batch_of_one_class_and_an_absent_class(self, name):
+        outputs = torch.randn(20, 8, generator=torch.Generator().manual_seed(0))
+        labels = torch.eye(4)[torch.arange(20) % 2]  # classes 2 and 3 have no image
+        method = started(name, outputs, labels)
+        step(method, outputs, labels, [0, 2, 4, 6])
+        step(method, outputs, labels, range(20))
+
+    def test_several_labels_and_none(self, name):
+        outputs = torch.randn(20, 8, generator=torch.Generator().manual_seed(0))
+        labels = random_labels(20, 4, most=3, least=0)
+        _, gradient = step(started(name, outputs, labels), outputs, labels, range(20))
+        assert gradient.abs().sum() > 0
+
+    def test_extreme_outputs_stay_finite(self, name):
+        labels = torch.eye(2)[torch.arange(6) % 2]
+        for outputs in (torch.zeros(6, 8), torch.full((6, 8), 50.0), torch.ones(6, 8) * 1e-4):
+            step(started(name, outputs, labels), outputs, labels, range(6))
+
+    def test_bfloat16_outputs_are_computed_in_float32(self, name):
+        outputs = torch.randn(30, 48, generator=torch.Generator().manual_seed(0)).bfloat16()
+        labels = random_labels(30, 3)
+        batch = Batch(labels, torch.arange(30), torch.empty(30, 1))
+        exact = started(name, outputs.float(), labels).loss(outputs.float(), batch)["loss"]
+        got = started(name, outputs, labels).loss(outputs, batch)["loss"]
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got, exact)
+
+    def test_the_loss_changes_nothing(self, name):
+        outputs = torch.randn(30, 8, generator=torch.Generator().manual_seed(0))
+        labels = random_labels(30, 3)
+        method = started(name, outputs, labels)
+        before = {key: value.clone() for key, value in method.state_dict().items()}
+        step(method, outputs, labels, range(10))
+        for key, value in method.state_dict().items():
+            torch.testing.assert_close(value, before[key])
+
+    def test_the_order_of_a_batch_does_not_matter(self, name):
+        outputs = torch.randn(30, 8, generator=torch.Generator().manual_seed(0))
+        labels = random_labels(30, 3)
+        method = started(name, outputs, labels)
+        forth, gradient = step(method, outputs, labels, list(range(12)))
+        back, reverse = step(method, outputs, labels, list(range(11, -1, -1)))
+        torch.testing.assert_close(forth["loss"], back["loss"])
+        torch.testing.assert_close(gradient, reverse.flip(0))
+
+    def test_state_round_trips(self, name):
+        outputs = torch.randn(30, 8, generator=torch.Generator().manual_seed(0))
+        labels = random_labels(30, 3)
+        method = started(name, outputs, labels)
+        index = torch.arange(10)
+        method.after_step(outputs[:10] * -2, Batch(labels[:10], index, torch.empty(10, 1)))
+        method.on_epoch_start(Progress(1, 2, 4, 8))
+        other = create(name, bits=8, classes=3)
+        other.start(Fixed(torch.zeros(30, 8), labels))  # as a resumed run does
+        other.load_state_dict(method.state_dict())
+        for some in (range(5), range(7, 29)):
+            mine, _ = step(method, outputs, labels, some)
+            theirs, _ = step(other, outputs, labels, some)
+            for key, value in mine.items():
+                torch.testing.assert_close(theirs[key], value, rtol=0.0, atol=0.0)
+
+    @pytest.mark.parametrize("most", [1, 3])
+    def test_a_step_never_asks_for_a_value(self, name, most):
+        """What a CUDA graph needs: fake tensors have shapes but no values, and refuse ``.item()``,
+        branches on values and shapes that depend on them.
+        """
+        outputs = torch.randn(30, 8, generator=torch.Generator().manual_seed(0))
+        labels = random_labels(30, 3, most=most)
+        method = started(name, outputs, labels)
+        mode = FakeTensorMode()
+        for module in method.modules():
+            for key, buffer in module._buffers.items():
+                module._buffers[key] = mode.from_tensor(buffer)
+        u = mode.from_tensor(outputs[:10].clone().requires_grad_())
+        own = mode.from_tensor(labels[:10])
+        with mode:
+            batch = Batch(own, torch.arange(10), torch.empty(10, 1))
+            method.loss(u, batch)["loss"].backward()
+            method.after_step(u.detach(), batch)
+        assert u.grad.shape == u.shape
+
+    def test_options_are_stored_under_their_names(self, name):
+        options = resolved_options(create(name, bits=8, classes=3))
+        assert options
+        assert all(isinstance(value, int | float) for value in options.values())
+        with pytest.raises(UsageError, match="Did you mean"):
+            create(name, bits=8, classes=3, options={f"{min(options)}x": "1"})
+        number = next(k for k in options if k in ("quantization", "scale", "bins"))
+        with pytest.raises(UsageError, match=f"{number} must"):
+            create(name, bits=8, classes=3, options={number: -1.0})
+
+    @pytest.mark.parametrize("bits", [12, 48])
+    def test_fifty_steps_on_clusters(self, name, bits):
+        generator = torch.Generator().manual_seed(0)
+        classes = torch.arange(600) % 5
+        centers = torch.randn(5, 32, generator=generator)
+        features = centers[classes] + torch.randn(600, 32, generator=generator)
+        labels = torch.eye(5)[classes]
+        torch.manual_seed(0)
+        method = create(name, bits=bits, classes=5)
+        head = method.head(32)
+        head.start(features)
+        before = mean_average_precision(head, features, labels)
+        rows = Loop(method, FrozenImages(features, labels, head), Settings(epochs=13)).run()
+        after = mean_average_precision(head, features, labels)
+        assert rows[-1]["loss"] < rows[0]["loss"]
+        assert after > 0.75
+        assert after > before + 0.15
+
+
+def mean_average_precision(head, features, labels):
+    with torch.no_grad():
+        codes = pack(head.logits(features).numpy())
+    return evaluate(codes, codes, labels.numpy(), labels.numpy()).map
