@@ -124,8 +124,8 @@ def readme_table() -> str:
         "| paper, DFH (VGG-F) | " + " | ".join(f"{PAPER[b]:.3f}" for b in PAPER) + " |",
     ]
     rows = (
-        ("cifar10-finetune-dfh", "ours, DFH (EfficientNet-Lite0, fine-tuned)"),
-        ("cifar10-frozen-dfh", "ours, DFH (EfficientNet-Lite0, frozen, 128 px)"),
+        ("cifar10-finetune-dfh", "ours, DFH (EfficientNet-Lite0 at 128 px, fine-tuned)"),
+        ("cifar10-frozen-dfh", "ours, DFH (the same, frozen features and a linear head)"),
     )
     for name, title in rows:
         result = _load(name)

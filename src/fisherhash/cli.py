@@ -298,6 +298,9 @@ def evaluate(
     from fisherhash.training import SPLIT_FILE, encode_split, measure
 
     hasher = Hasher.load(model, device=device)
+    hamming = hasher.head.hamming
+    if compat is not None and not hamming:
+        raise UsageError(f"--compat ranks by Hamming distance, which {hasher.method} does not use")
     collection = open_data(data)
     known = model / SPLIT_FILE
     trained_on = hasher.details.get("data", {}).get("name") == collection.name
@@ -333,7 +336,8 @@ def evaluate(
         result["compat"] = then.to_json()
     if plots is not None:
         plots.mkdir(parents=True, exist_ok=True)
-        for kind in ("pr", "pr-radius", "precision", "recall", "distances"):
+        by_distance = ("pr-radius", "distances") if hamming else ()
+        for kind in ("pr", "precision", "recall", *by_distance):
             for suffix in ("png", "svg"):
                 _say(str(plot(measured, plots / f"{kind}.{suffix}", kind=kind)))
     result["seconds"] = round(time.perf_counter() - began, 2)

@@ -130,6 +130,11 @@ class BatchNormHead(Head):
 
     def forward(self, features: Tensor) -> Tensor:
         """Features (n, in_features) to logits (n, bits)."""
+        if self.training and len(features) < 2:
+            raise UsageError(
+                "batch normalisation needs at least 2 images a batch while training, got "
+                f"{len(features)}; take a larger batch size"
+            )
         return self.norm(self.linear(self.prepare(features)))
 
     @torch.no_grad()

@@ -208,6 +208,8 @@ class Loop:
                 advance(1)
         for module in self.modules.values():
             module.eval()
+        with torch.no_grad():
+            self.method.finish()
         return self.history
 
     def start(self) -> int:

@@ -155,5 +155,19 @@ def test_collapsed_centres_satisfy_the_linear_term_but_not_ours():
     assert _centers.objective(apart, nothing, T, **quadratic) == 96
 
 
+def test_a_diagonal_gives_what_the_matrix_gives():
+    B, Y, C = problem(6, 4, 30, 9)
+    S, T = B @ Y.T, Y @ Y.T
+    diagonal = T.diagonal().copy()
+    weights = {"intra": 1.0, "inter": 0.4}
+    for step in (
+        lambda T: _centers.exact_sweeps(C, S, T, sweeps=3, **weights)[0],
+        lambda T: _centers.descend(C, S, T, codes=B.size, relaxation=1.0, steps=5, **weights),
+        lambda T: _centers.linear_sweep(C, S, T, inter=0.4),
+        lambda T: _centers.objective(C, S, T, codes=B.size, **weights),
+    ):
+        np.testing.assert_allclose(step(diagonal), step(T))
+
+
 def test_signs_are_never_zero():
     np.testing.assert_array_equal(_centers.signs(np.array([-0.0, 0.0, 1e-30])), [-1, -1, 1])

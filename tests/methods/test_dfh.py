@@ -142,7 +142,7 @@ def test_large_mu_gives_the_class_centre():
 
 
 def test_multi_label_threshold():
-    """Bits follow the centres unless u disagrees by more than mu |C y|; evenly split, they are u's."""
+    """Bits follow the centres unless u disagrees by more than mu |C y|; split evenly, they are u."""
     method = DFH(bits=3, classes=2, intra=1.0)
     method.centers = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]])
     both = torch.tensor([[0.5, 0.5]])
@@ -203,6 +203,14 @@ def test_centres_start_at_the_signs_of_the_class_means():
         mean = outputs[labels[:, label] > 0].mean(0)
         torch.testing.assert_close(method.relaxed[:, label], mean)
         torch.testing.assert_close(method.centers[:, label], torch.where(mean > 0, 1.0, -1.0))
+
+
+def test_centres_may_start_far_apart():
+    outputs, labels = toy(bits=12, classes=4)
+    method = started(outputs, labels, initial_centers="far-apart")
+    distances = (12 - method.centers.T @ method.centers) / 2
+    assert distances[~torch.eye(4, dtype=torch.bool)].min() >= 7
+    torch.testing.assert_close(method.relaxed, method.centers)
 
 
 def test_inter_pushes_centres_apart():

@@ -4,7 +4,8 @@ Minimise over C in {-1, 1}^(K x M)
 
     intra * sum_i ||b_i - C y_i||^2  +  inter * ||C^T C - A||_F^2,    A = K (2 I_M - J_M).
 
-Only S = B Y^T (K x M) and T = Y Y^T (M x M) of the training set enter.
+Only S = B Y^T (K x M) and T = Y Y^T (M x M) of the training set enter. Where every image has one
+label T is diagonal, and may be given as its diagonal (M,).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Matrix = NDArray[np.float64]
 
 def objective(C: Matrix, S: Matrix, T: Matrix, *, codes: int, intra: float, inter: float) -> float:
     """The value above; ``codes`` = N K is the constant ||B||^2. C may be real (then it is V)."""
-    spread = codes - 2.0 * np.sum(C * S) + np.sum((C @ T) * C)
+    spread = codes - 2.0 * np.sum(C * S) + np.sum(_times(C, T) * C)
     return float(intra * spread + inter * np.sum((C.T @ C - _target(*C.shape)) ** 2))
 
 
@@ -33,23 +34,24 @@ def exact_sweeps(
     C = C.copy()
     K, M = C.shape
     flips = 0
+    least = -1e-9 * (1.0 + abs(intra) * abs(S).max(initial=0.0))
     for _ in range(sweeps):
         before = flips
         for i in range(M):
-            others = C.copy()
-            others[:, i] = 0.0
             c = C[:, i]  # a view: flips below land in C
-            pull = S[:, i] - others @ T[i]
-            inner = others.T @ c
+            pull = S[:, i] - _others(C, T, i)
+            # c_i^T c_j + K for every other class; zero for i itself keeps it out of the products.
+            inner = C.T @ c + K
+            inner[i] = 0.0
             while True:
                 # The change of the objective when bit k of class i flips, for all k at once.
                 change = 4.0 * intra * c * pull
-                push = others @ (inner + K)
-                change += inter * (8.0 * (M - 1) - 8.0 * c * push)
+                change += inter * (8.0 * (M - 1) - 8.0 * c * (C @ inner))
                 k = int(np.argmin(change))
-                if change[k] >= -1e-9 * (1.0 + abs(intra) * abs(S).max()):
+                if change[k] >= least:
                     break
-                inner -= 2.0 * c[k] * others[k]
+                inner -= 2.0 * c[k] * C[k]
+                inner[i] = 0.0
                 c[k] = -c[k]
                 flips += 1
         if flips == before:
@@ -65,7 +67,7 @@ def gradient(
     2 intra (V Y - B) Y^T + 4 inter V (V^T V - A) + 2 relaxation (V - sgn V)
     """
     return (
-        2.0 * intra * (V @ T - S)
+        2.0 * intra * (_times(V, T) - S)
         + 4.0 * inter * V @ (V.T @ V - _target(*V.shape))
         + 2.0 * relaxation * (V - signs(V))
     )
@@ -126,15 +128,23 @@ def linear_sweep(C: Matrix, S: Matrix, T: Matrix, *, inter: float) -> Matrix:
     """
     C = C.copy()
     for i in range(C.shape[1]):
-        others = C.copy()
-        others[:, i] = 0.0
-        C[:, i] = signs(S[:, i] - others @ T[i] - inter * others.sum(1))
+        others = C.sum(1) - C[:, i]
+        C[:, i] = signs(S[:, i] - _others(C, T, i) - inter * others)
     return C
 
 
 def signs(values: Matrix) -> Matrix:
     """-1 and +1, never 0, by the rule of a code's bit: +1 exactly where value > 0."""
     return np.where(values > 0, 1.0, -1.0)
+
+
+def _times(C: Matrix, T: Matrix) -> Matrix:
+    return C * T if T.ndim == 1 else C @ T
+
+
+def _others(C: Matrix, T: Matrix, i: int) -> Matrix | float:
+    """The sum over the other classes j of c_j T_ij."""
+    return 0.0 if T.ndim == 1 else C @ T[i] - C[:, i] * T[i, i]
 
 
 def _target(K: int, M: int) -> Matrix:

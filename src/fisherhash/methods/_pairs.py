@@ -85,10 +85,9 @@ class TrainingLabels(nn.Module):
         return sums[:-1].T.to(values.dtype)
 
     def gram(self, *, shares: bool) -> Tensor:
-        """(classes, classes) Y Y^T."""
+        """Y Y^T (classes, classes); with one label an image only its diagonal (classes,)."""
         if self.single:
-            counts = torch.bincount(self.numbers + 1, minlength=self.classes + 1)
-            return torch.diag(counts[1:].float())
+            return torch.bincount(self.numbers + 1, minlength=self.classes + 1)[1:].float()
         zero = torch.zeros(self.classes, self.classes, device=self.rows.device)
         return sum((rows.T @ rows for rows in self._chunks(shares)), zero)
 

@@ -119,6 +119,9 @@ class HashMethod(nn.Module):
     def on_epoch_start(self, progress: Progress) -> None:
         """Before each epoch, without gradient."""
 
+    def finish(self) -> None:
+        """After the last epoch, without gradient: what the head must hold to encode is final."""
+
 
 class FeatureMethod:
     """A method with a closed form or its own solver, fitted on features."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fisherhash.errors import UsageError, unknown_name
 from fisherhash.methods import _centers
+from fisherhash.methods._codebooks import far_apart
 from fisherhash.methods._pairs import (
     PairMemory,
     check_not_negative,
@@ -71,7 +72,7 @@ class DFH(HashMethod):
     * The gradient step has no step size in the paper: ours backtracks.
     * Without the pair part the quantisation term has weight 1, having nothing to balance.
 
-    Beyond the paper, and off by default: ``positive_weight``.
+    Beyond the paper, and off by default: ``positive_weight``, ``initial_centers="far-apart"``.
 
     Args:
         bits: K.
@@ -89,6 +90,8 @@ class DFH(HashMethod):
         sweeps: passes over the classes in an exact step, which ends early when nothing flips.
         gradient_steps: steps on V in a gradient step.
         positive_weight: how much a similar pair counts against a dissimilar one.
+        initial_centers: the signs of the class ``means``, as in the paper, or a ``far-apart`` code
+            book that does not depend on the data.
     """
 
     info = MethodInfo(
@@ -120,6 +123,7 @@ class DFH(HashMethod):
         sweeps: int = 5,
         gradient_steps: int = 50,
         positive_weight: float = 1.0,
+        initial_centers: Literal["means", "far-apart"] = "means",
     ) -> None:
         super().__init__(bits=bits, classes=classes)
         on = _check_parts(parts)
@@ -135,6 +139,7 @@ class DFH(HashMethod):
         self.sweeps = sweeps
         self.gradient_steps = gradient_steps
         self.positive_weight = positive_weight
+        self.initial_centers = initial_centers
         self._pair = "pair" in on
         self._margin = margin if "margin" in on else 0.0
         self._mu = intra if "intra" in on else 0.0
@@ -153,6 +158,8 @@ class DFH(HashMethod):
         self._nu_scaled = self._nu * len(outputs) / max(self.classes, 1) ** 2
         weight = labels.collect(torch.ones_like(outputs[:, :1]), shares=True)
         self.relaxed = labels.collect(outputs, shares=True) / weight.clamp_min(1e-12)
+        if self.initial_centers == "far-apart":
+            self.relaxed = far_apart(self.classes, self.bits).T.to(outputs)
         self.centers = sign(self.relaxed)
 
     def binary(self, outputs: Tensor, proportions: Tensor) -> Tensor:

@@ -59,7 +59,8 @@ class DQN(HashMethod):
         bits: of all word numbers together.
         classes: M.
         width: R of the bottleneck; 300 by our memory of the paper.
-        quantization: lambda; ours. It is 0.0001 in the released examples of its successors.
+        quantization: lambda; 0.0001 is the default of a public CIFAR-10 script derived from the
+            released code, which itself names none; the paper's is not known to us.
         warm_up: epochs without quantisation; the released code's 2.
         sweeps: k-means steps at the start of an epoch; ours.
     """
@@ -82,7 +83,7 @@ class DQN(HashMethod):
         bits: int,
         classes: int,
         width: int = 300,
-        quantization: float = 0.001,
+        quantization: float = 0.0001,
         warm_up: int = 2,
         sweeps: int = 5,
     ) -> None:
@@ -113,6 +114,10 @@ class DQN(HashMethod):
     def on_epoch_start(self, progress: Progress) -> None:
         """Refine the codebooks on the outputs of the whole training set."""
         self.strength.fill_(self.quantization if progress.epoch >= self.warm_up else 0.0)
+        self.finish()
+
+    def finish(self) -> None:
+        """Fit the codebooks to the outputs as they are now."""
         if self._train is not None:
             refine(self._head, self._train.outputs(), self.sweeps)
 

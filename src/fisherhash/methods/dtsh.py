@@ -34,8 +34,8 @@ class DTSH(HashMethod):
     * The gradient reaches all three images of a triplet; in the released code the query alone.
     * Sums become means: the likelihood over triplets, ||b - u||^2 over images. The released
       lambda = 100 stands beside a sum over 50 x 50 x 9 = 22,500 triplets a query on CIFAR-10, which
-      makes it 100 / 22,500 = 0.0044 in our scale. That hardly quantises at all, and ours is
-      larger: see ``quantization``.
+      makes it 100 / 22,500 = 0.0044 in our scale. Ours is larger: on the built-in sample (frozen
+      features, one seed) 12-bit codes have mAP 0.84 with 0.1 and 0.76 with 0.0044.
     * alpha grows with the code as in the paper, alpha = margin * K: theta_qp - theta_qn lies in
       [-K, K] for codes, so the default asks for half of what is possible.
     * sgn(0) is -1.
