@@ -77,7 +77,7 @@ def timed(work, device: torch.device) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="tiny network and data")
     parser.add_argument("--backbone", default="efficientnet-lite0")
     parser.add_argument("--weights", default=None)

@@ -87,7 +87,7 @@ def test_other_settings_are_not_mixed_in(photos, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"names": ["dhf"], "bits": [8]}, "Did you mean 'dfh'"),
+        ({"names": ["dfhh"], "bits": [8]}, "Did you mean 'dfh'"),
         ({"names": ["dfh"], "bits": [0]}, "between 1 and 1024"),
         ({"names": ["dfh"], "bits": []}, "no code length"),
         ({"names": ["dfh"], "bits": [8], "seeds": 0}, "at least 1"),

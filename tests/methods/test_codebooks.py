@@ -126,7 +126,8 @@ def test_every_book(classes, bits, seed):
         found = loop_minimum_distance(codes)
         assert found == minimum_distance(codes.numpy())
         assert found <= distance_bound(classes, bits)
-        assert codes.sum(0).abs().max() < classes  # no bit is the same for all classes
+        # Rows of a Hadamard matrix may agree in a bit; they are bits / 2 apart nevertheless.
+        assert codes.sum(0).abs().max() < classes or found >= bits / 2
     torch.testing.assert_close(far_apart(classes, bits, seed=seed), codes)
 
 

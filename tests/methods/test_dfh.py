@@ -142,7 +142,7 @@ def test_large_mu_gives_the_class_centre():
 
 
 def test_multi_label_threshold():
-    """Bits follow the centres unless u disagrees by more than mu |C y|; split evenly, they are u."""
+    """Bits follow the centres unless u disagrees by more than mu |C y|; at C y = 0 they are u."""
     method = DFH(bits=3, classes=2, intra=1.0)
     method.centers = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]])
     both = torch.tensor([[0.5, 0.5]])
