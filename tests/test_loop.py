@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from fisherhash.checkpoints import check_resumable, discard_checkpoint, is_unfinished
 from fisherhash.data.augment import augment
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.heads import LinearHead
@@ -16,9 +17,6 @@ from fisherhash.loop import (
     LiveImages,
     Loop,
     Settings,
-    check_resumable,
-    discard_checkpoint,
-    is_unfinished,
 )
 from fisherhash.methods import HashMethod, create
 from fisherhash.methods.base import MethodInfo

@@ -18,10 +18,11 @@ import torch
 from PIL import Image
 
 from fisherhash import codes, methods
+from fisherhash.checkpoints import is_unfinished
 from fisherhash.data.sources import open_data
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.hasher import Hasher
-from fisherhash.loop import Settings, is_unfinished
+from fisherhash.loop import Settings
 from fisherhash.methods import base
 from fisherhash.training import encode_split, fit, measure, save, train
 

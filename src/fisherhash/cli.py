@@ -143,8 +143,9 @@ def train(
         Print the result as JSON on stdout.
     """
     began = time.perf_counter()
+    from fisherhash.checkpoints import is_unfinished
     from fisherhash.data.sources import open_data
-    from fisherhash.loop import Settings, is_unfinished
+    from fisherhash.loop import Settings
     from fisherhash.training import fit, save
 
     options = _options(set_ or [])

@@ -16,15 +16,17 @@ from torch import Tensor, nn
 
 from fisherhash import storage
 from fisherhash.backbones import Backbone
+from fisherhash.checkpoints import CHECKPOINT, is_unfinished
 from fisherhash.data.augment import augment
 from fisherhash.errors import FisherhashError, UsageError, unknown_name
+from fisherhash.graph_step import GraphStep
 from fisherhash.heads import Head
 from fisherhash.methods.base import Batch, HashMethod, Progress
 from fisherhash.progress import progress
 
 logger = logging.getLogger(__name__)
 
-METRICS, CHECKPOINT = "metrics.jsonl", "checkpoint.json"
+METRICS = "metrics.jsonl"
 Optimizer = Literal["sgd", "adamw"]
 Schedule = Literal["one-cycle", "cosine", "step", "constant"]
 OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
@@ -195,7 +197,7 @@ class Loop:
         self.optimizer = _optimizer(self.modules, settings, self.device)
         self.history: list[dict[str, Any]] = []
         capture = self._capturable()
-        self._run_step = _GraphStep(self._step) if capture else self._step
+        self._run_step = GraphStep(self._step) if capture else self._step
 
     def run(self) -> list[dict[str, Any]]:
         """Train, from the last checkpoint where there is one; returns a row of metrics an epoch."""
@@ -340,83 +342,6 @@ class Loop:
         self.optimizer.load_state_dict({**current, "state": entries})
         logger.info("continuing %s after epoch %d", self.folder, epoch)
         return epoch
-
-
-def is_unfinished(folder: Path | None) -> bool:
-    """Whether a folder holds a checkpoint to continue from."""
-    return folder is not None and (folder / CHECKPOINT).is_file()
-
-
-def discard_checkpoint(folder: Path) -> None:
-    """Remove what an unfinished run left, once its model is saved or is not wanted."""
-    (folder / CHECKPOINT).unlink(missing_ok=True)
-    for path in folder.glob("checkpoint-*.safetensors*"):
-        path.unlink(missing_ok=True)
-
-
-def check_resumable(folder: Path, identity: dict[str, Any], *, overwrite: bool) -> bool:
-    """Whether ``folder`` holds an unfinished run with these settings.
-
-    Raises:
-        UsageError: it holds a run with other settings, or a finished model.
-    """
-    path = folder / CHECKPOINT
-    if overwrite:
-        discard_checkpoint(folder)
-        return False
-    if path.is_file():
-        found = storage.read_json(path).get("identity", {})
-        wanted = json.loads(json.dumps(identity))
-        differ = sorted(k for k in {*found, *wanted} if found.get(k) != wanted.get(k))
-        if differ:
-            name = differ[0]
-            raise UsageError(
-                f"{folder} holds an unfinished run with other settings ({name}: "
-                f"{found.get(name)!r} there, {wanted.get(name)!r} now). Give the same settings to "
-                "continue it, another --out, or --overwrite to start anew"
-            )
-        return True
-    if (folder / "config.json").is_file():
-        raise UsageError(
-            f"{folder} already holds a model. Choose another --out, or --overwrite to replace it "
-            "(it stays until the new one is complete)"
-        )
-    return False
-
-
-class _GraphStep:
-    """A step captured once as a CUDA graph and replayed: no launch overhead.
-
-    The first steps run eagerly, as real steps; they warm up what a capture needs.
-    """
-
-    warm_up = 4
-
-    def __init__(self, step: Callable[[Tensor], dict[str, Tensor]]) -> None:
-        self.step = step
-        self.calls = 0
-        self.index: Tensor | None = None
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.terms: dict[str, Tensor] = {}
-        self.stream = torch.cuda.Stream()
-
-    def __call__(self, index: Tensor) -> dict[str, Tensor]:
-        self.calls += 1
-        if self.calls <= self.warm_up:
-            self.stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.stream):
-                terms = self.step(index)
-            torch.cuda.current_stream().wait_stream(self.stream)
-            return terms
-        if self.graph is None:
-            self.index = index.clone()
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self.terms = self.step(self.index)
-        if self.index is not None:
-            self.index.copy_(index)
-        self.graph.replay()
-        return self.terms
 
 
 def _optimizer(

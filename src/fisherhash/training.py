@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fisherhash import backbones, codes, methods, storage
 from fisherhash.backbones import Backbone
+from fisherhash.checkpoints import check_resumable, discard_checkpoint, is_unfinished
 from fisherhash.data.loading import Skipped, write_skipped
 from fisherhash.data.protocols import Split, resolve
 from fisherhash.data.sources import Collection, open_data
@@ -33,9 +34,6 @@ from fisherhash.loop import (
     LiveImages,
     Loop,
     Settings,
-    check_resumable,
-    discard_checkpoint,
-    is_unfinished,
 )
 from fisherhash.methods import HashMethod
 
