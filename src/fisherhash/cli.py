@@ -72,6 +72,8 @@ def train(
     batch_size: int | None = None,
     optimizer: Literal["sgd", "adamw"] | None = None,
     learning_rate: float | None = None,
+    backbone_rate: float | None = None,
+    head_epochs: int | None = None,
     weight_decay: float | None = None,
     schedule: Literal["one-cycle", "cosine", "step", "constant"] | None = None,
     dropout: float | None = None,
@@ -119,6 +121,10 @@ def train(
         SGD with momentum, or AdamW.
     learning_rate
         The highest learning rate.
+    backbone_rate
+        When fine-tuning: the backbone's learning rate as a share of the head's.
+    head_epochs
+        When fine-tuning: epochs of the head alone before the whole network.
     weight_decay
         Weight decay.
     schedule
@@ -158,6 +164,8 @@ def train(
         "batch_size": batch_size,
         "optimizer": optimizer,
         "learning_rate": learning_rate,
+        "backbone_rate": backbone_rate,
+        "head_epochs": head_epochs,
         "weight_decay": weight_decay,
         "schedule": schedule,
         "dropout": dropout,

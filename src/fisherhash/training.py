@@ -118,7 +118,7 @@ def fit(
     learner = methods.create(method, bits=bits, classes=len(collection.classes), options=options)
     gradient = isinstance(learner, HashMethod)
     live = gradient and (place.type == "cuda" if finetune is None else finetune)
-    settings = settings or (Settings(epochs=30) if live else Settings())
+    settings = settings or Settings()
     if split is None and settings.validation > 0:
         raise UsageError(
             f"'{collection.name}' has no labels, so a validation slice cannot be measured; "

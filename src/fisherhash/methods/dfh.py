@@ -74,6 +74,9 @@ class DFH(HashMethod):
 
     Beyond the paper, and off by default: ``positive_weight``, ``initial_centers="far-apart"``.
 
+    The paper tunes its weights by cross-validation and prints none of them. The defaults below were
+    checked on a held-out fifth of CIFAR-10's 5,000 training images, at 12 and 48 bits.
+
     Args:
         bits: K.
         classes: M.
