@@ -24,6 +24,7 @@ from fisherhash.errors import FisherhashError, UsageError
 if TYPE_CHECKING:
     from fisherhash.data.loading import Skipped
     from fisherhash.data.sources import Collection
+    from fisherhash.data.splits import Split
     from fisherhash.evaluation import Evaluation
 
 app = App(
@@ -319,12 +320,16 @@ def evaluate(
         split = resolve(collection, protocol)
     _say(str(split))
     _notes(split.notes)
+    seen = _trained_on(split, known, collection) if trained_on else 0
+    if seen:
+        _say(f"WARNING: the model was trained on {seen:,} of the {len(split.query):,} queries")
     encoded = encode_split(hasher, collection, split)
     for item in encoded.skipped:
         _say(f"skipped {item.name}: {item.reason}")
     measured = measure(encoded, top=split.top)
     result = {
         "protocol": split.to_json(),
+        "queries_trained_on": seen,
         "evaluation": measured.to_json(),
         "model": {"folder": str(model), "bits": hasher.bits, "method": hasher.method}
         | hasher.details,
@@ -545,7 +550,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except FisherhashError as error:
         _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
-        _fail("interrupted; the same command continues where it stopped", 130)
+        _fail(_interrupted(words), 130)
     except BrokenPipeError:
         # The reader went away (head, less): nobody is left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -570,6 +575,13 @@ def _explain(error: CycloptsError, words: list[str]) -> str:
                 hint = f" Did you mean {near[0]}?" if near else ""
                 return f"Unknown option: {flag}.{hint}"
     return str(error).strip()
+
+
+def _interrupted(words: list[str]) -> str:
+    if not words or words[0] not in ("train", "compare"):
+        return "interrupted"
+    without = " without --overwrite" if "--overwrite" in words else ""
+    return f"interrupted; the same command{without} continues where it stopped"
 
 
 def _fail(sentence: str, code: int) -> NoReturn:
@@ -597,6 +609,14 @@ def _whole(text: str) -> int:
         return int(text)
     except ValueError:
         raise UsageError(f"bits must be whole numbers joined by commas, got '{text}'") from None
+
+
+def _trained_on(split: Split, known: Path, collection: Collection) -> int:
+    """How many queries of a split are among the images that a model's own split trained on."""
+    if not known.is_file():
+        return 0
+    own = type(split).load(known, collection)
+    return len(set(split.query.tolist()) & set(own.train.tolist()))
 
 
 def _describe(collection: Collection) -> None:

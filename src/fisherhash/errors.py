@@ -18,6 +18,10 @@ class UsageError(FisherhashError):
     exit_code = 2
 
 
+class NotDefinedError(UsageError):
+    """A method does not exist for this data or this length; a comparison prints a dash for it."""
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """An error for a name that is not in ``known``, with the nearest one that is.
 

@@ -24,6 +24,8 @@ from fisherhash.rowcache import RowCache
 # has the same bits alone and among others. Four is where two cores run fastest.
 MICRO_BATCH = 4
 GPU_BATCH = 256
+# Raised when decoding or an architecture changes, so that rows made before are not used again.
+FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def cached_rows(
         dtype: of its values.
         compute: bytes (b, 3, size, size) to rows (b, …).
     """
-    key = f"{what} {preprocessing} {collection.reader.fingerprint()} {len(collection)}"
+    key = f"{FORMAT} {what} {preprocessing} {collection.reader.fingerprint()} {len(collection)}"
     folder = cache_dir() / "rows" / hashlib.sha256(key.encode()).hexdigest()[:32]
     cache = RowCache(folder, len(collection), shape, dtype)
     missing = cache.missing(wanted)

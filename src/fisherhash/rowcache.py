@@ -6,6 +6,8 @@ import contextlib
 import json
 import logging
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -37,14 +39,16 @@ class RowCache:
     ) -> None:
         self.folder = folder
         self.count = count
+        self._passing: dict[int, Skipped] = {}
+        row, mark = np.dtype(dtype), np.dtype(np.uint8)
+        sizes = {
+            "rows.bin": max(int(np.prod((count, *shape))) * row.itemsize, 1),
+            "state.u8": max(count, 1),
+        }
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if self._prepare("rows.bin", (count, *shape), np.dtype(dtype)):
-                # Marks without their rows would pass zeros for features.
-                (folder / "state.u8").unlink(missing_ok=True)
-            self._prepare("state.u8", (count,), np.dtype(np.uint8))
-            self.rows = self._map("rows.bin", (count, *shape), np.dtype(dtype))
-            self._state = self._map("state.u8", (count,), np.dtype(np.uint8))
+            self._claim(sizes)
+            self.rows = np.memmap(folder / "rows.bin", row, mode="r", shape=(count, *shape))
+            self._state = np.memmap(folder / "state.u8", mark, mode="r", shape=(count,))
         except OSError as error:
             raise self._full(error) from error
 
@@ -59,16 +63,16 @@ class RowCache:
     def skipped(self, indices: NDArray[np.int64]) -> list[Skipped]:
         """The images among ``indices`` that could not be read, with their reasons."""
         bad = set(indices[self._state[indices] == SKIPPED].tolist())
+        found = {i: self._passing[i] for i in indices.tolist() if i in self._passing}
         path = self.folder / "skipped.jsonl"
-        if not bad or not path.exists():
-            return []
-        found: dict[int, Skipped] = {}
-        for line in path.read_text(encoding="utf-8").splitlines():
+        lines = path.read_text(encoding="utf-8").splitlines() if bad and path.exists() else []
+        for line in lines:
             # A line that a full disk cut short was written again, whole, before its row was marked.
             with contextlib.suppress(ValueError, KeyError):
                 entry = json.loads(line)
-                found[entry["index"]] = Skipped(entry["name"], entry["reason"])
-        return [found[i] for i in sorted(bad) if i in found]
+                if entry["index"] in bad:
+                    found[entry["index"]] = Skipped(entry["name"], entry["reason"])
+        return [found[i] for i in sorted(found)]
 
     def fill(
         self,
@@ -80,14 +84,17 @@ class RowCache:
         """Compute the rows of decoded blocks; ``numbers`` gives an image's row by its name."""
         for block in blocks:
             rows = compute(block.pixels) if len(block.indices) else None
-            bad = np.array([numbers[item.name] for item in block.skipped], dtype=np.int64)
+            # What could not be opened now may be there the next time, and is not remembered.
+            self._passing |= {numbers[item.name]: item for item in block.skipped if item.passing}
+            damaged = [item for item in block.skipped if not item.passing]
+            bad = np.array([numbers[item.name] for item in damaged], dtype=np.int64)
             try:
                 if rows is not None:
                     self._write("rows.bin", block.indices, np.asarray(rows, dtype=self.rows.dtype))
                     self._mark(block.indices, DONE)
-                if block.skipped:
+                if damaged:
                     with (self.folder / "skipped.jsonl").open("a", encoding="utf-8") as file:
-                        for index, item in zip(bad.tolist(), block.skipped, strict=True):
+                        for index, item in zip(bad.tolist(), damaged, strict=True):
                             entry = {"index": index, "name": item.name, "reason": item.reason}
                             file.write("\n" + json.dumps(entry))
                     self._mark(bad, SKIPPED)
@@ -113,15 +120,29 @@ class RowCache:
             "Set FISHERHASH_CACHE to a folder with room"
         )
 
-    def _prepare(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> bool:
-        """Make a file of zeros, unless there is one of the right size; whether it was made."""
-        path = self.folder / name
-        size = max(int(np.prod(shape)) * dtype.itemsize, 1)
-        if path.exists() and path.stat().st_size == size:
-            return False
-        with path.open("wb") as file:
-            file.truncate(size)
-        return True
+    def _claim(self, sizes: dict[str, int]) -> None:
+        """Make both files, unless they are there: beside their place, then moved in one step.
 
-    def _map(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
-        return np.memmap(self.folder / name, dtype=dtype, mode="r", shape=shape)
+        Two processes may open a new cache at once; one of them wins, and both use its files. A
+        folder with a file of another size lost something, and marks without their rows would pass
+        zeros for features: it is made anew.
+        """
+        while not self._whole(sizes):
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            draft = Path(tempfile.mkdtemp(prefix=".new-", dir=self.folder.parent))
+            try:
+                for name, size in sizes.items():
+                    with (draft / name).open("wb") as file:
+                        file.truncate(size)
+                if self.folder.exists() and not self._whole(sizes):
+                    os.rename(self.folder, draft / "old")
+                # Fails where another process was first; the next look then finds its files.
+                with contextlib.suppress(OSError):
+                    os.rename(draft, self.folder)
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
+                shutil.rmtree(self.folder / "old", ignore_errors=True)
+
+    def _whole(self, sizes: dict[str, int]) -> bool:
+        paths = {name: self.folder / name for name in sizes}
+        return all(p.is_file() and p.stat().st_size == sizes[name] for name, p in paths.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 import os
@@ -24,12 +25,13 @@ from fisherhash.data.loading import Skipped, write_skipped
 from fisherhash.data.protocols import Split, resolve
 from fisherhash.data.sources import Collection, open_data
 from fisherhash.data.splits import hash_order
-from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.errors import FisherhashError, NotDefinedError, UsageError
 from fisherhash.evaluation import Evaluation, evaluate, metrics
 from fisherhash.features import Extractor, Rows, cached_rows, on_device
 from fisherhash.hasher import Hasher
 from fisherhash.heads import Head
 from fisherhash.loop import (
+    METRICS,
     FrozenImages,
     LiveImages,
     Loop,
@@ -96,7 +98,7 @@ def fit(
         method: one of ``methods.registry()``.
         bits: length of the codes.
         options: the method's hyper-parameters that differ from its defaults.
-        backbone: a name or a network.
+        backbone: a name or a network; a network is copied, not changed.
         weights: the backbone's weights file, where it has no packaged weights.
         image_size: side of the images in pixels; the backbone's own by default.
         finetune: train the whole network; by default only the head on a CPU, all of it on CUDA.
@@ -125,7 +127,8 @@ def fit(
             "leave validation at 0"
         )
     folder = None if out is None else Path(out)
-    network = backbones.create(backbone, weights=weights, image_size=image_size)
+    given = copy.deepcopy(backbone) if isinstance(backbone, nn.Module) else backbone
+    network = backbones.create(given, weights=weights, image_size=image_size)
     identity = {
         "method": method,
         "bits": bits,
@@ -179,9 +182,11 @@ def save(trained: Trained, folder: Path) -> None:
     if trained.skipped:
         files[SKIPPED_FILE] = partial(write_skipped, skipped=trained.skipped)
     storage.write_files(folder, files)
-    for name in (SPLIT_FILE, SKIPPED_FILE):
-        if name not in files:
-            (folder / name).unlink(missing_ok=True)
+    stale = {SPLIT_FILE, SKIPPED_FILE} - set(files)
+    if not trained.history:
+        stale.add(METRICS)
+    for name in stale:
+        (folder / name).unlink(missing_ok=True)
     discard_checkpoint(folder)
 
 
@@ -276,7 +281,7 @@ class _Images:
         self.held_features = torch.from_numpy(features[held])
 
     def pixels(self, network: Backbone, numbers: NDArray[np.int64]) -> Tensor:
-        """Bytes (n, 3, size, size), cached on disk: they may be larger than memory."""
+        """Bytes (n, 3, size, size), decoded once and kept on disk."""
         size = network.preprocessing.size
         rows = cached_rows(
             self.collection,
@@ -287,6 +292,12 @@ class _Images:
             dtype=np.uint8,
             compute=lambda pixels: pixels,
         )
+        if len(rows.indices) < len(numbers):
+            first = rows.skipped[0]
+            raise FisherhashError(
+                f"{len(rows.skipped)} images could be read before and cannot now, the first is "
+                f"{first.name} ({first.reason}); run the command again when the files are back"
+            )
         return torch.from_numpy(rows.values)
 
 
@@ -376,7 +387,7 @@ def _split(collection: Collection, method: str, protocol: str | None) -> Split |
         split = resolve(collection, protocol)
         several = collection.labels[split.train].sum(1).max(initial=0) > 1
         if several and not info.multilabel:
-            raise UsageError(f"{method} is not defined for images with several labels")
+            raise NotDefinedError(f"{method} is not defined for images with several labels")
         return split
     if info.supervision != "none":
         raise UsageError(

@@ -35,7 +35,15 @@ _warning_filters = threading.Lock()
 
 
 class UnreadableImage(FisherhashError):  # noqa: N818
-    """A file that could not be turned into a picture; the message is the reason."""
+    """A file that could not be turned into a picture; the message is the reason.
+
+    Attributes:
+        passing: the file could not be opened at all, which may be over the next time.
+    """
+
+    def __init__(self, reason: str, *, passing: bool = False) -> None:
+        super().__init__(reason)
+        self.passing = passing
 
 
 def load_image(source: ImageLike) -> Image.Image:
@@ -77,14 +85,14 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
         with open(path, "rb") as file:
             return file.read()
     except FileNotFoundError:
-        raise UnreadableImage("the file does not exist (moved or deleted?)") from None
+        raise UnreadableImage("the file does not exist (moved or deleted?)", passing=True) from None
     except PermissionError:
-        raise UnreadableImage("permission denied") from None
+        raise UnreadableImage("permission denied", passing=True) from None
     except (OSError, ValueError) as error:
         code = getattr(error, "errno", None)
         reason = os.strerror(code) if code else str(error)
         hint = " (a loop of links)" if code == errno.ELOOP else ""
-        raise UnreadableImage(f"cannot be read: {reason.lower()}{hint}") from None
+        raise UnreadableImage(f"cannot be read: {reason.lower()}{hint}", passing=True) from None
 
 
 def _from_bytes(data: bytes) -> Image.Image:

@@ -35,10 +35,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Skipped:
-    """An image that could not be read, and why."""
+    """An image that could not be read, and why; ``passing`` if another try may succeed."""
 
     name: str
     reason: str
+    passing: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def _blocks(
             for _ in range(asked):
                 index, answer = next(answers)
                 if isinstance(answer, UnreadableImage):
-                    skipped.append(Skipped(collection.names[index], str(answer)))
+                    skipped.append(Skipped(collection.names[index], str(answer), answer.passing))
                     continue
                 pixels[len(read)] = np.frombuffer(answer, dtype=np.uint8).reshape(3, size, size)
                 read.append(index)

@@ -145,9 +145,9 @@ def _how_to_get(name: str) -> str:
     if name == "cifar10":
         return (
             f"CIFAR-10 is not on this machine (looked for {FOLDER} in {places}). Allow the "
-            "download (162 MB; --download, or download=True), or unpack cifar-10-binary.tar.gz "
-            "from https://www.cs.toronto.edu/~kriz/cifar.html into a folder and set "
-            f"{DATA_VARIABLE} to that folder"
+            "download (162 MB; fisherhash train cifar10 --download, or download=True), or unpack "
+            "cifar-10-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html into a folder "
+            f"and set {DATA_VARIABLE} to that folder"
         )
     return (
         f"the data set '{name}' is not on this machine (looked for a folder '{name}' with "

@@ -79,9 +79,7 @@ class Split:
             "database": [self.names[i] for i in self.database],
         }
         text = json.dumps(content, ensure_ascii=True, indent=0)
-        part = Path(f"{os.fspath(path)}.part")
-        part.write_text(text + "\n", encoding="utf-8")
-        os.replace(part, path)
+        Path(path).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], collection: Collection) -> Split:

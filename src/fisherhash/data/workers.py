@@ -37,7 +37,7 @@ WORTH_STARTING = 3.0
 PROBE_IMAGES = 16
 PROBE_SECONDS = 0.25
 
-_GOOD, _BAD, _FAILED = 0, 1, 2
+_GOOD, _BAD, _FAILED, _PASSING = 0, 1, 2, 3
 _COUNT = struct.Struct("<I")
 _FRAME = struct.Struct("<BI")
 _BOOT = (
@@ -313,8 +313,8 @@ def _read_answer(pipe: IO[bytes]) -> Answer:
     if state == _GOOD:
         return data
     text = data.decode("utf-8", "replace")
-    if state == _BAD:
-        return UnreadableImage(text)
+    if state in (_BAD, _PASSING):
+        return UnreadableImage(text, passing=state == _PASSING)
     raise _JobFailedError(text)
 
 
@@ -351,8 +351,10 @@ def _reply(pipe: IO[bytes], reader: Reader, job: Any, index: int) -> None:
     except Exception as error:
         state, data = _FAILED, f"{type(error).__name__}: {error}".encode()
     else:
-        bad = isinstance(answer, UnreadableImage)
-        state, data = (_BAD, str(answer).encode()) if bad else (_GOOD, answer)
+        if isinstance(answer, UnreadableImage):
+            state, data = (_PASSING if answer.passing else _BAD), str(answer).encode()
+        else:
+            state, data = _GOOD, answer
     pipe.write(_FRAME.pack(state, len(data)))
     pipe.write(data)
     pipe.flush()

@@ -19,7 +19,7 @@ from fisherhash import backbones, methods, storage
 from fisherhash.codes import check_bits
 from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import Collection, open_data
-from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.errors import FisherhashError, NotDefinedError, UsageError
 from fisherhash.hasher import device_name, versions
 from fisherhash.loop import Settings
 from fisherhash.training import fit
@@ -101,11 +101,15 @@ def compare(
     cells = _grid(names, bits, seeds)
     folder = Path(out)
     settings = settings or Settings()
+    network = backbones.create(backbone, weights=weights, image_size=image_size)
     common = {
         "data": collection.name,
         "protocol": split.to_json(),
-        "backbone": backbone if isinstance(backbone, str) else type(backbone).__name__,
-        "image_size": image_size,
+        "backbone": network.name,
+        "image_size": network.preprocessing.size,
+        # What the names stand for: the pixels and the first weights.
+        "images": collection.reader.fingerprint()[:16],
+        "weights": storage.tensors_checksum(network.state_dict())[:16],
         "finetune": finetune,
         "settings": dataclasses.asdict(dataclasses.replace(settings, seed=0)),
     }
@@ -118,35 +122,34 @@ def compare(
         if path.is_file():
             rows.append(storage.read_json(path))
             continue
-        row = {**dataclasses.asdict(cell), **_defined(cell.method, collection, split.train)}
-        if "not_defined" not in row:
-            try:
-                trained = fit(
-                    collection,
-                    method=cell.method,
-                    bits=cell.bits,
-                    backbone=backbone,
-                    weights=weights,
-                    image_size=image_size,
-                    finetune=finetune,
-                    protocol=protocol,
-                    settings=dataclasses.replace(settings, seed=cell.seed),
-                    device=device,
-                )
-                measured = trained.evaluate()
-            except UsageError as error:
-                row["not_defined"] = str(error)
-            except FisherhashError as error:
-                failed[cell.file] = str(error)
-                say(f"[{number}/{len(cells)}] {cell.method} {cell.bits} bits: FAILED: {error}")
-                continue
-            else:
-                row |= {
-                    "options": methods.resolved_options(trained.method),
-                    "evaluation": measured.to_json(),
-                    "seconds": {k: round(v, 3) for k, v in trained.seconds.items()},
-                    "device": device_name(trained.hasher.device),
-                }
+        row: dict[str, Any] = dataclasses.asdict(cell)
+        try:
+            trained = fit(
+                collection,
+                method=cell.method,
+                bits=cell.bits,
+                backbone=network,
+                finetune=finetune,
+                protocol=protocol,
+                settings=dataclasses.replace(settings, seed=cell.seed),
+                device=device,
+            )
+            measured = trained.evaluate()
+        except NotDefinedError as error:
+            row["not_defined"] = str(error)
+        except UsageError:
+            raise  # the request is wrong, and would be for every other cell
+        except FisherhashError as error:
+            failed[cell.file] = str(error)
+            say(f"[{number}/{len(cells)}] {cell.method} {cell.bits} bits: FAILED: {error}")
+            continue
+        else:
+            row |= {
+                "options": methods.resolved_options(trained.method),
+                "evaluation": measured.to_json(),
+                "seconds": {k: round(v, 3) for k, v in trained.seconds.items()},
+                "device": device_name(trained.hasher.device),
+            }
         row["versions"] = versions()
         storage.write_files(path.parent, {path.name: storage.write_text(storage.dump_json(row))})
         rows.append(row)
@@ -230,14 +233,6 @@ def _check_folder(folder: Path, common: dict[str, Any]) -> None:
         raise UsageError(
             f"{folder} holds a comparison with another {', '.join(differ)}; choose another --out"
         )
-
-
-def _defined(name: str, collection: Collection, train: Any) -> dict[str, str]:
-    info = methods.find(name).info
-    several = collection.labels[train].sum(1).max(initial=0) > 1
-    if several and not info.multilabel:
-        return {"not_defined": f"{name} is not defined for images with several labels"}
-    return {}
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -116,9 +116,8 @@ class ADSH(HashMethod):
         self.memory.refresh(outputs, batch)
 
     def on_epoch_start(self, progress: Progress) -> None:
-        """Draw Omega, by the number of the epoch, and take the V-step."""
-        count = len(self.codes)
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(progress.epoch))
+        """Draw Omega, from the generator that the loop seeds anew each epoch; take the V-step."""
+        order = torch.randperm(len(self.codes))
         self.update_codes(order[: self.sample].sort().values.to(self.codes.device))
 
     def update_codes(self, omega: Tensor) -> None:

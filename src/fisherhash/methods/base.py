@@ -107,7 +107,11 @@ class HashMethod(nn.Module):
         return LinearHead(in_features, self.bits)
 
     def start(self, train: TrainingSet) -> None:
-        """Once, before the first step and without gradient: allocate and fill the state."""
+        """Before the first step of a stage, without gradient: allocate and fill the state.
+
+        Fine-tuning has two stages, the head alone and the whole network: what the second must not
+        lose or draw anew (targets, a classifier) is kept from the first.
+        """
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """The batch's loss under the key ``loss``; other keys are logged. Changes nothing."""
@@ -209,7 +213,8 @@ def _convert(method: str, key: str, value: Any, kind: Any) -> Any:
     try:
         return (int if kind is int else float)(value)
     except ValueError:
-        raise UsageError(f"{method}: {key} must be a number, got '{value}'") from None
+        what = "a whole number" if kind is int else "a number"
+        raise UsageError(f"{method}: {key} must be {what}, got '{value}'") from None
 
 
 def sign(values: Tensor) -> Tensor:

@@ -99,6 +99,7 @@ class CNNH(HashMethod):
         self.plus = plus
         self.class_weight = class_weight
         self.classifier: nn.Linear | None = None
+        self._seed: int | None = None
         self.register_buffer("targets", torch.zeros(1, bits))
         self.register_buffer("rows", torch.empty(0, dtype=torch.int64))
 
@@ -112,8 +113,11 @@ class CNNH(HashMethod):
         """Stage 1: the target code of every label row, and the row of every image."""
         labels = train.labels.cpu().numpy() > 0
         groups = LabelRows.of(labels)
-        # Drawn from torch's generator, so that the seed of the training decides.
-        rng = np.random.default_rng(int(torch.randint(2**31, ())))
+        # Drawn from torch's generator, so that the seed of the training decides; and drawn once,
+        # so that the stages of a fine-tuning regress the same codes.
+        if self._seed is None:
+            self._seed = int(torch.randint(2**31, ()))
+        rng = np.random.default_rng(self._seed)
         H = target_codes(groups, self.bits, self.sweeps, self.representatives, rng)
         if groups.single and len(np.unique(H, axis=0)) < len(H):
             logger.warning(

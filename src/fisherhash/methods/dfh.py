@@ -14,6 +14,7 @@ from fisherhash.methods._codebooks import far_apart
 from fisherhash.methods._pairs import (
     PairMemory,
     check_not_negative,
+    check_positive,
     class_proportions,
     quantization_error,
 )
@@ -87,6 +88,7 @@ class DFH(HashMethod):
         intra: mu; a bit of b follows its class centre unless u disagrees by more than mu.
         inter: nu, in units of N / M^2, so that one value serves data of any size: the pull of a
             class on its centre grows with N / M images, the push of the other centres with M.
+            The released step has its own weight, 1, while this is not 0.
         relaxation: eta, of the gradient centre step.
         center_step: how C is found.
         alternations: how often C and B take turns at the start of an epoch.
@@ -130,7 +132,21 @@ class DFH(HashMethod):
     ) -> None:
         super().__init__(bits=bits, classes=classes)
         on = _check_parts(parts)
-        check_not_negative("dfh", margin=margin, intra=intra, inter=inter)
+        check_not_negative(
+            "dfh",
+            margin=margin,
+            quantization=quantization,
+            intra=intra,
+            inter=inter,
+            relaxation=relaxation,
+        )
+        check_positive(
+            "dfh",
+            alternations=alternations,
+            sweeps=sweeps,
+            gradient_steps=gradient_steps,
+            positive_weight=positive_weight,
+        )
         self.parts = parts
         self.margin = margin
         self.quantization = quantization
@@ -191,7 +207,7 @@ class DFH(HashMethod):
             proportions = class_proportions(batch.labels)
             S = _numpy(self.binary(outputs, proportions).T @ proportions)
             T = _numpy(proportions.T @ proportions)
-            C = _centers.linear_sweep(_numpy(self.centers), S, T, inter=self._nu)
+            C = _centers.linear_sweep(_numpy(self.centers), S, T, inter=1.0 if self._nu else 0.0)
             self.centers.copy_(torch.from_numpy(C))
 
     def on_epoch_start(self, progress: Progress) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fisherhash.errors import UsageError
+from fisherhash.errors import NotDefinedError
 from fisherhash.heads import Head, LinearHead
+from fisherhash.methods._pairs import check_positive
 from fisherhash.methods.base import FeatureMethod, MethodInfo, register, sign
 
 
@@ -39,13 +40,14 @@ class ITQ(FeatureMethod):
 
     def __init__(self, *, bits: int, classes: int = 0, iterations: int = 50) -> None:
         super().__init__(bits=bits, classes=classes)
+        check_positive("itq", iterations=iterations)
         self.iterations = iterations
 
     def fit(self, features: Tensor, labels: Tensor | None = None, *, seed: int = 0) -> Head:
         """Fit on features (N, d); labels are not used."""
         count, width = features.shape
         if self.bits > min(width, count - 1):
-            raise UsageError(
+            raise NotDefinedError(
                 f"itq: {self.bits} bits need at least {self.bits} feature dimensions and "
                 f"{self.bits + 1} images, there are {width} and {count}; take fewer bits or lsh"
             )
