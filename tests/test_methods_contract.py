@@ -196,6 +196,17 @@ def test_a_seed_reproduces(name):
 
 
 @pytest.mark.parametrize("name", GRADIENT)
+def test_a_second_stage_goes_on_from_the_first(name):
+    """Fine-tuning starts a method twice; targets drawn anew would undo what the head learned."""
+    method, frozen, history = trained(name)
+    with torch.no_grad():
+        method.start(frozen)
+    loop = Loop(method, frozen, Settings(epochs=1, dropout=0.0, learning_rate=1e-6))
+    (row,) = loop.run()
+    assert row["loss"] < 0.5 * (history[0]["loss"] + history[-1]["loss"])
+
+
+@pytest.mark.parametrize("name", GRADIENT)
 def test_state_round_trips(name):
     """A fresh method that loads the state gives the same loss: checkpoints hold all there is."""
     method, frozen, _ = trained(name, epochs=2)

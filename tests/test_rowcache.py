@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from textwrap import dedent
 
 import numpy as np
@@ -163,3 +164,49 @@ def test_a_full_disk_is_a_sentence_and_keeps_the_rows_that_fit(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "No space left on device" in done.stdout
     assert "FISHERHASH_CACHE" in done.stdout
+
+
+def test_what_could_not_be_opened_is_tried_again(tmp_path):
+    cache = RowCache(tmp_path / "c", 3, (2,), np.float32)
+    pixels = np.zeros((1, 3, 8, 8), dtype=np.uint8)
+    gone = Skipped("b", "permission denied", passing=True)
+    broken = Skipped("c", "truncated")
+    numbers = {"a": 0, "b": 1, "c": 2}
+    block = Block(np.array([0]), pixels, [gone, broken])
+    cache.fill([block], lambda p: np.ones((1, 2), np.float32), numbers, lambda _: None)
+    everything = np.arange(3)
+    assert cache.skipped(everything) == [gone, broken]
+    again = RowCache(tmp_path / "c", 3, (2,), np.float32)
+    assert again.missing(everything).tolist() == [1]
+    assert again.skipped(everything) == [broken]
+
+
+def test_two_processes_may_open_a_new_cache_at_once(tmp_path):
+    """Whoever comes second uses the files of the first, and never empties them."""
+    script = (
+        "import sys, numpy as np; from pathlib import Path; "
+        "from fisherhash.rowcache import RowCache; from fisherhash.data.loading import Block; "
+        "sys.stdin.readline(); c = RowCache(Path(sys.argv[1]), 64, (4,), np.float32); "
+        "own = np.arange(int(sys.argv[2]), 64, 4); "
+        "rows = np.repeat(own[:, None], 4, 1).astype(np.float32) + 1; "
+        "b = Block(own, np.zeros((16, 3, 8, 8), np.uint8), []); "
+        "c.fill([b], lambda p: rows, {}, lambda n: None)"
+    )
+    folder = tmp_path / "c"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(folder), str(i)], stdin=subprocess.PIPE, text=True
+        )
+        for i in range(4)
+    ]
+    time.sleep(2.0)
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in processes:
+        assert process.wait(60) == 0
+        process.stdin.close()
+    cache = RowCache(folder, 64, (4,), np.float32)
+    assert len(cache.missing(np.arange(64))) == 0
+    np.testing.assert_array_equal(cache.rows[:, 0], np.arange(64) + 1)
+    assert not list(tmp_path.glob(".new-*"))

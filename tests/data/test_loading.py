@@ -66,7 +66,17 @@ def test_a_file_that_vanishes_is_skipped(tmp_path, pictures):
     (tmp_path / "a" / "001.png").unlink()
     (block,) = decode(data, None, SMALL)
     assert block.indices.tolist() == [0, 2, 3]
-    assert block.skipped == [Skipped("a/001.png", "the file does not exist (moved or deleted?)")]
+    reason = "the file does not exist (moved or deleted?)"
+    assert block.skipped == [Skipped("a/001.png", reason, passing=True)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_damage_stays_and_absence_may_pass(tmp_path, pictures, workers):
+    data = open_data(pictures.classes(tmp_path, {"a": 2, "b": 2}))
+    (tmp_path / "a" / "000.png").write_bytes(b"no picture")
+    (tmp_path / "a" / "001.png").unlink()
+    (block,) = decode(data, None, SMALL, workers=workers)
+    assert [item.passing for item in block.skipped] == [False, True]
 
 
 def test_nothing_asked_gives_no_block(mixed):

@@ -9,8 +9,10 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from fisherhash import backbones
 from fisherhash.errors import UsageError
 from fisherhash.experiments.compare import compare
 from fisherhash.loop import Settings
@@ -59,6 +61,37 @@ def test_a_table_and_a_json(photos, tmp_path):
         ]
         assert f"{sum(values) / 2:.3f} ({min(values):.3f}–{max(values):.3f})" in line
     assert any("min left" in line for line in said)
+
+
+def test_a_wrong_request_is_an_error_and_not_a_dash(photos, tmp_path):
+    arguments = {"out": tmp_path / "out", "names": ["lsh"], "bits": [8], "backbone": "tiny"}
+    with pytest.raises(UsageError, match="cuda9"):
+        compare(photos, device="cuda9", **arguments)
+    assert not (tmp_path / "out" / "runs").exists()
+    assert "–" not in compare(photos, device="cpu", **arguments).table
+
+
+def test_other_pictures_or_weights_are_not_mixed_in(photos, tmp_path):
+    arguments = {"out": tmp_path / "out", "names": ["lsh"], "bits": [8], **QUICK}
+    compare(photos, **arguments)
+    Image.new("RGB", (32, 32), "white").save(photos / "red" / "0.png")
+    with pytest.raises(UsageError, match="another images"):
+        compare(photos, **arguments)
+
+
+def test_a_network_of_the_caller_is_left_as_it_was(photos, tmp_path):
+    """And every cell of a fine-tuned comparison starts from it, not from the last cell's."""
+    network = backbones.create("tiny")
+    before = {key: value.clone() for key, value in network.state_dict().items()}
+    arguments = {"names": ["dfh"], "bits": [8], "device": "cpu", "finetune": True}
+    arguments["settings"] = Settings(epochs=2, head_epochs=1, batch_size=8)
+    both = compare(photos, out=tmp_path / "a", backbone=network, seeds=2, **arguments)
+    for key, value in network.state_dict().items():
+        torch.testing.assert_close(value, before[key])
+    alone = compare(photos, out=tmp_path / "b", backbone="tiny", seeds=2, **arguments)
+    assert [row["evaluation"]["map"] for row in both.rows] == [
+        row["evaluation"]["map"] for row in alone.rows
+    ]
 
 
 def test_what_is_done_is_not_done_again(photos, tmp_path):

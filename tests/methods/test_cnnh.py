@@ -1,4 +1,7 @@
-"""CNNH: stage 1 against brute force and finite differences, stage 2 against its printed sum."""
+"""CNNH: stage 1 against brute force and finite differences, stage 2 against its printed sum.
+
+No frozen value: no code of the authors is public; the loops below follow the printed equations.
+"""
 
 import itertools
 import logging

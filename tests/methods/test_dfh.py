@@ -135,6 +135,22 @@ def test_margin_mu_nu_zero_is_dpsh():
     )
 
 
+def test_the_authors_loss_gives_the_same():
+    """Frozen from the authors' repository (commit 43c62aa), models/DFH_loss.py, DFHLoss_margin with
+    eta 0.5; the shipped loss has no margin. Theirs is a mean over batch x N, an image with itself
+    included, and its quantisation a mean over bits; the conversion is below.
+    """
+    outputs = 1.5 * torch.sin(torch.arange(48.0)).reshape(12, 4)
+    labels = torch.eye(3)[torch.arange(12) % 3]
+    method = started(outputs, labels, margin=0.0)
+    method.centers = torch.where(torch.cos(torch.arange(12.0)).reshape(4, 3) > 0, 1.0, -1.0)
+    index = [0, 1, 4, 11]
+    terms = method.loss(outputs[index], batch_of(labels, index))
+    with_itself = sum(math.log(1 + math.exp(-0.5 * float(outputs[i] @ outputs[i]))) for i in index)
+    metric = (float(terms["pair"]) * 4 * 11 + with_itself) / (4 * 12)
+    assert metric + 0.5 * float(terms["quantization"]) / 4 == pytest.approx(1.0240079, rel=1e-6)
+
+
 def test_large_mu_gives_the_class_centre():
     outputs, labels = toy()
     method = started(outputs, labels, intra=1000.0)

@@ -1,4 +1,8 @@
-"""DQN: the printed objective, k-means that never gets worse, and the ranking behind evaluate."""
+"""DQN: the printed objective, k-means that never gets worse, and the ranking behind evaluate.
+
+No frozen value: the code of the authors' group (thulab/DeepHash) is for TensorFlow 1, which no
+longer installs; the loops below follow the printed equations.
+"""
 
 import itertools
 import math

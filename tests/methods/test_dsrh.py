@@ -1,4 +1,8 @@
-"""DSRH: NDCG weights and the hinge, pair by pair; what is left with one label an image."""
+"""DSRH: NDCG weights and the hinge, pair by pair; what is left with one label an image.
+
+No frozen value: the authors' code is a layer of cuda-convnet, which needs a GPU of its time; the
+loops below follow the printed equations.
+"""
 
 import itertools
 import math

@@ -1,4 +1,8 @@
-"""DTSH: the printed likelihood triplet by triplet, and its gradient."""
+"""DTSH: the printed likelihood triplet by triplet, and its gradient.
+
+No frozen value: the authors' code (Minione/DTSH) is MATLAB on MatConvNet; the loops below follow
+the printed equations.
+"""
 
 import itertools
 import math

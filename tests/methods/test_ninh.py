@@ -1,4 +1,7 @@
-"""NINH: the piece-wise threshold, the hinge triplet by triplet, where gradients vanish."""
+"""NINH: the piece-wise threshold, the hinge triplet by triplet, where gradients vanish.
+
+No frozen value: no code of the authors is public; the loops below follow the printed equations.
+"""
 
 import itertools
 import math
