@@ -23,8 +23,9 @@ from fisherhash.data.sources import open_data
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.hasher import Hasher
 from fisherhash.loop import Settings
+from fisherhash.measuring import encode_split, measure
 from fisherhash.methods import base
-from fisherhash.training import encode_split, fit, measure, save, train
+from fisherhash.training import fit, save, train
 
 QUICK = Settings(epochs=4, batch_size=8, learning_rate=0.002, head_epochs=2)
 

@@ -305,7 +305,8 @@ def evaluate(
     from fisherhash.evaluation import compat as old_number
     from fisherhash.evaluation import plot
     from fisherhash.hasher import Hasher, versions
-    from fisherhash.training import SPLIT_FILE, encode_split, measure
+    from fisherhash.measuring import encode_split, measure
+    from fisherhash.training import SPLIT_FILE
 
     hasher = Hasher.load(model, device=device)
     hamming = hasher.head.hamming

@@ -16,9 +16,10 @@ from fisherhash.errors import UsageError
 from fisherhash.evaluation import metrics
 from fisherhash.hasher import Hasher
 from fisherhash.loop import Settings
+from fisherhash.measuring import encode_split, measure
 from fisherhash.methods import Batch, Progress
 from fisherhash.methods.dqn import DQN, refine, seed
-from fisherhash.training import encode_split, fit, measure
+from fisherhash.training import fit
 
 
 class Fixed:
