@@ -131,6 +131,7 @@ class RowCache:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             draft = Path(tempfile.mkdtemp(prefix=".new-", dir=self.folder.parent))
             try:
+                draft.chmod(0o755)  # mkdtemp's are for one user only
                 for name, size in sizes.items():
                     with (draft / name).open("wb") as file:
                         file.truncate(size)
