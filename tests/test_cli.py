@@ -97,7 +97,10 @@ def test_no_verb_is_help_and_the_version_is_the_packages(run):
         (["train", "PHOTOS", "--out", "m", "--protocol", "custm"], "Did you mean 'custom'?"),
         (["train", "PHOTOS", "--out", "m", "--bits", "0"], "between 1 and 1024, got 0"),
         (["train", "PHOTOS", "--out", "m", "--bits", "5000"], "between 1 and 1024, got 5000"),
-        (["train", "PHOTOS", "--out", "m", "--bits", "abc"], 'unable to convert "abc" into int'),
+        (
+            ["train", "PHOTOS", "--out", "m", "--bits", "abc"],
+            "--bits must be a whole number, got 'abc'",
+        ),
         (["train", "PHOTOS", "--out", "m", "--epochs", "0"], "epochs must be between 1"),
         (["train", "PHOTOS", "--out", "m", "--learning-rate", "nan"], "learning_rate must be"),
         (["train", "PHOTOS", "--out", "m", "--device", "gpu"], "device 'gpu' cannot be used"),
@@ -106,7 +109,7 @@ def test_no_verb_is_help_and_the_version_is_the_packages(run):
         (["train", "sampel", "--out", "m"], "Did you mean 'sample'?"),
         (["train", "nowhere", "--out", "m"], "there is no file or folder 'nowhere'"),
         (["encode", "--model", "m"], "no image given"),
-        (["encode", "PHOTOS", "--model", "nowhere"], "nowhere does not exist. Make one with"),
+        (["encode", "PHOTOS", "--model", "nowhere"], "nowhere does not exist. Make a model with"),
         (["encode", "PHOTOS", "--model", "PHOTOS"], "is not a model folder: it has no config"),
         (["encode", "nowhere.png", "--model", "MODEL"], "there is no file or folder"),
         (["encode", "PHOTOS", "--model", "MODEL", "--jsn"], "Did you mean --json?"),
@@ -246,7 +249,7 @@ def test_encode_lists_bad_files_and_fails_only_when_all_are_bad(run, photos, mod
     assert f"skipped {bad}: not a picture" in err
     code, out, err = run("encode", bad, good, "--model", model, "--out", tmp_path / "c.npz")
     assert (code, out) == (0, "")
-    assert (tmp_path / "skipped.csv").read_text().splitlines()[1].startswith(str(bad))
+    assert (tmp_path / "c.skipped.csv").read_text().splitlines()[1].startswith(str(bad))
     code, out, err = run("encode", bad, "--model", model)
     assert (code, out) == (1, "")
     assert "fisherhash: no image could be read" in err
@@ -498,3 +501,69 @@ def test_odd_pictures_encode_like_their_plain_selves(run, photos, model, tmp_pat
     _, out, _ = run("encode", tmp_path, photos / "a" / "00.png", "--model", model)
     assert len({line.split()[0] for line in out.splitlines()}) == 1
     assert len(out.splitlines()) == 3
+
+
+@pytest.mark.parametrize("verb", ["encode", "evaluate"])
+@pytest.mark.parametrize("device", ["cuda99", "toaster"])
+def test_a_device_that_is_not_there_is_a_sentence(run, photos, model, verb, device):
+    words = [photos / "a"] if verb == "encode" else ["--data", photos]
+    code, out, err = run(verb, *words, "--model", model, "--device", device)
+    assert (code, out) == (2, "")
+    assert f"the device '{device}' cannot be used" in err
+
+
+@pytest.mark.parametrize("flag", ["--bits", "--seed", "--epochs"])
+def test_what_would_have_to_be_rounded_is_refused(run, photos, tmp_path, flag):
+    code, _, err = run("train", photos, "--out", tmp_path / "m", flag, "1.5")
+    assert code == 2
+    assert f"{flag} must be a whole number, got '1.5'" in err
+
+
+def test_encode_overwrites_no_picture(run, photos, model, tmp_path):
+    mine = tmp_path / "mine.jpg"
+    mine.write_bytes(b"precious")
+    code, _, err = run("encode", photos / "a", "--model", model, "--out", mine)
+    assert code == 2
+    assert "must be a file that ends in .npz" in err
+    assert mine.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("verb", ["train", "compare"])
+def test_a_folder_with_something_else_in_it_is_left_alone(run, photos, tmp_path, verb):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "README.md").write_text("mine")
+    words = [photos] if verb == "train" else ["--data", photos]
+    for extra in ([], ["--overwrite"]) if verb == "train" else ([],):
+        code, _, err = run(verb, *words, "--out", tmp_path / "mine", "--backbone", "tiny", *extra)
+        assert code == 2
+        assert "nothing in it was changed" in err
+    assert (tmp_path / "mine" / "README.md").read_text() == "mine"
+    assert len(list((tmp_path / "mine").iterdir())) == 1
+
+
+def test_a_models_split_is_found_by_the_names_of_its_images(run, photos, model, tmp_path):
+    """Also in a folder of another name, with a picture more and one less."""
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(photos, moved)
+    split = json.loads((model / "split.json").read_text())
+    (moved / split["query"][0]).unlink()
+    shutil.copy(moved / split["query"][1], moved / "a" / "one more.png")
+    code, out, err = run("evaluate", "--model", model, "--data", moved, "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["protocol"]["query"] == len(split["query"]) - 1
+    assert found["queries_trained_on"] == 0
+    assert "1 of the split's" in err
+
+
+def test_queries_that_were_trained_on_are_counted(run, photos, model, tmp_path):
+    split = json.loads((model / "split.json").read_text())
+    names = split["database"] if split["train"] == "database" else split["train"]
+    rows = dict.fromkeys(("train", "query"), names[:6]) | {"database": names[6:]}
+    lists = tmp_path / "lists"
+    shutil.copytree(photos, lists)
+    for part, items in rows.items():
+        (lists / f"{part}.txt").write_text("".join(f"{name}\n" for name in items))
+    code, _, err = run("evaluate", "--model", model, "--data", lists, "--protocol", "lists")
+    assert code == 0, err
+    assert "WARNING: the model was trained on 6 of the 6 queries" in err

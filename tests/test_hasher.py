@@ -265,8 +265,8 @@ def test_the_card_says_what_it_is_and_its_example_runs(saved):
     Image.fromarray(noise(5)[0]).save(folder / "photo.png")
     scope = {}
     exec(
-        code.replace("'this folder'", repr(str(folder))).replace(
-            "'photo.jpg'", repr(str(folder / "photo.png"))
+        code.replace('"this folder"', repr(str(folder))).replace(
+            '"photo.jpg"', repr(str(folder / "photo.png"))
         ),
         scope,
     )
@@ -382,7 +382,7 @@ def test_a_config_cut_at_any_place(saved):
 
 
 def test_no_folder_and_a_folder_without_a_model(tmp_path):
-    with pytest.raises(UsageError, match=r"none does not exist\. Make one with: fisherhash train"):
+    with pytest.raises(UsageError, match=r"none does not exist\. Make a model with"):
         Hasher.load(tmp_path / "none")
     with pytest.raises(UsageError, match=r"is not a model folder: it has no config\.json"):
         Hasher.load(tmp_path)

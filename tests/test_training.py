@@ -587,3 +587,24 @@ def test_bad_requests_write_nothing(photos, tmp_path, wrong, sentence):
     with pytest.raises(UsageError, match=sentence):
         quick(photos, out=tmp_path / "m", **wrong)
     assert not (tmp_path / "m").exists()
+
+
+def test_an_interrupted_measurement_is_continued(photos, tmp_path, monkeypatch):
+    """The training is over, the measuring is not: the same call measures, and trains nothing."""
+    arguments = {"backbone": "tiny", "bits": 8, "device": "cpu", "measured": True}
+    arguments |= {"out": tmp_path / "m", "settings": Settings(epochs=3)}
+    with monkeypatch.context() as patch:
+        patch.setattr("fisherhash.training.measure", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            fit(photos, **arguments)
+    assert is_unfinished(tmp_path / "m")
+    assert not (tmp_path / "m" / "config.json").exists()
+    again = fit(photos, **arguments)
+    assert len(again.history) == 3
+    assert again.evaluation is not None
+    assert not is_unfinished(tmp_path / "m")
+    assert f"| mAP | {again.evaluation.map:.4g} |" in (tmp_path / "m" / "README.md").read_text()
+
+
+def _interrupt(*_, **__):
+    raise KeyboardInterrupt

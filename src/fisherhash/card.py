@@ -14,8 +14,8 @@ def model_card(config: dict[str, Any]) -> str:
         f"# {config['bits']}-bit image hasher ({config['method']})\n",
         _method(config["method"]),
         "## Use\n",
-        "```python\nfrom fisherhash import Hasher\n\nhasher = Hasher.load('this folder')\n"
-        "codes = hasher.encode(['photo.jpg'])  "
+        '```python\nfrom fisherhash import Hasher\n\nhasher = Hasher.load("this folder")\n'
+        'codes = hasher.encode(["photo.jpg"])  '
         f"# uint8, {(config['bits'] + 7) // 8} bytes an image\n```\n",
         "## What it is\n",
         _table(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fisherhash import storage
-from fisherhash.errors import UsageError
+from fisherhash.errors import FisherhashError, UsageError
 
 CHECKPOINT = "checkpoint.json"
 
@@ -31,6 +31,22 @@ def check_resumable(folder: Path, identity: dict[str, Any], *, overwrite: bool) 
         UsageError: it holds a run with other settings, or a finished model.
     """
     path = folder / CHECKPOINT
+    if folder.is_file():
+        raise UsageError(f"{folder} is a file; a model is a folder. Choose another --out")
+    if not _is_ours(folder):
+        raise UsageError(
+            f"{folder} holds something else than a model; nothing in it was changed. Choose "
+            "another --out"
+        )
+    try:
+        # Before the long part: can the folder be made?
+        if not folder.is_dir():
+            folder.mkdir(parents=True)
+            folder.rmdir()
+    except OSError as error:
+        raise FisherhashError(
+            f"{folder} cannot be made: {error.strerror or error}. Choose another --out"
+        ) from None
     if overwrite:
         discard_checkpoint(folder)
         return False
@@ -48,7 +64,23 @@ def check_resumable(folder: Path, identity: dict[str, Any], *, overwrite: bool) 
         return True
     if (folder / "config.json").is_file():
         raise UsageError(
-            f"{folder} already holds a model. Choose another --out, or --overwrite to replace it "
-            "(it stays until the new one is complete)"
+            f"{folder} already holds a model. Choose another --out, or --overwrite (in Python "
+            "overwrite=True) to replace it; it stays until the new one is complete"
         )
     return False
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a folder is new, empty, a model, or what a run left: never somebody's documents."""
+    if not folder.is_dir():
+        return True
+    names = {path.name for path in folder.iterdir()}
+    if CHECKPOINT in names or all(name.endswith(storage.NEW) for name in names):
+        return True
+    if "config.json" not in names:
+        return False
+    try:
+        return "weights_sha256" in storage.read_json(folder / "config.json")
+    except FisherhashError:
+        # A damaged config beside weights is a damaged model, which --overwrite may replace.
+        return "model.safetensors" in names

@@ -19,7 +19,7 @@ from cyclopts import App, CycloptsError, Parameter
 from cyclopts.exceptions import MissingArgumentError
 
 from fisherhash import __version__
-from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.errors import FisherhashError, UsageError, unknown_name
 
 if TYPE_CHECKING:
     from fisherhash.data.loading import Skipped
@@ -35,12 +35,23 @@ app = App(
     suppress_keyboard_interrupt=False,  # main says how to go on
 )
 
+
+def _integer(_: Any, tokens: Any) -> int:
+    """A whole number, and nothing that would have to be rounded to one."""
+    text = tokens[0].value
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{tokens[0].keyword} must be a whole number, got '{text}'") from None
+
+
+Whole = Annotated[int, Parameter(converter=_integer)]
 Json = Annotated[bool, Parameter(negative="")]
 Flag = Annotated[bool, Parameter(negative="")]
 
 
 @app.command
-def demo(*, out: Path = Path("fisherhash-demo"), bits: int = 24) -> None:
+def demo(*, out: Path = Path("fisherhash-demo"), bits: Whole = 24) -> None:
     """Train on the built-in images, measure, and write a page of answers.
 
     Parameters
@@ -62,24 +73,24 @@ def train(
     *,
     out: Path,
     method: str = "dfh",
-    bits: int = 48,
+    bits: Whole = 48,
     set_: Annotated[list[str] | None, Parameter(name="--set", negative="")] = None,
     backbone: str = "efficientnet-lite0",
     weights: Path | None = None,
-    image_size: int | None = None,
+    image_size: Whole | None = None,
     finetune: Annotated[bool | None, Parameter(negative="--frozen")] = None,
     protocol: str | None = None,
-    epochs: int | None = None,
-    batch_size: int | None = None,
+    epochs: Whole | None = None,
+    batch_size: Whole | None = None,
     optimizer: Literal["sgd", "adamw"] | None = None,
     learning_rate: float | None = None,
     backbone_rate: float | None = None,
-    head_epochs: int | None = None,
+    head_epochs: Whole | None = None,
     weight_decay: float | None = None,
     schedule: Literal["one-cycle", "cosine", "step", "constant"] | None = None,
     dropout: float | None = None,
     validation: float | None = None,
-    seed: int = 0,
+    seed: Whole = 0,
     device: str | None = None,
     resume: Flag = False,
     overwrite: Flag = False,
@@ -153,7 +164,7 @@ def train(
     from fisherhash.checkpoints import is_unfinished
     from fisherhash.data.sources import open_data
     from fisherhash.loop import Settings
-    from fisherhash.training import fit, save
+    from fisherhash.training import fit
 
     options = _options(set_ or [])
     if resume and not is_unfinished(out):
@@ -190,22 +201,16 @@ def train(
         device=device,
         out=out,
         overwrite=overwrite,
+        measured=evaluate,
     )
     if trained.split is not None:
-        _say(str(trained.split))
         _notes(trained.split.notes)
     seconds = trained.seconds
     _say(f"features {seconds['features']:.1f} s, training {seconds['training']:.1f} s")
     result: dict[str, Any] = {"model": str(out), **trained.hasher.details}
-    if evaluate and trained.split is not None:
-        measured_at = time.perf_counter()
-        measured = trained.evaluate()
-        details = trained.hasher.details
-        details["results"] |= _summary(measured)
-        details["data"]["skipped"] = len(trained.skipped)
-        save(trained, out)
-        _say(f"mAP {_map_line(measured)} ({time.perf_counter() - measured_at:.1f} s)")
-        result = {"model": str(out), **details, "evaluation": measured.to_json()}
+    if trained.evaluation is not None:
+        _say(f"mAP {_map_line(trained.evaluation)}")
+        result["evaluation"] = trained.evaluation.to_json()
     _report_skipped(trained.skipped, out)
     result["seconds"] = round(time.perf_counter() - began, 2)
     _say(f"model in {out}, {result['seconds']:.1f} s in all")
@@ -226,8 +231,8 @@ def encode(
     model
         The model folder.
     out
-        Write codes.npz (codes, names, bits) instead of printing; unreadable files are listed in
-        skipped.csv beside it.
+        Write a file FILE.npz (codes, names, bits) instead of printing; unreadable files are listed
+        in FILE.skipped.csv beside it.
     device
         cpu, cuda, …
     json
@@ -242,6 +247,11 @@ def encode(
 
     if not images:
         raise UsageError("no image given: fisherhash encode IMAGES… --model MODEL")
+    if out is not None:
+        if out.suffix != ".npz" or out.is_dir():
+            raise UsageError(f"--out must be a file that ends in .npz, got '{out}'")
+        with _writing(out):
+            pass  # before the long part: can its folder be made?
     hasher = Hasher.load(model, device=device)
     collection = open_paths(images)
     encoded = hasher.encode_collection(collection)
@@ -261,8 +271,9 @@ def encode(
     for item in encoded.skipped:
         _say(f"skipped {item.name}: {item.reason}")
     if encoded.skipped and out is not None:
-        with _writing(out.with_name("skipped.csv")):
-            write_skipped(out.with_name("skipped.csv"), encoded.skipped)
+        listed = out.with_suffix(".skipped.csv")
+        with _writing(listed):
+            write_skipped(listed, encoded.skipped)
     if not names:
         raise FisherhashError("no image could be read")
 
@@ -287,10 +298,11 @@ def evaluate(
     data
         As for train.
     protocol
-        How the data is split; by default the split the model was trained with, where the model
-        folder has it, else what the data suggests.
+        How the data is split; by default the split the model was trained with, where its images
+        are in the data, else what the data suggests.
     compat
-        Also print what a common evaluator would have printed on the same codes.
+        Also print what a common evaluator would have printed on the same codes: hashnet, dfh,
+        swuxyj or dsh-analysis.
     plots
         Folder for precision-recall and other curves, PNG and SVG.
     device
@@ -301,27 +313,24 @@ def evaluate(
     began = time.perf_counter()
     from fisherhash.data.protocols import resolve
     from fisherhash.data.sources import open_data
-    from fisherhash.data.splits import Split
+    from fisherhash.evaluation import EVALUATORS, plot
     from fisherhash.evaluation import compat as old_number
-    from fisherhash.evaluation import plot
     from fisherhash.hasher import Hasher, versions
     from fisherhash.measuring import encode_split, measure
     from fisherhash.training import SPLIT_FILE
 
     hasher = Hasher.load(model, device=device)
     hamming = hasher.head.hamming
+    if compat is not None and compat not in EVALUATORS:
+        raise unknown_name("evaluator", compat, EVALUATORS)
     if compat is not None and not hamming:
         raise UsageError(f"--compat ranks by Hamming distance, which {hasher.method} does not use")
     collection = open_data(data)
-    known = model / SPLIT_FILE
-    trained_on = hasher.details.get("data", {}).get("name") == collection.name
-    if protocol is None and known.is_file() and trained_on:
-        split = Split.load(known, collection)
-    else:
-        split = resolve(collection, protocol)
+    own = _own_split(model / SPLIT_FILE, collection)
+    split = own if protocol is None and own is not None else resolve(collection, protocol)
     _say(str(split))
     _notes(split.notes)
-    seen = _trained_on(split, known, collection) if trained_on else 0
+    seen = 0 if own is None else len(set(split.query.tolist()) & set(own.train.tolist()))
     if seen:
         _say(f"WARNING: the model was trained on {seen:,} of the {len(split.query):,} queries")
     encoded = encode_split(hasher, collection, split)
@@ -374,13 +383,13 @@ def compare(
     out: Path,
     methods: str = "all",
     bits: str = "12,48",
-    seeds: int = 1,
+    seeds: Whole = 1,
     protocol: str | None = None,
     backbone: str = "efficientnet-lite0",
     weights: Path | None = None,
-    image_size: int | None = None,
+    image_size: Whole | None = None,
     finetune: Annotated[bool, Parameter(negative="--frozen")] = False,
-    epochs: int | None = None,
+    epochs: Whole | None = None,
     learning_rate: float | None = None,
     device: str | None = None,
     json: Json = False,
@@ -450,7 +459,7 @@ def compare(
 
 @app.command(name="check-data")
 def check_data(
-    data: str, *, protocol: str | None = None, workers: int | None = None, json: Json = False
+    data: str, *, protocol: str | None = None, workers: Whole | None = None, json: Json = False
 ) -> None:
     """Read every image and report what is wrong with a data set; exit code 1 if anything is.
 
@@ -536,7 +545,7 @@ def doctor(*, json: Json = False) -> None:
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """The entry point of the command ``fisherhash``."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
     # Read when torch is loaded. Threads that spin while they wait made training ten times slower
     # on a machine with other work to do.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -585,6 +594,13 @@ def _interrupted(words: list[str]) -> str:
     return f"interrupted; the same command{without} continues where it stopped"
 
 
+class _Talk(logging.Handler):
+    """What the library logs goes where the command line talks."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _say(self.format(record))
+
+
 def _fail(sentence: str, code: int) -> NoReturn:
     print(f"fisherhash: {sentence}", file=sys.stderr)
     raise SystemExit(code)
@@ -612,12 +628,14 @@ def _whole(text: str) -> int:
         raise UsageError(f"bits must be whole numbers joined by commas, got '{text}'") from None
 
 
-def _trained_on(split: Split, known: Path, collection: Collection) -> int:
-    """How many queries of a split are among the images that a model's own split trained on."""
-    if not known.is_file():
-        return 0
-    own = type(split).load(known, collection)
-    return len(set(split.query.tolist()) & set(own.train.tolist()))
+def _own_split(path: Path, collection: Collection) -> Split | None:
+    """The split a model was trained with, where this is still the same data, by the names."""
+    from fisherhash.data.splits import Split
+
+    if not path.is_file():
+        return None
+    split = Split.load(path, collection, drop_missing=True)
+    return split if len(split.query) and len(split.database) else None
 
 
 def _describe(collection: Collection) -> None:
@@ -640,15 +658,6 @@ def _report_skipped(skipped: list[Skipped], out: Path) -> None:
         )
 
 
-def _summary(measured: Evaluation) -> dict[str, float | None]:
-    return {
-        "mAP": measured.map,
-        "mAP lower bound": measured.map_lower,
-        "mAP upper bound": measured.map_upper,
-        "mAP, ties in database order": measured.map_stable,
-    }
-
-
 def _map_line(measured: Evaluation) -> str:
     if measured.map_lower is None or measured.map_upper is None:
         bounds = "tie bounds not available"
@@ -664,7 +673,10 @@ class _writing:  # noqa: N801
         self.path = path
 
     def __enter__(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FisherhashError(f"could not write {self.path}: {error.strerror}") from error
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, OSError):

@@ -20,8 +20,10 @@ from torch import Tensor, nn
 
 from fisherhash import __version__, backbones, codes, heads, storage
 from fisherhash.backbones import Backbone
+from fisherhash.checkpoints import is_unfinished
 from fisherhash.data.loading import ImageLike, Skipped, UnreadableImage, decode, load_image
 from fisherhash.data.sources import Collection
+from fisherhash.devices import choose_device
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.features import Extractor, in_fixed_batches, on_device
 from fisherhash.heads import Head
@@ -55,7 +57,7 @@ class Encoded:
     outputs: NDArray[np.float32] | None = None
 
 
-@dataclass
+@dataclass(repr=False)
 class Hasher:
     """A backbone and a head: images to codes of ``bits`` bits.
 
@@ -77,6 +79,9 @@ class Hasher:
 
     def __post_init__(self) -> None:
         self.to(self.device)
+
+    def __repr__(self) -> str:
+        return f"Hasher(method={self.method!r}, bits={self.bits}, backbone={self.backbone.name!r})"
 
     @property
     def bits(self) -> int:
@@ -242,12 +247,7 @@ class Hasher:
                 f"{folder / WEIGHTS} is damaged: its checksum is not the one in {CONFIG}; "
                 "restore both from a copy or train again"
             )
-        return cls(built_on, head, method, names, details, torch.device(device))
-
-
-def device_name(device: torch.device) -> str:
-    """What a device is called, for results: ``cpu``, or the name of the card."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        return cls(built_on, head, method, names, details, choose_device(device))
 
 
 def versions() -> dict[str, str]:
@@ -287,8 +287,17 @@ def _picture(image: ImageLike | Tensor) -> Image.Image:
 def _read_config(path: Path) -> dict[str, Any]:
     folder = path.parent
     if not path.is_file():
-        what = "is not a model folder: it has no " + CONFIG if folder.is_dir() else "does not exist"
-        raise UsageError(f"{folder} {what}. Make one with: fisherhash train DATA --out {folder}")
+        if is_unfinished(folder):
+            raise UsageError(
+                f"{folder} holds an unfinished run; finish it by the command that began it"
+            )
+        if folder.is_file():
+            what = "is a file, not a model folder"
+        elif folder.is_dir():
+            what = f"is not a model folder: it has no {CONFIG}"
+        else:
+            what = "does not exist"
+        raise UsageError(f"{folder} {what}. Make a model with: fisherhash train DATA --out MODEL")
     config = storage.read_json(path)
     if config.get("format") != FORMAT:
         raise FisherhashError(

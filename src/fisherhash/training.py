@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import logging
 import os
 import time
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from fisherhash.data.loading import Skipped, write_skipped
 from fisherhash.data.protocols import Split, resolve
 from fisherhash.data.sources import Collection, open_data
 from fisherhash.data.splits import hash_order
+from fisherhash.devices import choose_device
 from fisherhash.errors import FisherhashError, NotDefinedError, UsageError
 from fisherhash.evaluation import Evaluation
 from fisherhash.features import Extractor, Rows, cached_rows, on_device
@@ -41,6 +43,7 @@ from fisherhash.measuring import EncodedSplit, encode_split, measure
 from fisherhash.methods import HashMethod
 
 logger = logging.getLogger(__name__)
+P = ParamSpec("P")
 
 SKIPPED_FILE, SPLIT_FILE = "skipped.csv", "split.json"
 
@@ -57,6 +60,7 @@ class Trained:
     skipped: list[Skipped] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     finetuned: bool = False
+    evaluation: Evaluation | None = None
 
     def evaluate(self) -> Evaluation:
         """mAP of the split's queries against its database."""
@@ -68,11 +72,6 @@ class Trained:
         known = {item.name for item in self.skipped}
         self.skipped += [item for item in encoded.skipped if item.name not in known]
         return measure(encoded, top=self.split.top)
-
-
-def train(data: str | os.PathLike[str] | Collection, **arguments: Any) -> Hasher:
-    """Train a hasher; takes what :func:`fit` takes."""
-    return fit(data, **arguments).hasher
 
 
 def fit(
@@ -90,6 +89,7 @@ def fit(
     device: str | None = None,
     out: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
+    measured: bool = False,
 ) -> Trained:
     """Train a hasher on a data set.
 
@@ -108,10 +108,12 @@ def fit(
         device: ``cpu``, ``cuda``, …; by default CUDA where there is one.
         out: the model folder; without one nothing is written. An unfinished run in it with the same
             settings is continued.
-        overwrite: replace what ``out`` holds.
+        overwrite: replace the model that ``out`` holds.
+        measured: also measure it on the split's queries and database, before it is saved, so that
+            an interrupted measurement is continued like an interrupted training.
     """
     began = time.perf_counter()
-    place = _device(device)
+    place = choose_device(device)
     codes.check_bits(bits)
     methods.find(method)
     collection = data if isinstance(data, Collection) else open_data(data)
@@ -146,6 +148,8 @@ def fit(
     }
     if folder is not None:
         check_resumable(folder, identity, overwrite=overwrite)
+    if split is not None:
+        logger.info("%s", split)
 
     torch.manual_seed(settings.seed)
     train_rows = split.train if split else np.arange(len(collection))
@@ -170,9 +174,26 @@ def fit(
         hasher, learner, collection, split, history, rows.skipped, seconds, finetuned=live
     )
     hasher.details = _details(trained, identity)
+    if measured and split is not None:
+        logger.info("trained in %.1f s; measuring", seconds["training"])
+        trained.evaluation = trained.evaluate()
+        hasher.details["results"] |= trained.evaluation.summary()
     if folder is not None:
         save(trained, folder)
     return trained
+
+
+def _hasher_of(function: Callable[P, Trained]) -> Callable[P, Hasher]:
+    @functools.wraps(function)
+    def train(*arguments: P.args, **options: P.kwargs) -> Hasher:
+        return function(*arguments, **options).hasher
+
+    train.__name__ = train.__qualname__ = "train"
+    return train
+
+
+train = _hasher_of(fit)
+"""Train a hasher: :func:`fit`, without what training gives besides."""
 
 
 def save(trained: Trained, folder: Path) -> None:
@@ -331,17 +352,6 @@ def _split(collection: Collection, method: str, protocol: str | None) -> Split |
             "one sub-folder a class, give a CSV (path,label), or use --method itq"
         )
     return None
-
-
-def _device(name: str | None) -> torch.device:
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"the device '{name}' cannot be used: {error}") from None
-    return device
 
 
 def _details(trained: Trained, identity: dict[str, Any]) -> dict[str, Any]:

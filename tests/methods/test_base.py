@@ -33,7 +33,7 @@ def test_text_options_become_what_the_method_declares():
     assert (made.margin, made.sweeps, made.center_step) == (1.5, 7, "gradient")
     for wrong, sentence in (
         ({"margin": "wide"}, "dfh: margin must be a number, got 'wide'"),
-        ({"sweeps": "2.5"}, "dfh: sweeps must be a number"),
+        ({"sweeps": "2.5"}, "dfh: sweeps must be a whole number"),
         ({"center_step": "exakt"}, "Did you mean 'exact'"),
         ({"parts": "pear"}, "Did you mean 'pair'"),
     ):

@@ -116,7 +116,8 @@ def _unpickle(file: Path) -> Any:
         return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if "global" not in str(error).lower():
-            raise damaged(file, error) from error
+            # torch's own sentence advises to open it unsafely.
+            raise damaged(file, ValueError("it is no file of tensors")) from error
         raise FisherhashError(
             f"'{file}' holds Python objects besides tensors, and opening it could run code, so it "
             "was not opened. Save the tensors alone: torch.save(model.state_dict(), file)"

@@ -82,8 +82,16 @@ class Split:
         Path(path).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], collection: Collection) -> Split:
-        """Read a split back for ``collection``, which may hold more images than it names."""
+    def load(
+        cls, path: str | os.PathLike[str], collection: Collection, *, drop_missing: bool = False
+    ) -> Split:
+        """Read a split back for ``collection``, which may hold more images than it names.
+
+        Args:
+            path: where it was saved.
+            collection: the images, found by their names.
+            drop_missing: leave out, with a note, what the collection no longer holds.
+        """
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             lists = {part: content[part] for part in ("train", "query", "database")}
@@ -98,9 +106,13 @@ class Split:
             lists["train"] = lists["database"]
         number = {name: index for index, name in enumerate(collection.names)}
         parts: dict[str, Indices] = {}
+        notes: list[str] = []
         for part, names in lists.items():
             missing = [name for name in names if name not in number]
-            if missing:
+            if missing and drop_missing:
+                notes.append(f"{len(missing)} of the split's {len(names)} {part} images are gone")
+                names = [name for name in names if name in number]
+            elif missing:
                 raise UsageError(
                     f"{len(missing)} of the {len(names)} {part} images that {path} names are not "
                     f"in '{collection.name}', the first is '{missing[0]}'; use the data that the "
@@ -112,12 +124,12 @@ class Split:
             seed=seed,
             top=content.get("top"),
             checksum=split_checksum(protocol, seed, collection.names, **parts),
-            notes=tuple(content.get("notes", ())),
+            notes=(*content.get("notes", ()), *notes),
             agreed=content.get("agreed"),
             names=collection.names,
             **parts,
         )
-        if split.checksum != checksum:
+        if not notes and split.checksum != checksum:
             raise FisherhashError(f"{path} was changed after it was written: its checksum is wrong")
         return split
 

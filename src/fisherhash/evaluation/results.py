@@ -184,6 +184,15 @@ class Evaluation:
         """Different codes in the database; None when the ranking did not come from codes."""
         return self.bit_statistics.distinct_codes if self.bit_statistics else None
 
+    def summary(self) -> dict[str, float | None]:
+        """The headline and what belongs to it, by the names people read."""
+        return {
+            "mAP": self.map,
+            "mAP lower bound": self.map_lower,
+            "mAP upper bound": self.map_upper,
+            "mAP, ties in database order": self.map_stable,
+        }
+
     def to_json(self) -> dict[str, Any]:
         """All fields but ``average_precision`` as plain Python numbers, lists and dicts.
 

@@ -19,8 +19,9 @@ from fisherhash import backbones, methods, storage
 from fisherhash.codes import check_bits
 from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import Collection, open_data
+from fisherhash.devices import device_name
 from fisherhash.errors import FisherhashError, NotDefinedError, UsageError
-from fisherhash.hasher import device_name, versions
+from fisherhash.hasher import versions
 from fisherhash.loop import Settings
 from fisherhash.training import fit
 
@@ -99,6 +100,7 @@ def compare(
     collection = data if isinstance(data, Collection) else open_data(data)
     split = resolve(collection, protocol)
     cells = _grid(names, bits, seeds)
+    bits = list(dict.fromkeys(bits))
     folder = Path(out)
     settings = settings or Settings()
     network = backbones.create(backbone, weights=weights, image_size=image_size)
@@ -210,6 +212,8 @@ def _grid(names: Sequence[str], bits: Sequence[int], seeds: int) -> list[Cell]:
     if not bits:
         raise UsageError("no code length given")
     chosen = list(methods.registry()) if list(names) == ["all"] else list(names)
+    if not chosen:
+        raise UsageError("no method given; 'all' takes every method")
     for name in chosen:
         methods.find(name)
     return [
@@ -223,6 +227,11 @@ def _grid(names: Sequence[str], bits: Sequence[int], seeds: int) -> list[Cell]:
 def _check_folder(folder: Path, common: dict[str, Any]) -> None:
     """Results of other settings are never mixed into one table."""
     path = folder / "settings.json"
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not path.is_file()):
+        raise UsageError(
+            f"{folder} holds something else than a comparison; nothing in it was changed. "
+            "Choose another --out"
+        )
     wanted = json.loads(json.dumps(common))
     if not path.is_file():
         storage.write_files(folder, {path.name: storage.write_text(storage.dump_json(wanted))})

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fisherhash.errors import NotDefinedError
 from fisherhash.heads import Head, LinearHead
-from fisherhash.methods._pairs import check_positive
+from fisherhash.methods._pairs import check_not_negative
 from fisherhash.methods.base import FeatureMethod, MethodInfo, register, sign
 
 
@@ -40,7 +40,7 @@ class ITQ(FeatureMethod):
 
     def __init__(self, *, bits: int, classes: int = 0, iterations: int = 50) -> None:
         super().__init__(bits=bits, classes=classes)
-        check_positive("itq", iterations=iterations)
+        check_not_negative("itq", iterations=iterations)
         self.iterations = iterations
 
     def fit(self, features: Tensor, labels: Tensor | None = None, *, seed: int = 0) -> Head:
