@@ -559,7 +559,7 @@ def test_a_models_split_is_found_by_the_names_of_its_images(run, photos, model, 
 def test_queries_that_were_trained_on_are_counted(run, photos, model, tmp_path):
     split = json.loads((model / "split.json").read_text())
     names = split["database"] if split["train"] == "database" else split["train"]
-    rows = dict.fromkeys(("train", "query"), names[:6]) | {"database": names[6:]}
+    rows = {"query": names[:6], "train": names[6:], "database": names[6:]}
     lists = tmp_path / "lists"
     shutil.copytree(photos, lists)
     for part, items in rows.items():

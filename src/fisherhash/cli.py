@@ -545,7 +545,10 @@ def doctor(*, json: Json = False) -> None:
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """The entry point of the command ``fisherhash``."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
+    library = logging.getLogger("fisherhash")
+    library.setLevel(logging.INFO)
+    if not any(isinstance(handler, _Talk) for handler in library.handlers):
+        library.addHandler(_Talk())
     # Read when torch is loaded. Threads that spin while they wait made training ten times slower
     # on a machine with other work to do.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
