@@ -327,7 +327,10 @@ def evaluate(
         raise UsageError(f"--compat ranks by Hamming distance, which {hasher.method} does not use")
     collection = open_data(data)
     own = _own_split(model / SPLIT_FILE, collection)
-    split = own if protocol is None and own is not None else resolve(collection, protocol)
+    if protocol is None and own is not None and len(own.query) and len(own.database):
+        split = own
+    else:
+        split = resolve(collection, protocol)
     _say(str(split))
     _notes(split.notes)
     seen = 0 if own is None else len(set(split.query.tolist()) & set(own.train.tolist()))
@@ -632,13 +635,10 @@ def _whole(text: str) -> int:
 
 
 def _own_split(path: Path, collection: Collection) -> Split | None:
-    """The split a model was trained with, where this is still the same data, by the names."""
+    """The split a model was trained with, as far as the data still holds its images."""
     from fisherhash.data.splits import Split
 
-    if not path.is_file():
-        return None
-    split = Split.load(path, collection, drop_missing=True)
-    return split if len(split.query) and len(split.database) else None
+    return Split.load(path, collection, drop_missing=True) if path.is_file() else None
 
 
 def _describe(collection: Collection) -> None:
