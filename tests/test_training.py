@@ -19,6 +19,7 @@ from PIL import Image
 
 from fisherhash import codes, methods
 from fisherhash.checkpoints import is_unfinished
+from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import open_data
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.hasher import Hasher
@@ -608,3 +609,13 @@ def test_an_interrupted_measurement_is_continued(photos, tmp_path, monkeypatch):
 
 def _interrupt(*_, **__):
     raise KeyboardInterrupt
+
+
+def test_what_only_the_measuring_met_is_counted_in_the_card(photos, tmp_path):
+    """An unreadable query is not among the training images, and is skipped all the same."""
+    split = resolve(open_data(photos))
+    bad = photos / split.names[int(split.query[0])]
+    bad.write_bytes(b"no picture")
+    trained = fit(photos, backbone="tiny", bits=8, device="cpu", out=tmp_path / "m", measured=True)
+    assert [item.name for item in trained.skipped] == [split.names[int(split.query[0])]]
+    assert "| skipped | 1 |" in (tmp_path / "m" / "README.md").read_text()

@@ -1,6 +1,7 @@
 """The command line: one verb a function. Heavy imports stay inside the verbs.
 
 Data goes to stdout, talk to stderr. Exit codes: 0, 1 (failed), 2 (bad use), 130 (interrupted).
+The file is long because a verb's docstring is its help; what a verb does is in the library.
 """
 
 from __future__ import annotations
@@ -162,6 +163,7 @@ def train(
     """
     began = time.perf_counter()
     from fisherhash.checkpoints import is_unfinished
+    from fisherhash.data.protocols import resolve
     from fisherhash.data.sources import open_data
     from fisherhash.loop import Settings
     from fisherhash.training import fit
@@ -187,6 +189,10 @@ def train(
     settings = Settings(**{name: value for name, value in given.items() if value is not None})
     collection = open_data(data, download=download)
     _describe(collection)
+    split = resolve(collection, protocol) if collection.classes else None
+    if split is not None:
+        _say(str(split))
+        _notes(split.notes)
     trained = fit(
         collection,
         method=method,
@@ -196,15 +202,13 @@ def train(
         weights=weights,
         image_size=image_size,
         finetune=finetune,
-        protocol=protocol,
+        protocol=split,
         settings=settings,
         device=device,
         out=out,
         overwrite=overwrite,
         measured=evaluate,
     )
-    if trained.split is not None:
-        _notes(trained.split.notes)
     seconds = trained.seconds
     _say(f"features {seconds['features']:.1f} s, training {seconds['training']:.1f} s")
     result: dict[str, Any] = {"model": str(out), **trained.hasher.details}

@@ -84,7 +84,7 @@ def fit(
     weights: str | os.PathLike[str] | None = None,
     image_size: int | None = None,
     finetune: bool | None = None,
-    protocol: str | None = None,
+    protocol: str | Split | None = None,
     settings: Settings | None = None,
     device: str | None = None,
     out: str | os.PathLike[str] | None = None,
@@ -103,7 +103,8 @@ def fit(
         weights: the backbone's weights file, where it has no packaged weights.
         image_size: side of the images in pixels; the backbone's own by default.
         finetune: train the whole network; by default only the head on a CPU, all of it on CUDA.
-        protocol: how the data is split; by default what the data suggests.
+        protocol: how the data is split: a name, or the split itself; by default what the data
+            suggests.
         settings: how it is trained.
         device: ``cpu``, ``cuda``, …; by default CUDA where there is one.
         out: the model folder; without one nothing is written. An unfinished run in it with the same
@@ -148,8 +149,6 @@ def fit(
     }
     if folder is not None:
         check_resumable(folder, identity, overwrite=overwrite)
-    if split is not None:
-        logger.info("%s", split)
 
     torch.manual_seed(settings.seed)
     train_rows = split.train if split else np.arange(len(collection))
@@ -173,11 +172,11 @@ def fit(
     trained = Trained(
         hasher, learner, collection, split, history, rows.skipped, seconds, finetuned=live
     )
-    hasher.details = _details(trained, identity)
     if measured and split is not None:
         logger.info("trained in %.1f s; measuring", seconds["training"])
         trained.evaluation = trained.evaluate()
-        hasher.details["results"] |= trained.evaluation.summary()
+    # After the measuring, which may meet images that cannot be read.
+    hasher.details = _details(trained, identity)
     if folder is not None:
         save(trained, folder)
     return trained
@@ -338,10 +337,10 @@ def _placed(pixels: Tensor, device: torch.device) -> Tensor:
     return pixels.to(device) if pixels.numel() <= free // 2 else pixels
 
 
-def _split(collection: Collection, method: str, protocol: str | None) -> Split | None:
+def _split(collection: Collection, method: str, protocol: str | Split | None) -> Split | None:
     info = methods.find(method).info
     if collection.classes:
-        split = resolve(collection, protocol)
+        split = protocol if isinstance(protocol, Split) else resolve(collection, protocol)
         several = collection.labels[split.train].sum(1).max(initial=0) > 1
         if several and not info.multilabel:
             raise NotDefinedError(f"{method} is not defined for images with several labels")
@@ -371,5 +370,6 @@ def _details(trained: Trained, identity: dict[str, Any]) -> dict[str, Any]:
         "data": data,
         "options": identity["options"],
         "settings": settings if trained.history else {"seed": identity["settings"]["seed"]},
-        "results": {f"seconds for {k}": round(v, 1) for k, v in trained.seconds.items()},
+        "results": {f"seconds for {k}": round(v, 1) for k, v in trained.seconds.items()}
+        | (trained.evaluation.summary() if trained.evaluation else {}),
     }

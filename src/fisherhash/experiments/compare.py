@@ -132,7 +132,7 @@ def compare(
                 bits=cell.bits,
                 backbone=network,
                 finetune=finetune,
-                protocol=protocol,
+                protocol=split,
                 settings=dataclasses.replace(settings, seed=cell.seed),
                 device=device,
             )
