@@ -352,7 +352,7 @@ def test_the_validation_slice_is_followed_and_never_trained_on(photos, monkeypat
     assert "validation_map" not in quick(photos, finetune=finetune).history[0]
 
 
-def test_the_validation_number_is_map_of_the_slice_against_the_rest(photos):
+def test_the_validation_number_is_map_of_the_slice_against_itself(photos):
     from fisherhash.data.splits import hash_order
     from fisherhash.evaluation import evaluate
 
@@ -361,11 +361,16 @@ def test_the_validation_number_is_map_of_the_slice_against_the_rest(photos):
     collection, rows = trained.collection, trained.split.train
     order = hash_order(collection.names, rows.tolist(), settings.seed)
     held = np.array(sorted(order[: round(len(rows) * 0.25)]))
-    rest = np.array([i for i in rows if i not in set(held.tolist())])
-    hasher = trained.hasher
-    query, database = (hasher.encode_collection(collection, part).codes for part in (held, rest))
-    measured = evaluate(query, database, collection.labels[held], collection.labels[rest], bits=12)
+    packed = trained.hasher.encode_collection(collection, held).codes
+    labels = collection.labels[held]
+    measured = evaluate(packed, packed, labels, labels, bits=12, self_index=np.arange(len(held)))
     assert trained.history[-1]["validation_map"] == pytest.approx(measured.map, abs=1e-6)
+
+
+def test_validation_may_be_measured_at_the_end_only(photos):
+    settings = dataclasses.replace(QUICK, validation=0.25, epochs=5, validation_every=3)
+    history = quick(photos, settings=settings).history
+    assert [row["epoch"] for row in history if "validation_map" in row] == [3, 5]
 
 
 def test_a_validation_share_that_leaves_nothing(write_photos, tmp_path):

@@ -57,17 +57,17 @@ class Extractor:
         self.preprocessing = backbone.preprocessing
         self.device = device
         self._checksum = storage.tensors_checksum(backbone.state_dict())
-        network = fold_batch_norm(backbone) if device.type == "cpu" else backbone
-        self._network = on_device(network, device).eval()
+        self._network = on_device(fold_batch_norm(backbone), device).eval()
+
+    @torch.inference_mode()
+    def of_tensor(self, pixels: Tensor) -> Tensor:
+        """Bytes (n, 3, size, size) on the device to features (n, d)."""
+        return self._network(pixels.contiguous(memory_format=torch.channels_last)).float()
 
     @torch.inference_mode()
     def of_pixels(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Bytes (n, 3, size, size) to features (n, d)."""
-
-        def compute(images: Tensor) -> Tensor:
-            return self._network(images.contiguous(memory_format=torch.channels_last))
-
-        return in_fixed_batches(compute, np.ascontiguousarray(pixels), self.device)
+        return in_fixed_batches(self.of_tensor, np.ascontiguousarray(pixels), self.device)
 
     def of_collection(
         self, collection: Collection, indices: NDArray[np.int64] | None = None

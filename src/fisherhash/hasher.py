@@ -160,6 +160,10 @@ class Hasher:
         both = np.concatenate(parts), np.concatenate(kept)
         return Encoded(*both, skipped, np.concatenate(real) if outputs else None)
 
+    def features_of_tensor(self, pixels: Tensor) -> Tensor:
+        """Bytes (n, 3, size, size) on the hasher's device to features (n, d)."""
+        return self._extractor.of_tensor(pixels)
+
     @torch.inference_mode()
     def logits_of_features(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """Features (n, d) to logits (n, bits)."""

@@ -56,7 +56,9 @@ class Settings:
     head_epochs: int = 20
     """When fine-tuning: epochs of the head alone on frozen features, before the whole network."""
     validation: float = 0.0
-    """Share of the training images held out, to follow mAP on images that are not trained on."""
+    """Share of the training images held out; mAP of each against the others is followed."""
+    validation_every: int = 1
+    """Epochs between two measurements of that mAP; the last epoch is always measured."""
     seed: int = 0
     """Decides initialisation, order, dropout and augmentation."""
 
@@ -70,6 +72,7 @@ class Settings:
             ("dropout", 0.0, 0.99),
             ("head_epochs", 0, 100_000),
             ("validation", 0.0, 0.9),
+            ("validation_every", 1, 100_000),
             ("seed", 0, 2**32 - 1),
         ):
             value = getattr(self, name)
@@ -253,7 +256,10 @@ class Loop:
         row["learning_rate"] = self.settings.learning_rate * self.settings.rate(
             (epoch + 1) * self.steps / self._total
         )
-        if self.validate is not None:
+        last = epoch + 1 == self.settings.epochs
+        if self.validate is not None and (
+            last or (epoch + 1) % self.settings.validation_every == 0
+        ):
             row["validation_map"] = self.validate()
         row["seconds"] = round(time.perf_counter() - began, 3)
         return row

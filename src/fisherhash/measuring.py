@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from fisherhash.data.sources import Collection
 from fisherhash.evaluation import Evaluation, evaluate, metrics
 from fisherhash.hasher import Hasher
 from fisherhash.heads import Head
+from fisherhash.pixels import PixelBank
 
 
 @dataclass(frozen=True)
@@ -35,18 +37,35 @@ class EncodedSplit:
 
 
 def encode_split(
-    hasher: Hasher, collection: Collection, split: Split, *, cached: bool = True
+    hasher: Hasher,
+    collection: Collection,
+    split: Split,
+    *,
+    cached: bool = True,
+    bank: PixelBank | None = None,
 ) -> EncodedSplit:
-    """Encode a split's queries and database; unreadable images are left out of both."""
+    """Encode a split's queries and database; unreadable images are left out of both.
+
+    Args:
+        hasher: what encodes.
+        collection: the images.
+        split: which of them.
+        cached: keep the features on disk.
+        bank: the images' pixels, where they are at hand; nothing is cached then.
+    """
     both = np.unique(np.concatenate([split.query, split.database]))
-    encoded = hasher.encode_collection(collection, both, cached=cached)
+    if bank is None:
+        encode = functools.partial(hasher.encode_collection, collection, cached=cached)
+    else:
+        encode = functools.partial(bank.encode, hasher)
+    encoded = encode(both)
     row = np.full(len(collection), -1, dtype=np.int64)
     row[encoded.indices] = np.arange(len(encoded.indices))
     query, database = (part[row[part] >= 0] for part in (split.query, split.database))
     outputs, ranker = None, None
     if not hasher.head.hamming:
         ranker = hasher.head
-        outputs = hasher.encode_collection(collection, query, cached=cached, outputs=True).outputs
+        outputs = encode(query, outputs=True).outputs
     return EncodedSplit(
         encoded.codes[row[query]],
         encoded.codes[row[database]],
@@ -59,8 +78,16 @@ def encode_split(
     )
 
 
-def measure(encoded: EncodedSplit, *, top: int | None) -> Evaluation:
-    """Evaluate an encoded split; ``top`` is the protocol's, cut to the size of the database."""
+def measure(
+    encoded: EncodedSplit, *, top: int | None, self_index: NDArray[np.int64] | None = None
+) -> Evaluation:
+    """Evaluate an encoded split.
+
+    Args:
+        encoded: codes and labels.
+        top: the protocol's, cut to the size of the database.
+        self_index: (n_queries,) the row of the database that is the query itself, or -1.
+    """
     top = None if top is None else min(top, len(encoded.database_codes))
     if encoded.head is not None and encoded.query_outputs is not None:
         outputs = torch.from_numpy(encoded.query_outputs)
@@ -69,6 +96,7 @@ def measure(encoded: EncodedSplit, *, top: int | None) -> Evaluation:
             encoded.query_labels,
             encoded.database_labels,
             top=top,
+            self_index=self_index,
             ranking=f"distance of the {encoded.head.kind} head",
         )
     return evaluate(
@@ -78,4 +106,5 @@ def measure(encoded: EncodedSplit, *, top: int | None) -> Evaluation:
         encoded.database_labels,
         bits=encoded.bits,
         top=top,
+        self_index=self_index,
     )

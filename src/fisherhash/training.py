@@ -29,7 +29,7 @@ from fisherhash.data.splits import hash_order
 from fisherhash.devices import choose_device
 from fisherhash.errors import FisherhashError, NotDefinedError, UsageError
 from fisherhash.evaluation import Evaluation
-from fisherhash.features import Extractor, Rows, cached_rows, on_device
+from fisherhash.features import Extractor, Rows, on_device
 from fisherhash.hasher import Hasher
 from fisherhash.heads import Head
 from fisherhash.loop import (
@@ -41,6 +41,7 @@ from fisherhash.loop import (
 )
 from fisherhash.measuring import EncodedSplit, encode_split, measure
 from fisherhash.methods import HashMethod
+from fisherhash.pixels import PixelBank, pixel_rows, placed
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -62,13 +63,20 @@ class Trained:
     finetuned: bool = False
     evaluation: Evaluation | None = None
 
-    def evaluate(self) -> Evaluation:
-        """mAP of the split's queries against its database."""
+    def evaluate(self, *, bank: PixelBank | None = None) -> Evaluation:
+        """mAP of the split's queries against its database; ``bank`` holds their pixels."""
         if self.split is None:
             raise UsageError(
                 f"'{self.collection.name}' has no labels, so there is nothing to measure"
             )
-        encoded = encode_split(self.hasher, self.collection, self.split, cached=not self.finetuned)
+        # Features of frozen weights are on disk or worth keeping; those of new ones are not.
+        encoded = encode_split(
+            self.hasher,
+            self.collection,
+            self.split,
+            cached=not self.finetuned,
+            bank=bank if self.finetuned else None,
+        )
         known = {item.name for item in self.skipped}
         self.skipped += [item for item in encoded.skipped if item.name not in known]
         return measure(encoded, top=self.split.top)
@@ -90,6 +98,7 @@ def fit(
     out: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     measured: bool = False,
+    bank: PixelBank | None = None,
 ) -> Trained:
     """Train a hasher on a data set.
 
@@ -112,6 +121,7 @@ def fit(
         overwrite: replace the model that ``out`` holds.
         measured: also measure it on the split's queries and database, before it is saved, so that
             an interrupted measurement is continued like an interrupted training.
+        bank: the pixels of all images of the split, decoded before, for a grid of trainings.
     """
     began = time.perf_counter()
     place = choose_device(device)
@@ -162,7 +172,7 @@ def fit(
 
     history: list[dict[str, Any]] = []
     if isinstance(learner, HashMethod):
-        images = _Images(collection, rows, settings)
+        images = _Images(collection, rows, settings, bank)
         head, history = _train(learner, network, images, settings, place, live, folder, identity)
     else:
         labels = torch.from_numpy(collection.labels[rows.indices]).float().to(place)
@@ -174,7 +184,7 @@ def fit(
     )
     if measured and split is not None:
         logger.info("trained in %.1f s; measuring", seconds["training"])
-        trained.evaluation = trained.evaluate()
+        trained.evaluation = trained.evaluate(bank=bank)
     # After the measuring, which may meet images that cannot be read.
     hasher.details = _details(trained, identity)
     if folder is not None:
@@ -219,6 +229,7 @@ class _Images:
         collection: Collection,
         rows: Rows,
         settings: Settings,
+        bank: PixelBank | None,
     ) -> None:
         numbers, features = rows.indices, rows.values
         cut = round(len(numbers) * settings.validation)
@@ -230,6 +241,7 @@ class _Images:
         order = np.array(hash_order(collection.names, numbers.tolist(), settings.seed))
         held = np.isin(numbers, order[:cut])
         self.collection = collection
+        self.bank = bank
         self.numbers = numbers[~held]
         self.features = torch.from_numpy(features[~held])
         self.labels = torch.from_numpy(collection.labels[self.numbers]).float()
@@ -237,24 +249,17 @@ class _Images:
         self.held_features = torch.from_numpy(features[held])
 
     def pixels(self, network: Backbone, numbers: NDArray[np.int64]) -> Tensor:
-        """Bytes (n, 3, size, size), decoded once and kept on disk."""
-        size = network.preprocessing.size
-        rows = cached_rows(
-            self.collection,
-            numbers,
-            network.preprocessing,
-            what="pixels",
-            shape=(3, size, size),
-            dtype=np.uint8,
-            compute=lambda pixels: pixels,
-        )
-        if len(rows.indices) < len(numbers):
-            first = rows.skipped[0]
+        """Bytes (n, 3, size, size), from the bank, or decoded once and kept on disk."""
+        if self.bank is not None:
+            return self.bank.of(numbers)
+        values, kept, skipped = pixel_rows(self.collection, numbers, network.preprocessing)
+        if len(kept) < len(numbers):
+            first = skipped[0]
             raise FisherhashError(
-                f"{len(rows.skipped)} images could be read before and cannot now, the first is "
+                f"{len(skipped)} images could be read before and cannot now, the first is "
                 f"{first.name} ({first.reason}); run the command again when the files are back"
             )
-        return torch.from_numpy(rows.values)
+        return torch.from_numpy(values)
 
 
 def _train(
@@ -281,7 +286,7 @@ def _train(
             learner,
             frozen,
             settings,
-            validate=(lambda: _validation(head, held_features, features, images)) if held else None,
+            validate=(lambda: _validation(head, held_features, images)) if held else None,
             folder=folder,
             identity=identity,
         )
@@ -289,18 +294,14 @@ def _train(
     if settings.head_epochs and not is_unfinished(folder):
         first = dataclasses.replace(settings, epochs=settings.head_epochs, validation=0.0)
         Loop(learner, frozen, first, title="training the head").run()
-    pixels = _placed(images.pixels(network, images.numbers), device)
+    pixels = placed(images.pixels(network, images.numbers), device)
     whole = LiveImages(pixels, labels, network, head)
     held_out = LiveImages(images.pixels(network, images.held_numbers), labels, network, head)
     loop = Loop(
         learner,
         whole,
         settings,
-        validate=(
-            (lambda: _validation(head, held_out.features(), whole.features(), images))
-            if held
-            else None
-        ),
+        validate=(lambda: _validation(head, held_out.features(), images)) if held else None,
         folder=folder,
         identity=identity,
     )
@@ -308,33 +309,20 @@ def _train(
 
 
 @torch.no_grad()
-def _validation(head: Head, query: Tensor, database: Tensor, images: _Images) -> float:
+def _validation(head: Head, features: Tensor, images: _Images) -> float:
+    """mAP of the held-out images, each a query against the others.
+
+    Not against the images trained on: in a protocol's database most were never seen, and a method
+    that remembers its training images would look better than it is.
+    """
     head.eval()
-    query_codes = codes.pack(head.logits(query).cpu().numpy())
-    database_codes = codes.pack(head.logits(database).cpu().numpy())
-    outputs, ranker = (None, None) if head.hamming else (head(query).cpu().numpy(), head)
-    labels = images.collection.labels
-    encoded = EncodedSplit(
-        query_codes,
-        database_codes,
-        labels[images.held_numbers],
-        labels[images.numbers],
-        head.bits,
-        [],
-        outputs,
-        ranker,
-    )
-    value = float(measure(encoded, top=None).map)
+    packed = codes.pack(head.logits(features).cpu().numpy())
+    outputs, ranker = (None, None) if head.hamming else (head(features).cpu().numpy(), head)
+    labels = images.collection.labels[images.held_numbers]
+    encoded = EncodedSplit(packed, packed, labels, labels, head.bits, [], outputs, ranker)
+    value = float(measure(encoded, top=None, self_index=np.arange(len(packed))).map)
     head.train()
     return value
-
-
-def _placed(pixels: Tensor, device: torch.device) -> Tensor:
-    """On the device if at most half of its free memory is needed, else where they are."""
-    if device.type != "cuda":
-        return pixels
-    free, _ = torch.cuda.mem_get_info(device)
-    return pixels.to(device) if pixels.numel() <= free // 2 else pixels
 
 
 def _split(collection: Collection, method: str, protocol: str | Split | None) -> Split | None:
