@@ -285,3 +285,15 @@ def test_parts_switch_off(parts, has_pair, mu):
 def test_bad_options_are_named(options, sentence):
     with pytest.raises(UsageError, match=sentence):
         create("dfh", bits=4, classes=2, options=options)
+
+
+def test_the_hinge_quantizer_pushes_only_what_is_not_on_its_side():
+    outputs = torch.tensor([[0.5, 3.0, -1.0]], requires_grad=True)
+    method = DFH(bits=3, classes=2, parts="intra", quantizer="hinge", intra=10.0)
+    method.centers.fill_(1.0)
+    batch = Batch(torch.tensor([[1.0, 0.0]]), torch.tensor([0]), torch.zeros(1, 1))
+    terms = method.loss(outputs, batch)
+    assert terms["loss"].item() == pytest.approx(0.5 + 0.0 + 2.0)
+    terms["loss"].backward()
+    assert outputs.grad is not None
+    assert outputs.grad.tolist() == [[-1.0, 0.0, -1.0]]
