@@ -11,14 +11,25 @@ if TYPE_CHECKING:
     from fisherhash import backbones, methods
     from fisherhash.evaluation import evaluate
     from fisherhash.hasher import Hasher
+    from fisherhash.index.opening import Index
     from fisherhash.loop import Settings
     from fisherhash.training import train
 
-__all__ = ["Hasher", "Settings", "__version__", "backbones", "evaluate", "methods", "train"]
+__all__ = [
+    "Hasher",
+    "Index",
+    "Settings",
+    "__version__",
+    "backbones",
+    "evaluate",
+    "methods",
+    "train",
+]
 
 # Loaded when first asked for, so that the command line answers without importing torch.
 _PLACES = {
     "Hasher": "fisherhash.hasher",
+    "Index": "fisherhash.index.opening",
     "Settings": "fisherhash.loop",
     "evaluate": "fisherhash.evaluation",
     "train": "fisherhash.training",

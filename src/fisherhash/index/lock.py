@@ -1,0 +1,96 @@
+"""One writer at a time: a lock on a file that the system gives back when its process ends."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from pathlib import Path
+
+from fisherhash.errors import FisherhashError
+
+_BUSY = {errno.EACCES, errno.EAGAIN, errno.EDEADLK, errno.EWOULDBLOCK}
+
+
+class WriterLock:
+    """The right to write an index; held until :meth:`release` or the end of the process.
+
+    Raises:
+        FisherhashError: another process, or another object of this one, holds it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise FisherhashError(
+                f"{path.parent} cannot be opened for writing: {error.strerror or error}. "
+                "Reading it may still work; to change it, ask for the rights or copy the folder"
+            ) from None
+        try:
+            _take(self._fd)
+        except OSError as error:
+            holder = _holder(self._fd)
+            os.close(self._fd)
+            if error.errno not in _BUSY:
+                raise FisherhashError(
+                    f"{path} cannot be locked: {error.strerror or error}. "
+                    "Keep an index that is written on a local disk"
+                ) from None
+            raise FisherhashError(
+                f"{path.parent} is being written by {holder}. Wait until it has ended, "
+                "then run this again; searching works meanwhile"
+            ) from None
+        with contextlib.suppress(OSError):
+            # Only for the message above: a full disk must not keep a writer out.
+            os.ftruncate(self._fd, 0)
+            os.write(self._fd, f"{os.getpid()}\n".encode())
+
+    def release(self) -> None:
+        """Let the next writer in; again does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def is_held(path: Path) -> bool:
+    """Whether some process is writing now."""
+    try:
+        fd = os.open(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        _take(fd)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _holder(fd: int) -> str:
+    try:
+        os.lseek(fd, 0, os.SEEK_SET)
+        text = os.read(fd, 32).decode().strip()
+    except (OSError, ValueError):
+        text = ""
+    if text == str(os.getpid()):
+        return f"this process ({text}) already"
+    return f"process {text}" if text.isdecimal() else "another process"
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _take(fd: int) -> None:
+        # Far behind the pid, which others must be able to read.
+        os.lseek(fd, 1 << 20, os.SEEK_SET)
+        msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+        os.lseek(fd, 0, os.SEEK_SET)
+
+else:
+    import fcntl
+
+    def _take(fd: int) -> None:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,100 @@
+"""Tables and rows of the catalogue.
+
+``facts`` holds what the index is and the state of the last commit, ``files`` the code files with
+their committed lengths and checksums, ``removed`` bits of positions that no longer count, and
+``items`` one row a keyed item. Every row carries a checksum of its content, and the state counts
+and sums the rows, so that a row that changed, vanished or is an old one is noticed.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+NAME = "catalogue.sqlite"
+FORMAT = 1
+APPLICATION = 0x46484958  # "FHIX"
+REMOVED_BLOCK = 1 << 16
+"""Positions whose removed bits are kept in one row."""
+
+SCHEMA = """
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE files (number INTEGER PRIMARY KEY, kind TEXT NOT NULL, first_id INTEGER NOT NULL,
+    length INTEGER NOT NULL, removed INTEGER NOT NULL, code_sums BLOB NOT NULL,
+    id_sums BLOB NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE removed (file INTEGER NOT NULL, block INTEGER NOT NULL, changed INTEGER NOT NULL,
+    bits BLOB NOT NULL, crc INTEGER NOT NULL, PRIMARY KEY (file, block)) WITHOUT ROWID;
+CREATE TABLE items (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, path TEXT, size INTEGER,
+    mtime_ns INTEGER, labels TEXT NOT NULL, metadata TEXT NOT NULL, crc INTEGER NOT NULL);
+"""
+ITEM_COLUMNS = "id, key, path, size, mtime_ns, labels, metadata, crc"
+
+
+@dataclass(frozen=True)
+class State:
+    """What the last commit left.
+
+    Attributes:
+        commit: its number.
+        next_id: the id that the next new item gets.
+        next_file: the number that the next code file gets.
+        live: items that can be found.
+        rows: keyed items.
+        rows_sum: sum of their rows' checksums, modulo 2**64.
+        files: code files.
+        files_sum: sum of their rows' checksums.
+    """
+
+    commit: int = 1
+    next_id: int = 0
+    next_file: int = 1
+    live: int = 0
+    rows: int = 0
+    rows_sum: int = 0
+    files: int = 0
+    files_sum: int = 0
+
+
+@dataclass(frozen=True)
+class FileRow:
+    """A code file as it was committed.
+
+    Attributes:
+        number: part of its name; never used again.
+        kind: "implied" (ids are first_id + position), "sorted" (explicit, ascending ids) or
+            "loose" (explicit ids in the order of the updates).
+        first_id: of position 0, where ids are implied.
+        length: codes.
+        removed: how many of them no longer count.
+        code_sums: little-endian CRC-32 of each block of the codes' file.
+        id_sums: the same of the ids' file.
+    """
+
+    number: int
+    kind: str
+    first_id: int
+    length: int
+    removed: int = 0
+    code_sums: bytes = b""
+    id_sums: bytes = b""
+
+    def crc(self) -> int:
+        """Checksum of the row."""
+        text = f"{self.number} {self.kind} {self.first_id} {self.length} {self.removed} "
+        return zlib.crc32(self.id_sums, zlib.crc32(self.code_sums, zlib.crc32(text.encode())))
+
+
+@dataclass(frozen=True)
+class RemovedRow:
+    """Removed bits of some positions of a file: bit p % 8 of byte p // 8, counted in the block."""
+
+    file: int
+    block: int
+    changed: int
+    bits: bytes
+
+    def crc(self) -> int:
+        """Checksum of the row."""
+        return zlib.crc32(
+            self.bits, zlib.crc32(f"{self.file} {self.block} {self.changed}".encode())
+        )

@@ -1,0 +1,165 @@
+"""A writer that is killed at any moment: what it acknowledged is there, and nothing in parts."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fisherhash.codes import hamming
+from fisherhash.index import LocalIndex
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the writer is forked")
+
+sys.path.insert(0, str(Path(__file__).parent))
+from crash_writer import BITS, codes_of  # noqa: E402
+
+
+class Writer:
+    """The process in crash_writer.py."""
+
+    def __init__(self):
+        self.process = subprocess.Popen(
+            [sys.executable, Path(__file__).with_name("crash_writer.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            text=True,
+        )
+
+    def run(self, task, after=None):
+        """What a child said; it is killed ``after`` some seconds."""
+        self.process.stdin.write(json.dumps(task) + "\n")
+        self.process.stdin.flush()
+        said, timer = [], None
+        for line in self.process.stdout:
+            message = json.loads(line)
+            if "pid" in message:
+                if after is not None:
+                    timer = threading.Timer(after, kill, [message["pid"]])
+                    timer.start()
+            elif "ended" in message:
+                if timer is not None:
+                    timer.cancel()
+                return said, message["ended"]
+            else:
+                said.append(message)
+        raise AssertionError("the writer ended")
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait(timeout=30)
+
+
+def kill(pid):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+class Model:
+    """What must be in the index: versions of keys, and ids of codes added in bulk."""
+
+    def __init__(self, versions=(), bulk=()):
+        self.versions, self.bulk = dict(versions), set(bulk)
+
+    def after(self, change):
+        new = Model(self.versions, self.bulk)
+        kind = change["begin"]
+        if kind == "put":
+            new.versions |= change["items"]
+        elif kind == "remove":
+            for key in change["keys"]:
+                del new.versions[key]
+        elif kind == "bulk":
+            new.bulk |= set(change["ids"])
+        elif kind == "remove bulk":
+            new.bulk -= set(change["ids"])
+        else:
+            assert kind == "nothing"
+        return new
+
+    def __eq__(self, other):
+        return (self.versions, self.bulk) == (other.versions, other.bulk)
+
+
+def read(index):
+    """What is in the index; every code, row and search answer must fit the others."""
+    assert index.verify() == []
+    files = index.files()
+    items = index.items([facts[2] for facts in files.values()])
+    found = Model({item.key: item.metadata["version"] for item in items})
+    texts = {item.id: f"{item.key} {item.metadata['version']}" for item in items}
+    for item in items:
+        assert (item.path, item.size) == (f"/{item.key}", item.metadata["version"])
+    ids, codes = [], []
+    for some_ids, some_codes in index.scan():
+        ids += some_ids.tolist()
+        codes.append(some_codes)
+    assert len(ids) == len(set(ids)) == len(index)
+    found.bulk = set(ids) - set(texts)
+    codes = np.concatenate(codes) if codes else np.zeros((0, 6), dtype=np.uint8)
+    np.testing.assert_array_equal(codes, codes_of(texts.get(id_, f"bulk {id_}") for id_ in ids))
+    queries = codes_of(["one", "two"])
+    answer = index.search(queries, 10)
+    order = np.argsort(hamming(queries, codes), axis=1, kind="stable")[:, :10]
+    np.testing.assert_array_equal(answer.ids, np.array(ids, dtype=np.int64)[order])
+    return found
+
+
+def kills(folder, count, seed):
+    """Kill writers until ``count`` of them died at work, half by the clock, half at a call."""
+    rng = random.Random(seed)
+    writer, done, run = Writer(), 0, 0
+    reader = None
+    try:
+        while done < count:
+            if run % 10 == 0:
+                if reader is not None:
+                    reader.close()
+                path, model = folder / f"{run}.index", Model()
+                LocalIndex.create(path, bits=BITS).close()
+                # A reader that stays keeps SQLite's shared memory from being made anew.
+                reader = LocalIndex.open(path) if run % 20 == 10 else None
+            run += 1
+            point = rng.randint(1, 400) if run % 2 else 0
+            after = None if point else rng.uniform(0.005, 0.4)
+            task = {"path": str(path), "seed": rng.random(), "operations": 60, "point": point}
+            said, status = writer.run(task, after)
+            assert status in (0, signal.SIGKILL), (task, said)
+            done += status != 0
+            # The operation in flight is there wholly or not at all.
+            possible = [model]
+            for message in said:
+                if "begin" in message:
+                    possible = [model, model.after(message)]
+                else:
+                    model = possible[-1]
+                    possible = [model]
+            with LocalIndex.open(path) as index:
+                found = read(index)
+            assert found in possible, (task, said[-1:])
+            model = found
+            if reader is not None:
+                assert read(reader) == found
+    finally:
+        if reader is not None:
+            reader.close()
+        writer.close()
+    return run
+
+
+def test_ten_kills(tmp_path):
+    kills(tmp_path, 10, seed=time.time_ns())
+
+
+@pytest.mark.slow
+def test_two_hundred_kills(tmp_path):
+    kills(tmp_path, 200, seed=time.time_ns())
