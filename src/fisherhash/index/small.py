@@ -1,0 +1,82 @@
+"""Exact search with plain numpy: for collections too small to be worth a compiled kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fisherhash.codes import hamming
+
+# bounds the distances held at once
+_BLOCK_PAIRS = 1 << 21
+# below this many codes a whole row is sorted: cheaper than cutting it first
+_SORTED_ROW = 2048
+
+
+def _blocks(
+    queries: NDArray[np.uint8], codes: NDArray[np.uint8], bits: int
+) -> Iterator[tuple[int, NDArray[np.unsignedinteger]]]:
+    step = max(1, _BLOCK_PAIRS // max(1, len(codes)))
+    for start in range(0, len(queries), step):
+        distances = hamming(queries[start : start + step], codes)
+        yield start, distances.astype(np.uint8) if bits < 256 else distances
+
+
+def nearest(
+    queries: NDArray[np.uint8], codes: NDArray[np.uint8], bits: int, k: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Positions and distances (n_queries, min(k, n)) by (distance, position).
+
+    >>> nearest(np.array([[1]], np.uint8), np.array([[3], [1], [1]], np.uint8), 8, 2)
+    (array([[1, 2]]), array([[0, 0]]))
+    """
+    n = len(codes)
+    k = min(k, n)
+    positions = np.zeros((len(queries), k), dtype=np.int64)
+    found = np.zeros((len(queries), k), dtype=np.int64)
+    if not k:
+        return positions, found
+    for start, block in _blocks(queries, codes, bits):
+        if n <= _SORTED_ROW:
+            # numpy sorts these small types by radix when asked for a stable order
+            order = np.argsort(block, axis=1, kind="stable")[:, :k]
+            positions[start : start + len(block)] = order
+            found[start : start + len(block)] = np.take_along_axis(block, order, axis=1)
+            continue
+        for i, row in enumerate(block, start):
+            within = np.cumsum(np.bincount(row, minlength=bits + 1))
+            cut = int(np.searchsorted(within, k))
+            places = np.flatnonzero(row <= cut)
+            near = row[places]
+            order = np.argsort(near, kind="stable")[:k]
+            positions[i], found[i] = places[order], near[order]
+    return positions, found
+
+
+def within(
+    queries: NDArray[np.uint8], codes: NDArray[np.uint8], bits: int, radius: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Offsets (n_queries + 1,), positions and distances of everything up to the radius.
+
+    >>> within(np.array([[1]], np.uint8), np.array([[3], [1], [6]], np.uint8), 8, 1)
+    (array([0, 2]), array([1, 0]), array([0, 1]))
+    """
+    offsets = np.zeros(len(queries) + 1, dtype=np.int64)
+    parts = []
+    if len(codes):
+        for start, block in _blocks(queries, codes, bits):
+            rows, places = np.nonzero(block <= radius)
+            near = block[rows, places]
+            # stable: places ascend inside a row, and stay so inside a distance
+            order = np.lexsort((near, rows))
+            offsets[start + 1 : start + 1 + len(block)] = np.bincount(rows, minlength=len(block))
+            parts.append((places[order].astype(np.int64), near[order].astype(np.int64)))
+    np.cumsum(offsets, out=offsets)
+    empty = np.zeros(0, dtype=np.int64)
+    return (
+        offsets,
+        np.concatenate([empty, *(part[0] for part in parts)]),
+        np.concatenate([empty, *(part[1] for part in parts)]),
+    )
