@@ -1,0 +1,91 @@
+"""Verbs that look and report: check-data, methods, doctor."""
+
+from __future__ import annotations
+
+from fisherhash.cli.base import Json, Whole, app, describe, print_json
+
+
+@app.command(name="check-data")
+def check_data(
+    data: str, *, protocol: str | None = None, workers: Whole | None = None, json: Json = False
+) -> None:
+    """Read every image and report what is wrong with a data set; exit code 1 if anything is.
+
+    Parameters
+    ----------
+    data
+        As for train.
+    protocol
+        Check the splits of this protocol, which leaves out what must not be in them; by default
+        the data's own lists are checked as they are.
+    workers
+        Processes that decode.
+    json
+        Print JSON instead of text.
+    """
+    from fisherhash.data.check import check
+    from fisherhash.data.protocols import resolve
+    from fisherhash.data.sources import open_data
+
+    collection = open_data(data)
+    describe(collection)
+    split = None if protocol is None else resolve(collection, protocol)
+    report = check(collection, split, workers=workers)
+    if json:
+        print_json(report.to_json())
+    else:
+        print(report)
+    if not report.ok:
+        raise SystemExit(1)
+
+
+@app.command
+def methods(*, json: Json = False) -> None:
+    """List the methods, with their hyper-parameters.
+
+    Parameters
+    ----------
+    json
+        Print JSON instead of text.
+    """
+    from dataclasses import asdict
+
+    from fisherhash.methods import hyper_parameters, registry
+
+    listed = {
+        name: asdict(method.info)
+        | {"options": {k: p.default for k, p in hyper_parameters(method).items()}}
+        for name, method in registry().items()
+    }
+    if json:
+        print_json(listed)
+        return
+    for name, info in listed.items():
+        print(f"{name:<12} {info['title']} ({info['venue']} {info['year']})")
+        learns = "no labels" if info["supervision"] == "none" else info["supervision"]
+        several = "several labels" if info["multilabel"] else "one label an image"
+        print(f"{'':<12} learns from {learns}; {several}; {info['url']}")
+        options = " ".join(f"{k}={v}" for k, v in info["options"].items())
+        if options:
+            print(f"{'':<12} --set {options}")
+
+
+@app.command
+def doctor(*, json: Json = False) -> None:
+    """Say what is installed, what is missing, and where things are kept.
+
+    Parameters
+    ----------
+    json
+        Print JSON instead of text.
+    """
+    from fisherhash.doctor import examine
+
+    found = examine()
+    if json:
+        print_json(found)
+        return
+    for section, rows in found.items():
+        print(section)
+        for name, value in rows.items():
+            print(f"  {name:<20} {value}")
