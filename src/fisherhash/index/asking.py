@@ -122,7 +122,7 @@ def ask(
         found = _search(index, queries, own, k, radius, where)
         answers = []
         for row, (ids, distances) in enumerate(found):
-            listed = answers_of(index, ids, distances, root)
+            listed = [one for one in answers_of(index, ids, distances, root) if one is not None]
             answers.append(Answers(labels[row], files[row], queries[row], listed))
     return answers
 
@@ -136,10 +136,18 @@ def ids_where(index: LocalIndex, where: Sequence[str]) -> NDArray[np.int64]:
 
 def answers_of(
     index: LocalIndex, ids: NDArray[np.int64], distances: NDArray[np.int64], root: Path | None
-) -> list[Answer]:
-    """Items by their ids, with what else belongs to an answer."""
-    rows = zip(index.items(ids), distances.tolist(), index.codes(ids), strict=True)
-    return [Answer(item, away, file_of(item, root), code) for item, away, code in rows]
+) -> list[Answer | None]:
+    """Items by their ids, with what else belongs to an answer; None for those removed meanwhile."""
+    there, items, codes = index.still_there(ids)
+    found = iter(zip(items, codes, strict=True))
+    answers: list[Answer | None] = []
+    for away, kept in zip(distances.tolist(), there.tolist(), strict=True):
+        if not kept:
+            answers.append(None)
+            continue
+        item, code = next(found)
+        answers.append(Answer(item, away, file_of(item, root), code))
+    return answers
 
 
 def _search(

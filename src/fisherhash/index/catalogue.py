@@ -163,12 +163,12 @@ class Catalogue:
             if sums is not None and (sums.size, list(sums.blocks)) == self._file.sums():
                 return True
             again, _wrong = Sums.read(self._sums_path)
-            if again == sums and not (sums is None and self._writeris_busy()):
+            if again == sums and not (sums is None and self._writer_is_busy()):
                 return False
             time.sleep(0.05)
         return False
 
-    def _writeris_busy(self) -> bool:
+    def _writer_is_busy(self) -> bool:
         return is_held(self.path.with_name("lock"))
 
     def byte_problem(self) -> tuple[str, str] | None:
@@ -221,6 +221,12 @@ class Catalogue:
             if not inside and self._db.in_transaction:
                 with contextlib.suppress(sqlite3.Error):
                     self._db.execute("COMMIT")
+
+    @contextlib.contextmanager
+    def view(self) -> Iterator[int]:
+        """Calls inside see one commit, whatever is written meanwhile; its number."""
+        with self._reading() as db:
+            yield self._state(db).commit
 
     def _error(self, error: Exception) -> FisherhashError:
         name = getattr(error, "sqlite_errorname", "") or ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import sqlite3
 import zlib
 from collections.abc import Iterable, Sequence
@@ -67,15 +68,18 @@ class CatalogueWriter(Catalogue):
         super().__init__(folder)
 
     def _connect(self) -> sqlite3.Connection:
+        for place in (self.path.parent, self.path):
+            if not os.access(place, os.W_OK):
+                raise FisherhashError(
+                    f"{place} may not be written. Reading the index works; to change it, ask for "
+                    "the rights or copy the folder"
+                )
         return connection(self.path, "rw")
-
-    def _writer_is_busy(self) -> bool:
-        return False
 
     def _start(self) -> None:
         self._trusted = True
         self.facts = self._read_facts()
-        self._sums_path.unlink(missing_ok=True)
+        self._drop_sums()
         try:
             (mode,) = self._db.execute("PRAGMA journal_mode = WAL").fetchone()
             if mode != "wal":
@@ -183,8 +187,7 @@ class CatalogueWriter(Catalogue):
             return
         done = False
         try:
-            self._sums_path.unlink(missing_ok=True)
-            sync_folder(self.path.parent)
+            self._drop_sums()
             done = self._checkpoint(0)
         except (OSError, sqlite3.Error) as error:
             # The log still holds everything; a later one may find room.
@@ -199,6 +202,11 @@ class CatalogueWriter(Catalogue):
         busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         self._db.execute(f"PRAGMA busy_timeout = {WAIT_MS}")
         return not busy
+
+    def _drop_sums(self) -> None:
+        """Before the bytes change; for good, or a power cut could bring the old note back."""
+        self._sums_path.unlink(missing_ok=True)
+        sync_folder(self.path.parent)
 
     def _write_sums(self, commit: int | None = None) -> None:
         """Note the bytes of the catalogue; who finds no note checks the rows instead."""
@@ -229,7 +237,7 @@ class CatalogueWriter(Catalogue):
         try:
             self.rollback()
             commit = self.state().commit
-            self._sums_path.unlink(missing_ok=True)
+            self._drop_sums()
             with contextlib.suppress(sqlite3.Error):
                 self._checkpoint(2000)
                 # Not while readers are there: then it stays as it is, which is as good.

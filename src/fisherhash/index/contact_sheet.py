@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw
 
 from fisherhash import pages
 from fisherhash.data.images import UnreadableImage, load_image, read_file
-from fisherhash.errors import FisherhashError
+from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.asking import Answer, Answers
 from fisherhash.index.duplicates import Duplicates
 
@@ -65,6 +65,8 @@ def duplicates_page(found: Duplicates) -> str:
 def write_page(path: str | os.PathLike[str], html: str) -> None:
     """Write a page beside its place and move it there."""
     place = Path(path)
+    if place.is_dir():
+        raise UsageError(f"{place} is a folder; give the name of a file for the page")
     draft = place.with_name(place.name + ".new")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -6,8 +6,8 @@ import contextlib
 import hashlib
 import itertools
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -202,10 +202,21 @@ def duplicates(
         ids = np.concatenate([np.empty(0, np.int64), *(group.ids for group in found)])
         distances = np.concatenate([ids[:0], *(group.distances for group in found)])
         answers = iter(answers_of(index, ids, distances, root))
-        groups = [list(itertools.islice(answers, len(group))) for group in found]
+        groups = [_left(itertools.islice(answers, len(group))) for group in found]
+        groups = [group for group in groups if len(group) > 1]
         same = [same_bytes([a.path for a in group]) for group in groups] if compare_files else []
         name = os.path.basename(os.path.abspath(path))
         return Duplicates(name, index.bits, len(index), radius, groups, same)
+
+
+def _left(answers: Iterable[Answer | None]) -> list[Answer]:
+    """What a writer has not removed meanwhile, with distances from the first that is left."""
+    group = [answer for answer in answers if answer is not None]
+    if group and group[0].distance:
+        first = group[0].code
+        apart = [int(np.bitwise_count(answer.code ^ first).sum()) for answer in group]
+        group = [replace(one, distance=away) for one, away in zip(group, apart, strict=True)]
+    return group
 
 
 def same_bytes(paths: Sequence[str | None]) -> list[int | None]:

@@ -9,6 +9,7 @@ catalogue, so no filter finds them.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,8 @@ from fisherhash.errors import UsageError
 from fisherhash.index.rows import encode_text
 
 OPERATORS = ("=", "!=", "<", "<=", ">", ">=")
+MOST_VALUES = 10_000
+"""Values of one condition; SQLite takes about three times as many in all."""
 _TEXT_COLUMNS = ("key", "path")
 _NUMBER_COLUMNS = ("id", "size", "mtime_ns")
 _FORM = re.compile(r"\s*([^=!<>]+?)\s*(!=|<=|>=|==|=|<|>)(.*)", re.DOTALL)
@@ -98,6 +101,11 @@ def _checked(condition: Condition) -> Condition:
         raise UsageError(f"labels have no order; use label= or label!=, not label{operator}")
     if '"' in field:
         raise UsageError(f'a filter field cannot hold the character ", got {field!r}')
+    most = MOST_VALUES if operator in ("=", "!=") else 100
+    if len(condition.values) > most:
+        raise UsageError(
+            f"the filter on {field} has {len(condition.values):,} values, the most is {most:,}"
+        )
     for value in condition.values:
         if not isinstance(value, str | int | float | bool | None):
             raise UsageError(f"the filter on {field} cannot compare with {value!r}")
@@ -135,38 +143,68 @@ def is_metadata(field: str) -> bool:
 
 
 def _one(condition: Condition) -> tuple[str, list[Any]]:
-    operator = "=" if condition.operator == "!=" else condition.operator
-    parts, values = [], []
-    for value in condition.values:
-        text, own = _compare(condition.field, operator, value, condition.typed)
-        parts.append(text)
-        values += own
+    if condition.operator in ("=", "!="):
+        parts, values = _equal(condition)
+    else:
+        parts, values = [], []
+        for value in condition.values:
+            text, own = _compare(condition, value)
+            parts.append(text)
+            values += own
     joined = f"({' OR '.join(parts) or '0'})"
     if condition.operator == "!=":
         return f"NOT coalesce({joined}, 0)", values
     return f"coalesce({joined}, 0)", values
 
 
-def _compare(field: str, operator: str, value: Any, typed: bool) -> tuple[str, list[Any]]:
+def _equal(condition: Condition) -> tuple[list[str], list[Any]]:
+    """Tests of which one must hold; many values are one list, as SQLite nests 1,000 ORs at most."""
+    field, wanted = condition.field, condition.values
+    if field in _TEXT_COLUMNS:
+        return [f"{field} IN ({_marks(wanted)})"], [encode_text(str(value)) for value in wanted]
+    if field in _NUMBER_COLUMNS:
+        return [f"{field} IN ({_marks(wanted)})"], [_number(value) for value in wanted]
     if field == "label":
-        text = json.dumps(value)
+        text = json.dumps(wanted)
+        if len(wanted) != 1:
+            return ["has_label(labels, ?)"], [text]
         # The quick test first; the exact one tells '","' apart from the end of a label.
-        return "(instr(labels, ?) AND has_label(labels, ?))", [text, text]
+        return ["(instr(labels, ?) AND has_label(labels, ?))"], [text[1:-1], text]
+    lists: dict[str, list[Any]] = {}
+    for value in wanted:
+        for types, one in _kinds(value, condition.typed):
+            lists.setdefault(types, []).append(one)
+    parts, values = [], []
+    for path in metadata_paths(field):
+        for types, some in lists.items():
+            test = f"json_type(metadata, ?) IN ({types})"
+            if some[0] is None:
+                parts.append(test)
+                values.append(path)
+            else:
+                parts.append(f"({test} AND json_extract(metadata, ?) IN ({_marks(some)}))")
+                values += [path, path, *some]
+    return parts, values
+
+
+def _compare(condition: Condition, value: Any) -> tuple[str, list[Any]]:
+    field, operator = condition.field, condition.operator
     if field in _TEXT_COLUMNS:
         return f"{field} {operator} ?", [encode_text(str(value))]
     if field in _NUMBER_COLUMNS:
         return f"{field} {operator} ?", [_number(value)]
     parts, values = [], []
     for path in metadata_paths(field):
-        for types, one in _kinds(value, typed):
-            test = f"json_type(metadata, ?) IN ({types})"
-            if one is None:
-                parts.append(test)
-                values.append(path)
-            else:
+        for types, one in _kinds(value, condition.typed):
+            if one is not None:
+                test = f"json_type(metadata, ?) IN ({types})"
                 parts.append(f"({test} AND json_extract(metadata, ?) {operator} ?)")
                 values += [path, path, one]
     return f"({' OR '.join(parts)})", values
+
+
+def _marks(values: Sequence[Any]) -> str:
+    return ",".join("?" * len(values))
 
 
 def _kinds(value: Any, typed: bool) -> list[tuple[str, Any]]:
@@ -201,6 +239,11 @@ def _number(value: Any) -> int | float | None:
     return None
 
 
-def has_label(labels: str, label: str) -> bool:
-    """Whether a JSON list of labels holds one, given as JSON."""
-    return json.loads(label) in json.loads(labels)
+def has_label(labels: str, wanted: str) -> bool:
+    """Whether a JSON list of labels holds any of those in another one."""
+    return not _parsed(wanted).isdisjoint(json.loads(labels))
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed(labels: str) -> frozenset[str]:
+    return frozenset(json.loads(labels))

@@ -156,8 +156,7 @@ def _sync(
         index.remove(gone)
         report.removed = gone
     import_pictures(index, place, root.name, todo, files, skips, report, chosen, device, block)
-    report.skipped = list(skips)
-    report.new_skipped = len({skip.name for skip in skips} - listed)
+    _report_skipped(report, skips, listed)
     report.count = len(index)
     return report
 
@@ -248,10 +247,14 @@ def _add(
         )
     import_pictures(index, place, place.name, todo, files, skips, report, chosen, device, block)
     keys = {_key(name, root) for name in names}
-    report.skipped = [skip for skip in skips if skip.name in keys]
-    report.new_skipped = len({skip.name for skip in report.skipped} - listed)
+    _report_skipped(report, [skip for skip in skips if skip.name in keys], listed)
     report.count = len(index)
     return report
+
+
+def _report_skipped(report: SyncReport, skips: Iterable[Skip], listed: set[str]) -> None:
+    report.skipped = sorted(skips, key=lambda skip: (skip.name in listed, skip.name))
+    report.new_skipped = sum(skip.name not in listed for skip in report.skipped)
 
 
 def mirrored_folder(path: str | os.PathLike[str]) -> Path | None:

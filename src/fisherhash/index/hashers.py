@@ -125,7 +125,8 @@ def create_index(path: str | os.PathLike[str], chosen: Chosen) -> LocalIndex:
     """A new, empty index with its hasher, open for writing: wholly there, or not at all."""
     from fisherhash.index.local import LocalIndex
 
-    place = Path(os.path.abspath(path))
+    # A link stays one: the index is made where it leads.
+    place = Path(os.path.realpath(path))
     if is_index(place):
         raise UsageError(f"{place} exists already and is not empty; nothing in it was changed")
     hasher = chosen.hasher
@@ -176,7 +177,10 @@ def hasher_of(index: LocalIndex, path: str | os.PathLike[str], *, device: str = 
     """
     about, copy = index.model or {}, Path(path) / COPY
     if "builtin" in about:
-        hasher = load_model(str(about["builtin"]), device=device).hasher
+        from fisherhash import builtin
+
+        # By its name only: a folder of that name may happen to lie here.
+        hasher = builtin.load(str(about["builtin"]), device=device)
         what = f"the built-in hasher '{about['builtin']}' of this version"
     elif about:
         place = copy if copy.is_dir() else Path(str(about.get("path", copy)))

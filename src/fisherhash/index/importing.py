@@ -41,7 +41,7 @@ class SyncReport:
         updated: keys of pictures that had changed.
         removed: keys of pictures that are gone.
         unchanged: how many were left as they are.
-        skipped: files that are not in the index, with reasons; also those known from before.
+        skipped: files that are not in the index, with reasons, those known from before at the end.
         new_skipped: how many of them were found now.
         count: items in the index afterwards.
         notes: sentences about what was left out or assumed.

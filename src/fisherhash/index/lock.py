@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import sys
+import time
 from pathlib import Path
 
 from fisherhash.errors import FisherhashError
@@ -29,7 +30,7 @@ class WriterLock:
                 "Reading it may still work; to change it, ask for the rights or copy the folder"
             ) from None
         try:
-            _take(self._fd)
+            _take_soon(self._fd)
         except OSError as error:
             holder = _holder(self._fd)
             os.close(self._fd)
@@ -67,6 +68,18 @@ def is_held(path: Path) -> bool:
     finally:
         os.close(fd)
     return False
+
+
+def _take_soon(fd: int) -> None:
+    """Take the lock, also where :func:`is_held` of another process has it for a moment."""
+    for _ in range(5):
+        try:
+            return _take(fd)
+        except OSError as error:
+            if error.errno not in _BUSY:
+                raise
+            time.sleep(0.02)
+    _take(fd)
 
 
 def _holder(fd: int) -> str:

@@ -13,7 +13,7 @@ from fisherhash.index.tables import Tables
 # comparisons that numpy does before numba has been imported and its kernels loaded
 _SMALL = 4_000_000
 # the same once they are there
-_TINY = 20_000
+_TINY = 5_000
 # numpy's comparisons in all, after which the kernels would have been the better choice
 _PATIENCE = 200_000_000
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import operator
 import threading
@@ -150,6 +151,17 @@ class Reader:
                             "make it again"
                         ) from None
 
+    @contextlib.contextmanager
+    def _view(self) -> Iterator[Snapshot]:
+        """The last commit, code files and rows alike: another process may commit in between."""
+        with self._guard:
+            while True:
+                snapshot = self._current()
+                with self._catalogue.view() as commit:
+                    if commit == snapshot.state.commit:
+                        yield snapshot
+                        return
+
     def count(self) -> int:
         """Items that can be found."""
         return self._current().state.live
@@ -218,12 +230,12 @@ class Reader:
     def _prepare(
         self, queries: Codes, where: Where | None
     ) -> tuple[Snapshot, tuple[Ids, Engine] | None]:
+        found = () if where is None else conditions(where)
+        if found:
+            with self._view() as snapshot:
+                return snapshot, self._subset(snapshot, found)
         with self._guard:
             snapshot = self._current()
-            if where is not None:
-                found = conditions(where)
-                if found:
-                    return snapshot, self._subset(snapshot, found)
             for segment in snapshot.segments:
                 segment.prepare(len(queries))
             return snapshot, None
@@ -266,13 +278,25 @@ class Reader:
 
     def items(self, ids: Iterable[int] | Ids) -> list[Item]:
         """What is known about items, in the order of the ids."""
-        with self._guard:
-            snapshot = self._current()
+        with self._view() as snapshot:
+            return self._items(snapshot, as_ids(ids))
+
+    def _items(self, snapshot: Snapshot, ids: Ids) -> list[Item]:
+        wanted = ids.tolist()
+        rows = self._catalogue.rows_of_ids(wanted)
+        self._find(snapshot, np.array([i for i in wanted if i not in rows], dtype=np.int64))
+        return [rows[i].item() if i in rows else Item(i) for i in wanted]
+
+    def still_there(self, ids: Iterable[int] | Ids) -> tuple[NDArray[np.bool_], list[Item], Codes]:
+        """Which of some ids an index still has, and the items and the codes of those.
+
+        For ids of an earlier search: a writer may have removed some meanwhile.
+        """
+        with self._view() as snapshot:
             wanted = as_ids(ids)
-            rows = self._catalogue.rows_of_ids(wanted.tolist())
-            bulk = np.array([i for i in wanted.tolist() if i not in rows], dtype=np.int64)
-            self._find(snapshot, bulk)
-        return [rows[i].item() if i in rows else Item(i) for i in wanted.tolist()]
+            there = snapshot.locate(wanted)[0] >= 0
+            left = wanted[there]
+            return there, self._items(snapshot, left), self._gather(snapshot, left)
 
     def item(self, key: str) -> Item:
         """What is known about the item with a key."""

@@ -21,9 +21,13 @@ def encode_text(text: str) -> str | bytes:
     """
     try:
         text.encode()
+        return text
     except UnicodeEncodeError:
+        pass
+    try:
         return text.encode(errors="surrogateescape")
-    return text
+    except UnicodeEncodeError:
+        raise UsageError(f"{text!r} is neither text nor the name of a file") from None
 
 
 def decode_text(value: str | bytes) -> str:
