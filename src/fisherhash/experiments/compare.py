@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,30 +18,16 @@ from fisherhash import backbones, methods, storage
 from fisherhash.codes import check_bits
 from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import Collection, open_data
-from fisherhash.devices import device_name
-from fisherhash.errors import FisherhashError, NotDefinedError, UsageError
-from fisherhash.hasher import versions
+from fisherhash.errors import UsageError
+from fisherhash.experiments.benches import Bench, Cell, Stage
+from fisherhash.experiments.runner import NOT_DEFINED, Runner
 from fisherhash.loop import Settings
-from fisherhash.training import fit
 
 logger = logging.getLogger(__name__)
 
 RUNS, TABLE, RESULTS = "runs", "table.md", "results.json"
-NOT_DEFINED = "–"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One run of the grid."""
-
-    method: str
-    bits: int
-    seed: int
-
-    @property
-    def file(self) -> str:
-        """Where its result is kept, inside the folder of runs."""
-        return f"{self.method}-{self.bits}-{self.seed}.json"
+# Parts of a run that the results of a comparison hold once for all.
+_SAID_ONCE = ("config", "protocol", "images", "weights")
 
 
 @dataclass(frozen=True)
@@ -99,7 +84,7 @@ def compare(
     """
     collection = data if isinstance(data, Collection) else open_data(data)
     split = resolve(collection, protocol)
-    cells = _grid(names, bits, seeds)
+    grid = _grid(names, bits, seeds)
     bits = list(dict.fromkeys(bits))
     folder = Path(out)
     settings = settings or Settings()
@@ -115,50 +100,41 @@ def compare(
         "finetune": finetune,
         "settings": dataclasses.asdict(dataclasses.replace(settings, seed=0)),
     }
+    runner = Runner(
+        folder,
+        device=device,
+        open_stage=lambda bench, place: Stage(
+            collection, split, network, finetune=bench.finetune, device=place
+        ),
+        say=say,
+    )
     _check_folder(folder, common)
     say(f"{split}")
+    bench = Bench(
+        collection.name,
+        split.protocol,
+        network.name,
+        image_size=network.preprocessing.size,
+        finetune=finetune,
+    )
+    cells = [
+        Cell(
+            bench,
+            name,
+            length,
+            dataclasses.replace(settings, seed=seed),
+            file=f"{RUNS}/{name}-{length}-{seed}.json",
+        )
+        for name, length, seed in grid
+    ]
+    runner.run(cells)
     rows, failed = [], {}
-    began, worked = time.perf_counter(), 0
-    for number, cell in enumerate(cells, 1):
-        path = folder / RUNS / cell.file
-        if path.is_file():
-            rows.append(storage.read_json(path))
-            continue
-        row: dict[str, Any] = dataclasses.asdict(cell)
-        try:
-            trained = fit(
-                collection,
-                method=cell.method,
-                bits=cell.bits,
-                backbone=network,
-                finetune=finetune,
-                protocol=split,
-                settings=dataclasses.replace(settings, seed=cell.seed),
-                device=device,
-            )
-            measured = trained.evaluate()
-        except NotDefinedError as error:
-            row["not_defined"] = str(error)
-        except UsageError:
-            raise  # the request is wrong, and would be for every other cell
-        except FisherhashError as error:
-            failed[cell.file] = str(error)
-            say(f"[{number}/{len(cells)}] {cell.method} {cell.bits} bits: FAILED: {error}")
-            continue
-        else:
-            row |= {
-                "options": methods.resolved_options(trained.method),
-                "evaluation": measured.to_json(),
-                "seconds": {k: round(v, 3) for k, v in trained.seconds.items()},
-                "device": device_name(trained.hasher.device),
-            }
-        row["versions"] = versions()
-        storage.write_files(path.parent, {path.name: storage.write_text(storage.dump_json(row))})
-        rows.append(row)
-        worked += 1
-        pace = (time.perf_counter() - began) / worked
-        left = sum(not (folder / RUNS / c.file).is_file() for c in cells[number:])
-        say(f"[{number}/{len(cells)}] {_line(row)}; about {pace * left / 60:.0f} min left")
+    for cell in cells:
+        row, failure = runner.row(cell), runner.failure(cell)
+        if row is not None:
+            rows.append({key: row[key] for key in row if key not in _SAID_ONCE})
+        elif failure is not None:
+            failed[Path(cell.file).name] = failure["error"]
     table = make_table(rows, common, bits)
     results = {**common, "rows": rows, "failed": failed}
     storage.write_files(
@@ -206,7 +182,7 @@ def _cell(rows: list[dict[str, Any]]) -> tuple[float, str]:
     return mean, f"{mean:.3f}{spread}"
 
 
-def _grid(names: Sequence[str], bits: Sequence[int], seeds: int) -> list[Cell]:
+def _grid(names: Sequence[str], bits: Sequence[int], seeds: int) -> list[tuple[str, int, int]]:
     if seeds < 1:
         raise UsageError(f"seeds must be at least 1, got {seeds}")
     if not bits:
@@ -217,7 +193,7 @@ def _grid(names: Sequence[str], bits: Sequence[int], seeds: int) -> list[Cell]:
     for name in chosen:
         methods.find(name)
     return [
-        Cell(name, check_bits(length), seed)
+        (name, check_bits(length), seed)
         for seed in range(seeds)
         for length in dict.fromkeys(bits)
         for name in dict.fromkeys(chosen)
@@ -242,10 +218,3 @@ def _check_folder(folder: Path, common: dict[str, Any]) -> None:
         raise UsageError(
             f"{folder} holds a comparison with another {', '.join(differ)}; choose another --out"
         )
-
-
-def _line(row: dict[str, Any]) -> str:
-    what = f"{row['method']} {row['bits']} bits, seed {row['seed']}"
-    if "not_defined" in row:
-        return f"{what}: {NOT_DEFINED} ({row['not_defined']})"
-    return f"{what}: mAP {row['evaluation']['map']:.4f}, {row['seconds']['training']:.0f} s"

@@ -1,0 +1,66 @@
+"""Who works on what: a lock on one byte of a file, which ends with the process that holds it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class Claims:
+    """Locks by name among the processes that open the same file.
+
+    A name stands for a byte far inside the file, which stays empty. A killed process leaves
+    nothing behind: the system drops its locks.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+
+    def close(self) -> None:
+        """Drop every lock."""
+        os.close(self._file)
+
+    @contextmanager
+    def claim(self, name: str) -> Iterator[bool]:
+        """Try to take ``name``; yields whether it is ours, and gives it back afterwards."""
+        place = int.from_bytes(hashlib.sha256(name.encode()).digest()[:3], "big")
+        ours = _lock(self._file, place)
+        try:
+            yield ours
+        finally:
+            if ours:
+                _unlock(self._file, place)
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(file: int, place: int) -> bool:
+        os.lseek(file, place, os.SEEK_SET)
+        try:
+            msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+
+    def _unlock(file: int, place: int) -> None:
+        os.lseek(file, place, os.SEEK_SET)
+        msvcrt.locking(file, msvcrt.LK_UNLCK, 1)
+
+else:
+    import fcntl
+
+    def _lock(file: int, place: int) -> bool:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+        except (BlockingIOError, PermissionError):  # held by another process
+            return False
+        return True
+
+    def _unlock(file: int, place: int) -> None:
+        fcntl.lockf(file, fcntl.LOCK_UN, 1, place)

@@ -1,0 +1,243 @@
+"""The paper's figures as SVG and PNG, from results and from a small training of their own."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fisherhash import storage
+from fisherhash.errors import missing_extra
+from fisherhash.experiments import illustration
+from fisherhash.experiments.specs import CURVE_PART, MARGIN_PART, MODULE_PARTS, Part
+
+if TYPE_CHECKING:
+    from fisherhash.experiments.planning import Column
+    from fisherhash.experiments.runner import Runner
+
+POINTS = "centre-learning.json"
+COLOURS = ("#c0392b", "#1e8449")
+TOP = 5000
+MARGINS = (0.0, 0.5, 1.0, 1.5, 2.0)
+
+
+def draw_all(
+    results: Mapping[str, Any], columns: Sequence[Column], folder: Path, runner: Runner
+) -> list[Path]:
+    """Draw what there are results for; returns the SVG files in the paper's order."""
+    found = _points(columns, folder, runner)
+    drawn = [
+        save(folder / "separable", (8, 3.6), draw_separable),
+        save(folder / "margin-loss", (5, 3.6), draw_margin_loss),
+    ]
+    if found is not None:
+        drawn.append(save(folder / "centre-learning", (10, 3.7), lambda f: draw_centres(f, found)))
+    parts = results["parts"]
+    modules = [part for spec in MODULE_PARTS for part in _matching(parts, spec)]
+    if modules:
+        size = (4.6 * 2, 3.6 * len(modules))
+        drawn.append(save(folder / "modules", size, lambda f: draw_modules(f, modules)))
+    for part in _matching(parts, MARGIN_PART):
+        drawn.append(save(folder / "margin", (5, 3.6), lambda f, p=part: draw_margins(f, p)))
+    for part in _matching(parts, CURVE_PART):
+        drawn.append(save(folder / "pr-curves", (6, 4.2), lambda f, p=part: draw_curves(f, p)))
+    return drawn
+
+
+def save(path: Path, size: tuple[float, float], draw: Callable[[Any], None]) -> Path:
+    """Draw one figure and write it beside each other as .png and .svg; returns the latter."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise missing_extra("matplotlib", "plots", "drawing the figures") from None
+    # A fixed salt and no date: the same results give the same file.
+    look: Any = {"svg.hashsalt": "fisherhash", "svg.fonttype": "none", "font.size": 9}
+    with matplotlib.rc_context(look):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path.with_suffix(".png"), dpi=150)
+        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+    return path.with_suffix(".svg")
+
+
+def draw_separable(figure: Any) -> None:
+    """Two classes that a line separates, and that share their codes after quantisation."""
+    rng = np.random.default_rng(0)
+    along = rng.uniform(-1.7, 1.7, (2, 60))
+    apart = 0.45 + np.abs(rng.normal(0, 0.12, (2, 60)))
+    classes = [
+        np.stack([along[k] + side * apart[k] / 2, along[k] - side * apart[k] / 2], axis=1)
+        for k, side in enumerate((-1.0, 1.0))
+    ]
+    before, after = figure.subplots(1, 2)
+    for k, points in enumerate(classes):
+        before.scatter(*points.T, s=14, color=COLOURS[k], label=f"class {k + 1}")
+    before.plot([-2.1, 2.1], [-2.1, 2.1], "k--", lw=1)
+    before.set_title("continuous: one line separates the classes")
+    before.legend(loc="upper left")
+    codes = [np.where(points > 0, 1, -1) for points in classes]
+    for k, code in enumerate(codes):
+        spread = rng.normal(0, 0.15, code.shape)  # or all points of a code would be one dot
+        after.scatter(*(code + spread).T, s=14, color=COLOURS[k])
+    for corner in ((-1, -1), (-1, 1), (1, -1), (1, 1)):
+        counts = [int((code == corner).all(axis=1).sum()) for code in codes]
+        words = f"[{corner[0]}, {corner[1]}]: {counts[0]} and {counts[1]}"
+        after.text(corner[0], corner[1] + 0.62, words, ha="center")
+    after.set_title("quantised: the same codes hold both classes")
+    for axes in (before, after):
+        _quadrants(axes, 2.1)
+
+
+def draw_margin_loss(figure: Any) -> None:
+    """L^S and L^D over the dissimilarity, for growing margins."""
+    axes = figure.subplots()
+    across = np.linspace(-6, 6, 241)
+    for number, margin in enumerate(MARGINS):
+        shade = 0.3 + 0.7 * number / (len(MARGINS) - 1)
+        same = np.logaddexp(0, across + margin)
+        other = np.logaddexp(0, -across + margin)
+        axes.plot(across, same, color=COLOURS[1], alpha=shade, label=f"m = {margin:g}")
+        axes.plot(across, other, color=COLOURS[0], alpha=shade, ls="--")
+    axes.text(4.6, 2.6, "same class", color=COLOURS[1], ha="center")
+    axes.text(-4.6, 2.6, "different classes", color=COLOURS[0], ha="center")
+    axes.set(xlabel="dissimilarity D", ylabel="loss", ylim=(0, 8))
+    axes.legend(loc="upper center", title="margin, light to dark")
+    axes.grid(alpha=0.3)
+
+
+def draw_centres(figure: Any, found: Mapping[str, Any]) -> None:
+    """Outputs of a 2-bit head: before training, with L_intra, with L_intra and L_inter."""
+    labels = np.array(found["labels"])
+    for number, (axes, name) in enumerate(zip(figure.subplots(1, 3), found["panels"], strict=True)):
+        points = np.array(found["panels"][name])
+        for k, title in enumerate(found["classes"]):
+            axes.scatter(*points[labels == k].T, s=12, color=COLOURS[k], alpha=0.7, label=title)
+        _quadrants(axes, max(2.1, float(np.abs(points).max()) * 1.05))
+        axes.set_title(f"({'abc'[number]}) {name}")
+        axes.set_xlabel(_codes_of(points, labels))
+        if number == 0:
+            axes.legend(loc="upper left")
+
+
+def _codes_of(points: np.ndarray, labels: np.ndarray) -> str:
+    """How far apart the classes' commonest codes are, and how many bits are as in them."""
+    common = []
+    for k in (0, 1):
+        codes, counts = np.unique(points[labels == k] > 0, axis=0, return_counts=True)
+        common.append(codes[counts.argmax()])
+    bits = int((common[0] != common[1]).sum())
+    pure = [np.mean((points[labels == k] > 0) == common[k]) for k in (0, 1)]
+    apart = f"{bits} bit{'' if bits == 1 else 's'} apart"
+    return f"commonest codes {apart}\n{100 * np.mean(pure):.1f} % of all bits are as in them"
+
+
+def draw_modules(figure: Any, parts: Sequence[Mapping[str, Any]]) -> None:
+    """Precision and recall at the top 5,000 against the number of bits, for the modules."""
+    grid = figure.subplots(len(parts), 2, squeeze=False)
+    for row, part in zip(grid, parts, strict=True):
+        for axes, key, word in zip(
+            row, ("precision_at", "recall_at"), ("precision", "recall"), strict=True
+        ):
+            for number, name in enumerate(entry["name"] for entry in part["rows"]):
+                values = [_mean(part, name, bits, key, TOP) for bits in part["bits"]]
+                style = "-" if "+" in name else "--"
+                axes.plot(part["bits"], values, f"o{style}", ms=4, color=f"C{number}", label=name)
+            axes.set(xlabel="bits", ylabel=f"{word} at the top {_ranks(part):,}")
+            axes.set_xticks(part["bits"])
+            axes.set_title(part["title"])
+            axes.grid(alpha=0.3)
+        row[0].legend()
+
+
+def draw_margins(figure: Any, part: Mapping[str, Any]) -> None:
+    """mAP over the margin."""
+    axes = figure.subplots()
+    names = [entry["name"] for entry in part["rows"]]
+    margins = [float(name.split("=")[1]) for name in names]
+    for bits in part["bits"]:
+        values = [_mean(part, name, bits, "map") for name in names]
+        axes.plot(margins, values, "o-", ms=4, label=f"{bits} bits")
+    axes.set(xlabel="margin m", ylabel="mAP", title=part["title"])
+    axes.legend()
+    axes.grid(alpha=0.3)
+
+
+def draw_curves(figure: Any, part: Mapping[str, Any]) -> None:
+    """Precision over recall of every method at one code length, mean over the seeds."""
+    axes = figure.subplots()
+    bits = part["bits"][0]
+    for entry in part["rows"]:
+        curves = [run["evaluation"]["pr_by_rank"] for run in _runs(part, entry["name"], bits)]
+        if not curves:
+            continue
+        recall = np.mean([curve["recall"] for curve in curves], axis=0)
+        precision = np.mean([curve["precision"] for curve in curves], axis=0)
+        width = 2.2 if entry["method"] == "dfh" else 1.2
+        axes.plot(recall, precision, lw=width, label=entry["name"])
+    axes.set(xlabel="recall", ylabel="precision", ylim=(0, 1), xlim=(0, 1))
+    axes.set_title(f"{part['title']}, {bits} bits")
+    axes.legend()
+    axes.grid(alpha=0.3)
+
+
+def _quadrants(axes: Any, reach: float) -> None:
+    axes.axhline(0, color="black", lw=1)
+    axes.axvline(0, color="black", lw=1)
+    axes.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
+
+
+def _points(columns: Sequence[Column], folder: Path, runner: Runner) -> dict[str, Any] | None:
+    """The illustration's points, trained once; None without CIFAR-10 or without time."""
+    path = folder / POINTS
+    if path.is_file():
+        return storage.read_json(path)
+    benches = [c.bench for c in columns if c.bench is not None and c.bench.data == "cifar10"]
+    if not benches or runner.late:
+        return None
+    found = illustration.points(runner.stage(benches[0]))
+    storage.write_files(folder, {POINTS: storage.write_text(storage.dump_json(found))})
+    return found
+
+
+def _matching(parts: Sequence[Mapping[str, Any]], spec: Part) -> list[Mapping[str, Any]]:
+    """The parts of the results that belong to a part of the specification and have runs."""
+    names = {row.name for row in spec.rows}
+    data = {source.data for source in spec.sources}
+    return [
+        part
+        for part in parts
+        if part["runs"]
+        and part["data"] in data
+        and {row["name"] for row in part["rows"]} <= names
+        and set(part["bits"]) <= set(spec.bits)
+    ]
+
+
+def _runs(part: Mapping[str, Any], name: str, bits: int) -> list[Mapping[str, Any]]:
+    return [
+        run
+        for run in part["runs"]
+        if run["row"] == name and run["bits"] == bits and "evaluation" in run
+    ]
+
+
+def _ranks(part: Mapping[str, Any]) -> int:
+    """5,000, or the largest rank that was measured where the database is smaller."""
+    for run in part["runs"]:
+        if "evaluation" in run:
+            known = [int(at) for at in run["evaluation"]["precision_at"]]
+            return max(at for at in known if at <= TOP)
+    return TOP
+
+
+def _mean(part: Mapping[str, Any], name: str, bits: int, key: str, at: int | None = None) -> float:
+    """A metric's mean over the seeds; NaN where nothing ran, which is not drawn."""
+    values = [run["evaluation"][key] for run in _runs(part, name, bits)]
+    if at is not None:
+        values = [value[str(_ranks(part))] for value in values]
+    return statistics.mean(values) if values else float("nan")

@@ -1,0 +1,275 @@
+"""The paper's tables and figures as data: rows, columns, metric, and the paper's own numbers.
+
+The paper is Deep Fisher Hashing (BMVC 2019). Its networks are VGG-F (CIFAR-10, NUS-WIDE) and
+AlexNet (ImageNet100), fine-tuned; its competitors' rows are copied from their papers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from fisherhash.errors import unknown_name
+
+Options = Mapping[str, Any]
+NONE: Options = MappingProxyType({})
+
+# Search spaces that are not a method's only one: the method, and the options they start from.
+# DFH (ours) goes beyond the paper, inside its ideas, and has its own row.
+BASES: dict[str, tuple[str, Options]] = {
+    "dfh-paper": ("dfh", NONE),
+    "dfh-ours": (
+        "dfh",
+        {
+            "quantizer": "hinge",
+            "quantization": 0.3,
+            # A hinge lets outputs grow: below them the centres would be overruled.
+            "intra": 10.0,
+            "initial_centers": "far-apart",
+            "positive_weight": 3.0,
+        },
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set an experiment may use.
+
+    Attributes:
+        data: its name, or that of a folder with list files beside the named data sets.
+        protocol: how it is split.
+        title: what people read.
+        stands_in: whether it replaces the paper's data set, so that numbers are not the paper's.
+    """
+
+    data: str
+    protocol: str
+    title: str
+    stands_in: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: a method with options.
+
+    Attributes:
+        name: what people read.
+        method: of the registry.
+        options: its hyper-parameters that make this row; they win over tuned ones.
+        settings: how its training differs from the others'.
+        tuned_as: the search space it is tuned with, and the options that space starts from; by
+            default the method's.
+        paper: the paper's numbers, one a code length; None where it has none.
+    """
+
+    name: str
+    method: str
+    options: Options = field(default_factory=dict)
+    settings: Options = field(default_factory=dict)
+    tuned_as: str = ""
+    paper: tuple[float | None, ...] = ()
+
+    @property
+    def space(self) -> str:
+        """The key of its search space and of its winner."""
+        return self.tuned_as or self.method
+
+
+@dataclass(frozen=True)
+class Part:
+    """One data set's columns of a table or figure.
+
+    Attributes:
+        sources: the original first, then its stand-in; the first that is there is used.
+        bits: the code lengths.
+        rows: what is compared.
+        tuning_bits: the one code length the hyper-parameters are searched at.
+    """
+
+    sources: tuple[Source, ...]
+    bits: tuple[int, ...]
+    rows: tuple[Row, ...]
+    tuning_bits: int
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A table or figure.
+
+    Attributes:
+        name: what the user writes.
+        title: what it shows.
+        parts: its data sets.
+        of: where the numbers beside ours come from.
+        kind: a table of mAP, or the figures.
+    """
+
+    name: str
+    title: str
+    parts: tuple[Part, ...]
+    of: str = "paper"
+    kind: str = "table"
+    notes: tuple[str, ...] = field(default=())
+
+
+CIFAR10 = (Source("cifar10", "cifar10-small", "CIFAR-10"),)
+CIFAR10_LARGE = (Source("cifar10", "cifar10-large", "CIFAR-10, setting II"),)
+NUS_WIDE = (
+    Source("nuswide21", "nuswide21-small", "NUS-WIDE"),
+    Source("coco21", "coco21", "coco21 (stands in for NUS-WIDE)", stands_in=True),
+)
+IMAGENET100 = (
+    Source("imagenet100", "imagenet100", "ImageNet100"),
+    Source("tiny100", "tiny100", "tiny100 (stands in for ImageNet100)", stands_in=True),
+)
+
+
+def _dfh(paper: tuple[float | None, ...] = ()) -> tuple[Row, Row]:
+    return (
+        Row("DFH (paper)", "dfh", tuned_as="dfh-paper", paper=paper),
+        Row("DFH (ours)", "dfh", tuned_as="dfh-ours", paper=paper),
+    )
+
+
+def _ablation(name: str, parts: str, paper: tuple[float | None, ...] = ()) -> Row:
+    """A row of the paper's method with some of its parts; all share one tuning."""
+    options = NONE if parts == "pair,margin,intra,inter" else {"parts": parts}
+    return Row(name, "dfh", options, tuned_as="dfh-paper", paper=paper)
+
+
+def _table1(paper: tuple[tuple[float, ...], ...]) -> tuple[Row, ...]:
+    return (
+        _ablation("pair", "pair,margin", paper[0]),
+        _ablation("pair + intra", "pair,margin,intra", paper[1]),
+        _ablation("pair + intra + inter (DFH)", "pair,margin,intra,inter", paper[2]),
+    )
+
+
+MODULES = (
+    _ablation("P", "pair"),
+    _ablation("C", "intra,inter"),
+    _ablation("P+C", "pair,intra,inter"),
+    _ablation("P+M", "pair,margin"),
+    _ablation("P+M+C", "pair,margin,intra,inter"),
+)
+MARGINS = tuple(
+    Row(f"m = {m:g}", "dfh", {"margin": m}, tuned_as="dfh-paper") for m in (0, 0.5, 1, 1.5, 2, 3)
+)
+
+TABLE1 = Spec(
+    "table1",
+    "Table 1: the parts of the quantised centre module",
+    (
+        Part(CIFAR10, (12, 24), _table1(((0.730, 0.787), (0.746, 0.802), (0.772, 0.809))), 24),
+        Part(IMAGENET100, (16, 48), _table1(((0.431, 0.572), (0.543, 0.696), (0.576, 0.726))), 32),
+    ),
+)
+
+TABLE2 = Spec(
+    "table2",
+    "Table 2: CIFAR-10 and NUS-WIDE, small-data setting",
+    (
+        Part(
+            CIFAR10,
+            (12, 24, 32, 48),
+            (
+                *_dfh((0.803, 0.825, 0.831, 0.844)),
+                Row("DSDH", "dsdh", paper=(0.740, 0.786, 0.801, 0.820)),
+                Row("Greedy Hash", "greedyhash", paper=(0.774, 0.795, 0.810, 0.822)),
+                Row("DPSH", "dpsh", paper=(0.713, 0.727, 0.744, 0.757)),
+                Row("DQN", "dqn", paper=(0.554, 0.558, 0.564, 0.580)),
+                Row("DTSH", "dtsh", paper=(0.710, 0.750, 0.765, 0.774)),
+                Row("NINH", "ninh", paper=(0.552, 0.566, 0.558, 0.581)),
+                Row("CNNH", "cnnh", paper=(0.439, 0.511, 0.509, 0.522)),
+            ),
+            24,
+        ),
+        Part(
+            NUS_WIDE,
+            (12, 24, 32, 48),
+            (
+                *_dfh((0.795, 0.823, 0.833, 0.842)),
+                Row("DSDH", "dsdh", paper=(0.776, 0.808, 0.820, 0.829)),
+                Row("DPSH", "dpsh", paper=(0.752, 0.790, 0.794, 0.812)),
+                Row("DQN", "dqn", paper=(0.768, 0.776, 0.783, 0.792)),
+                Row("DTSH", "dtsh", paper=(0.773, 0.808, 0.812, 0.824)),
+                Row("NINH", "ninh", paper=(0.674, 0.697, 0.713, 0.715)),
+                Row("CNNH", "cnnh", paper=(0.611, 0.618, 0.625, 0.608)),
+            ),
+            24,
+        ),
+    ),
+    notes=("Greedy Hash has no numbers for NUS-WIDE in the paper and is not run there.",),
+)
+
+TABLE3 = Spec(
+    "table3",
+    "Table 3: ImageNet100",
+    (
+        Part(
+            IMAGENET100,
+            (16, 32, 48, 64),
+            (
+                *_dfh((0.590, 0.697, 0.726, 0.747)),
+                Row("Greedy Hash", "greedyhash", paper=(0.625, 0.662, 0.682, 0.688)),
+                Row("HashNet", "hashnet", paper=(0.506, 0.630, 0.663, 0.683)),
+                Row("DHN", "dhn", paper=(0.311, 0.472, 0.542, 0.573)),
+                Row("NINH", "ninh", paper=(0.290, 0.461, 0.530, 0.565)),
+                Row("CNNH", "cnnh", paper=(0.281, 0.450, 0.525, 0.554)),
+            ),
+            32,
+        ),
+    ),
+)
+
+LARGE = Spec(
+    "large",
+    "CIFAR-10, large-data setting (50,000 images to train)",
+    (
+        Part(
+            CIFAR10_LARGE,
+            (16, 24, 32, 48),
+            (
+                *_dfh(),
+                Row("DSDH", "dsdh"),
+                Row("Greedy Hash", "greedyhash", paper=(None, None, None, 0.944)),
+                Row("DTSH", "dtsh", paper=(0.916, 0.924, 0.927, 0.934)),
+                Row("DPSH", "dpsh", paper=(0.908, 0.909, 0.917, 0.932)),
+                Row("MIHash", "mihash", paper=(0.922, 0.931, 0.940, 0.942)),
+            ),
+            24,
+        ),
+    ),
+    of="published",
+    notes=(
+        "The paper names this setting and prints no numbers. Beside ours: Greedy Hash as its "
+        "authors report it; the others as the authors of MIHash report them with VGG-F.",
+    ),
+)
+
+FIGURES = Spec(
+    "figures",
+    "Figures: the modules against bits, the margin, and precision-recall curves",
+    (
+        Part(CIFAR10, (12, 24, 32, 48), MODULES, 24),
+        Part(IMAGENET100, (16, 32, 48, 64), MODULES, 32),
+        Part(CIFAR10, (12, 48), MARGINS, 24),
+        Part(
+            CIFAR10, (48,), tuple(replace(r, paper=r.paper[3:]) for r in TABLE2.parts[0].rows), 24
+        ),
+    ),
+    kind="figures",
+)
+MODULE_PARTS, MARGIN_PART, CURVE_PART = FIGURES.parts[:2], FIGURES.parts[2], FIGURES.parts[3]
+
+SPECS = {spec.name: spec for spec in (TABLE1, TABLE2, TABLE3, FIGURES, LARGE)}
+
+
+def find(name: str) -> Spec:
+    """The table or figure of that name."""
+    if name not in SPECS:
+        raise unknown_name("experiment", name, SPECS)
+    return SPECS[name]

@@ -1,0 +1,109 @@
+"""Reports: the best in bold, what is level with it, and the paper's numbers we miss."""
+
+import math
+
+import pytest
+
+from fisherhash.experiments import report
+
+
+def part(rows, *, bits=(12,), stands_in=False, paper=None):
+    """Rows by name: mAP of each seed."""
+    made = {
+        "data": "cifar10",
+        "title": "CIFAR-10",
+        "stands_in": stands_in,
+        "bits": list(bits),
+        "seeds": 3,
+        "settings": {"epochs": 30},
+        "bench": {"backbone": "b", "image_size": 128, "finetune": True},
+        "protocol": {
+            "protocol": "cifar10-small",
+            "top": None,
+            "train": 5000,
+            "query": 1000,
+            "database": 59000,
+            "checksum": "0" * 64,
+        },
+        "rows": [],
+        "runs": [],
+    }
+    for name, values in rows.items():
+        method = "dfh" if name.startswith("DFH") else "other"
+        numbers = [paper] * len(bits) if paper else []
+        made["rows"].append({"name": name, "method": method, "tuned": True, "paper": numbers})
+        for seed, value in enumerate(values):
+            evaluation = {"map": value, "map_stable": value, "map_lower": None, "map_upper": None}
+            made["runs"].append(
+                {"row": name, "bits": 12, "seed": seed, "device": "d", "evaluation": evaluation}
+            )
+    return made
+
+
+def results(made, target="table2"):
+    return {
+        "target": target,
+        "title": "A table",
+        "of": "paper",
+        "kind": "table",
+        "notes": [],
+        "parts": [made],
+        "tuning": {},
+    }
+
+
+def test_the_best_is_bold_and_the_level_marked():
+    made = part({"DFH": [0.80, 0.82, 0.84], "near": [0.80, 0.81, 0.82], "far": [0.5, 0.5, 0.5]})
+    lines = {line.split(" |")[0]: line for line in report.table(made)}
+    assert "**0.820** (0.800–0.840)" in lines["| DFH"]
+    assert "0.810 †" in lines["| near"]
+    assert "†" not in lines["| far"]
+
+
+def test_standard_errors():
+    score = report.Score((0.1, 0.2, 0.3))
+    assert score.error == pytest.approx(0.1 / math.sqrt(3))
+    assert report.Score((0.1,)).error == 0.0
+    assert math.isnan(report.Score().mean)
+
+
+@pytest.mark.parametrize(
+    ("values", "stands_in", "sentence"),
+    [
+        ([0.9, 0.9, 0.9], False, "12 bits: DFH is first; it reaches the paper's 0.850."),
+        ([0.8, 0.8, 0.8], False, "3.0 points behind other; it MISSES the paper's 0.850 by 5.0"),
+        ([0.8, 0.8, 0.8], True, "DFH is 3.0 points behind other."),
+        ([0.80, 0.82, 0.84], False, "DFH is level with the first, other"),
+    ],
+)
+def test_verdicts(values, stands_in, sentence):
+    made = part({"DFH": values, "other": [0.83, 0.83, 0.83]}, stands_in=stands_in, paper=0.85)
+    (said,) = report.verdicts(results(made), made)
+    assert sentence in said
+
+
+def test_table_1_s_order():
+    made = part({"DFH a": [0.5, 0.5], "DFH b": [0.6, 0.6], "DFH c": [0.7, 0.7]})
+    (said,) = report.verdicts(results(made, "table1"), made)
+    assert "order is reproduced (steps of +10.0, then +10.0 points)" in said
+    made = part({"DFH a": [0.5, 0.5], "DFH b": [0.4, 0.4], "DFH c": [0.7, 0.7]})
+    (said,) = report.verdicts(results(made, "table1"), made)
+    assert "NOT reproduced" in said
+
+
+def test_not_run_and_not_defined(tmp_path):
+    made = part({"DFH": [], "never": []})
+    made["runs"] = [{"row": "never", "bits": 12, "seed": 0, "device": "d", "not_defined": "no"}]
+    lines = report.table(made)
+    assert lines[2] == "| DFH | not run |"
+    assert lines[3] == "| never | – |"
+    page = report.write(results(made), tmp_path)
+    assert page.read_text().count("not run") == 2
+    assert "not run" in (tmp_path / "table2.md").read_text()
+
+
+def test_text_of_others_is_escaped():
+    made = part({"DFH": [0.5], "<b>": [0.4]})
+    page = report.html_page(results(made))
+    assert "&lt;b&gt;" in page
+    assert "<b>0.500</b>" in page

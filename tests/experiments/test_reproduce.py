@@ -1,0 +1,213 @@
+"""Reproducing a table: tuned, resumed, shared by processes, and with “not run” where it was not."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.experiments import planning
+from fisherhash.experiments.planning import Request, parse_settings
+from fisherhash.experiments.reproduce import reproduce, table_text
+from fisherhash.experiments.tuning import BUDGET, Tuning
+
+
+def runs(folder, kind="runs"):
+    return sorted(path for path in Path(folder).glob(f"{kind}/**/*.json"))
+
+
+def test_a_table_and_what_belongs_to_it(ask):
+    said = []
+    outcome = reproduce(ask(), jobs=1, say=said.append)
+    assert (outcome.left, outcome.failed) == (0, {})
+    assert "2 of 2 runs left" in "".join(said)
+    assert "not tuned on coco21-tiny-32-frozen-rehearsal" in "".join(said)
+    table = table_text(outcome)
+    assert "| DPSH | " in table
+    assert "[0.752] |" in table  # the paper's number beside ours
+    assert "stand-in" in table
+    assert "MISSES" not in table  # the paper's numbers are of other data
+    folder = outcome.page.parent
+    row = json.loads(runs(folder)[0].read_text())
+    assert row["protocol"]["protocol"] == "coco21"
+    assert len(row["protocol"]["checksum"]) == 64
+    assert {"map", "map_stable", "map_lower", "map_upper"} <= row["evaluation"].keys()
+    assert row["history"]["epoch"] == 1
+    assert {"training", "measuring", "total"} <= row["seconds"].keys()
+    stored = json.loads((folder / "table2.json").read_text())
+    assert len(stored["parts"][0]["runs"]) == 2
+    assert "<h1>" in outcome.page.read_text()
+    before = {path: path.stat().st_mtime_ns for path in runs(folder)}
+    again = reproduce(ask(), jobs=1, say=said.append)
+    assert said[-1] == "all 2 runs are done"
+    assert again.results == outcome.results
+    assert {path: path.stat().st_mtime_ns for path in runs(folder)} == before
+
+
+def test_fine_tuned_and_tuned_first(ask):
+    said = []
+    request = ask(tune=True, finetune=True, only=["coco21", "12", "dpsh"])
+    outcome = reproduce(request, jobs=1, say=said.append)
+    folder = outcome.page.parent
+    assert len(runs(folder, "trials")) == BUDGET
+    found = json.loads((folder / "tuning.json").read_text())["benches"]
+    (bench,) = found.values()
+    assert bench["bench"]["finetune"]
+    trials = bench["rows"]["dpsh"]["trials"]
+    best = max(trials, key=lambda trial: trial["validation_map"])
+    winner = bench["rows"]["dpsh"]["winner"]
+    assert winner["options"] == {k: v for k, v in best.items() if k != "validation_map"}
+    (path,) = runs(folder)
+    row = json.loads(path.read_text())
+    for key, value in winner["options"].items():
+        assert row["options"][key] == value
+    trial = json.loads(runs(folder, "trials")[0].read_text())
+    assert "evaluation" not in trial  # queries are never looked at
+    taken = reproduce(ask(finetune=True, only=["coco21", "12", "dpsh"]), jobs=1, say=said.append)
+    assert taken.left == 0  # the winners of the folder are taken, nothing was left to run
+    assert len(runs(folder)) == 1
+
+
+def test_the_command_line(ask, capsys):
+    from fisherhash.cli import main
+
+    words = ["reproduce", "table2", "--rehearse", "--jobs", "1", "--device", "cpu"]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--only", "coco21,12,dpsh", "--out", ask().out])
+    assert ended.value.code == 0
+    printed = capsys.readouterr()
+    assert "| DPSH | **0." in printed.out
+    assert "table2.html" in printed.err
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--only", "coco22", "--out", ask().out])
+    assert ended.value.code == 2
+    assert "does not know 'coco22'" in capsys.readouterr().err
+
+
+def test_shared_by_two_processes(ask, capfd):
+    outcome = reproduce(ask(only=["coco21", "12", "24", "dpsh", "dfh-paper"]), jobs=2)
+    assert outcome.left == 0
+    said = capfd.readouterr().err
+    assert said.count("validation") == 0
+    assert said.count(" left\n") == 4  # one line a run: nothing was run twice
+    assert len(runs(outcome.page.parent)) == 4
+    assert {json.loads(path.read_text())["jobs"] for path in runs(outcome.page.parent)} == {2}
+
+
+def test_a_killed_call_is_continued(ask):
+    command = [
+        sys.executable,
+        "-m",
+        "fisherhash.experiments",
+        *("table2", "--rehearse", "--jobs", "2", "--only", "coco21,dpsh,dfh-paper,dtsh"),
+        *("--device", "cpu", "--out", ask().out),
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not runs(ask().out) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    done = {path: path.read_text() for path in runs(ask().out)}
+    assert 1 <= len(done) < 12
+    outcome = reproduce(ask(only=["coco21", "dpsh", "dfh-paper", "dtsh"]), jobs=1)
+    assert outcome.left == 0
+    assert len(runs(ask().out)) == 12
+    for path, text in done.items():
+        assert path.read_text() == text
+
+
+def test_no_run_starts_after_the_time(ask):
+    outcome = reproduce(ask(), jobs=1, minutes=0)
+    assert outcome.left == 2
+    assert "not run [0.752]" in table_text(outcome)
+    assert reproduce(ask(), jobs=1).left == 0
+
+
+def test_a_failed_run_is_recorded_and_tried_again(ask, monkeypatch):
+    from fisherhash.experiments import runner
+
+    real = runner.fit
+
+    def broken(*arguments, **options):
+        if options["method"] == "dpsh":
+            raise FisherhashError("the disk is full")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(runner, "fit", broken)
+    outcome = reproduce(ask(), jobs=1)
+    assert outcome.failed == {"coco21: DPSH 12 bits, seed 0": "the disk is full"}
+    assert outcome.left == 1
+    assert "| DPSH | not run" in table_text(outcome)
+    monkeypatch.setattr(runner, "fit", real)
+    healed = reproduce(ask(), jobs=1)
+    assert (healed.left, healed.failed) == (0, {})
+
+
+def test_other_pictures_are_not_mixed_in(ask, monkeypatch):
+    from fisherhash.experiments.benches import Stage
+
+    reproduce(ask(), jobs=1)
+    real = Stage.__init__
+
+    def other(self, *arguments, **options):
+        real(self, *arguments, **options)
+        self.identity["images"] = "other"
+
+    monkeypatch.setattr(Stage, "__init__", other)
+    with pytest.raises(UsageError, match="another images"):
+        reproduce(ask(seeds=2), jobs=1)
+
+
+def test_data_that_is_missing_is_said(ask):
+    said = []
+    outcome = reproduce(ask(only=["dpsh", "12"]), jobs=1, say=said.append)
+    assert any("CIFAR-10: not run, there is no cifar10" in line for line in said)
+    assert "| DPSH | not run [0.713] |" in table_text(outcome)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"target": "table9"}, "Did you mean"),
+        ({"only": ["cocoo21"]}, "does not know 'cocoo21'"),
+        ({"only": ["13"]}, "nothing of table2 is left"),
+        ({"device": "cuda9"}, "cuda9"),
+    ],
+)
+def test_bad_requests(ask, changes, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        reproduce(ask(**changes), jobs=1)
+    with pytest.raises(UsageError, match="jobs must be at least 1"):
+        reproduce(ask(), jobs=0)
+
+
+def test_settings_from_text():
+    assert parse_settings(["head-epochs=3"]) == {"head_epochs": 3}
+    for text, sentence in (
+        ("epochs", "NAME=VALUE"),
+        ("epoch=3", "Did you mean 'epochs'"),
+        ("epochs=x", "must be a number"),
+        ("dropout=7", "between 0 and 0.99"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            parse_settings([text])
+
+
+def test_what_makes_a_row_wins_over_what_was_tuned(ask):
+    request = Request("table1", ask().out, only=["12"], rehearse=True, device="cpu")
+    (column,) = [c for c in planning.plan(request) if c.part.sources[0].data == "cifar10"]
+    pair = column.part.rows[0]
+    choice = planning.Choice({"parts": "pair", "margin": 2.0}, {})
+    assert planning.row_options(pair, choice) == {"parts": "pair,margin", "margin": 2.0}
+
+
+def test_packaged_tunings_name_rows_that_exist():
+    found = Tuning.packaged().benches
+    for slug, bench in found.items():
+        assert bench["bench"]["finetune"] == ("finetuned" in slug)
+        for entry in bench["rows"].values():
+            assert len(entry["trials"]) <= BUDGET

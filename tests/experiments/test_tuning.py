@@ -1,0 +1,74 @@
+"""Tuning: the second trials stand on the best of the first, and the best of all wins."""
+
+from fisherhash.experiments import tuning
+from fisherhash.experiments.benches import Bench
+from fisherhash.experiments.specs import Row
+from fisherhash.loop import Settings
+
+BENCH = Bench("cifar10", "cifar10-small", image_size=128)
+SETTINGS = Settings(epochs=3)
+ROWS = [Row("Greedy Hash", "greedyhash"), Row("the same", "greedyhash")]
+
+
+class Done:
+    """Stands for a runner whose trials have these scores; None failed, missing is to do."""
+
+    def __init__(self, score):
+        self.score = score
+
+    def row(self, cell):
+        value = self.score(cell)
+        return None if value is None else {"validation_map": value}
+
+    def failure(self, cell):
+        return None
+
+    def ended(self, cell):
+        return self.score(cell) is not None
+
+
+def by_rate(cell):
+    """Best at 0.03, and a little better with more quantisation."""
+    return 1.0 - abs(cell.settings.learning_rate - 0.03) + cell.options.get("quantization", 0) / 100
+
+
+def find(runner):
+    found = tuning.summary(runner, BENCH, SETTINGS, ROWS, bits=24)
+    return found["rows"]["greedyhash"]
+
+
+def test_the_winner_of_two_rounds():
+    entry = find(Done(by_rate))
+    assert len(entry["trials"]) == tuning.BUDGET
+    assert {trial["learning_rate"] for trial in entry["trials"][3:]} == {0.03}
+    assert entry["winner"] == {
+        "options": {"quantization": 1.0},
+        "settings": {"learning_rate": 0.03},
+    }
+
+
+def test_trials_hold_images_out_and_look_at_no_query():
+    cells = tuning.all_trials("greedyhash", BENCH, SETTINGS, 24, Done(by_rate))
+    assert len(cells) == tuning.BUDGET
+    assert {cell.settings.validation for cell in cells} == {tuning.VALIDATION}
+    assert not any(cell.measured for cell in cells)
+    assert {(cell.bits, cell.seed) for cell in cells} == {(24, 0)}
+
+
+def test_no_winner_before_the_end():
+    entry = find(Done(lambda cell: None if cell.settings.learning_rate > 0.05 else by_rate(cell)))
+    assert "winner" not in entry
+    assert len(entry["trials"]) == 2
+    assert tuning.own_trials("greedyhash", BENCH, SETTINGS, 24, Done(lambda cell: None)) == []
+
+
+def test_files_are_merged_row_by_row(tmp_path):
+    path = tmp_path / "tuning.json"
+    first = {"bits": 24, "rows": {"a": {"winner": {"options": {"x": 1}, "settings": {}}}}}
+    second = {"bits": 24, "rows": {"greedyhash": {"winner": {"options": {}, "settings": {}}}}}
+    tuning.Tuning({BENCH.slug: first}).save(path)
+    tuning.Tuning({BENCH.slug: second, "other": second}).save(path)
+    found = tuning.Tuning.load(path)
+    assert found.benches[BENCH.slug]["rows"].keys() == {"a", "greedyhash"}
+    assert found.choice(BENCH, ROWS[0]).tuned
+    assert not found.choice(BENCH, Row("DPSH", "dpsh")).tuned
