@@ -21,8 +21,9 @@ test: $(VENV)/installed
 	$(BIN)/pyright
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
+# Minutes: writers killed at random moments, damaged index files, thousands of damaged pictures.
 test-slow: $(VENV)/installed
-	$(BIN)/python -m pytest -q -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m slow
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .

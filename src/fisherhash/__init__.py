@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
-    from fisherhash import backbones, methods
+    from fisherhash import backbones, builtin, methods
     from fisherhash.evaluation import evaluate
     from fisherhash.hasher import Hasher
     from fisherhash.index.opening import Index
@@ -21,6 +21,7 @@ __all__ = [
     "Settings",
     "__version__",
     "backbones",
+    "builtin",
     "evaluate",
     "methods",
     "train",
@@ -39,7 +40,7 @@ _PLACES = {
 def __getattr__(name: str) -> Any:
     if name in _PLACES:
         return getattr(importlib.import_module(_PLACES[name]), name)
-    if name in ("backbones", "methods"):
+    if name in ("backbones", "builtin", "methods"):
         return importlib.import_module(f"fisherhash.{name}")
     raise AttributeError(f"module 'fisherhash' has no attribute '{name}'")
 
