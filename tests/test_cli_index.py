@@ -465,3 +465,8 @@ def test_names_that_are_not_utf8_leave_as_they_came(photos, model, tmp_path):
     found = json.loads(command("search", "--index", path, photos / "a" / "00.png", "--json").stdout)
     assert os.fsencode(found[0]["results"][0]["key"]) == b"\xff.png"
     assert np.array_equal([found[0]["results"][0]["distance"]], [0])
+
+
+def test_fields_that_only_look_like_numbers_are_texts():
+    fields = cli.index._metadata(["a=Infinity", "b=NaN", "c=1e999", "d=7", "e=007"])
+    assert fields == {"a": "Infinity", "b": "NaN", "c": "1e999", "d": 7, "e": "007"}

@@ -106,5 +106,6 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path):
         contact_sheet.write_page(tmp_path / "file" / "a.html", "x")
     contact_sheet.write_page(tmp_path / "new" / "a.html", "page")
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["a.html"]
-    with pytest.raises(FisherhashError):
-        contact_sheet.write_page(tmp_path / "new", "x")
+    for folder in (tmp_path / "new", "."):
+        with pytest.raises(FisherhashError, match="is a folder"):
+            contact_sheet.write_page(folder, "x")

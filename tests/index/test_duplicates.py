@@ -114,3 +114,22 @@ def test_a_report_from_an_index(tmp_path):
     assert [group["size"] for group in listed["groups"]] == [4, 2]
     assert listed["groups"][1]["items"][1]["same_bytes"] == 0
     assert len(duplicates(tmp_path / "i.index", radius=2).groups) == 1
+
+
+def test_items_that_vanish_meanwhile_are_left_out(tmp_path, monkeypatch):
+    rows = np.array([[0], [1], [3], [255], [254], [15], [15]], dtype=np.uint8)
+    find = find_duplicates
+    with LocalIndex.create(tmp_path / "a.index", bits=8) as index:
+        index.add(list("abcdefg"), rows)
+
+        def late(*arguments):
+            found = find(*arguments)
+            index.remove(["a", "e"])
+            return found
+
+        monkeypatch.setattr("fisherhash.index.duplicates.find_duplicates", late)
+        found = duplicates(tmp_path / "a.index", radius=1)
+    assert [[(a.name, a.distance) for a in group] for group in found.groups] == [
+        [("b", 0), ("c", 1)],
+        [("f", 0), ("g", 0)],
+    ]

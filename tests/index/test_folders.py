@@ -746,3 +746,33 @@ def test_a_sync_killed_at_any_moment_leaves_a_whole_index(write_photos, model, t
         listed = skipped(path) if (path / "skipped.csv").exists() else {}
         assert readable | listed.keys() == names(root)
     assert seen > 10
+
+
+def test_an_index_at_the_end_of_a_link(album, model, tmp_path):
+    (tmp_path / "disk").mkdir()
+    for name, target in (("empty", "disk"), ("new", "not there yet")):
+        (tmp_path / name).symlink_to(tmp_path / target)
+        assert sync_folder(tmp_path / name, album, model=model).count == 14
+        assert (tmp_path / name).is_symlink()
+        assert (tmp_path / target / "catalogue.sqlite").exists()
+
+
+def test_new_skipped_files_come_before_the_known_ones(album, model, tmp_path):
+    for name in ("a.png", "b.png"):
+        (album / name).write_bytes(b"no picture")
+    sync_folder(tmp_path / "i", album, model=model)
+    (album / "z.png").write_bytes(b"no picture")
+    report = sync_folder(tmp_path / "i", album)
+    assert [skip.name for skip in report.skipped] == ["z.png", "a.png", "b.png"]
+    assert report.new_skipped == 1
+
+
+def test_a_new_link_to_a_folder_changes_no_keys(album, model, tmp_path):
+    path = tmp_path / "i"
+    sync_folder(path, album, model=model)
+    (album / "a link").symlink_to(album / "dogs")
+    (album / "b").symlink_to(tmp_path / "elsewhere")
+    shutil.copytree(album / "cats", tmp_path / "elsewhere")
+    report = sync_folder(path, album)
+    assert (report.removed, report.unchanged) == ([], 14)
+    assert report.added == ["b/01.png", "b/02.png", "b/03.png", "b/old ones/00.png"]

@@ -15,7 +15,7 @@ import pytest
 import fisherhash
 from fisherhash.codes import code_bytes, hamming
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index import Index, LocalIndex, segments, writing
+from fisherhash.index import Index, LocalIndex, lock, segments, writing
 from fisherhash.index.base import Item
 from fisherhash.index.verify import verify_path
 
@@ -250,6 +250,8 @@ def test_names_that_are_not_utf_8_and_other_odd_texts(index):
             found = index.search(random_codes(1, 16), where={field: key})
             assert found.ids.tolist() == [[number]], (field, key)
     assert index.verify() == []
+    with pytest.raises(UsageError, match="neither text"):
+        index.add(["\ud800"], np.zeros((1, 2), dtype=np.uint8))
 
 
 def test_filters_apply_before_the_top_k(filled):
@@ -291,6 +293,32 @@ def test_filters_apply_before_the_top_k(filled):
     check("label=even", [1, *everything[::2]])
     filled.remove(["k0"])
     check("label=even", [1, *everything[2::2]])
+
+
+def test_filters_with_thousands_of_values(index):
+    count = 3000
+    index.add(
+        [f"k{i}" for i in range(count)],
+        random_codes(count, 16),
+        labels=[f"l{i}" for i in range(count)],
+        metadata=[{"n": i, "a": {"b": f"t{i}"}} for i in range(count)],
+    )
+    zero, some = np.zeros((1, 2), dtype=np.uint8), range(500, 2500)
+    for where in (
+        {"key": [f"k{i}" for i in some]},
+        {"label": [f"l{i}" for i in some]},
+        {"id": list(some)},
+        {"n": [*some, None]},
+        {"a.b": [f"t{i}" for i in some]},
+    ):
+        found = np.sort(index.within(zero, 16, where=where).ids)
+        np.testing.assert_array_equal(found, np.array(some))
+        (field, values), *_ = where.items()
+        assert len(index.within(zero, 16, where={f"{field}!=": values}).ids) == count - len(some)
+    with pytest.raises(UsageError, match="the most is"):
+        index.search(zero, 1, where={"id": list(range(10_001))})
+    with pytest.raises(UsageError, match="in all"):
+        index.search(zero, 1, where={f"f{i}": list(range(10_000)) for i in range(4)})
 
 
 def test_filters_know_types(index):
@@ -420,6 +448,26 @@ def test_a_second_writer_is_told_who_is_first(filled):
         again.remove(["k1"])
 
 
+def test_readers_that_look_for_a_writer_keep_none_out(tmp_path, monkeypatch):
+    LocalIndex.create(tmp_path / "b.index", bits=16).close()
+    place = os.open(tmp_path / "b.index" / "lock", os.O_RDWR)
+    lock._take(place)
+    monkeypatch.setattr(lock.time, "sleep", lambda _: os.close(place))
+    LocalIndex.open(tmp_path / "b.index", write=True).close()
+
+
+def test_a_catalogue_without_the_right_to_write_is_not_called_damaged(filled, monkeypatch):
+    filled.close()
+    name = os.fspath(filled.path / "catalogue.sqlite")
+    monkeypatch.setattr(os, "access", lambda place, _: os.fspath(place) != name)
+    before = sorted(os.listdir(filled.path))
+    with pytest.raises(FisherhashError, match="may not be written"):
+        LocalIndex.open(filled.path, write=True)
+    assert sorted(os.listdir(filled.path)) == before
+    with LocalIndex.open(filled.path) as index:
+        assert len(index) == 50
+
+
 def test_a_reader_sees_every_commit_and_survives_compact(filled):
     queries = random_codes(3, 16, seed=4)
     with LocalIndex.open(filled.path) as reader:
@@ -478,6 +526,56 @@ def test_readers_in_other_processes_see_whole_commits_only(index):
         assert reader.returncode == 0
         assert int(out) > 3
     assert index.verify() == []
+
+
+@pytest.mark.parametrize("step", ["add", "remove"])
+def test_a_commit_between_code_files_and_rows_is_no_error(filled, step, monkeypatch):
+    zero = np.zeros((1, 2), dtype=np.uint8)
+    with LocalIndex.open(filled.path) as reader:
+        reader.refresh()
+        current = LocalIndex._current
+
+        def late(self):
+            snapshot = current(self)
+            if self is reader:
+                monkeypatch.setattr(LocalIndex, "_current", current)
+                if step == "add":
+                    filled.add(["late"], zero, labels=["odd"])
+                else:
+                    filled.remove(["k1"])
+            return snapshot
+
+        monkeypatch.setattr(LocalIndex, "_current", late)
+        if step == "add":
+            found = reader.within(zero, 16, where="label=odd").ids
+            assert sorted(found.tolist()) == [*range(1, 40, 2), 50]
+        else:
+            with pytest.raises(UsageError, match="no item with the id 1"):
+                reader.items([1])
+        there, items, codes = reader.still_there([1, 3])
+        assert there.tolist() == [step == "add", True]
+        assert items[-1].key == "k3"
+        np.testing.assert_array_equal(codes[-1], random_codes(40, 16)[3])
+
+
+def test_a_compact_while_everything_is_verified_is_no_problem(filled, monkeypatch):
+    filled.update(["k1"], random_codes(1, 16, seed=9))
+    with LocalIndex.open(filled.path) as reader:
+        stat, seen = Path.stat, []
+
+        def late(self, **options):
+            if self.suffix == ".codes" and not seen:
+                seen.append(self)
+                found = stat(self, **options)
+                filled.compact()
+                return found
+            return stat(self, **options)
+
+        reader.refresh()
+        monkeypatch.setattr(Path, "stat", late)
+        assert reader.verify() == []
+        assert seen
+        assert not seen[0].exists()
 
 
 def test_threads_share_one_object(filled):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -351,7 +352,7 @@ def dedup(
 
 def _report(report: SyncReport, index: Path, began: float, *, as_json: bool) -> None:
     notes(tuple(report.notes))
-    fresh = report.skipped[:LISTED] if report.new_skipped else []
+    fresh = report.skipped[: min(LISTED, report.new_skipped)]
     for skip in fresh:
         say(f"skipped {skip.name}: {skip.reason}")
     if len(report.skipped) > len(fresh):
@@ -389,5 +390,7 @@ def _metadata(pairs: list[str] | None) -> dict[str, Any] | None:
             value = json_module.loads(text)
         except ValueError:
             value = text
-        fields[name] = value if isinstance(value, int | float) else text
+        # Also infinite ones are words: JSON has no number for them.
+        number = isinstance(value, int | float) and math.isfinite(value)
+        fields[name] = value if number else text
     return fields

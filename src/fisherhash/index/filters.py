@@ -127,6 +127,8 @@ def to_sql(found: Sequence[Condition]) -> tuple[str, list[Any]]:
         text, own = _one(condition)
         parts.append(text)
         values += own
+    if len(values) > 3 * MOST_VALUES:
+        raise UsageError(f"the filters have {len(values):,} values in all, too many for one search")
     return " AND ".join(parts), values
 
 

@@ -84,9 +84,12 @@ def verify_index(path: Path, catalogue: Catalogue, snapshot: Snapshot, head: Hea
             files.append((ids_path(path, row.number), segment.ids, row.id_sums))
         for file, array, sums in files:
             name = file.relative_to(path).as_posix()
-            if not file.exists():
+            try:
+                size = file.stat().st_size
+            except FileNotFoundError:
                 problems.append(Problem(name, "is missing", _RESTORE))
-            elif file.stat().st_size < array.nbytes:
+                continue
+            if size < array.nbytes:
                 problems.append(Problem(name, "is cut off", _RESTORE))
             elif bad := bad_blocks(array, sums):
                 what = f"has {len(bad)} blocks of {BLOCK} bytes that are not what was written"

@@ -1,7 +1,8 @@
 """The pictures of a folder with their sizes and times of change, in one walk.
 
 As :mod:`fisherhash.data.folders` does: hidden entries and folders that fisherhash wrote are passed
-over, links to folders are followed once, names are POSIX style and need not be UTF-8.
+over, links to folders are followed once (here after all folders), names are POSIX style and need
+not be UTF-8.
 """
 
 from __future__ import annotations
@@ -67,9 +68,11 @@ def walk(root: Path, *, without: str | os.PathLike[str] | None = None) -> Found:
     """
     found = Found()
     seen = set() if without is None else {os.path.realpath(without)}
-    waiting = [""]
-    while waiting:
-        inside = waiting.pop()
+    # Links last: one that is added must not take over the pictures of a folder, or their keys
+    # would change, and with new keys come new items.
+    waiting, links = [""], []
+    while waiting or links:
+        inside = waiting.pop() if waiting else links.pop()
         place = os.path.join(root, inside) if inside else os.fspath(root)
         real = os.path.realpath(place)
         if real in seen:
@@ -77,7 +80,7 @@ def walk(root: Path, *, without: str | os.PathLike[str] | None = None) -> Found:
         seen.add(real)
         prefix = f"{inside}/" if inside else ""
         try:
-            folders = _look(place, prefix, found)
+            folders, linked = _look(place, prefix, found)
         except OSError as error:
             if not inside:
                 reason = (error.strerror or str(error)).lower()
@@ -85,11 +88,13 @@ def walk(root: Path, *, without: str | os.PathLike[str] | None = None) -> Found:
             found.closed[prefix] = (error.strerror or str(error)).lower()
             continue
         waiting += [prefix + name for name in sorted(folders, reverse=True)]
+        links += [prefix + name for name in sorted(linked, reverse=True)]
     return found
 
 
-def _look(place: str, prefix: str, found: Found) -> list[str]:
-    folders = []
+def _look(place: str, prefix: str, found: Found) -> tuple[list[str], list[str]]:
+    """Take in the pictures of a folder; its sub-folders, and links to folders."""
+    folders, links = [], []
     with os.scandir(place) as entries:
         for entry in entries:
             name = entry.name
@@ -97,12 +102,12 @@ def _look(place: str, prefix: str, found: Found) -> list[str]:
                 continue
             if _is_dir(entry):
                 if not is_own_output(entry.path) and not _is_index(entry.path):
-                    folders.append(name)
+                    (links if entry.is_symlink() else folders).append(name)
             elif not is_image_name(name):
                 found.other[os.path.splitext(name)[1].lower() or "no extension"] += 1
             else:
                 _take(entry, prefix + name, found)
-    return folders
+    return folders, links
 
 
 def _is_dir(entry: os.DirEntry[str]) -> bool:
