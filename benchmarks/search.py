@@ -28,10 +28,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 from numpy.typing import NDArray
 
-from fisherhash.index import small
-from fisherhash.index.engine import Engine
-from fisherhash.index.local import LocalIndex
-from fisherhash.index.pool import cores
+from fisherhash.index.engine import Engine, small
+from fisherhash.index.engine.pool import cores
+from fisherhash.index.store.local import LocalIndex
 
 Codes = NDArray[np.uint8]
 Search = Callable[[Codes, int], tuple[Any, Any]]

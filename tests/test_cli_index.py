@@ -17,7 +17,7 @@ import torch
 from fisherhash import backbones, cli, codes
 from fisherhash.hasher import Hasher
 from fisherhash.heads import LinearHead
-from fisherhash.index.local import LocalIndex
+from fisherhash.index.store.local import LocalIndex
 
 LINE = re.compile(r" *(\d+) +(\d+)  (.*)")
 
@@ -381,7 +381,7 @@ def test_a_full_disk_leaves_the_index_as_it_was(photos, index, tmp_path, write_p
 
 
 def test_ctrl_c_says_how_to_go_on(run, photos, model, tmp_path, monkeypatch):
-    from fisherhash.index import importing
+    from fisherhash.index.pictures import importing
 
     def interrupted(*arguments):
         raise KeyboardInterrupt

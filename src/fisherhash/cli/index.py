@@ -14,7 +14,7 @@ from fisherhash.cli.base import Flag, Json, Whole, app, notes, print_json, say
 from fisherhash.errors import FisherhashError, UsageError
 
 if TYPE_CHECKING:
-    from fisherhash.index.importing import SyncReport
+    from fisherhash.index.pictures.importing import SyncReport
 
 Several = Annotated[list[str] | None, Parameter(negative="")]
 LISTED = 5
@@ -72,7 +72,7 @@ def sync(
         Print the result as JSON on stdout.
     """
     began = time.perf_counter()
-    from fisherhash.index.folders import sync_folder
+    from fisherhash.index.pictures.folders import sync_folder
 
     report = sync_folder(
         index,
@@ -124,7 +124,7 @@ def add(
         Print the result as JSON on stdout.
     """
     began = time.perf_counter()
-    from fisherhash.index.folders import add_images
+    from fisherhash.index.pictures.folders import add_images
 
     if not images:
         raise UsageError("no image given: fisherhash index add INDEX IMAGES…")
@@ -150,8 +150,8 @@ def remove(index: Path, *keys: str, where: Several = None, json: Json = False) -
     json
         Print the result as JSON on stdout.
     """
-    from fisherhash.index.asking import ids_where
-    from fisherhash.index.local import LocalIndex
+    from fisherhash.index.pictures.asking import ids_where
+    from fisherhash.index.store.local import LocalIndex
 
     if bool(keys) == bool(where):
         raise UsageError("say what to remove: KEYS…, or --where label=cat")
@@ -177,10 +177,10 @@ def info(index: Path, *, json: Json = False) -> None:
     json
         Print JSON instead of text.
     """
-    from fisherhash.index.folders import mirrored_folder
-    from fisherhash.index.hashers import describe_model
-    from fisherhash.index.local import LocalIndex
-    from fisherhash.index.skips import SkipList
+    from fisherhash.index.pictures.folders import mirrored_folder
+    from fisherhash.index.pictures.hashers import describe_model
+    from fisherhash.index.pictures.skips import SkipList
+    from fisherhash.index.store.local import LocalIndex
 
     with LocalIndex.open(index) as opened:
         found: dict[str, Any] = dict(opened.info())
@@ -210,9 +210,9 @@ def verify(index: Path, *, json: Json = False) -> None:
     """
     from dataclasses import asdict
 
-    from fisherhash.index.hashers import verify_model
-    from fisherhash.index.local import LocalIndex
-    from fisherhash.index.verify import verify_path
+    from fisherhash.index.pictures.hashers import verify_model
+    from fisherhash.index.store.local import LocalIndex
+    from fisherhash.index.store.verify import verify_path
 
     if not (index / "catalogue.sqlite").exists():
         # Says what is there instead.
@@ -239,7 +239,7 @@ def compact(index: Path, *, json: Json = False) -> None:
     json
         Print the result as JSON on stdout.
     """
-    from fisherhash.index.local import LocalIndex
+    from fisherhash.index.store.local import LocalIndex
 
     with LocalIndex.open(index, write=True) as opened:
         result = opened.compact()
@@ -285,12 +285,12 @@ def search(
     json
         Print JSON instead of text.
     """
-    from fisherhash.index.asking import ask
+    from fisherhash.index.pictures.asking import ask
 
     answers = ask(index, images, keys=key or (), k=k, radius=radius, where=where, device=device)
     if html is not None:
-        from fisherhash.index import contact_sheet
-        from fisherhash.index.local import LocalIndex
+        from fisherhash.index.pictures import contact_sheet
+        from fisherhash.index.store.local import LocalIndex
 
         with LocalIndex.open(index) as opened:
             name, bits, count = index.absolute().name, opened.bits, len(opened)
@@ -335,11 +335,11 @@ def dedup(
     json
         Print JSON instead of text.
     """
-    from fisherhash.index.duplicates import duplicates
+    from fisherhash.index.pictures.duplicates import duplicates
 
     found = duplicates(index, radius=radius, compare_files=compare_files)
     if html is not None:
-        from fisherhash.index import contact_sheet
+        from fisherhash.index.pictures import contact_sheet
 
         contact_sheet.write_page(html, contact_sheet.duplicates_page(found))
         say(f"the page is {html}")

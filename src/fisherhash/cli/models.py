@@ -222,7 +222,7 @@ def encode(
     from fisherhash import codes
     from fisherhash.data.loading import write_skipped
     from fisherhash.data.sources import open_paths
-    from fisherhash.index.hashers import load_model
+    from fisherhash.index.pictures.hashers import load_model
 
     if not images:
         raise UsageError("no image given: fisherhash encode IMAGES… [--model MODEL]")

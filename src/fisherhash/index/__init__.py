@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fisherhash.index.base import Item, Matches, Within
-    from fisherhash.index.local import LocalIndex
     from fisherhash.index.opening import Index
+    from fisherhash.index.store.local import LocalIndex
 
 __all__ = ["Index", "Item", "LocalIndex", "Matches", "Within"]
 
 _PLACES = {
     "Index": "fisherhash.index.opening",
     "Item": "fisherhash.index.base",
-    "LocalIndex": "fisherhash.index.local",
+    "LocalIndex": "fisherhash.index.store.local",
     "Matches": "fisherhash.index.base",
     "Within": "fisherhash.index.base",
 }

@@ -1,0 +1,5 @@
+"""Exact Hamming search over an array of codes, by position; it knows nothing of files and ids."""
+
+from fisherhash.index.engine.engine import PATHS, Engine
+
+__all__ = ["PATHS", "Engine"]

@@ -1,0 +1,274 @@
+"""Exact Hamming search over an array of codes, by position.
+
+Four ways give the same answers in the same order: plain numpy (small collections), a scan of all
+codes, a scan of the distinct codes, and buckets (see tables.py). The planner below chooses.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fisherhash.codes import check_bits, check_codes, code_bytes
+from fisherhash.errors import UsageError
+from fisherhash.index.engine import planner, small
+from fisherhash.index.engine import tables as search_tables
+from fisherhash.index.engine.pool import cores
+from fisherhash.index.engine.tables import Tables
+
+PATHS = ("auto", "numpy", "scan", "unique", "buckets")
+MOST_CODES = 2**31 - 1
+
+UNLIMITED = 1 << 60
+# where a record holds its query
+_QUERY = np.uint64(43)
+
+_log = logging.getLogger(__name__)
+
+
+class _Shown:
+    """Memory of an array that need not be writable, under a writable face.
+
+    The kernels write to none of these arrays, but numba would compile every one of them again for
+    read-only arrays.
+    """
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self.array = array
+        self.__array_interface__ = {
+            **array.__array_interface__,
+            "data": (array.__array_interface__["data"][0], False),
+        }
+
+
+def _plain(array: NDArray[Any]) -> NDArray[Any]:
+    array = np.require(np.asarray(array), requirements=["C", "A"])
+    return array if array.flags.writeable or not array.size else np.asarray(_Shown(array))
+
+
+class Engine:
+    """Exact search over codes, ordered by (distance, position).
+
+    >>> engine = Engine(np.array([[3], [1], [6]], dtype=np.uint8), bits=8)
+    >>> positions, distances = engine.search(np.array([[1]], dtype=np.uint8), k=2)
+    >>> positions.tolist(), distances.tolist()
+    ([[1, 0]], [[0, 1]])
+
+    Args:
+        codes: (n, bytes) packed codes, possibly memory-mapped; they are not copied, and must not
+            change while the engine is used.
+        bits: bits of a code.
+        tables: what ``tables`` of an engine over the same codes returned.
+        threads: at most so many; all cores if None.
+        path: one of PATHS, to force a way; ``auto`` chooses.
+    """
+
+    def __init__(
+        self,
+        codes: NDArray[np.uint8],
+        bits: int,
+        *,
+        tables: Mapping[str, NDArray[Any]] | None = None,
+        threads: int | None = None,
+        path: str = "auto",
+    ) -> None:
+        self.bits = check_bits(bits)
+        if codes.ndim != 2 or codes.dtype != np.uint8 or codes.shape[1] != code_bytes(bits):
+            raise UsageError(
+                f"codes of {bits} bits must be uint8 of shape (n, {code_bytes(bits)}), "
+                f"got {codes.dtype} of shape {codes.shape}"
+            )
+        if len(codes) > MOST_CODES:
+            raise UsageError(f"an engine holds at most {MOST_CODES} codes, got {len(codes)}")
+        if path not in PATHS:
+            raise UsageError(f"unknown path '{path}'. Known: {', '.join(PATHS)}")
+        self.codes = _plain(codes)
+        self.threads = cores() if threads is None else max(1, threads)
+        self.path = path
+        self._lock = threading.Lock()
+        self._planes: Tables | None = None
+        self._tables: Tables | None = None
+        self._plan = planner.Planner()
+        self._build_seconds: float | None = None
+        if tables is not None:
+            ready = {name: _plain(array) for name, array in tables.items()}
+            self._tables = Tables.from_arrays(ready, len(codes), self.bits)
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def search(self, queries: ArrayLike, k: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Positions and distances (n_queries, min(k, n)) of the nearest codes."""
+        asked = check_codes(queries, self.bits)
+        k = min(_whole("k", k, 1), len(self))
+        if not k or not len(asked) or self._is_small(len(asked), "search"):
+            return small.nearest(asked, self.codes, self.bits, k)
+        from fisherhash.index.engine import multi_index, scan
+
+        asked = _plain(asked)
+        tables = self._ready(len(asked))
+        planner.loaded.add(self._kernels("search"))
+        budget = self._budget(tables, len(asked), k)
+        if not budget:
+            return scan.nearest(tables, asked, k, self.threads)
+        found, distances, done, guess = multi_index.nearest(
+            tables, asked, k, self.threads, budget, self._plan.guess(k)
+        )
+        left = np.flatnonzero(done == 0)
+        self._plan.learn(k, len(asked), len(left), guess)
+        if len(left):
+            found[left], distances[left] = scan.nearest(tables, asked[left], k, self.threads)
+        return found, distances
+
+    def within(
+        self, queries: ArrayLike, radius: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Offsets (n_queries + 1,), positions and distances of everything up to the radius."""
+        asked = check_codes(queries, self.bits)
+        radius = min(_whole("radius", radius, 0), self.bits)
+        if not len(self) or not len(asked) or self._is_small(len(asked), "within"):
+            return small.within(asked, self.codes, self.bits, radius)
+        from fisherhash.index.engine import scan
+
+        tables = self._ready(len(asked))
+        planner.loaded.add(self._kernels("within"))
+        parts = []
+        for first in range(0, len(asked), scan.MOST_QUERIES):
+            block = _plain(asked[first : first + scan.MOST_QUERIES])
+            parts.append(self._within(tables, block, radius))
+        if len(parts) == 1:
+            return parts[0]
+        offsets = np.zeros(len(asked) + 1, dtype=np.int64)
+        np.cumsum(np.concatenate([np.diff(part[0]) for part in parts]), out=offsets[1:])
+        return (
+            offsets,
+            np.concatenate([part[1] for part in parts]),
+            np.concatenate([part[2] for part in parts]),
+        )
+
+    def _within(
+        self, tables: Tables, queries: NDArray[np.uint8], radius: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        from fisherhash.index.engine import kernels, multi_index, scan
+
+        records = []
+        left = np.arange(len(queries))
+        budget = self._budget(tables, len(queries), 0)
+        if budget:
+            near, done = multi_index.within(tables, queries, radius, self.threads, budget)
+            records.append(near)
+            left = np.flatnonzero(done == 0)
+        if len(left):
+            near = scan.within(tables, np.ascontiguousarray(queries[left]), radius, self.threads)
+            if len(left) < len(queries):
+                asked = near >> _QUERY
+                near += (left.astype(np.uint64)[asked] - asked) << _QUERY
+            records.append(near)
+        offsets = np.zeros(len(queries) + 1, dtype=np.int64)
+        for part in records:
+            kernels.count_within(part, tables.starts, offsets[1:])
+        np.cumsum(offsets, out=offsets)
+        found = np.empty(offsets[-1], dtype=np.int64)
+        distances = np.empty(offsets[-1], dtype=np.int64)
+        for part in records:
+            kernels.fill_within(part, tables.starts, tables.positions, offsets, found, distances)
+        return offsets, found, distances
+
+    def build(self) -> None:
+        """Build the search tables now; otherwise the first search that profits does."""
+        with self._lock:
+            self._build()
+
+    def tables(self) -> dict[str, NDArray[Any]]:
+        """The search tables as plain arrays, built if they are not there yet.
+
+        They can be written to disk, mapped into memory and given to another engine.
+        """
+        self.build()
+        return {} if self._tables is None else self._tables.arrays()
+
+    def tables_wanted(self, queries: int = 1000) -> bool:
+        """Whether tables pay for their building within so many queries."""
+        return self._tables is None and planner.tables_pay(len(self), self.bits, queries)
+
+    def describe(self) -> dict[str, Any]:
+        """What there is: which way a search goes, and how large the tables are."""
+        tables = self._tables or self._planes
+        about: dict[str, Any] = {
+            "codes": len(self),
+            "bits": self.bits,
+            "path": self.path,
+            "threads": self.threads,
+            "tables": self._tables is not None,
+        }
+        if tables is not None:
+            about |= {
+                "distinct": tables.items if len(tables.starts) else None,
+                "bucket_tables": len(tables.directory),
+                "bucket_bits": tables.length,
+                "table_bytes": tables.bytes,
+            }
+        if self._build_seconds is not None:
+            about["build_seconds"] = round(self._build_seconds, 3)
+        kernels = sys.modules.get("fisherhash.index.engine.kernels")
+        if kernels is not None:
+            about["compile_seconds"] = round(kernels.compiling.seconds, 3)
+        return about
+
+    def _is_small(self, queries: int, kind: str) -> bool:
+        if self.path != "auto":
+            return self.path == "numpy"
+        return planner.is_small(queries * len(self), self._kernels(kind))
+
+    def _kernels(self, kind: str) -> str:
+        """The name of the kernels for a kind of search: they differ by the type of distances."""
+        return f"{kind} in {8 if self.bits < 255 else 16} bits"
+
+    def _ready(self, queries: int) -> Tables:
+        """The tables to search in, made if that pays."""
+        if self._tables is not None and self.path in ("auto", "buckets", "unique"):
+            return self._tables
+        with self._lock:
+            if self.path in ("buckets", "unique") or (
+                self.path == "auto" and self._plan.build_now(len(self), self.bits, queries)
+            ):
+                self._build()
+                if self._tables is not None:
+                    return self._tables
+            if self._planes is None:
+                self._planes = search_tables.plain(self.codes, self.bits, self.threads)
+            return self._planes
+
+    def _budget(self, tables: Tables, queries: int, k: int) -> int:
+        """Work that the buckets may do for a query; 0 if they are not to be used."""
+        if not tables.length or self.path == "unique":
+            return 0
+        if self.path == "buckets":
+            return UNLIMITED
+        return self._plan.budget(tables, queries, self.threads, k)
+
+    def _build(self) -> None:
+        if self._tables is not None or not len(self):
+            return
+        start = time.perf_counter()
+        forced = {"buckets": True, "unique": False}.get(self.path)
+        lists = None if self.path == "auto" else True
+        self._tables = search_tables.build(
+            self.codes, self.bits, self.threads, lists=lists, buckets=forced
+        )
+        self._planes = None
+        self._build_seconds = time.perf_counter() - start
+        _log.info("search tables of %d codes built in %.1f s", len(self), self._build_seconds)
+
+
+def _whole(name: str, value: int, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise UsageError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    return int(value)

@@ -1,0 +1,1186 @@
+"""The numba kernels of the search engine; imported only when a search is large enough.
+
+They release the GIL and are called from plain threads: numba's own parallel layer would make a
+later ``fork`` of the process unsafe and would compile for much longer. They all live in this one
+file because numba renews a cached kernel when its own file changes, not when a kernel it calls
+does.
+
+Words used here. An *item* is one distinct code with the list of positions that hold it; items are
+numbered by their first position, so that (distance, item) order is (distance, first position)
+order. ``starts`` (items + 1,) and ``positions`` hold the lists; both are empty when every item is
+its own position. *Planes* hold the items' codes for the scan: blocks of 256 codes, and in a block
+the first bytes of all codes, then the second bytes, and so on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, event, types
+from numba.extending import intrinsic
+
+from fisherhash.index.engine.tables import BLOCK, GROUP
+
+LANES = 64
+# planes that can be added up in a byte
+_BYTE_PLANES = 31
+
+_ONE = np.uint64(1)
+_ITEM = np.uint64((1 << 32) - 1)
+_ITEM_BITS = np.uint64(32)
+_DIGIT = np.uint64(255)
+
+# how the search of buckets ended
+COMPLETE = 0
+TOO_DEAR = 1
+TOO_MANY = 2
+# what one item that is looked at closer costs, in compared codes
+_KEPT = 256
+# items that wait to be looked at, while the memory fetches them
+_QUEUE = 128
+# how many look-ups ahead the memory is asked
+_AHEAD = 8
+# places in the state of a search of buckets
+_COUNT, _FOUND, _CUT, _BOUND = range(4)
+_NO_BOUND = 1 << 40
+
+_I1, _I8, _I16, _I32, _I64 = (ir.IntType(size) for size in (1, 8, 16, 32, 64))
+
+
+class _Clock(event.Listener):
+    """Adds up the time spent in compiling."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._depth = 0
+        self._start = 0.0
+
+    def on_start(self, event: Any) -> None:
+        """One kernel begins, perhaps inside another."""
+        if self._depth == 0:
+            self._start = time.perf_counter()
+        self._depth += 1
+
+    def on_end(self, event: Any) -> None:
+        """It ends; the outermost one counts."""
+        self._depth -= 1
+        if self._depth == 0:
+            self.seconds += time.perf_counter() - self._start
+
+
+# numba compiles one kernel at a time, under a lock
+compiling = _Clock()
+event.register("numba:compile", compiling)
+
+
+def _jit(function: Callable[..., Any]) -> Any:
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+    try:
+        return numba.njit(cache=True, **options)(function)
+    except RuntimeError:
+        # numba found no folder it may write its cache to: compile in memory instead
+        return numba.njit(**options)(function)
+
+
+def _spread(builder: Any, value: Any, count: int) -> Any:
+    """A vector that holds ``value`` in every lane."""
+    vector = ir.VectorType(value.type, count)
+    nothing = ir.Constant(vector, ir.Undefined)
+    one = builder.insert_element(nothing, value, _I32(0))
+    zeros = ir.Constant(ir.VectorType(_I32, count), [0] * count)
+    return builder.shuffle_vector(one, nothing, zeros)
+
+
+def _popcounts(builder: Any, vector: Any) -> Any:
+    kind = vector.type
+    name = f"llvm.ctpop.v{kind.count}i{kind.element.width}"
+    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind]), name)
+    return builder.call(function, [vector])
+
+
+def _load(builder: Any, pointer: Any, vector: Any) -> Any:
+    loaded = builder.load(builder.bitcast(pointer, vector.as_pointer()))
+    loaded.align = 1
+    return loaded
+
+
+def _data(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    return context.make_array(kind)(context, builder, value).data
+
+
+def _typed_popcount(typing_context: Any, word: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ctpop(args[0])
+
+    return types.uint64(types.uint64), emit
+
+
+def _typed_lowest(typing_context: Any, word: Any) -> Any:
+    """The number of the lowest bit that is set."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], _I1(1))
+
+    return types.int64(types.uint64), emit
+
+
+def _typed_prefetch(typing_context: Any, values: Any, place: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = builder.gep(_data(context, builder, signature.args[0], args[0]), [args[1]])
+        pointer = builder.bitcast(pointer, _I8.as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        builder.call(function, [pointer, _I32(0), _I32(2), _I32(1)])
+        return context.get_dummy_value()
+
+    return types.void(values, types.int64), emit
+
+
+def _typed_block_below(
+    typing_context: Any,
+    planes: Any,
+    offset: Any,
+    width: Any,
+    queries: Any,
+    query: Any,
+    limit: Any,
+    distances: Any,
+) -> Any:
+    """Is any distance of a block of 256 codes below ``limit``? Then the distances are written.
+
+    Written with vectors of the block's size, which the compiler cuts into the registers there
+    are. Distances of 8 or 16 bits, as ``distances`` has them.
+    """
+    wide = distances.dtype.bitwidth == 16
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        block = ir.VectorType(_I8, BLOCK)
+        data = _data(context, builder, signature.args[0], args[0])
+        query_data = _data(context, builder, signature.args[3], args[3])
+        query_data = builder.gep(query_data, [builder.mul(args[4], args[2])])
+        out = _data(context, builder, signature.args[6], args[6])
+        sums = cgutils.alloca_once(builder, block)
+
+        def add(first: Any, last: Any) -> None:
+            builder.store(ir.Constant(block, None), sums)
+            with cgutils.for_range_slice(builder, first, last, _I64(1), _I64) as (plane, _):
+                place = builder.add(args[1], builder.mul(plane, _I64(BLOCK)))
+                codes = _load(builder, builder.gep(data, [place]), block)
+                byte = _spread(builder, builder.load(builder.gep(query_data, [plane])), BLOCK)
+                counts = _popcounts(builder, builder.xor(codes, byte))
+                builder.store(builder.add(builder.load(sums), counts), sums)
+
+        if wide:
+            long = ir.VectorType(_I16, BLOCK)
+            total = cgutils.alloca_once(builder, long)
+            builder.store(ir.Constant(long, None), total)
+            step = _I64(_BYTE_PLANES)
+            with cgutils.for_range_slice(builder, _I64(0), args[2], step, _I64) as (first, _):
+                last = builder.add(first, step)
+                last = builder.select(builder.icmp_signed("<", last, args[2]), last, args[2])
+                add(first, last)
+                more = builder.zext(builder.load(sums), long)
+                builder.store(builder.add(builder.load(total), more), total)
+            result = builder.load(total)
+        else:
+            add(_I64(0), args[2])
+            result = builder.load(sums)
+        # the least of four lanes, so that one comparison tells whether there is any
+        quarters = [
+            builder.shuffle_vector(
+                result,
+                ir.Constant(result.type, ir.Undefined),
+                ir.Constant(ir.VectorType(_I32, LANES), list(range(at, at + LANES))),
+            )
+            for at in range(0, BLOCK, LANES)
+        ]
+        least = quarters[0]
+        for other in quarters[1:]:
+            least = builder.select(builder.icmp_unsigned("<", least, other), least, other)
+        below = builder.icmp_unsigned("<", least, _spread(builder, args[5], LANES))
+        some = builder.icmp_unsigned("!=", builder.bitcast(below, _I64), _I64(0))
+        with builder.if_then(some, likely=False):
+            stored = builder.store(result, builder.bitcast(out, result.type.as_pointer()))
+            stored.align = 1
+        return some
+
+    integer = types.int64
+    signature = types.boolean(
+        planes, integer, integer, queries, integer, distances.dtype, distances
+    )
+    return signature, emit
+
+
+def _typed_below_mask(typing_context: Any, values: Any, start: Any, limit: Any) -> Any:
+    """A bit for each of the 64 values from ``start`` on: is it below ``limit``?"""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = _data(context, builder, signature.args[0], args[0])
+        element = context.get_value_type(signature.args[0].dtype)
+        loaded = _load(builder, builder.gep(data, [args[1]]), ir.VectorType(element, LANES))
+        below = builder.icmp_unsigned("<", loaded, _spread(builder, args[2], LANES))
+        return builder.bitcast(below, _I64)
+
+    return types.uint64(values, types.int64, values.dtype), emit
+
+
+def _typed_near_mask(
+    typing_context: Any, words: Any, place: Any, stride: Any, query: Any, most: Any
+) -> Any:
+    """A bit for each of the GROUP codes from ``place`` on: is its distance at most ``most``?
+
+    words is flat, word w of a code ``w * stride`` after its first; query holds its words.
+    """
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = _data(context, builder, signature.args[0], args[0])
+        query_type = signature.args[3]
+        queries = context.make_array(query_type)(context, builder, args[3])
+        count = builder.extract_value(queries.shape, 0)
+        element = context.get_value_type(signature.args[0].dtype)
+        group = ir.VectorType(element, GROUP)
+        sums = cgutils.alloca_once(builder, group)
+        builder.store(ir.Constant(group, None), sums)
+        with cgutils.for_range(builder, count) as loop:
+            at = builder.add(args[1], builder.mul(loop.index, args[2]))
+            codes = _load(builder, builder.gep(data, [at]), group)
+            word = _spread(builder, builder.load(builder.gep(queries.data, [loop.index])), GROUP)
+            counts = _popcounts(builder, builder.xor(codes, word))
+            builder.store(builder.add(builder.load(sums), counts), sums)
+        limit = _spread(builder, args[4], GROUP)
+        near = builder.icmp_unsigned("<=", builder.load(sums), limit)
+        return builder.zext(builder.bitcast(near, ir.IntType(GROUP)), _I64)
+
+    return types.uint64(words, types.int64, types.int64, query, words.dtype), emit
+
+
+_popcount: Any = intrinsic(_typed_popcount)
+_lowest: Any = intrinsic(_typed_lowest)
+_prefetch: Any = intrinsic(_typed_prefetch)
+_block_below: Any = intrinsic(_typed_block_below)
+_below_mask: Any = intrinsic(_typed_below_mask)
+_near_mask: Any = intrinsic(_typed_near_mask)
+
+
+@_jit
+def fill_planes(codes: Any, rows: Any, planes: Any) -> None:
+    """Copy codes (n, width) into planes (blocks * width * 256,); of ``rows`` only if there are any.
+
+    Places beyond the last code are left as they are.
+    """
+    width = codes.shape[1]
+    total = len(rows) if len(rows) else len(codes)
+    for block in range((total + BLOCK - 1) // BLOCK):
+        start = block * BLOCK
+        size = min(BLOCK, total - start)
+        part = planes[start * width : (start + BLOCK) * width]
+        if len(rows):
+            for i in range(size):
+                code = codes[rows[start + i]]
+                for byte in range(width):
+                    part[byte * BLOCK + i] = code[byte]
+        else:
+            for byte in range(width):
+                plane = part[byte * BLOCK : (byte + 1) * BLOCK]
+                for i in range(size):
+                    plane[i] = codes[start + i, byte]
+
+
+@_jit
+def _weight(starts: Any, item: Any) -> Any:
+    if len(starts):
+        return np.int64(starts[item + 1]) - np.int64(starts[item])
+    return 1
+
+
+@_jit
+def _cut(items: Any, distances: Any, count: int, starts: Any, k: int, totals: Any) -> Any:
+    """The k best lists of a row whose items ascend: how many are kept, and the new limit.
+
+    They stay in the order of items. Of the last distance as many lists are kept as there are
+    places left, each of which may give one position.
+    """
+    totals[:] = 0
+    for i in range(count):
+        totals[distances[i]] += _weight(starts, items[i])
+    below = 0
+    level = 0
+    while level < len(totals) and below + totals[level] < k:
+        below += totals[level]
+        level += 1
+    if level == len(totals):
+        return count, level
+    left = k - below
+    kept = 0
+    for i in range(count):
+        distance = np.int64(distances[i])
+        if distance > level:
+            continue
+        if distance == level:
+            if left == 0:
+                continue
+            left -= 1
+        items[kept] = items[i]
+        distances[kept] = distances[i]
+        kept += 1
+    return kept, level if left == 0 else level + 1
+
+
+@_jit
+def scan_nearest(
+    queries: Any,
+    planes: Any,
+    total: int,
+    starts: Any,
+    first: int,
+    last: int,
+    tile: int,
+    k: int,
+    bits: int,
+    block: Any,
+    items: Any,
+    distances: Any,
+    counts: Any,
+) -> None:
+    """Keep the best lists of each query among the blocks ``first`` to ``last``.
+
+    queries (b, width); items, distances (b, room) and counts (b,) receive, in the order of items,
+    what may be among the k nearest: at most k lists. block (256,) is scratch.
+    """
+    width = queries.shape[1]
+    room = items.shape[1]
+    limits = np.empty(len(queries), dtype=np.int64)
+    limits[:] = bits + 1
+    totals = np.zeros(bits + 1, dtype=np.int64)
+    counts[:] = 0
+    for start in range(first, last, tile):
+        stop = min(start + tile, last)
+        for q in range(len(queries)):
+            # views of a row are made in the rare branch only: each costs atomic counting
+            count = counts[q]
+            limit = block.dtype.type(limits[q])
+            for b in range(start, stop):
+                if not _block_below(planes, b * width * BLOCK, width, queries, q, limit, block):
+                    continue
+                for lane in range(0, BLOCK, LANES):
+                    mask = _below_mask(block, lane, limit)
+                    place = b * BLOCK + lane
+                    while mask:
+                        i = _lowest(mask)
+                        mask &= mask - _ONE
+                        if place + i >= total:
+                            break
+                        items[q, count] = place + i
+                        distances[q, count] = block[lane + i]
+                        count += 1
+                    if count > room - LANES:
+                        count, level = _cut(items[q], distances[q], count, starts, k, totals)
+                        limit = block.dtype.type(level)
+            counts[q] = count
+            limits[q] = limit
+    for q in range(len(queries)):
+        counts[q], _ = _cut(items[q], distances[q], counts[q], starts, k, totals)
+
+
+@_jit
+def _sort(keys: Any, spare: Any, count: int, low: int, high: int) -> None:
+    """Sort the first keys by their bits ``low`` to ``high``; equal ones keep their order.
+
+    The order must be that of whole keys, for the small ones are sorted by those.
+    """
+    if count <= 40:
+        for i in range(1, count):
+            key = keys[i]
+            j = i
+            while j and keys[j - 1] > key:
+                keys[j] = keys[j - 1]
+                j -= 1
+            keys[j] = key
+        return
+    places = np.zeros(256, dtype=np.int64)
+    swapped = False
+    for shift in range(low, high, 8):
+        digit = np.uint64(shift)
+        source = spare if swapped else keys
+        target = keys if swapped else spare
+        places[:] = 0
+        for i in range(count):
+            places[(source[i] >> digit) & _DIGIT] += 1
+        if places[(source[0] >> digit) & _DIGIT] == count:
+            continue
+        before = 0
+        for value in range(256):
+            inside = places[value]
+            places[value] = before
+            before += inside
+        for i in range(count):
+            key = source[i]
+            value = (key >> digit) & _DIGIT
+            target[places[value]] = key
+            places[value] += 1
+        swapped = not swapped
+    if swapped:
+        for i in range(count):
+            keys[i] = spare[i]
+
+
+@_jit
+def _expand(keys: Any, count: int, starts: Any, positions: Any, found: Any, distances: Any) -> None:
+    """Fill found and distances (k,) from sorted keys (distance << 32 | item).
+
+    The lists of one distance are merged by position, with a heap of those that have begun.
+    """
+    k = len(found)
+    if len(starts) == 0:
+        for i in range(k):
+            found[i] = keys[i] & _ITEM
+            distances[i] = (keys[i] >> _ITEM_BITS) & np.uint64(2047)
+        return
+    heap = np.empty(count, dtype=np.int64)
+    ends = np.empty(count, dtype=np.int64)
+    filled = 0
+    i = 0
+    while i < count and filled < k:
+        level = keys[i] >> _ITEM_BITS
+        distance = np.int64(level & np.uint64(2047))
+        size = 0
+        while filled < k:
+            while i < count and keys[i] >> _ITEM_BITS == level:
+                item = keys[i] & _ITEM
+                place = np.int64(starts[item])
+                if size and positions[place] > positions[heap[0]]:
+                    break
+                # it goes to the top, because no list that has begun is before it
+                child = size
+                while child:
+                    parent = (child - 1) >> 1
+                    heap[child] = heap[parent]
+                    ends[child] = ends[parent]
+                    child = parent
+                heap[0] = place
+                ends[0] = starts[item + 1]
+                size += 1
+                i += 1
+            if size == 0:
+                break
+            found[filled] = positions[heap[0]]
+            distances[filled] = distance
+            filled += 1
+            place = heap[0] + 1
+            end = ends[0]
+            if place == end:
+                size -= 1
+                if size == 0:
+                    continue
+                place = heap[size]
+                end = ends[size]
+            value = positions[place]
+            parent = 0
+            while True:
+                child = 2 * parent + 1
+                if child >= size:
+                    break
+                if child + 1 < size and positions[heap[child + 1]] < positions[heap[child]]:
+                    child += 1
+                if positions[heap[child]] > value:
+                    break
+                heap[parent] = heap[child]
+                ends[parent] = ends[child]
+                parent = child
+            heap[parent] = place
+            ends[parent] = end
+
+
+@_jit
+def finish_nearest(
+    items: Any,
+    near: Any,
+    counts: Any,
+    starts: Any,
+    positions: Any,
+    bits: int,
+    found: Any,
+    distances: Any,
+) -> None:
+    """Merge what ``scan_nearest`` kept in each part into found and distances (b, k).
+
+    items, near (parts, b, room) and counts (parts, b), with the parts in the order of items.
+    """
+    k = found.shape[1]
+    room = np.int64(1)
+    for q in range(found.shape[0]):
+        count = np.int64(0)
+        for part in range(items.shape[0]):
+            count += counts[part, q]
+        room = max(room, count)
+    row = np.empty(room, dtype=np.uint32)
+    row_near = np.empty(room, dtype=near.dtype)
+    keys = np.empty(room, dtype=np.uint64)
+    totals = np.zeros(bits + 1, dtype=np.int64)
+    for q in range(found.shape[0]):
+        count = np.int64(0)
+        for part in range(items.shape[0]):
+            for i in range(counts[part, q]):
+                row[count] = items[part, q, i]
+                row_near[count] = near[part, q, i]
+                count += 1
+        if items.shape[0] > 1:
+            count, _ = _cut(row, row_near, count, starts, k, totals)
+        totals[:] = 0
+        for i in range(count):
+            totals[row_near[i]] += 1
+        before = 0
+        for level in range(bits + 1):
+            inside = totals[level]
+            totals[level] = before
+            before += inside
+        for i in range(count):
+            distance = row_near[i]
+            keys[totals[distance]] = (np.uint64(distance) << _ITEM_BITS) | np.uint64(row[i])
+            totals[distance] += 1
+        _expand(keys, count, starts, positions, found[q], distances[q])
+
+
+@_jit
+def _with_room(values: Any, count: int, more: int) -> Any:
+    if count + more <= len(values):
+        return values
+    larger = np.empty(2 * (count + more), dtype=values.dtype)
+    for i in range(count):
+        larger[i] = values[i]
+    return larger
+
+
+@_jit
+def _tile_within(
+    queries: Any,
+    query: int,
+    planes: Any,
+    total: int,
+    start: int,
+    stop: int,
+    limit: Any,
+    block: Any,
+    records: Any,
+    count: int,
+) -> Any:
+    """Records of one tile for the queries from ``query`` on, until they might not fit.
+
+    Returns their number and the next query. Nothing here makes or replaces an array: numba would
+    count its uses in the innermost loop.
+    """
+    width = queries.shape[1]
+    for q in range(query, len(queries)):
+        if count + (stop - start) * BLOCK > len(records):
+            return count, q
+        for b in range(start, stop):
+            if not _block_below(planes, b * width * BLOCK, width, queries, q, limit, block):
+                continue
+            for lane in range(0, BLOCK, LANES):
+                mask = _below_mask(block, lane, limit)
+                place = b * BLOCK + lane
+                while mask:
+                    i = _lowest(mask)
+                    mask &= mask - _ONE
+                    if place + i >= total:
+                        break
+                    level = np.uint64(q << 11) | np.uint64(block[lane + i])
+                    records[count] = (level << _ITEM_BITS) | np.uint64(place + i)
+                    count += 1
+    return count, len(queries)
+
+
+@_jit
+def scan_within(
+    queries: Any,
+    planes: Any,
+    total: int,
+    first: int,
+    last: int,
+    tile: int,
+    radius: int,
+    block: Any,
+) -> Any:
+    """Records (query << 43 | distance << 32 | item) of all items up to the radius, sorted.
+
+    Sorted, that is, among the blocks ``first`` to ``last``. block (256,) is scratch.
+    """
+    records = np.empty(tile * BLOCK, dtype=np.uint64)
+    count = np.int64(0)
+    limit = block.dtype.type(radius + 1)
+    for start in range(first, last, tile):
+        stop = min(start + tile, last)
+        query = np.int64(0)
+        while query < len(queries):
+            count, query = _tile_within(
+                queries, query, planes, total, start, stop, limit, block, records, count
+            )
+            if query < len(queries):
+                records = _with_room(records, count, np.int64(tile * BLOCK))
+    sort_records(records, count)
+    return records[:count]
+
+
+@_jit
+def sort_records(records: Any, count: int) -> None:
+    """Sort records whose items ascend for each query and distance."""
+    highest = np.uint64(0)
+    for i in range(count):
+        highest = max(highest, records[i])
+    high = 32
+    while high < 64 and highest >> np.uint64(high):
+        high += 8
+    _sort(records, np.empty(count, dtype=np.uint64), count, np.int64(32), np.int64(high))
+
+
+@_jit
+def count_within(records: Any, starts: Any, sizes: Any) -> None:
+    """Add to sizes (n_queries,) how many positions each query's records stand for."""
+    for record in records:
+        sizes[record >> np.uint64(43)] += _weight(starts, record & _ITEM)
+
+
+@_jit
+def fill_within(
+    records: Any, starts: Any, positions: Any, offsets: Any, found: Any, distances: Any
+) -> None:
+    """Write the positions of sorted records to their queries' places."""
+    i = 0
+    while i < len(records):
+        query = records[i] >> np.uint64(43)
+        j = i
+        while j < len(records) and records[j] >> np.uint64(43) == query:
+            j += 1
+        first = offsets[query]
+        last = offsets[query + np.uint64(1)]
+        _expand(records[i:j], j - i, starts, positions, found[first:last], distances[first:last])
+        i = j
+
+
+@_jit
+def _mixed(word: Any) -> Any:
+    """A one-to-one scrambling of 64 bits."""
+    word = np.uint64(word)
+    word = (word ^ (word >> np.uint64(32))) * np.uint64(0x9FB21C651E98DF25)
+    word = (word ^ (word >> np.uint64(29))) * np.uint64(0xD6E8FEB86659FD93)
+    return word ^ (word >> np.uint64(32))
+
+
+@_jit
+def _word(code: Any, first: int, size: int) -> Any:
+    """Bytes from ``first`` on as one number of ``size`` bytes, zeros after the last one."""
+    word = np.uint64(0)
+    for byte in range(first, first + size):
+        word = (word << np.uint64(8)) | np.uint64(code[byte] if byte < len(code) else 0)
+    return word
+
+
+@_jit
+def _hash(code: Any) -> Any:
+    mixed = _mixed(_word(code, np.int64(0), np.int64(8)))
+    for first in range(8, len(code), 8):
+        mixed = _mixed(mixed ^ _word(code, first, np.int64(8))) + mixed * np.uint64(
+            0x9E3779B97F4A7C15
+        )
+    return mixed
+
+
+@_jit
+def count_parts(codes: Any, first: int, last: int, shift: int, counts: Any) -> None:
+    """Count how many codes' hashes begin with each number; ``shift`` cuts off the rest."""
+    for row in range(first, last):
+        counts[_hash(codes[row]) >> np.uint64(shift)] += 1
+
+
+@_jit
+def fill_parts(
+    codes: Any, first: int, last: int, shift: int, places: Any, keys: Any, rows: Any
+) -> None:
+    """Put hashes and row numbers into the parts that begin at ``places``."""
+    for row in range(first, last):
+        key = _hash(codes[row])
+        part = key >> np.uint64(shift)
+        place = places[part]
+        keys[place] = key
+        rows[place] = row
+        places[part] = place + 1
+
+
+@_jit
+def _same(one: Any, other: Any) -> bool:
+    for byte in range(len(one)):  # noqa: SIM110 (generators do not compile)
+        if one[byte] != other[byte]:
+            return False
+    return True
+
+
+@_jit
+def group_parts(
+    codes: Any, bounds: Any, first: int, last: int, keys: Any, rows: Any, begins: Any
+) -> bool:
+    """Bring the rows of equal codes together inside each part, ascending; mark where each begins.
+
+    False when two different codes of more than 64 bits had the same hash: then there is no
+    grouping by hash.
+    """
+    slots = 1 << 10
+    table = np.zeros(slots, dtype=np.int64)
+    for part in range(first, last):
+        start = bounds[part]
+        size = bounds[part + 1] - start
+        part_keys = keys[start : start + size]
+        part_rows = rows[start : start + size]
+        groups = np.empty(size, dtype=np.int64)
+        # the first row of each group, inside the part
+        heads = np.empty(size, dtype=np.int64)
+        counts = np.zeros(size, dtype=np.int64)
+        found = np.int64(0)
+        table[:] = 0
+        for i in range(size):
+            key = part_keys[i]
+            slot = np.int64(key & np.uint64(slots - 1))
+            while True:
+                group = table[slot] - 1
+                if group < 0 or part_keys[heads[group]] == key:
+                    break
+                slot = (slot + 1) & (slots - 1)
+            if group < 0:
+                group = found
+                table[slot] = group + 1
+                heads[group] = i
+                found += 1
+                if 2 * found > slots:
+                    slots *= 4
+                    table = np.zeros(slots, dtype=np.int64)
+                    for other in range(found):
+                        slot = np.int64(part_keys[heads[other]] & np.uint64(slots - 1))
+                        while table[slot]:
+                            slot = (slot + 1) & (slots - 1)
+                        table[slot] = other + 1
+            elif codes.shape[1] > 8 and not _same(
+                codes[part_rows[heads[group]]], codes[part_rows[i]]
+            ):
+                return False
+            groups[i] = group
+            counts[group] += 1
+        before = 0
+        for group in range(found):
+            begins[start + before] = 1
+            inside = counts[group]
+            counts[group] = before
+            before += inside
+        ordered = np.empty(size, dtype=np.uint32)
+        for i in range(size):
+            group = groups[i]
+            ordered[counts[group]] = part_rows[i]
+            counts[group] += 1
+        for i in range(size):
+            part_rows[i] = ordered[i]
+    return True
+
+
+@_jit
+def number_items(rows: Any, begins: Any, marks: Any, before: Any) -> Any:
+    """Number the groups by first row; return how many there are.
+
+    marks (n / 64,) receives a bit for each first row, before (n / 64,) the bits in front.
+    """
+    for i in range(len(rows)):
+        if begins[i]:
+            row = np.int64(rows[i])
+            marks[row >> 6] |= _ONE << np.uint64(row & 63)
+    total = np.int64(0)
+    for i in range(len(marks)):
+        before[i] = total
+        total += np.int64(_popcount(marks[i]))
+    return total
+
+
+@_jit
+def fill_lists(
+    rows: Any, begins: Any, marks: Any, before: Any, starts: Any, positions: Any
+) -> None:
+    """Write each group's rows to its item's list."""
+    total = len(rows)
+    for again in range(2):
+        i = 0
+        while i < total:
+            j = i + 1
+            while j < total and not begins[j]:
+                j += 1
+            row = np.int64(rows[i])
+            below = marks[row >> 6] & ((_ONE << np.uint64(row & 63)) - _ONE)
+            item = np.int64(before[row >> 6]) + np.int64(_popcount(below))
+            if again:
+                place = np.int64(starts[item])
+                for offset in range(j - i):
+                    positions[place + offset] = rows[i + offset]
+            else:
+                starts[item + 1] = j - i
+            i = j
+        if not again:
+            for item in range(len(starts) - 1):
+                starts[item + 1] += starts[item]
+
+
+@_jit
+def fill_words(codes: Any, rows: Any, words: Any) -> None:
+    """Codes as numbers (count, n) of 4 or 8 bytes, the first bit highest; of ``rows`` if any."""
+    size = words.itemsize
+    for i in range(words.shape[1]):
+        code = codes[rows[i]] if len(rows) else codes[i]
+        for w in range(words.shape[0]):
+            words[w, i] = _word(code, w * size, size)
+
+
+@_jit
+def _key(words: Any, first: int, length: int) -> Any:
+    """Bits ``first`` to ``first + length`` of a code's words; at most 32 of them."""
+    size = 8 * words.itemsize
+    place = first // size
+    end = first + length - place * size
+    if end <= size:
+        value = np.uint64(words[place]) >> np.uint64(size - end)
+    else:
+        value = np.uint64(words[place]) << np.uint64(end - size)
+        value |= np.uint64(words[place + 1]) >> np.uint64(2 * size - end)
+    return np.int64(value & ((_ONE << np.uint64(length)) - _ONE))
+
+
+@_jit
+def fill_table(
+    words: Any, table: int, length: int, directory: Any, bucket_words: Any, bucket_items: Any
+) -> None:
+    """Sort items into the buckets of one part of their codes.
+
+    words (count, items); directory (2 ** length + 1,) receives where each bucket begins,
+    bucket_words (count, room) and bucket_items (items,) what is in them.
+    """
+    first = table * length
+    directory[:] = 0
+    for i in range(words.shape[1]):
+        directory[_key(words[:, i], first, length) + 1] += 1
+    for i in range(len(directory) - 1):
+        directory[i + 1] += directory[i]
+    for i in range(words.shape[1]):
+        key = _key(words[:, i], first, length)
+        place = directory[key]
+        directory[key] = place + 1
+        for w in range(words.shape[0]):
+            bucket_words[w, place] = words[w, i]
+        bucket_items[place] = i
+    for i in range(len(directory) - 1, 0, -1):
+        directory[i] = directory[i - 1]
+    directory[0] = 0
+
+
+@_jit
+def fill_masks(length: int, offsets: Any, masks: Any) -> None:
+    """All numbers of ``length`` bits with 0, 1, 2, … bits set, as far as offsets go."""
+    for ones in range(len(offsets) - 1):
+        mask = (_ONE << np.uint64(ones)) - _ONE
+        for i in range(offsets[ones], offsets[ones + 1]):
+            masks[i] = mask
+            if mask:
+                # the next larger number with as many bits
+                lowest = mask & (~mask + _ONE)
+                ripple = mask + lowest
+                moved = ((mask ^ ripple) >> np.uint64(2)) >> np.uint64(_lowest(mask))
+                mask = ripple | moved
+
+
+@_jit
+def _first_reached(other: Any, tables: int, length: int, table: int, radius: int) -> bool:
+    """Whether no earlier (radius, table) reaches a code; ``other`` holds its differing bits."""
+    for t in range(tables):
+        if t != table:
+            apart = np.int64(_popcount(np.uint64(_key(other, t * length, length))))
+            if apart < radius or (apart == radius and t < table):
+                return False
+    return True
+
+
+@_jit
+def _keep(
+    query: Any,
+    words: Any,
+    stride: int,
+    items: Any,
+    starts: Any,
+    length: int,
+    tables: int,
+    table: int,
+    radius: int,
+    k: int,
+    queue: Any,
+    waiting: int,
+    state: Any,
+    totals: Any,
+    other: Any,
+    keys: Any,
+    spare: Any,
+) -> bool:
+    """Take the places that wait in the queue into keys; False when there is no room for them.
+
+    state holds, from step to step: the number of keys, how many positions they stand for up to
+    the cut, the cut (the last distance needed so far), and the key that later ones must be below.
+    """
+    base = table * len(query) * stride
+    kept = np.int64(0)
+    cut = np.int64(state[_CUT])
+    for i in range(waiting):
+        place = np.int64(queue[i])
+        distance = np.int64(0)
+        for w in range(len(query)):
+            other[w] = query[w] ^ words[base + w * stride + place]
+            distance += np.int64(_popcount(np.uint64(other[w])))
+        if distance <= cut and _first_reached(other, tables, length, table, radius):
+            item = np.int64(items[table, place])
+            if len(starts):
+                _prefetch(starts, item)
+            queue[kept] = (np.uint64(distance) << _ITEM_BITS) | np.uint64(item)
+            kept += 1
+    count = np.int64(state[_COUNT])
+    found = np.int64(state[_FOUND])
+    for i in range(kept):
+        key = queue[i]
+        distance = np.int64(key >> _ITEM_BITS)
+        if distance > cut or key >= state[_BOUND]:
+            continue
+        if count == len(keys):
+            if count < 2 * k:
+                return False
+            _sort(keys, spare, count, np.int64(0), np.int64(48))
+            count = k
+            state[_BOUND] = keys[k - 1]
+            if key >= state[_BOUND]:
+                continue
+        keys[count] = key
+        count += 1
+        weight = _weight(starts, key & _ITEM)
+        totals[distance] += weight
+        found += weight
+        while found - totals[cut] >= k:
+            found -= totals[cut]
+            cut -= 1
+    state[_COUNT] = count
+    state[_FOUND] = found
+    state[_CUT] = cut
+    return True
+
+
+@_jit
+def _probe(
+    query: Any,
+    directory: Any,
+    words: Any,
+    stride: int,
+    items: Any,
+    masks: Any,
+    offsets: Any,
+    starts: Any,
+    length: int,
+    k: int,
+    most: int,
+    budget: int,
+    lookup: int,
+    queue: Any,
+    state: Any,
+    totals: Any,
+    other: Any,
+    keys: Any,
+    spare: Any,
+) -> Any:
+    """Find the nearest items of one query up to the distance ``most``.
+
+    It ends COMPLETE, TOO_DEAR (the budget was not enough) or TOO_MANY (for keys, where k gives no
+    bound). keys (distance << 32 | item) then hold, in no order, at least the k smallest. A step
+    looks up all bucket numbers that differ in ``radius`` bits, in one table. After the step
+    (radius, table) everything up to the distance tables * radius + table has been met.
+    """
+    tables = len(directory)
+    work = np.int64(0)
+    waiting = np.int64(0)
+    state[_COUNT] = 0
+    state[_FOUND] = 0
+    state[_CUT] = most
+    state[_BOUND] = ~np.uint64(0)
+    for level in range(len(totals)):
+        totals[level] = 0
+    for radius in range(len(offsets) - 1):
+        last = offsets[radius + 1]
+        for table in range(tables):
+            work += (last - offsets[radius]) * lookup
+            if work > budget:
+                return TOO_DEAR
+            base = table * len(query) * stride
+            own = _key(query, table * length, length)
+            cut = words.dtype.type(state[_CUT])
+            for m in range(offsets[radius], last):
+                # the memory is asked ahead: first where a bucket begins, then the bucket
+                ahead = own ^ np.int64(masks[min(m + 2 * _AHEAD, last - 1)])
+                _prefetch(directory, table * directory.shape[1] + ahead)
+                ahead = own ^ np.int64(masks[min(m + _AHEAD, last - 1)])
+                bucket = base + np.int64(directory[table, ahead])
+                _prefetch(words, bucket)
+                _prefetch(words, bucket + 8)
+                number = own ^ np.int64(masks[m])
+                start = np.int64(directory[table, number])
+                stop = np.int64(directory[table, number + 1])
+                work += stop - start
+                for group in range(start, stop, GROUP):
+                    mask = _near_mask(words, base + group, stride, query, cut)
+                    if stop - group < GROUP:
+                        mask &= (_ONE << np.uint64(stop - group)) - _ONE
+                    while mask:
+                        place = group + _lowest(mask)
+                        mask &= mask - _ONE
+                        _prefetch(items, table * items.shape[1] + place)
+                        queue[waiting] = place
+                        waiting += 1
+                    if waiting > _QUEUE - GROUP:
+                        if not _keep(
+                            query, words, stride, items, starts, length, tables, table, radius,
+                            k, queue, waiting, state, totals, other, keys, spare,
+                        ):  # fmt: skip
+                            return TOO_MANY
+                        work += waiting * _KEPT
+                        waiting = np.int64(0)
+                        cut = words.dtype.type(state[_CUT])
+                        if work > budget:
+                            return TOO_DEAR
+            if not _keep(
+                query, words, stride, items, starts, length, tables, table, radius,
+                k, queue, waiting, state, totals, other, keys, spare,
+            ):  # fmt: skip
+                return TOO_MANY
+            work += waiting * _KEPT
+            waiting = np.int64(0)
+            if tables * radius + table >= np.int64(state[_CUT]):
+                return COMPLETE
+            if work > budget:
+                return TOO_DEAR
+    return COMPLETE if len(offsets) == length + 2 else TOO_DEAR
+
+
+@_jit
+def probe_nearest(
+    queries: Any,
+    first: int,
+    last: int,
+    directory: Any,
+    words: Any,
+    stride: int,
+    items: Any,
+    masks: Any,
+    offsets: Any,
+    starts: Any,
+    positions: Any,
+    length: int,
+    bits: int,
+    budget: int,
+    lookup: int,
+    guess: Any,
+    found: Any,
+    distances: Any,
+    done: Any,
+    tally: Any,
+) -> Any:
+    """Fill found and distances (n_queries, k) for the queries ``first`` to ``last``.
+
+    done (n_queries,) says for which that was cheap enough; when most attempts fail, the rest of
+    the queries is not tried: tally (2,) counts attempts and failures, of all threads together.
+    ``guess`` is a distance that k items are likely to be within: it saves looking at the many
+    beyond. The return value is the guess for a next query, from the last one.
+    """
+    k = found.shape[1]
+    totals = np.zeros(bits + 1, dtype=np.int64)
+    other = np.zeros(queries.shape[1], dtype=queries.dtype)
+    keys = np.empty(2 * k + 1024, dtype=np.uint64)
+    spare = np.empty(len(keys), dtype=np.uint64)
+    queue = np.empty(_QUEUE, dtype=np.uint64)
+    state = np.empty(4, dtype=np.uint64)
+    for q in range(first, last):
+        query = queries[q]
+        most = guess
+        while True:
+            end = _probe(
+                query, directory, words, stride, items, masks, offsets, starts, length,
+                k, most, budget, lookup, queue, state, totals, other, keys, spare,
+            )  # fmt: skip
+            if end != COMPLETE or most == bits or np.int64(state[_FOUND]) >= k:
+                break
+            most = bits
+        if end == COMPLETE:
+            guess = min(bits, np.int64(state[_CUT]) + 2)
+            count = np.int64(state[_COUNT])
+            _sort(keys, spare, count, np.int64(0), np.int64(48))
+            _expand(keys, min(count, k), starts, positions, found[q], distances[q])
+            done[q] = 1
+        else:
+            tally[1] += 1
+        tally[0] += 1
+        if tally[1] >= 4 and 2 * tally[1] > tally[0]:
+            break
+    return guess
+
+
+@_jit
+def probe_within(
+    queries: Any,
+    first: int,
+    last: int,
+    directory: Any,
+    words: Any,
+    stride: int,
+    items: Any,
+    masks: Any,
+    offsets: Any,
+    starts: Any,
+    length: int,
+    bits: int,
+    radius: int,
+    budget: int,
+    lookup: int,
+    done: Any,
+    tally: Any,
+) -> Any:
+    """Sorted records of the queries ``first`` to ``last``, as ``scan_within`` has them."""
+    totals = np.zeros(bits + 1, dtype=np.int64)
+    other = np.zeros(queries.shape[1], dtype=queries.dtype)
+    keys = np.empty(1024, dtype=np.uint64)
+    queue = np.empty(_QUEUE, dtype=np.uint64)
+    state = np.empty(4, dtype=np.uint64)
+    records = np.empty(1024, dtype=np.uint64)
+    total = np.int64(0)
+    for q in range(first, last):
+        end = TOO_MANY
+        query = queries[q]
+        while True:
+            end = _probe(
+                query, directory, words, stride, items, masks, offsets, starts, length,
+                np.int64(_NO_BOUND), radius, budget, lookup, queue, state, totals, other, keys,
+                keys,
+            )  # fmt: skip
+            if end != TOO_MANY:
+                break
+            keys = np.empty(4 * len(keys), dtype=np.uint64)
+        if end == COMPLETE:
+            count = np.int64(state[_COUNT])
+            _sort(keys, np.empty(count, dtype=np.uint64), count, np.int64(0), np.int64(48))
+            records = _with_room(records, total, count)
+            for i in range(count):
+                records[total + i] = (np.uint64(q) << np.uint64(43)) | keys[i]
+            total += count
+            done[q] = 1
+        else:
+            tally[1] += 1
+        tally[0] += 1
+        if tally[1] >= 4 and 2 * tally[1] > tally[0]:
+            break
+    return records[:total]

@@ -1,0 +1,88 @@
+"""Search by buckets: bucket numbers near the query's own are looked up, nearest first."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fisherhash.index.engine import kernels
+from fisherhash.index.engine.pool import run
+from fisherhash.index.engine.tables import Tables, split
+
+# queries of one job
+_QUERIES = 1024
+
+# what one look-up costs, in compared codes: from the cache, and from memory
+_LOOKUP_NEAR = 100
+_LOOKUP_FAR = 300
+_NEAR_BYTES = 1 << 24
+
+
+def _words(tables: Tables, queries: NDArray[np.uint8]) -> NDArray[np.unsignedinteger]:
+    """Queries (n, words), the first bit highest, as the buckets hold their codes."""
+    size = tables.words.itemsize
+    missing = -queries.shape[1] % size
+    padded = np.pad(queries, ((0, 0), (0, missing))) if missing else queries
+    return padded.view(f">u{size}").astype(tables.words.dtype)
+
+
+def _ranges(queries: int, threads: int) -> list[tuple[int, int]]:
+    return split(queries, max(min(queries, 4 * threads), -(-queries // _QUERIES)))
+
+
+def _lookup(tables: Tables) -> int:
+    return _LOOKUP_NEAR if tables.words.nbytes <= _NEAR_BYTES else _LOOKUP_FAR
+
+
+def nearest(
+    tables: Tables,
+    queries: NDArray[np.uint8],
+    k: int,
+    threads: int,
+    budget: int,
+    guess: int | None,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8], int]:
+    """Positions and distances (n_queries, k), for which queries the budget was enough, a guess.
+
+    The guess is a distance within which the k nearest are likely to be found, for a next call.
+    """
+    found = np.zeros((len(queries), k), dtype=np.int64)
+    distances = np.zeros((len(queries), k), dtype=np.int64)
+    done = np.zeros(len(queries), dtype=np.uint8)
+    tally = np.zeros(2, dtype=np.int64)
+    words = _words(tables, queries)
+    offsets, masks = tables.masks
+
+    guess = tables.bits if guess is None else guess
+
+    def job(first: int, last: int) -> int:
+        return kernels.probe_nearest(
+            *(words, first, last, tables.directory, tables.words.reshape(-1)),
+            *(tables.words.shape[2], tables.bucket_items, masks, offsets),
+            *(tables.starts, tables.positions, tables.length, tables.bits, budget, _lookup(tables)),
+            *(guess, found, distances, done, tally),
+        )
+
+    guesses = run([lambda a=a, b=b: job(a, b) for a, b in _ranges(len(queries), threads)], threads)
+    return found, distances, done, max(guesses)
+
+
+def within(
+    tables: Tables, queries: NDArray[np.uint8], radius: int, threads: int, budget: int
+) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
+    """Sorted records as the scan gives them, and for which queries the budget was enough."""
+    done = np.zeros(len(queries), dtype=np.uint8)
+    tally = np.zeros(2, dtype=np.int64)
+    words = _words(tables, queries)
+    offsets, masks = tables.masks
+
+    def job(first: int, last: int) -> NDArray[np.uint64]:
+        return kernels.probe_within(
+            *(words, first, last, tables.directory, tables.words.reshape(-1)),
+            *(tables.words.shape[2], tables.bucket_items, masks, offsets),
+            *(tables.starts, tables.length, tables.bits, radius, budget, _lookup(tables)),
+            *(done, tally),
+        )
+
+    parts = run([lambda a=a, b=b: job(a, b) for a, b in _ranges(len(queries), threads)], threads)
+    return np.concatenate([np.zeros(0, dtype=np.uint64), *parts]), done

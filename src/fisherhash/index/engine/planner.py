@@ -1,0 +1,117 @@
+"""Which way a search goes: estimates of work, in nanoseconds of one thread.
+
+They only decide how fast an answer comes, never what it is.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+
+from fisherhash.index.engine.tables import Tables
+
+# comparisons that numpy does before numba has been imported and its kernels loaded
+_SMALL = 4_000_000
+# the same once they are there
+_TINY = 5_000
+# numpy's comparisons in all, after which the kernels would have been the better choice
+_PATIENCE = 200_000_000
+
+# one compared code in a bucket
+_COMPARED = 0.15
+# one code of the scan: a fixed part and one for each byte
+_SCANNED = 0.035
+_SCANNED_BYTE = 0.01
+# reading planes from memory, for each byte, all threads together
+_READ_BYTE = 0.025
+# building, for each code
+_BUILT = 60.0
+_FEWEST_BUILT = 100_000
+# buckets may spend this part of what a scan would
+_SHARE = 0.7
+
+# buckets that failed mostly are tried again one time in so many
+_RETRY = 16
+
+# kinds of searches whose kernels this process has compiled or read from the cache
+loaded: set[str] = set()
+
+_numpy_done = 0
+
+
+def is_small(comparisons: int, kind: str) -> bool:
+    """Whether numpy is fast enough for this many comparisons.
+
+    ``kind`` names the kernels that would do it instead; see ``loaded``.
+    """
+    global _numpy_done
+    if kind in loaded:
+        return comparisons < _TINY
+    if importlib.util.find_spec("numba") is None:
+        return True
+    if comparisons > _SMALL or _numpy_done > _PATIENCE:
+        return False
+    _numpy_done += comparisons
+    return True
+
+
+def scan_cost(items: int, width: int, queries: int, threads: int) -> float:
+    """Nanoseconds that one query's scan takes a thread, of a batch of so many."""
+    cost = items * (_SCANNED + _SCANNED_BYTE * width)
+    if queries < 4:
+        # the scan of few queries has all threads, but it waits for the memory
+        cost = max(cost / threads, items * width * _READ_BYTE)
+    return cost
+
+
+def tables_pay(total: int, bits: int, queries: int) -> bool:
+    """Whether so many queries save more than building costs."""
+    if total < _FEWEST_BUILT:
+        return False
+    return queries * scan_cost(total, -(-bits // 8), queries, 1) > _BUILT * total
+
+
+@dataclass
+class _Past:
+    """Searches of one engine for about the same k."""
+
+    tried: int = 0
+    failed: int = 0
+    waited: int = 0
+    guess: int | None = None
+
+
+class Planner:
+    """Remembers what became of earlier searches of one engine."""
+
+    def __init__(self) -> None:
+        self._scanned = 0
+        self._past: dict[int, _Past] = {}
+
+    def build_now(self, total: int, bits: int, queries: int) -> bool:
+        """Whether the scans up to this one would have paid for the tables."""
+        self._scanned += queries
+        return tables_pay(total, bits, self._scanned)
+
+    def budget(self, tables: Tables, queries: int, threads: int, k: int = 0) -> int:
+        """Work that the buckets may do for one query; 0 when they have failed too often."""
+        past = self._past.get(k.bit_length(), _Past())
+        if past.tried >= 8 and 2 * past.failed > past.tried:
+            past.waited += 1
+            if past.waited % _RETRY:
+                return 0
+        width = len(tables.planes) // max(1, tables.items)
+        return int(_SHARE * scan_cost(tables.items, width, queries, threads) / _COMPARED)
+
+    def guess(self, k: int) -> int | None:
+        """A distance that the k nearest are likely to be within."""
+        return self._past.get(k.bit_length(), _Past()).guess
+
+    def learn(self, k: int, tried: int, failed: int, guess: int) -> None:
+        """Remember how many queries the buckets answered, and how far the answers were."""
+        past = self._past.setdefault(k.bit_length(), _Past())
+        past.tried += tried
+        past.failed += failed
+        past.guess = guess
+        if past.tried > 1024:
+            past.tried, past.failed = past.tried // 2, past.failed // 2

@@ -1,0 +1,100 @@
+"""The block scan over all items: threads over queries, or over the items when queries are few."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fisherhash.index.engine import kernels
+from fisherhash.index.engine.pool import run
+from fisherhash.index.engine.tables import BLOCK, Tables, split
+
+# bytes of planes that a batch of queries goes through before the next ones: within the first cache
+_TILE = 1 << 14
+# queries of one job, and the most entries of its scratch
+_QUERIES = 128
+_ENTRIES = 1 << 24
+_WORTH_A_THREAD = 1 << 19
+# records hold their query in 21 bits
+MOST_QUERIES = 1 << 16
+
+Pieces = list[tuple[int, int]]
+
+
+def _pieces(tables: Tables, queries: int, threads: int, most: int) -> tuple[Pieces, Pieces]:
+    """Ranges of queries and ranges of blocks; every pair of them is a job."""
+    blocks = -(-tables.items // BLOCK)
+    # a thread needs as long to wake up as for reading this much
+    threads = max(1, min(threads, queries * tables.planes.nbytes // _WORTH_A_THREAD))
+    if threads == 1 or queries >= 8 * threads:
+        size = max(1, min(most, -(-queries // (4 * threads))))
+        return split(queries, -(-queries // size)), [(0, blocks)]
+    size = max(1, min(most, queries))
+    return split(queries, -(-queries // size)), split(blocks, threads) or [(0, 0)]
+
+
+def _scratch(bits: int) -> NDArray[np.unsignedinteger]:
+    return np.zeros(BLOCK, dtype=np.uint8 if bits < 255 else np.uint16)
+
+
+def nearest(
+    tables: Tables, queries: NDArray[np.uint8], k: int, threads: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Positions and distances (n_queries, k), k at most the number of positions."""
+    found = np.zeros((len(queries), k), dtype=np.int64)
+    distances = np.zeros((len(queries), k), dtype=np.int64)
+    if not found.size:
+        return found, distances
+    tile = max(1, _TILE // (BLOCK * queries.shape[1]))
+    room = min(2 * k + 4 * kernels.LANES, tables.items + kernels.LANES)
+    most = max(1, min(_QUERIES, _ENTRIES // room))
+    ranges, parts = _pieces(tables, len(queries), threads, most)
+
+    def job(first: int, last: int) -> None:
+        shape = (len(parts), last - first, room)
+        scratch = _scratch(tables.bits)
+        items = np.empty(shape, dtype=np.uint32)
+        near = np.empty(shape, dtype=scratch.dtype)
+        counts = np.zeros(shape[:2], dtype=np.int64)
+        part_queries = queries[first:last]
+
+        def part(number: int) -> None:
+            kernels.scan_nearest(
+                *(part_queries, tables.planes, tables.items, tables.starts),
+                *(*parts[number], tile, k, tables.bits, _scratch(tables.bits)),
+                *(items[number], near[number], counts[number]),
+            )
+
+        run([lambda number=number: part(number) for number in range(len(parts))], len(parts))
+        kernels.finish_nearest(
+            *(items, near, counts, tables.starts, tables.positions, tables.bits),
+            *(found[first:last], distances[first:last]),
+        )
+
+    run([lambda a=a, b=b: job(a, b) for a, b in ranges], threads if len(parts) == 1 else 1)
+    return found, distances
+
+
+def within(
+    tables: Tables, queries: NDArray[np.uint8], radius: int, threads: int
+) -> NDArray[np.uint64]:
+    """Sorted records (query << 43 | distance << 32 | item) of all items up to the radius."""
+    tile = max(1, _TILE // (BLOCK * queries.shape[1]))
+    ranges, parts = _pieces(tables, len(queries), threads, _QUERIES)
+
+    def job(first: int, last: int, part: tuple[int, int]) -> NDArray[np.uint64]:
+        records = kernels.scan_within(
+            *(queries[first:last], tables.planes, tables.items),
+            *(*part, tile, radius, _scratch(tables.bits)),
+        )
+        records += np.uint64(first << 43)
+        return records
+
+    results = run(
+        [lambda a=a, b=b, part=part: job(a, b, part) for a, b in ranges for part in parts],
+        threads,
+    )
+    records = np.concatenate([np.zeros(0, dtype=np.uint64), *results])
+    if len(parts) > 1:
+        kernels.sort_records(records, len(records))
+    return records

@@ -1,0 +1,1 @@
+"""Pictures in and out of an index: folders kept in step, questions, duplicates, contact sheets."""

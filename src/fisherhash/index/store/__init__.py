@@ -1,0 +1,1 @@
+"""The embedded index: a SQLite catalogue, append-only code files, one commit point."""
