@@ -470,3 +470,10 @@ def test_names_that_are_not_utf8_leave_as_they_came(photos, model, tmp_path):
 def test_fields_that_only_look_like_numbers_are_texts():
     fields = cli.index._metadata(["a=Infinity", "b=NaN", "c=1e999", "d=7", "e=007"])
     assert fields == {"a": "Infinity", "b": "NaN", "c": "1e999", "d": 7, "e": "007"}
+
+
+def test_names_that_would_steer_a_terminal_are_escaped():
+    from fisherhash.errors import printable
+
+    assert printable("a\x1b[31m\nb\udcff.jpg") == "a\\x1b[31m\\nb\\udcff.jpg"
+    assert printable("Übersee 写真.jpg") == "Übersee 写真.jpg"

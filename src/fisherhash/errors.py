@@ -40,3 +40,12 @@ def missing_extra(package: str, extra: str, purpose: str) -> FisherhashError:
         f"{purpose} needs the package '{package}', which is not installed. "
         f"Install it with: pip install 'fisherhash[{extra}]'"
     )
+
+
+def printable(name: str) -> str:
+    r"""A name for a line of text: what would break the line or steer a terminal, as escapes.
+
+    >>> print(printable("two\nlines.jpg"))
+    two\nlines.jpg
+    """
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from fisherhash.cli.base import Flag, Json, Whole, app, notes, print_json, say
-from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.errors import FisherhashError, UsageError, printable
 
 if TYPE_CHECKING:
     from fisherhash.index.pictures.importing import SyncReport
@@ -302,9 +302,9 @@ def search(
         return
     for number, answer in enumerate(answers):
         if len(answers) > 1:
-            print(f"{'' if number == 0 else chr(10)}{answer.name}")
+            print(f"{'' if number == 0 else chr(10)}{printable(answer.name)}")
         for rank, found in enumerate(answer.found, start=1):
-            print(f"{rank:>4} {found.distance:>4}  {found.name}")
+            print(f"{rank:>4} {found.distance:>4}  {printable(found.name)}")
         if not answer.found:
             say(f"{answer.name}: nothing found")
 
@@ -354,7 +354,7 @@ def _report(report: SyncReport, index: Path, began: float, *, as_json: bool) -> 
     notes(tuple(report.notes))
     fresh = report.skipped[: min(LISTED, report.new_skipped)]
     for skip in fresh:
-        say(f"skipped {skip.name}: {skip.reason}")
+        say(f"skipped {printable(skip.name)}: {skip.reason}")
     if len(report.skipped) > len(fresh):
         say(f"{len(report.skipped):,} files are skipped; all are listed in {index / 'skipped.csv'}")
     seconds = time.perf_counter() - began
@@ -373,7 +373,7 @@ def _dry(report: SyncReport, *, as_json: bool) -> None:
     else:
         for verb, keys in changes.items():
             for key in keys:
-                print(f"{verb:<6}  {key}")
+                print(f"{verb:<6}  {printable(key)}")
     say(f"would be: {report}; nothing was changed")
 
 

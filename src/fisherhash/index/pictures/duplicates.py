@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fisherhash.errors import UsageError
+from fisherhash.errors import UsageError, printable
 from fisherhash.index.engine import Engine
 from fisherhash.index.pictures.asking import Answer, answers_of
 from fisherhash.index.pictures.folders import mirrored_folder
@@ -150,7 +150,7 @@ class Duplicates:
             marks = self.same[number] if self.same else [None] * len(group)
             for answer, mark in zip(group, marks, strict=True):
                 same = "" if mark is None else f"  same bytes ({mark + 1})"
-                lines.append(f"{answer.distance:>6}  {answer.name}{same}")
+                lines.append(f"{answer.distance:>6}  {printable(answer.name)}{same}")
             lines.append("")
         return "\n".join(lines)
 
