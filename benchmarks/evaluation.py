@@ -198,7 +198,7 @@ def main() -> None:
     if options.json:
         report = {
             "cores": cores,
-            "machine": platform.platform(),
+            "machine": f"{platform.system()} {platform.machine()}",
             "numpy": np.__version__,
             "cases": rows,
         }

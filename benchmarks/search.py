@@ -488,7 +488,7 @@ def main() -> None:
     options = parser.parse_args()
     threads = options.threads
     report: dict[str, Any] = {
-        "machine": platform.platform(),
+        "machine": f"{platform.system()} {platform.machine()}",
         "cores": cores(),
         "threads": threads,
         "numpy": np.__version__,

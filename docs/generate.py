@@ -148,6 +148,55 @@ def readme_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def speed_table() -> str:
+    """Queries per second of our search and of the others, from one run."""
+    result, huge = _load("search-benchmark"), _load("search-huge")
+    if result is None:
+        return "Not run yet.\n"
+    lines = [
+        "| codes | N | bits | k | queries | fisherhash | faiss Flat | usearch | numpy | to faiss |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for case in result["results"]:
+        peers = [_rate(case["engines"], name) for name in ("faiss Flat", "usearch", "numpy")]
+        lines.append(
+            f"| {case['data']} | {case['n']:,} | {case['bits']} | {case['k']} | {case['way']} "
+            f"| {_rate(case['engines'], 'fisherhash')} | {' | '.join(peers)} "
+            f"| {_short(case['times_faiss'])} × |"
+        )
+    loads = [case["load_average"] for case in result["results"]]
+    lines += [
+        "",
+        f"{result['threads']} threads on {result['cores']} cores; the load average of the machine "
+        f"was {min(loads):.1f} to {max(loads):.1f} (2.0 is these threads alone). Clustered: "
+        f"{result['clustered']}. faiss is taken at its better mode and number of threads.",
+    ]
+    if huge is not None:
+        found = huge["huge"]
+        times = "; ".join(
+            f"{name} {_short(value)} s" if value > 0.5 else f"{name} {_short(1e3 * value)} ms"
+            for name, value in found["seconds"].items()
+        )
+        lines += [
+            "",
+            f"{found['codes']:,} clustered codes of {found['bits']} bits in an index on disk, "
+            f"k = {found['k']}: {times}. Peak memory {found['peak_gib']:.1f} GiB, "
+            f"{found['disk_gib']:.2f} GiB on disk.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 20 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
+def _rate(engines: list[dict[str, Any]], name: str) -> str:
+    """Queries per second of an engine at its best mode and number of threads."""
+    modes = (name, f"{name} count", f"{name} heap", f"{name} exact")
+    same = [e["seconds"] for e in engines if e["engine"] in modes]
+    return f"{1 / min(same):,.0f}" if same else "–"
+
+
 def reproduced() -> list[tuple[str, dict[str, Any]]]:
     """The reproduced tables in results/, by file name."""
     found = [(path.name, json.loads(path.read_text())) for path in sorted(RESULTS.glob("*.json"))]
@@ -195,6 +244,7 @@ def generated() -> dict[Path, str]:
     for path, mark, content in (
         (docs / "evaluation.md", "ties-table", ties_table()),
         (docs / "reproduce.md", "reproduced", reproduced_tables()),
+        (docs / "search.md", "speed", speed_table()),
         (ROOT / "README.md", "results", readme_table()),
     ):
         files[path] = between(path.read_text(encoding="utf-8"), mark, content)
