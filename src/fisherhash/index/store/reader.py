@@ -40,6 +40,8 @@ from fisherhash.index.store.verify import Problem, verify_index
 logger = logging.getLogger(__name__)
 
 _SUBSETS = 8
+SLOW = 0.5
+"""Seconds above which the first search says how long it took."""
 
 
 class Reader:
@@ -266,7 +268,8 @@ class Reader:
                 segment.keep_tables()
         if self.first_query_seconds is None:
             self.first_query_seconds = time.monotonic() - start
-            logger.info("first search of %s: %.3f s", self.path, self.first_query_seconds)
+            if self.first_query_seconds > SLOW:
+                logger.info("first search of %s: %.1f s", self.path, self.first_query_seconds)
 
     def build(self) -> None:
         """Make the search tables now instead of at the first search that profits from them."""
