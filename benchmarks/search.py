@@ -123,7 +123,7 @@ def _ours(codes: Codes, bits: int, threads: int) -> Iterator[Contender]:
 
 
 def _faiss(codes: Codes, bits: int, threads: int) -> Iterator[Contender]:
-    import faiss
+    import faiss  # pyright: ignore[reportMissingImports]
 
     index: Any = faiss.IndexBinaryFlat(bits)
     index.add(codes)
@@ -147,7 +147,7 @@ def _multi_hash(
     codes: Codes, bits: int, threads: int, queries: Codes, k: int, truth: Any
 ) -> Iterator[Contender]:
     """IndexBinaryMultiHash with as many flips as it needs, up to a second a query."""
-    import faiss
+    import faiss  # pyright: ignore[reportMissingImports]
 
     faiss.omp_set_num_threads(threads)
     start = time.perf_counter()
@@ -175,8 +175,8 @@ def _multi_hash(
 
 
 def _usearch(codes: Codes, bits: int, threads: int) -> Iterator[Contender]:
-    from usearch.compiled import MetricKind
-    from usearch.index import search
+    from usearch.compiled import MetricKind  # pyright: ignore[reportMissingImports]
+    from usearch.index import search  # pyright: ignore[reportMissingImports]
 
     def exact(queries: Codes, k: int) -> tuple[Any, Any]:
         found = search(codes, queries, k, MetricKind.Hamming, exact=True, threads=threads)
