@@ -475,5 +475,5 @@ def test_fields_that_only_look_like_numbers_are_texts():
 def test_names_that_would_steer_a_terminal_are_escaped():
     from fisherhash.errors import printable
 
-    assert printable("a\x1b[31m\nb\udcff.jpg") == "a\\x1b[31m\\nb\\udcff.jpg"
+    assert printable("a\x1b[31m\nb\udcff.jpg") == "a\\x1b[31m\\nb\udcff.jpg"
     assert printable("Übersee 写真.jpg") == "Übersee 写真.jpg"

@@ -45,7 +45,11 @@ def missing_extra(package: str, extra: str, purpose: str) -> FisherhashError:
 def printable(name: str) -> str:
     r"""A name for a line of text: what would break the line or steer a terminal, as escapes.
 
+    Bytes of a file name that are not UTF-8 stay as they are.
+
     >>> print(printable("two\nlines.jpg"))
     two\nlines.jpg
     """
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
+    return "".join(
+        c if c.isprintable() or "\udc80" <= c <= "\udcff" else ascii(c)[1:-1] for c in name
+    )
