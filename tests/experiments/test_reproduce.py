@@ -167,6 +167,8 @@ def test_data_that_is_missing_is_said(ask):
     outcome = reproduce(ask(only=["dpsh", "12"]), jobs=1, say=said.append)
     assert any("CIFAR-10: not run, there is no cifar10" in line for line in said)
     assert "| DPSH | not run [0.713] |" in table_text(outcome)
+    with pytest.raises(UsageError, match=r"no data set of table2 is on this machine \(cifar10\)"):
+        reproduce(ask(only=["cifar10", "dpsh", "12"]), jobs=1)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fisherhash import storage
+from fisherhash.data.cache import DATA_VARIABLE
 from fisherhash.devices import choose_device
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.experiments import report, specs, tuning
@@ -91,6 +92,13 @@ def reproduce(
     spec = specs.find(request.target)
     for column in columns:
         say(_describe(column))
+    if all(column.bench is None for column in columns):
+        names = sorted({source.data for column in columns for source in column.part.sources})
+        raise UsageError(
+            f"no data set of {spec.name} is on this machine ({', '.join(names)}). Put one where "
+            f"{DATA_VARIABLE} points, or fetch CIFAR-10 with: fisherhash train cifar10 "
+            "--download --out MODEL. docs/data.md says how the others are built"
+        )
     cells = all_cells(request, columns, runner)
     _warn_untuned(request, columns, runner, say)
     say(runner.estimate(cells))
