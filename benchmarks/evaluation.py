@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fisherhash.codes import unpack
+from fisherhash.cores import available_cores
 from fisherhash.evaluation import evaluate
 
 
@@ -172,7 +173,7 @@ def main() -> None:
     if options.case:
         print(json.dumps(measure(options.case, {**CASES, **QUICK}[options.case])))
         return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = available_cores()
     print(f"{platform.processor() or platform.machine()}, {cores} cores, NumPy {np.__version__}")
     print("evaluate: expected + stable + bounds, P@N, R@N, radius metrics; loop: one mAP\n")
     print(f"{'case':<18}{'evaluate':>10}{'loop':>12}{'ratio':>9}{'cpu ratio':>11}{'peak MiB':>10}"

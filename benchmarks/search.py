@@ -28,8 +28,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 from numpy.typing import NDArray
 
+from fisherhash.cores import available_cores
 from fisherhash.index.engine import Engine, small
-from fisherhash.index.engine.pool import cores
 from fisherhash.index.store.local import LocalIndex
 
 Codes = NDArray[np.uint8]
@@ -482,20 +482,20 @@ def main() -> None:
     parser.add_argument("--codes", type=Path, action="append", default=[], help=about)
     parser.add_argument("--bits", type=int, help="bits of the codes in --codes files")
     parser.add_argument("--only", default="", help="cases whose name holds this: uniform-32")
-    parser.add_argument("--threads", type=int, default=cores())
+    parser.add_argument("--threads", type=int, default=available_cores())
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     parser.add_argument("--plot", type=Path, help="draw queries per second against N")
     options = parser.parse_args()
     threads = options.threads
     report: dict[str, Any] = {
         "machine": f"{platform.system()} {platform.machine()}",
-        "cores": cores(),
+        "cores": available_cores(),
         "threads": threads,
         "numpy": np.__version__,
         "clustered": f"{CENTRES} centres, {FLIPS:.0%} of the bits flipped",
     }
     print(
-        f"{platform.machine()}, {cores()} cores, {threads} threads, "
+        f"{platform.machine()}, {available_cores()} cores, {threads} threads, "
         f"load average {os.getloadavg()[0]:.1f}"
     )
     if options.huge:

@@ -119,7 +119,7 @@ def test_relative_paths_and_odd_names_go_to_workers(tmp_path, pictures, monkeypa
 
 
 def test_when_processes_are_started(monkeypatch):
-    monkeypatch.setattr(workers, "available_cpus", lambda: 4)
+    monkeypatch.setattr(workers, "available_cores", lambda: 4)
     monkeypatch.setattr(sys, "platform", "linux")
     assert workers.choose_workers([0.001] * 9, 300) == 0
     assert workers.choose_workers([0.001] * 9, 60_000) == 4
@@ -128,7 +128,7 @@ def test_when_processes_are_started(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     assert workers.choose_workers([0.1], 60_000) == 0
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(workers, "available_cpus", lambda: 1)
+    monkeypatch.setattr(workers, "available_cores", lambda: 1)
     assert workers.choose_workers([0.1], 60_000) == 0
 
 

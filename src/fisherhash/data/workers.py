@@ -21,6 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import IO, Any, Protocol
 
+from fisherhash.cores import available_cores
 from fisherhash.data.collection import Reader
 from fisherhash.data.images import UnreadableImage
 from fisherhash.errors import FisherhashError, UsageError
@@ -108,7 +109,7 @@ def run_jobs(
 
 def choose_workers(times: Sequence[float], left: int) -> int:
     """How many processes to start for ``left`` images after some took ``times`` seconds each."""
-    cpus = available_cpus()
+    cpus = available_cores()
     if not times or not left or cpus < 2 or not sys.platform.startswith("linux"):
         return 0
     seconds = statistics.median(times) * left
@@ -123,13 +124,6 @@ def _hello(reader: Reader, job: Job) -> bytes | None:
         return pickle.dumps(sys.path) + pickle.dumps((reader, job))
     except (pickle.PicklingError, AttributeError, TypeError):
         return None
-
-
-def available_cpus() -> int:
-    """The processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _answer(reader: Reader, job: Job, index: int) -> Answer:

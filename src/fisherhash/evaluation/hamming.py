@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fisherhash.codes import hamming, unpack
+from fisherhash.cores import available_cores
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.evaluation.inputs import Labels, as_words, check_choice
 
@@ -198,12 +198,6 @@ def kernels() -> ModuleType:
     return kernels
 
 
-def threads() -> int:
-    """Cores this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
 def _numba_blocks(scan: Scan) -> Iterator[GroupBlock]:
     jit = kernels()
     query, database = as_words(scan.query), np.ascontiguousarray(as_words(scan.database).T)
@@ -211,7 +205,7 @@ def _numba_blocks(scan: Scan) -> Iterator[GroupBlock]:
     masks = np.ascontiguousarray(database_masks.T)
     # queries with the same labels side by side share their list of relevant rows
     order = np.lexsort(query_masks.T)
-    workers = threads()
+    workers = available_cores()
     step = max(2 * workers, _BLOCK_COUNTS // (scan.levels * (scan.most + 1)))
     tops = np.full(len(query), scan.top, dtype=np.int64)
     scratch = np.uint8 if scan.levels < 256 else np.uint16

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fisherhash.codes import hamming
+from fisherhash.cores import available_cores
 from fisherhash.errors import UsageError
 from fisherhash.evaluation import inputs
-from fisherhash.evaluation.hamming import BLOCK_PAIRS, choose_backend, kernels, threads
+from fisherhash.evaluation.hamming import BLOCK_PAIRS, choose_backend, kernels
 from fisherhash.evaluation.results import Matches
 
 
@@ -64,7 +65,7 @@ def _nearest(
     if backend == "numba":
         jit = kernels()
         left, right = inputs.as_words(query), np.ascontiguousarray(inputs.as_words(database).T)
-        workers = threads()
+        workers = available_cores()
         pieces = np.linspace(0, len(query), min(4 * workers, len(query)) + 1).astype(int)
         with ThreadPoolExecutor(workers) as pool:
             jobs = [

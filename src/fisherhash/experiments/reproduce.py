@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fisherhash import storage
+from fisherhash.cores import available_cores
 from fisherhash.data.cache import DATA_VARIABLE
 from fisherhash.devices import choose_device
 from fisherhash.errors import FisherhashError, UsageError
@@ -82,7 +83,7 @@ def reproduce(
     columns = plan(request)
     if jobs is None:
         small = choose_device(request.device).type == "cpu" and not _finetunes(columns)
-        jobs = min(2, _cores()) if small else 1
+        jobs = min(2, available_cores()) if small else 1
     if jobs < 1:
         raise UsageError(f"jobs must be at least 1, got {jobs}")
     folder = Path(request.out)
@@ -270,7 +271,7 @@ def _share(request: Request, runner: Runner) -> None:
         "token": runner.token,
         "jobs": runner.jobs,
     }
-    threads = max(1, _cores() // runner.jobs)
+    threads = max(1, available_cores() // runner.jobs)
     environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **os.environ}
     processes: list[subprocess.Popen[str]] = []
     try:
@@ -295,12 +296,6 @@ def _share(request: Request, runner: Runner) -> None:
     ended = sum(code != 0 for code in codes)
     if ended:
         runner.say(f"{ended} of {len(codes)} processes ended early; the same command continues")
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _finetunes(columns: Sequence[Column]) -> bool:

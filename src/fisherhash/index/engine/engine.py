@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fisherhash.codes import check_bits, check_codes, code_bytes
+from fisherhash.cores import available_cores
 from fisherhash.errors import UsageError
 from fisherhash.index.engine import planner, small
 from fisherhash.index.engine import tables as search_tables
-from fisherhash.index.engine.pool import cores
 from fisherhash.index.engine.tables import Tables
 
 PATHS = ("auto", "numpy", "scan", "unique", "buckets")
@@ -90,7 +90,7 @@ class Engine:
         if path not in PATHS:
             raise UsageError(f"unknown path '{path}'. Known: {', '.join(PATHS)}")
         self.codes = _plain(codes)
-        self.threads = cores() if threads is None else max(1, threads)
+        self.threads = available_cores() if threads is None else max(1, threads)
         self.path = path
         self._lock = threading.Lock()
         self._planes: Tables | None = None

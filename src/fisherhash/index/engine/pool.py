@@ -13,12 +13,6 @@ _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
 
 
-def cores() -> int:
-    """Cores this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
 def run(jobs: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
     """Call all jobs from at most ``threads`` threads, this one among them; return the results.
 
