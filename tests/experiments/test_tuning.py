@@ -40,7 +40,7 @@ def find(runner):
 def test_the_winner_of_two_rounds():
     entry = find(Done(by_rate))
     assert len(entry["trials"]) == tuning.BUDGET
-    assert {trial["learning_rate"] for trial in entry["trials"][3:]} == {0.03}
+    assert {trial["learning_rate"] for trial in entry["trials"][4:]} == {0.03}
     assert entry["winner"] == {
         "options": {"quantization": 1.0},
         "settings": {"learning_rate": 0.03},
@@ -58,7 +58,7 @@ def test_trials_hold_images_out_and_look_at_no_query():
 def test_no_winner_before_the_end():
     entry = find(Done(lambda cell: None if cell.settings.learning_rate > 0.05 else by_rate(cell)))
     assert "winner" not in entry
-    assert len(entry["trials"]) == 2
+    assert len(entry["trials"]) == 3
     assert tuning.own_trials("greedyhash", BENCH, SETTINGS, 24, Done(lambda cell: None)) == []
 
 
