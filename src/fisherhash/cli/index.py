@@ -132,10 +132,18 @@ def add(
         index, images, model=model, labels=label, metadata=_metadata(meta), device=device
     )
     _report(report, index, began, as_json=json)
+    if report.skipped and not (report.added or report.updated or report.unchanged):
+        raise FisherhashError("no image could be read")
 
 
 @index_app.command
-def remove(index: Path, *keys: str, where: Several = None, json: Json = False) -> None:
+def remove(
+    index: Path,
+    *keys: str,
+    where: Several = None,
+    dry_run: Flag = False,
+    json: Json = False,
+) -> None:
     """Remove items from an index; no picture file is touched.
 
     Parameters
@@ -147,19 +155,25 @@ def remove(index: Path, *keys: str, where: Several = None, json: Json = False) -
     where
         Remove the items for which this holds, label=cat or year<2010; may be given several times,
         all must hold.
+    dry_run
+        Only print what would be removed.
     json
         Print the result as JSON on stdout.
     """
-    from fisherhash.index.pictures.asking import ids_where
+    from fisherhash.index.pictures.asking import ids_where, name_of
     from fisherhash.index.store.local import LocalIndex
 
     if bool(keys) == bool(where):
         raise UsageError("say what to remove: KEYS…, or --where label=cat")
-    with LocalIndex.open(index, write=True) as opened:
+    with LocalIndex.open(index, write=not dry_run) as opened:
         if where:
-            removed = opened.remove(ids=ids_where(opened, where))
+            ids = ids_where(opened, where)
         else:
-            removed = opened.remove(list(dict.fromkeys(keys)))
+            ids = [opened.item(key).id for key in dict.fromkeys(keys)]
+        if dry_run:
+            _dry_removal([name_of(item) for item in opened.items(ids)], len(opened), as_json=json)
+            return
+        removed = opened.remove(ids=ids)
         left = len(opened)
     say(f"{removed:,} removed, {left:,} left in {index}")
     if json:
@@ -177,7 +191,7 @@ def info(index: Path, *, json: Json = False) -> None:
     json
         Print JSON instead of text.
     """
-    from fisherhash.index.pictures.folders import mirrored_folder
+    from fisherhash.index.pictures.folders import mirrored_folder, verify_lists
     from fisherhash.index.pictures.hashers import describe_model
     from fisherhash.index.pictures.skips import SkipList
     from fisherhash.index.store.local import LocalIndex
@@ -186,6 +200,7 @@ def info(index: Path, *, json: Json = False) -> None:
         found: dict[str, Any] = dict(opened.info())
         model = opened.model or {}
     folder = mirrored_folder(index)
+    notes(tuple(f"{index}/{problem}" for problem in verify_lists(index)))
     found |= {"folder": None if folder is None else str(folder), "skipped": len(SkipList(index))}
     if json:
         print_json(found)
@@ -210,6 +225,7 @@ def verify(index: Path, *, json: Json = False) -> None:
     """
     from dataclasses import asdict
 
+    from fisherhash.index.pictures.folders import verify_lists
     from fisherhash.index.pictures.hashers import verify_model
     from fisherhash.index.store.local import LocalIndex
     from fisherhash.index.store.verify import verify_path
@@ -217,7 +233,7 @@ def verify(index: Path, *, json: Json = False) -> None:
     if not (index / "catalogue.sqlite").exists():
         # Says what is there instead.
         LocalIndex.open(index).close()
-    problems = [*verify_path(index), *verify_model(index)]
+    problems = [*verify_path(index), *verify_model(index), *verify_lists(index)]
     if json:
         print_json({"ok": not problems, "problems": [asdict(problem) for problem in problems]})
     else:
@@ -287,7 +303,17 @@ def search(
     """
     from fisherhash.index.pictures.asking import ask
 
-    answers = ask(index, images, keys=key or (), k=k, radius=radius, where=where, device=device)
+    bad: list[str] = []
+    answers = ask(
+        index,
+        images,
+        keys=key or (),
+        k=k,
+        radius=radius,
+        where=where,
+        device=device,
+        unreadable=bad,
+    )
     if html is not None:
         from fisherhash.index.pictures import contact_sheet
         from fisherhash.index.store.local import LocalIndex
@@ -299,14 +325,15 @@ def search(
         say(f"the page is {html}")
     if json:
         print_json([answer.to_json() for answer in answers])
-        return
-    for number, answer in enumerate(answers):
-        if len(answers) > 1:
+    for number, answer in enumerate(() if json else answers):
+        if len(answers) > 1 or bad:
             print(f"{'' if number == 0 else chr(10)}{printable(answer.name)}")
         for rank, found in enumerate(answer.found, start=1):
             print(f"{rank:>4} {found.distance:>4}  {printable(found.name)}")
         if not answer.found:
             say(f"{answer.name}: nothing found")
+    if bad:
+        raise FisherhashError("; ".join(bad))
 
 
 @app.command
@@ -320,14 +347,15 @@ def dedup(
 ) -> None:
     """List groups of pictures with equal or nearly equal codes, the largest first.
 
-    Equal codes are candidates for duplicates, not a proof.
+    Equal or near codes are candidates for duplicates, not a proof. The default finds equal codes;
+    copies that were saved again or scaled often differ in a few bits: --radius 3.
 
     Parameters
     ----------
     index
         The index, a folder.
     radius
-        Bits in which neighbours in a group may differ.
+        Bits in which neighbours in a group may differ; large ones chain different pictures.
     compare_files
         Also read the files of each group, and mark those that are the same byte for byte.
     html
@@ -352,11 +380,13 @@ def dedup(
 
 def _report(report: SyncReport, index: Path, began: float, *, as_json: bool) -> None:
     notes(tuple(report.notes))
-    fresh = report.skipped[: min(LISTED, report.new_skipped)]
-    for skip in fresh:
+    shown = report.skipped[: max(report.named, min(LISTED, report.new_skipped))]
+    for skip in shown:
         say(f"skipped {printable(skip.name)}: {skip.reason}")
-    if len(report.skipped) > len(fresh):
-        say(f"{len(report.skipped):,} files are skipped; all are listed in {index / 'skipped.csv'}")
+    several = len(report.skipped)
+    if several > len(shown):
+        files = "1 file is" if several == 1 else f"{several:,} files are"
+        say(f"{files} skipped; all are listed in {index / 'skipped.csv'}")
     seconds = time.perf_counter() - began
     say(f"{report}; {report.count:,} in {index}, {seconds:.1f} s")
     if as_json:
@@ -375,6 +405,15 @@ def _dry(report: SyncReport, *, as_json: bool) -> None:
             for key in keys:
                 print(f"{verb:<6}  {printable(key)}")
     say(f"would be: {report}; nothing was changed")
+
+
+def _dry_removal(names: list[str], count: int, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"remove": names})
+    else:
+        for name in names:
+            print(f"remove  {printable(name)}")
+    say(f"would be: {len(names):,} removed, {count - len(names):,} left; nothing was changed")
 
 
 def _metadata(pairs: list[str] | None) -> dict[str, Any] | None:

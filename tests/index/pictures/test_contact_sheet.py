@@ -89,6 +89,9 @@ def test_long_lists_are_cut_and_say_so(tmp_path, monkeypatch):
     assert "6 groups with codes within 2 bits in 20 pictures. The 4 largest are shown" in html
     assert "no proof" in html
     assert len(pictures(html)) == 8
+    assert "Equal or near codes are candidates" in html
+    assert "differs from the first" in html
+    assert "differs from the query" not in html
 
 
 def test_groups_say_when_all_files_are_the_same(picture):

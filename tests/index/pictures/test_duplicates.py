@@ -113,7 +113,9 @@ def test_a_report_from_an_index(tmp_path):
     listed = found.to_json()
     assert [group["size"] for group in listed["groups"]] == [4, 2]
     assert listed["groups"][1]["items"][1]["same_bytes"] == 0
-    assert len(duplicates(tmp_path / "i.index", radius=2).groups) == 1
+    near = duplicates(tmp_path / "i.index", radius=2)
+    assert len(near.groups) == 1
+    assert "Equal or near codes are candidates" in near.summary()
 
 
 def test_items_that_vanish_meanwhile_are_left_out(tmp_path, monkeypatch):

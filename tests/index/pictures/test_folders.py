@@ -25,6 +25,8 @@ from fisherhash.index.pictures import folders, hashers, importing
 from fisherhash.index.pictures.asking import ask
 from fisherhash.index.pictures.folders import add_images, mirrored_folder, sync_folder
 from fisherhash.index.pictures.skips import Skip, SkipList
+from fisherhash.index.store import local
+from fisherhash.index.store.guards import cannot_write
 from fisherhash.index.store.local import LocalIndex
 
 
@@ -285,6 +287,14 @@ def test_a_folder_that_vanished_or_is_empty_never_wipes_the_index(album, model, 
     album.mkdir()
     with pytest.raises(UsageError, match=r"holds no pictures, but .* holds 14 of it; nothing was"):
         sync_folder(path, album)
+    assert len(keys(path)) == 14
+    other = tmp_path / "other"
+    other.mkdir()
+    for options in ({}, {"allow_empty": True}):
+        with pytest.raises(UsageError, match=r"is in step with .*album, and .*is another folder"):
+            sync_folder(path, other, **options)
+    with pytest.raises(UsageError, match=r"holds 14 of another folder; nothing was removed"):
+        sync_folder(path, other, moved=True)
     assert len(keys(path)) == 14
     report = sync_folder(path, album, allow_empty=True)
     assert len(report.removed) == 14
@@ -765,6 +775,60 @@ def test_new_skipped_files_come_before_the_known_ones(album, model, tmp_path):
     report = sync_folder(tmp_path / "i", album)
     assert [skip.name for skip in report.skipped] == ["z.png", "a.png", "b.png"]
     assert report.new_skipped == 1
+
+
+def test_a_repaired_file_is_not_skipped_in_a_dry_run(album, model, tmp_path):
+    path, bad = tmp_path / "album.index", album / "bad.png"
+    bad.write_bytes(b"bad")
+    assert sync_folder(path, album, model=model).new_skipped == 1
+    shutil.copy(album / "top.png", bad)
+    report = sync_folder(path, album, dry_run=True)
+    assert (report.added, report.skipped) == (["bad.png"], [])
+
+
+def test_what_a_killed_process_left_of_an_index_is_taken_away(album, model, tmp_path):
+    path = tmp_path / "album.index"
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for again in range(2):
+        gone = tmp_path / f".album.index.{ended.pid}-1a{again}.new"
+        busy = tmp_path / f".album.index.{os.getpid()}-1a{again}.new"
+        gone.mkdir()
+        busy.mkdir()
+        sync_folder(path, album, model=model)
+        assert (gone.exists(), busy.exists()) == (False, True)
+
+
+def test_a_disk_that_fills_up_says_what_is_in(album, model, tmp_path, monkeypatch):
+    path, upsert, calls = tmp_path / "album.index", LocalIndex.upsert, []
+
+    def filling(self, keys, *arguments, **columns):
+        calls.append(keys)
+        if len(calls) == 3:
+            raise cannot_write(self.path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        return upsert(self, keys, *arguments, **columns)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalIndex, "upsert", filling)
+        with pytest.raises(FisherhashError) as raised:
+            sync_folder(path, album, model=model, block=5)
+    assert str(raised.value) == (
+        f"no room to write {path} (No space left on device). What came before is in the index: "
+        "10 added, 0 updated, 0 removed; make room on the disk, then run the same command again: "
+        "it goes on from there"
+    )
+    assert raised.value.exit_code == 1
+    assert counts(sync_folder(path, album)) == (4, 0, 0, 10)
+
+
+def test_an_index_that_cannot_be_made_is_called_by_its_name(album, model, tmp_path, monkeypatch):
+    def full(folder, facts):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(local, "create_catalogue", full)
+    path = tmp_path / "album.index"
+    with pytest.raises(FisherhashError, match=f"no room to write {re.escape(str(path))} "):
+        sync_folder(path, album, model=model)
 
 
 def test_a_new_link_to_a_folder_changes_no_keys(album, model, tmp_path):

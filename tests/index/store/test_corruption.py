@@ -131,7 +131,11 @@ def check_damage(undamaged, tmp_path, rng, state, name):
     shutil.copytree(source, path)
     try:
         how, same = damage(rng, path / name)
-        problems = verify_path(path)
+        problems = [
+            problem
+            for problem in verify_path(path)
+            if state != "without sums" or (problem.file != "catalogue.sums")
+        ]
         found, error = answers_or_error(path)
         if error:
             named = Path(name).name.removesuffix("-wal")
@@ -198,6 +202,26 @@ def test_every_byte_of_the_small_files(undamaged, tmp_path):
             pass
         assert verify_path(path) == []
         shutil.rmtree(path)
+
+
+def test_every_byte_of_the_schema(undamaged, tmp_path):
+    """Names that are no UTF-8, above all: Python's module cannot tell what SQLite says of them."""
+    source, expected = undamaged["without sums"]
+    path = tmp_path / "copy"
+    shutil.copytree(source, path)
+    file = path / "catalogue.sqlite"
+    data = file.read_bytes()
+    start, end = data.index(b"CREATE TABLE items") - 60, 4096
+    for place in range(start, end, 3):
+        changed = bytearray(data)
+        changed[place] |= 0x80
+        if changed[place] == data[place]:
+            continue
+        file.write_bytes(changed)
+        found, error = answers_or_error(path)
+        problems = verify_path(path)
+        assert found == expected or "catalogue.sqlite" in (error or ""), place
+        assert not error or [p.file for p in problems] == ["catalogue.sqlite"], place
 
 
 def test_a_missing_file_is_named(undamaged, tmp_path):

@@ -282,7 +282,9 @@ def test_filters_apply_before_the_top_k(filled):
     check("path=/photos/k5.jpg", [5])
     check("year=text", [])
     check({"year": "2007"}, [])
-    check("nothing=1", [])
+    for where in ("yaer!=2007", "yaer=2007", {"yaer": 1}, ["label=odd", "yaer<3"]):
+        with pytest.raises(UsageError, match=r"has the field 'yaer'\. Did you mean 'year'\?"):
+            filled.search(queries, where=where)
     assert filled.search(queries, 100, where={}).ids.shape[1] == 50
     with pytest.raises(UsageError, match="write FIELD=VALUE"):
         filled.search(queries, where="label")

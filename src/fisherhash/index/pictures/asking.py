@@ -6,17 +6,20 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fisherhash.codes import code_bytes
-from fisherhash.errors import UsageError
+from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import Item
 from fisherhash.index.pictures.folders import file_of, mirrored_folder
 from fisherhash.index.pictures.hashers import hasher_of
 from fisherhash.index.store.local import LocalIndex
+
+if TYPE_CHECKING:
+    from fisherhash.hasher import Hasher
 
 K = 10
 
@@ -90,6 +93,7 @@ def ask(
     radius: int | None = None,
     where: Sequence[str] | None = None,
     device: str = "cpu",
+    unreadable: list[str] | None = None,
 ) -> list[Answers]:
     """Search an index with picture files and with items that are in it.
 
@@ -101,20 +105,30 @@ def ask(
         radius: only items whose codes differ in at most this many bits.
         where: filters, ``label=cat``; all must hold.
         device: where to encode the pictures.
+        unreadable: takes a sentence for each picture that cannot be read, and the others are
+            answered; without it, or if no other is left, that is an error.
+
+    Raises:
+        UsageError: there is no such file, item or field, or a number is wrong.
     """
     if not images and not keys:
         raise UsageError("nothing to search for: give an image, or --key KEY")
     if k is not None and k < 1:
         raise UsageError(f"k must be at least 1, got {k}")
+    names = [os.fspath(image) for image in images]
+    for name in names:
+        if not os.path.lexists(name):
+            raise UsageError(f"there is no file '{name}' (it does not exist)")
     with LocalIndex.open(path) as index:
         if radius is not None and not 0 <= radius <= index.bits:
             raise UsageError(f"radius must be between 0 and {index.bits} bits, got {radius}")
         items = [index.item(key) for key in keys]
         root = mirrored_folder(path)
-        names = [os.fspath(image) for image in images]
         codes = [index.codes(np.array([item.id], dtype=np.int64)) for item in items]
         if names:
-            codes.insert(0, hasher_of(index, path, device=device).encode(names))
+            hasher = hasher_of(index, path, device=device)
+            names, encoded = _encode(hasher, names, unreadable, last=not items)
+            codes.insert(0, encoded)
         queries = np.concatenate(codes)
         own = [None] * len(names) + [item.id for item in items]
         labels = [*names, *keys]
@@ -125,6 +139,27 @@ def ask(
             listed = [one for one in answers_of(index, ids, distances, root) if one is not None]
             answers.append(Answers(labels[row], files[row], queries[row], listed))
     return answers
+
+
+def _encode(
+    hasher: Hasher, names: list[str], unreadable: list[str] | None, *, last: bool
+) -> tuple[list[str], NDArray[np.uint8]]:
+    """The pictures that can be read with their codes; ``last``: one at least has to be."""
+    try:
+        return names, hasher.encode(names)
+    except FisherhashError:
+        if unreadable is None or (len(names) == 1 and last):
+            raise
+    good = []
+    for name in names:
+        try:
+            hasher.encode([name])
+            good.append(name)
+        except FisherhashError as error:
+            unreadable.append(str(error))
+    if last and not good:
+        raise FisherhashError("; ".join(unreadable))
+    return good, hasher.encode(good)
 
 
 def ids_where(index: LocalIndex, where: Sequence[str]) -> NDArray[np.int64]:

@@ -39,7 +39,8 @@ def search_page(answers: Sequence[Answers], bits: int, *, index: str, count: int
     )
     found = any(one.found for one in answers)
     rows = [_row(one.name, one.path, one.code, one.found) for one in answers]
-    return _page("Similar pictures" if found else "Nothing found", lead, index, rows, bits)
+    title = "Similar pictures" if found else "Nothing found"
+    return _page(title, lead, index, rows, bits, "the query")
 
 
 def duplicates_page(found: Duplicates) -> str:
@@ -47,9 +48,10 @@ def duplicates_page(found: Duplicates) -> str:
     total, shown = len(found.groups), found.groups[:SHOWN]
     apart = "equal codes" if found.radius == 0 else f"codes within {_number(found.radius, 'bit')}"
     more = f" The {len(shown):,} largest are shown." if len(shown) < total else ""
+    alike = "Equal or near" if found.radius else "Equal"
     lead = (
-        f"{_number(total, 'group')} with {apart} in {_number(found.count, 'picture')}.{more} Equal "
-        "codes are candidates for duplicates, no proof: look before you delete."
+        f"{_number(total, 'group')} with {apart} in {_number(found.count, 'picture')}.{more} "
+        f"{alike} codes are candidates for duplicates, no proof: look before you delete."
     )
     rows = []
     for number, (first, *others) in enumerate(shown):
@@ -57,9 +59,8 @@ def duplicates_page(found: Duplicates) -> str:
         if found.same and None not in found.same[number] and len(set(found.same[number])) == 1:
             notes.append("the same bytes")
         rows.append(_row(first.name, first.path, first.code, others, notes))
-    return _page(
-        "Likely duplicates" if total else "No duplicates", lead, found.index, rows, found.bits
-    )
+    title = "Likely duplicates" if total else "No duplicates"
+    return _page(title, lead, found.index, rows, found.bits, "the first")
 
 
 def write_page(path: str | os.PathLike[str], html: str) -> None:
@@ -82,12 +83,15 @@ def write_page(path: str | os.PathLike[str], html: str) -> None:
 _STYLE = "<style>.caption{white-space:pre-line;overflow-wrap:anywhere}</style>\n"
 
 
-def _page(title: str, lead: str, index: str, rows: Sequence[pages.Query], bits: int) -> str:
+def _page(
+    title: str, lead: str, index: str, rows: Sequence[pages.Query], bits: int, compared: str
+) -> str:
     header = (
         f'<header>\n<p class="eyebrow">fisherhash · {escape(index)}</p>\n<h1>{escape(title)}</h1>\n'
         f'<p class="lead">{escape(lead)}</p>\n</header>'
     )
-    body = pages.legend(marks=False) + pages.query_rows(rows, bits) if rows else ""
+    legend = pages.legend(marks=False).replace("the query", compared)
+    body = legend + pages.query_rows(rows, bits) if rows else ""
     section = f'\n<section id="answers">\n{body}\n</section>' if body else ""
     return pages.page(f"{title} · {index}", _STYLE + header + section, description=lead)
 

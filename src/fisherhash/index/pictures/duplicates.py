@@ -168,7 +168,8 @@ class Duplicates:
             )
             sentence += f"; byte for byte copies of another file: {copies:,}"
         if self.groups:
-            sentence += ". Equal codes are candidates, not a proof: look before you delete"
+            alike = "Equal or near" if self.radius else "Equal"
+            sentence += f". {alike} codes are candidates, not a proof: look before you delete"
         return sentence
 
     def to_json(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,14 @@ from fisherhash.index.pictures.importing import (
     Picture,
     SyncReport,
     import_pictures,
+    telling,
 )
+from fisherhash.index.pictures.skips import FILE as SKIPPED
 from fisherhash.index.pictures.skips import Skip, SkipList
 from fisherhash.index.pictures.walking import Found, cannot_read, walk
+from fisherhash.index.store.guards import cannot_write
 from fisherhash.index.store.local import LocalIndex
+from fisherhash.index.store.verify import Problem
 
 MIRRORED = "folder.json"
 """Names the folder that the index is kept in step with."""
@@ -89,6 +93,7 @@ def sync_folder(
         )
         with hashers.create_index(place, chosen) as index:
             return _sync(index, place, root, found, chosen=chosen, device=device, block=block)
+    hashers.drop_old_drafts(place)
     with LocalIndex.open(place, write=not dry_run) as index:
         hashers.check_same_model(index, place, model=model, fit=fit, bits=bits)
         return _sync(
@@ -121,12 +126,13 @@ def _sync(
     files = dict(index.files())
     ours = {key for key, (size, _, _) in files.items() if size is not None and not _outside(key)}
     report = SyncReport(notes=found.notes())
+    new_root = _is_new_root(place, root, found, ours, moved=moved)
     if not found.files and not found.broken and ours and not allow_empty:
+        of_it = "of another folder" if new_root else "of it"
         raise UsageError(
-            f"{root} holds no pictures, but {place} holds {len(ours):,} of it; nothing was "
+            f"{root} holds no pictures, but {place} holds {len(ours):,} {of_it}; nothing was "
             "removed. Is a disk not mounted? If they are really gone, add --allow-empty"
         )
-    new_root = _is_new_root(place, root, found, ours, moved=moved or allow_empty)
     skips = SkipList(place)
     listed = {skip.name for skip in skips}
     refused = [Skip(key, reason) for key, reason in found.broken.items()]
@@ -146,16 +152,20 @@ def _sync(
     if dry_run:
         report.added = [picture.key for picture in todo if picture.key not in files]
         report.updated = [picture.key for picture in todo if picture.key in files]
-        report.removed, report.skipped, report.count = gone, list(skips), len(index)
+        report.removed, report.count = gone, len(index)
+        skips.drop(picture.key for picture in todo)
+        skips.drop(name for name in listed - kept if _is_gone(name, found))
+        report.skipped = list(skips)
         return report
-    if new_root:
-        _write_root(place, root)
-    skips.drop(name for name in listed - kept if not _outside(name) and not found.is_hidden(name))
-    skips.add(refused)
-    if gone:
-        index.remove(gone)
-        report.removed = gone
-    import_pictures(index, place, root.name, todo, files, skips, report, chosen, device, block)
+    with telling(report):
+        if new_root:
+            _write_root(place, root)
+        skips.drop(name for name in listed - kept if _is_gone(name, found))
+        skips.add(refused)
+        if gone:
+            index.remove(gone)
+            report.removed = gone
+        import_pictures(index, place, root.name, todo, files, skips, report, chosen, device, block)
     _report_skipped(report, skips, listed)
     report.count = len(index)
     return report
@@ -188,15 +198,18 @@ def add_images(
     from fisherhash.data.sources import open_paths
 
     place = Path(path)
+    images = list(images)
     names = list(dict.fromkeys(os.path.abspath(name) for name in open_paths(images).names))
+    given = {os.path.abspath(Path(image).expanduser()) for image in images}
+    by_name = [name for name in names if name in given]
     if not hashers.is_index(place):
         chosen = hashers.load_model(model, device=device)
         with hashers.create_index(place, chosen) as index:
-            return _add(index, place, names, labels, metadata, chosen, device, block)
+            return _add(index, place, names, by_name, labels, metadata, chosen, device, block)
     with LocalIndex.open(place, write=True) as index:
         hashers.check_same_model(index, place, model=model)
         chosen = _given(index, model, device)
-        return _add(index, place, names, labels, metadata, chosen, device, block)
+        return _add(index, place, names, by_name, labels, metadata, chosen, device, block)
 
 
 def _given(index: LocalIndex, model: str | os.PathLike[str] | None, device: str) -> Chosen | None:
@@ -208,6 +221,7 @@ def _add(
     index: LocalIndex,
     place: Path,
     names: Sequence[str],
+    by_name: Sequence[str],
     labels: Sequence[str] | None,
     metadata: Mapping[str, Any] | None,
     chosen: Chosen | None,
@@ -237,33 +251,68 @@ def _add(
                 report.unchanged += 1
         elif before is not None or not skips.is_known(key, size, mtime):
             todo.append(picture)
-    if relabelled:
-        report.updated = [picture.key for picture in relabelled]
-        several = len(relabelled)
-        index.update(
-            report.updated,
-            labels=None if labels is None else [list(labels)] * several,
-            metadata=None if metadata is None else [dict(metadata)] * several,
-        )
-    import_pictures(index, place, place.name, todo, files, skips, report, chosen, device, block)
-    keys = {_key(name, root) for name in names}
-    _report_skipped(report, [skip for skip in skips if skip.name in keys], listed)
+    with telling(report):
+        if relabelled:
+            keys = [picture.key for picture in relabelled]
+            index.update(
+                keys,
+                labels=None if labels is None else [list(labels)] * len(keys),
+                metadata=None if metadata is None else [dict(metadata)] * len(keys),
+            )
+            report.updated = keys
+        import_pictures(index, place, place.name, todo, files, skips, report, chosen, device, block)
+    all_keys = {_key(name, root) for name in names}
+    named = {_key(name, root) for name in by_name}
+    _report_skipped(report, [skip for skip in skips if skip.name in all_keys], listed, named)
     report.count = len(index)
     return report
 
 
-def _report_skipped(report: SyncReport, skips: Iterable[Skip], listed: set[str]) -> None:
-    report.skipped = sorted(skips, key=lambda skip: (skip.name in listed, skip.name))
+def _report_skipped(
+    report: SyncReport, skips: Iterable[Skip], listed: set[str], named: Collection[str] = ()
+) -> None:
+    order = {skip.name: (skip.name not in named, skip.name in listed, skip.name) for skip in skips}
+    report.skipped = sorted(skips, key=lambda skip: order[skip.name])
     report.new_skipped = sum(skip.name not in listed for skip in report.skipped)
+    report.named = sum(skip.name in named for skip in report.skipped)
 
 
 def mirrored_folder(path: str | os.PathLike[str]) -> Path | None:
     """The folder that an index is kept in step with, or None."""
+    return _read_root(Path(path))[0]
+
+
+def _read_root(place: Path) -> tuple[Path | None, str | None]:
+    """The folder that an index is kept in step with, and what is wrong with the note of it."""
     try:
-        text = (Path(path) / MIRRORED).read_text(encoding="utf-8")
-        return Path(json.loads(text)["folder"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        text = (place / MIRRORED).read_text(encoding="utf-8")
+        return Path(json.loads(text)["folder"]), None
+    except FileNotFoundError:
+        return None, None
+    except OSError as error:
+        return None, f"cannot be read ({error.strerror or error})"
+    except (ValueError, KeyError, TypeError):
+        return None, "is damaged"
+
+
+def verify_lists(path: str | os.PathLike[str]) -> list[Problem]:
+    """What is wrong with the name of an index's folder and with its list of skipped files."""
+    problems = []
+    _, wrong = _read_root(Path(path))
+    if wrong:
+        todo = "the next index sync with the folder writes it again"
+        problems.append(Problem(MIRRORED, wrong, todo))
+    try:
+        damaged = SkipList(path).damaged
+    except FisherhashError:
+        problems.append(
+            Problem(SKIPPED, "cannot be read", "delete it, and its files are tried again")
+        )
+    else:
+        if damaged:
+            what = f"has lines that are not what was written ({damaged})"
+            problems.append(Problem(SKIPPED, what, "harmless: the next index sync writes it again"))
+    return problems
 
 
 def file_of(item: Item, root: Path | None) -> str | None:
@@ -279,7 +328,7 @@ def _write_root(place: Path, root: Path) -> None:
         draft.write_text(json.dumps({"folder": os.path.abspath(root)}) + "\n", encoding="utf-8")
         os.replace(draft, place / MIRRORED)
     except OSError as error:
-        raise FisherhashError(f"could not write {draft}: {error.strerror or error}") from error
+        raise cannot_write(draft, error) from error
 
 
 def _is_new_root(place: Path, root: Path, found: Found, ours: set[str], *, moved: bool) -> bool:
@@ -294,9 +343,10 @@ def _is_new_root(place: Path, root: Path, found: Found, ours: set[str], *, moved
     if there or 2 * still < len(ours):
         was = f"{place} is in step with {before}" if before else f"{place} has other pictures"
         raise UsageError(
-            f"{was}, and {root} holds {still:,} of its {len(ours):,} pictures; the others would be "
-            "removed. Make an index of its own for this folder, or add --moved if it takes the "
-            "other's place"
+            f"{was}, and {root} is another folder: of {len(ours):,} pictures {still:,} have their "
+            f"names there and would be compared with those, {len(ours) - still:,} would be "
+            "removed; nothing was changed. Make an index of its own for this folder, or add "
+            "--moved if it takes the other's place"
         )
     return True
 
@@ -321,6 +371,11 @@ def _key(path: str, root: Path | None) -> str:
 
 def _outside(key: str) -> bool:
     return os.path.isabs(key)
+
+
+def _is_gone(name: str, found: Found) -> bool:
+    """Whether a skipped file that the folder does not hold is to be forgotten."""
+    return not os.path.lexists(name) if _outside(name) else not found.is_hidden(name)
 
 
 def _cannot_open(path: str) -> str | None:

@@ -11,6 +11,7 @@ import contextlib
 import difflib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -139,7 +140,7 @@ def create_index(path: str | os.PathLike[str], chosen: Chosen) -> LocalIndex:
     draft = place.with_name(f".{place.name}.{os.getpid()}-{time.time_ns():x}{_DRAFT}")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        _drop_old_drafts(place)
+        drop_old_drafts(place)
         made = LocalIndex.create(
             draft, bits=hasher.bits, fingerprint=hasher.fingerprint(), model=chosen.about
         )
@@ -154,18 +155,35 @@ def create_index(path: str | os.PathLike[str], chosen: Chosen) -> LocalIndex:
         if isinstance(error, OSError):
             reason = error.strerror or error
             raise FisherhashError(f"the index {path} cannot be made: {reason}") from error
+        if isinstance(error, FisherhashError) and str(draft) in str(error):
+            raise FisherhashError(str(error).replace(str(draft), os.fspath(path))) from error
         raise
     return LocalIndex.open(place, write=True)
 
 
-def _drop_old_drafts(place: Path) -> None:
+def drop_old_drafts(path: str | os.PathLike[str]) -> None:
     """Take away what a process that was killed while it made this index left."""
-    start = f".{place.name}."
-    for beside in os.scandir(place.parent):
-        if beside.name.startswith(start) and beside.name.endswith(_DRAFT):
-            with contextlib.suppress(OSError):
-                if time.time() - beside.stat().st_mtime > _OLD_SECONDS:
-                    shutil.rmtree(beside.path)
+    place = Path(os.path.realpath(path))
+    form = re.compile(rf"\.{re.escape(place.name)}\.(\d+)-[0-9a-f]+{re.escape(_DRAFT)}")
+    with contextlib.suppress(OSError), os.scandir(place.parent) as entries:
+        for beside in entries:
+            if match := form.fullmatch(beside.name):
+                old = time.time() - beside.stat().st_mtime > _OLD_SECONDS
+                if old or not _is_running(int(match[1])):
+                    shutil.rmtree(beside.path, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    """Whether there is such a process; where that cannot be asked, there may be."""
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def hasher_of(index: LocalIndex, path: str | os.PathLike[str], *, device: str = "cpu") -> Hasher:

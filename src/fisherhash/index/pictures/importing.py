@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from fisherhash.data.loading import Block, Skipped, decode
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.pictures import hashers
 from fisherhash.index.pictures.skips import Skip, SkipList
+from fisherhash.index.store.guards import CannotWriteError
 from fisherhash.index.store.local import LocalIndex
 from fisherhash.progress import progress
 
@@ -43,6 +45,7 @@ class SyncReport:
         unchanged: how many were left as they are.
         skipped: files that are not in the index, with reasons, those known from before at the end.
         new_skipped: how many of them were found now.
+        named: how many of them, the first ones, were asked for by name.
         count: items in the index afterwards.
         notes: sentences about what was left out or assumed.
     """
@@ -53,17 +56,22 @@ class SyncReport:
     unchanged: int = 0
     skipped: list[Skip] = field(default_factory=list)
     new_skipped: int = 0
+    named: int = 0
     count: int = 0
     notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        counts = (
-            f"{len(self.added):,} added, {len(self.updated):,} updated, "
-            f"{len(self.removed):,} removed, {self.unchanged:,} unchanged"
-        )
+        counts = f"{self.changes()}, {self.unchanged:,} unchanged"
         if self.skipped:
             counts += f", {len(self.skipped):,} skipped ({self.new_skipped:,} of them new)"
         return counts
+
+    def changes(self) -> str:
+        """The counts of what was changed, in words."""
+        return (
+            f"{len(self.added):,} added, {len(self.updated):,} updated, "
+            f"{len(self.removed):,} removed"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Counts, and the skipped files with their reasons."""
@@ -87,6 +95,18 @@ class Picture:
     mtime_ns: int
     labels: Sequence[str] | None = None
     metadata: Mapping[str, Any] | None = None
+
+
+@contextlib.contextmanager
+def telling(report: SyncReport) -> Iterator[None]:
+    """Lets a disk that fails in the middle say what of this run is in the index."""
+    try:
+        yield
+    except CannotWriteError as error:
+        if not (report.added or report.updated or report.removed):
+            raise
+        done = f"What came before is in the index: {report.changes()}"
+        raise CannotWriteError(error.what, error.todo, done, "it goes on from there") from error
 
 
 def import_pictures(

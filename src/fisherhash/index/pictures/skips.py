@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fisherhash.errors import FisherhashError
+from fisherhash.index.store.guards import cannot_write
 
 FILE = "skipped.csv"
 COLUMNS = ("name", "reason", "size", "mtime_ns")
@@ -41,12 +42,17 @@ class SkipList:
 
     Args:
         folder: the index.
+
+    Attributes:
+        path: the CSV.
+        damaged: lines of it that cannot be read; :meth:`save` leaves them out.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.path = Path(folder) / FILE
-        self._rows = {skip.name: skip for skip in _read(self.path)}
-        self._sorted = True
+        skips, self.damaged = _read(self.path)
+        self._rows = {skip.name: skip for skip in skips}
+        self._sorted = not self.damaged
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -79,7 +85,7 @@ class SkipList:
             with _opened(self.path, "a") as file:
                 file.writelines(lines)
         except OSError as error:
-            raise _failed(self.path, error) from error
+            raise cannot_write(self.path, error) from error
 
     def drop(self, names: Iterable[str]) -> None:
         """Forget files; the CSV changes with :meth:`save`."""
@@ -101,7 +107,7 @@ class SkipList:
                 os.replace(draft, self.path)
         except OSError as error:
             draft.unlink(missing_ok=True)
-            raise _failed(self.path, error) from error
+            raise cannot_write(self.path, error) from error
         self._sorted = True
 
 
@@ -123,26 +129,24 @@ def _lines(skips: Iterable[Skip], *, header: bool = False) -> list[str]:
     return lines
 
 
-def _read(path: Path) -> Iterator[Skip]:
-    """Rows that can be read; a torn line of a killed import is a file that is tried again."""
+def _read(path: Path) -> tuple[list[Skip], int]:
+    """Rows that can be read, and how many cannot: those files are tried again."""
     try:
         with _opened(path, "r") as file:
             rows = list(csv.reader(file))
     except FileNotFoundError:
-        return
+        return [], 0
     except (OSError, csv.Error) as error:
         raise FisherhashError(
             f"{path} cannot be read ({error}); delete it, and the files it lists are tried again"
         ) from None
-    for row in rows:
-        if len(row) != len(COLUMNS) or tuple(row) == COLUMNS:
-            continue
+    skips, damaged = [], int(rows[:1] != [list(COLUMNS)])
+    for row in rows[1 - damaged :]:
         try:
-            size, mtime = (int(text) if text else None for text in row[2:])
+            name, reason, *state = row
+            size, mtime = (int(text) if text else None for text in state)
         except ValueError:
-            continue
-        yield Skip(row[0], row[1], size, mtime)
-
-
-def _failed(path: Path, error: OSError) -> FisherhashError:
-    return FisherhashError(f"could not write {path}: {error.strerror or error}")
+            damaged += 1
+        else:
+            skips.append(Skip(name, reason, size, mtime))
+    return skips, damaged

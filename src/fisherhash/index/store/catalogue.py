@@ -7,7 +7,6 @@ plain file, which can be read from a medium that cannot be written.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
 import shutil
@@ -22,8 +21,8 @@ from typing import Any
 
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.store.filters import has_label
-from fisherhash.index.store.guards import SharedFile, Sums
-from fisherhash.index.store.lock import is_held
+from fisherhash.index.store.guards import SharedFile, Sums, cannot_write
+from fisherhash.index.store.lock import is_held, is_unsettled
 from fisherhash.index.store.rows import Row, decode_text, encode_text, row_crc
 from fisherhash.index.store.schema import (
     APPLICATION,
@@ -41,7 +40,6 @@ CHECK_AT_ONCE = 64 << 20
 """Up to this size a catalogue's bytes are checked when it is opened, else before rows are read."""
 
 _CHUNK = 900
-_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
 class Catalogue:
@@ -78,7 +76,7 @@ class Catalogue:
         try:
             db.execute("SELECT count(*) FROM sqlite_master").fetchone()
             return db
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             db.close()
             if not isinstance(error, sqlite3.OperationalError) or is_busy(error):
                 raise self._error(error) from None
@@ -174,11 +172,20 @@ class Catalogue:
     def byte_problem(self) -> tuple[str, str] | None:
         """The file (catalogue or its sums) whose bytes are not as written, and what is wrong."""
         sums, wrong = Sums.read(self._sums_path)
+        if sums is None and wrong is None and not self._is_unsettled():
+            # Again: a writer may have come and gone.
+            sums, wrong = Sums.read(self._sums_path)
+            wrong = "is missing" if sums is None and wrong is None else wrong
         if wrong:
             return self._sums_path.name, wrong
         if sums is None or self._bytes_hold() or Sums.read(self._sums_path)[0] is None:
             return None
         return NAME, "has other bytes than those written"
+
+    def _is_unsettled(self) -> bool:
+        """Whether a writer is busy, or ended before it could leave sums."""
+        beside = (self.path.with_name(NAME + end) for end in ("-wal", "-journal"))
+        return any(path.exists() for path in beside) or is_unsettled(self.path.with_name("lock"))
 
     def noted_commit(self) -> int | None:
         """The commit that the bytes of the catalogue are proven to hold."""
@@ -215,7 +222,7 @@ class Catalogue:
             if not inside:
                 self._db.execute("BEGIN")
             yield self._db
-        except (sqlite3.Error, OverflowError) as error:
+        except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
             raise self._error(error) from error
         finally:
             if not inside and self._db.in_transaction:
@@ -236,6 +243,9 @@ class Catalogue:
             )
         if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC")):
             return cannot_write(self.path.parent, error)
+        if isinstance(error, UnicodeDecodeError):
+            # Python's module fails at what SQLite has to say about a damaged name.
+            return self._damaged("a name in it is not UTF-8")
         return self._damaged(str(error))
 
     def _damaged(self, what: str) -> FisherhashError:
@@ -334,6 +344,12 @@ class Catalogue:
             query = f"SELECT id FROM items WHERE {condition} ORDER BY id"
             return [id_ for (id_,) in db.execute(query, values)]
 
+    def metadata_fields(self) -> set[str]:
+        """Names of the metadata's fields, of the first thousand kinds of metadata."""
+        with self._reading() as db:
+            rows = db.execute("SELECT DISTINCT metadata FROM items LIMIT 1000").fetchall()
+        return {name for (text,) in rows for name in json.loads(text)}
+
     def has_field(self, json_path: str) -> bool:
         """Whether any item's metadata has a field."""
         with self._reading() as db:
@@ -377,19 +393,3 @@ def is_busy(error: sqlite3.Error) -> bool:
     # Errors that Python itself raises, of text that is no UTF-8 for one, have no name.
     name = getattr(error, "sqlite_errorname", None) or ""
     return name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
-
-
-def cannot_write(folder: Path, error: Exception) -> FisherhashError:
-    """The error of a disk that takes no more, or that fails."""
-    told = getattr(error, "strerror", None) or error
-    name = getattr(error, "sqlite_errorname", None) or ""
-    full = isinstance(error, OSError) and error.errno in _FULL
-    if full or name.startswith(("SQLITE_FULL", "SQLITE_IOERR_WRITE")):
-        return FisherhashError(
-            f"no room to write {folder} ({told}). Nothing was added or changed; make room on the "
-            "disk, then run the same command again"
-        )
-    return FisherhashError(
-        f"{folder} cannot be written: {told}. Nothing was added or changed; check the disk and "
-        "the rights, then run the same command again"
-    )

@@ -3,17 +3,20 @@
 ``label=cat`` holds for an item with that label, ``key``, ``path``, ``id``, ``size`` and
 ``mtime_ns`` are the item's own, and any other name is a field of its metadata (``exif.camera``
 looks inside an object; ``metadata.label`` is a field that is called like a column). ``!=`` is the
-opposite of ``=``: it also holds for items without the field. Codes added in bulk have no row in the
-catalogue, so no filter finds them.
+opposite of ``=``: it also holds for items without the field. ``label=`` holds for items without a
+label. A field that no item has is an error. Codes added in bulk have no row in the catalogue, so no
+filter finds them.
 """
 
 from __future__ import annotations
 
+import difflib
 import functools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fisherhash.errors import UsageError
@@ -22,6 +25,8 @@ from fisherhash.index.store.rows import encode_text
 OPERATORS = ("=", "!=", "<", "<=", ">", ">=")
 MOST_VALUES = 10_000
 """Values of one condition; SQLite takes about three times as many in all."""
+_NAMED = 20
+"""Metadata fields that an error names."""
 _TEXT_COLUMNS = ("key", "path")
 _NUMBER_COLUMNS = ("id", "size", "mtime_ns")
 _FORM = re.compile(r"\s*([^=!<>]+?)\s*(!=|<=|>=|==|=|<|>)(.*)", re.DOTALL)
@@ -144,6 +149,16 @@ def is_metadata(field: str) -> bool:
     return field != "label" and field not in _TEXT_COLUMNS + _NUMBER_COLUMNS
 
 
+def unknown_field(path: Path, field: str, metadata: Iterable[str]) -> UsageError:
+    """An error for a field that no item has, with the nearest ones that there are."""
+    own, others = ("label", *_TEXT_COLUMNS, *_NUMBER_COLUMNS), sorted(metadata)
+    near = difflib.get_close_matches(field, [*own, *others], n=2)
+    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    more = ", …" if len(others) > _NAMED else ""
+    listed = ", ".join([*own, *others[:_NAMED]]) + more
+    return UsageError(f"no item of {path} has the field {field!r}.{hint} There are: {listed}")
+
+
 def _one(condition: Condition) -> tuple[str, list[Any]]:
     if condition.operator in ("=", "!="):
         parts, values = _equal(condition)
@@ -168,6 +183,8 @@ def _equal(condition: Condition) -> tuple[list[str], list[Any]]:
         return [f"{field} IN ({_marks(wanted)})"], [_number(value) for value in wanted]
     if field == "label":
         text = json.dumps(wanted)
+        if "" in wanted:
+            return ["labels = '[]'", "has_label(labels, ?)"], [text]
         if len(wanted) != 1:
             return ["has_label(labels, ?)"], [text]
         # The quick test first; the exact one tells '","' apart from the end of a label.

@@ -8,6 +8,7 @@ before they change and written again afterwards, so while it is there it is righ
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -18,11 +19,42 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from fisherhash.errors import FisherhashError
+
 BLOCK = 1 << 20
 """Bytes that one checksum covers, in the catalogue and in the code files."""
 
 BINARY = getattr(os, "O_BINARY", 0)
 _SLOT = 48
+_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+
+
+class CannotWriteError(FisherhashError):
+    """A disk that takes no more, or that fails.
+
+    Args:
+        what: what failed.
+        todo: what to do before the same command is run again.
+        done: what was changed before.
+        then: what the same command will do.
+    """
+
+    def __init__(
+        self, what: str, todo: str, done: str = "Nothing was added or changed", then: str = ""
+    ) -> None:
+        again = "then run the same command again" + (f": {then}" if then else "")
+        super().__init__(f"{what}. {done}; {todo}, {again}")
+        self.what, self.todo = what, todo
+
+
+def cannot_write(place: Path, error: Exception) -> CannotWriteError:
+    """The error for what the system or SQLite said about a failed write."""
+    told = getattr(error, "strerror", None) or error
+    name = getattr(error, "sqlite_errorname", None) or ""
+    full = isinstance(error, OSError) and error.errno in _FULL
+    if full or name.startswith(("SQLITE_FULL", "SQLITE_IOERR_WRITE")):
+        return CannotWriteError(f"no room to write {place} ({told})", "make room on the disk")
+    return CannotWriteError(f"{place} cannot be written: {told}", "check the disk and the rights")
 
 
 def sync_folder(folder: Path) -> None:

@@ -30,11 +30,11 @@ from numpy.typing import ArrayLike
 from fisherhash.codes import check_bits, check_codes, code_bytes
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.store import table_files
-from fisherhash.index.store.catalogue import Catalogue, cannot_write
+from fisherhash.index.store.catalogue import Catalogue
 from fisherhash.index.store.catalogue_writer import CatalogueWriter, create_catalogue
 from fisherhash.index.store.change import Change
 from fisherhash.index.store.code_files import FOLDER as CODES
-from fisherhash.index.store.guards import Head
+from fisherhash.index.store.guards import Head, cannot_write
 from fisherhash.index.store.lock import WriterLock
 from fisherhash.index.store.reader import Reader, as_ids
 from fisherhash.index.store.rows import changed_rows, make_columns, new_rows

@@ -44,15 +44,29 @@ class WriterLock:
                 "then run this again; searching works meanwhile"
             ) from None
         with contextlib.suppress(OSError):
-            # Only for the message above: a full disk must not keep a writer out.
+            # For the message above and for settle(): a full disk must not keep a writer out.
             os.ftruncate(self._fd, 0)
             os.write(self._fd, f"{os.getpid()}\n".encode())
+
+    def settle(self) -> None:
+        """Note that this writer leaves everything as it has to be at rest."""
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, 0)
 
     def release(self) -> None:
         """Let the next writer in; again does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def is_unsettled(path: Path) -> bool:
+    """Whether some process is writing, or the last one ended without :meth:`WriterLock.settle`."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_size:
+            return True
+    return is_held(path)
 
 
 def is_held(path: Path) -> bool:

@@ -29,6 +29,7 @@ from fisherhash.index.store.filters import (
     is_metadata,
     metadata_paths,
     to_sql,
+    unknown_field,
 )
 from fisherhash.index.store.guards import Head
 from fisherhash.index.store.lock import WriterLock
@@ -248,19 +249,21 @@ class Reader:
         name = (snapshot.state.commit, repr(found))
         if name not in self._subsets:
             ids = np.array(self._catalogue.ids_where(*to_sql(found)), dtype=np.int64)
-            if not len(ids):
-                self._warn_unknown(found)
+            if snapshot.state.rows:
+                self._refuse_unknown(found)
             while len(self._subsets) >= _SUBSETS:
                 del self._subsets[next(iter(self._subsets))]
             self._subsets[name] = ids, Engine(self._gather(snapshot, ids), self.bits)
         return self._subsets[name]
 
-    def _warn_unknown(self, found: tuple[Condition, ...]) -> None:
+    def _refuse_unknown(self, found: tuple[Condition, ...]) -> None:
+        """A mistyped field would hold for no item, and with != for every one."""
         for condition in found:
             if is_metadata(condition.field) and not any(
                 map(self._catalogue.has_field, metadata_paths(condition.field))
             ):
-                logger.warning("no item has a metadata field '%s'", condition.field)
+                own = self._catalogue.metadata_fields()
+                raise unknown_field(self.path, condition.field, own)
 
     def _after(self, snapshot: Snapshot, start: float) -> None:
         with self._guard:
@@ -440,6 +443,8 @@ def _size(folder: Path) -> int:
 def _close(catalogue: Catalogue, lock: WriterLock | None) -> None:
     try:
         catalogue.close()
+        if lock is not None:
+            lock.settle()
     finally:
         if lock is not None:
             lock.release()

@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fisherhash.codes import code_bytes
-from fisherhash.index.store.catalogue import cannot_write
 from fisherhash.index.store.code_files import Appender, codes_path, ids_path
-from fisherhash.index.store.guards import sync_folder
+from fisherhash.index.store.guards import cannot_write, sync_folder
 from fisherhash.index.store.schema import REMOVED_BLOCK, FileRow, RemovedRow
 from fisherhash.index.store.segments import Segment
 
