@@ -268,11 +268,6 @@ def _trial(name: str, change: Options, bench: Bench, settings: Settings, bits: i
     )
 
 
-def _held_out(settings: Settings) -> Settings:
-    """The table's settings, with the share of the training images that is held out."""
-    return dataclasses.replace(settings, validation=VALIDATION)
-
-
 def _scores(cells: Sequence[Cell], runner: Runner) -> dict[int, float]:
     """Validation mAP of the finished trials by their number."""
     rows = {number: runner.row(cell) for number, cell in enumerate(cells)}
