@@ -785,3 +785,20 @@ def test_a_folder_that_cannot_be_written_is_read(left):
         with LocalIndex.open(path, write=True) as index:
             index.remove(["a"])
             assert index.verify() == []
+
+
+def test_an_index_made_again_is_not_mistaken_for_the_one_that_was_opened(tmp_path):
+    path = tmp_path / "x.index"
+    with LocalIndex.create(path, bits=8) as index:
+        index.add(["old"], np.zeros((1, 1), np.uint8))
+    with LocalIndex.open(path) as reader:
+        assert len(reader) == 1
+        path.rename(tmp_path / "away.index")
+        with pytest.raises(FisherhashError, match="was deleted, or another index"):
+            reader.search(np.zeros((1, 1), np.uint8))
+        with LocalIndex.create(path, bits=8) as index:
+            index.add(["new"], np.full((1, 1), 255, np.uint8))
+        with pytest.raises(FisherhashError, match="open it again"):
+            len(reader)
+    with LocalIndex.open(path) as reader:
+        assert reader.item("new").id == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import operator
+import os
 import threading
 import time
 import weakref
@@ -71,6 +72,7 @@ class Reader:
             raise
         # Also without close(): else SQLite moves its log at exit behind the checksums' back.
         self._closing = weakref.finalize(self, _close, self._catalogue, lock)
+        self._place = _place(self.path)
         facts = self._catalogue.facts
         self.bits: int = facts["bits"]
         self.fingerprint: str | None = facts["fingerprint"]
@@ -134,6 +136,11 @@ class Reader:
         with self._guard:
             if not self._closing.alive:
                 raise UsageError(f"{self.path} was closed")
+            if _place(self.path) != self._place:
+                raise FisherhashError(
+                    f"{self.path} was deleted, or another index was put in its place, while it was "
+                    "open; open it again"
+                )
             tries = 0
             while True:
                 state = self._catalogue.state()
@@ -438,6 +445,15 @@ def whole(name: str, value: Any, least: int) -> int:
 
 def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
+
+
+def _place(path: Path) -> tuple[int, int] | None:
+    """Which file the catalogue is, whatever its name; None where there is none."""
+    try:
+        found = os.stat(path / NAME)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _close(catalogue: Catalogue, lock: WriterLock | None) -> None:
