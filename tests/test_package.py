@@ -59,8 +59,10 @@ def test_all_but_the_command_line_imports_and_runs_without_what_a_gpu_node_may_l
         names = [m.name for m in pkgutil.walk_packages(fisherhash.__path__, "fisherhash.")]
         assert "fisherhash.methods.dfh" in names and "fisherhash.evaluation.kernels" in names
         for name in names:
-            # The compiled kernels are numba; who uses them has another way without.
-            compiled = name.endswith((".kernels", ".engine.scan", ".engine.multi_index"))
+            # The compiled kernels are numba or Triton; who uses them has another way without.
+            compiled = name.endswith(
+                (".kernels", "._norm_kernels", ".engine.scan", ".engine.multi_index")
+            )
             if name != "fisherhash.cli" and not compiled:
                 importlib.import_module(name)
         try:

@@ -55,6 +55,8 @@ class Settings:
     """On the standardised features."""
     head_epochs: int = 20
     """When fine-tuning: epochs of the head alone on frozen features, before the whole network."""
+    fixed_layers: int = 0
+    """When fine-tuning: how many of the network's first layers keep their weights."""
     validation: float = 0.0
     """Share of the training images held out; mAP of each against the others is followed."""
     validation_every: int = 1
@@ -71,6 +73,7 @@ class Settings:
             ("weight_decay", 0.0, 1e3),
             ("dropout", 0.0, 0.99),
             ("head_epochs", 0, 100_000),
+            ("fixed_layers", 0, 1000),
             ("validation", 0.0, 0.9),
             ("validation_every", 1, 100_000),
             ("seed", 0, 2**32 - 1),
@@ -215,6 +218,7 @@ class Loop:
             module.eval()
         with torch.no_grad():
             self.method.finish()
+        self._validate_last()
         return self.history
 
     def start(self) -> int:
@@ -257,12 +261,25 @@ class Loop:
             (epoch + 1) * self.steps / self._total
         )
         last = epoch + 1 == self.settings.epochs
-        if self.validate is not None and (
-            last or (epoch + 1) % self.settings.validation_every == 0
+        if (
+            self.validate is not None
+            and not last
+            and (epoch + 1) % self.settings.validation_every == 0
         ):
             row["validation_map"] = self.validate()
         row["seconds"] = round(time.perf_counter() - began, 3)
         return row
+
+    def _validate_last(self) -> None:
+        """Measure what the method finished, which may encode otherwise than during training."""
+        if self.validate is None or not self.history:
+            return
+        self.history[-1]["validation_map"] = self.validate()
+        if self.folder is not None:
+            storage.write_files(self.folder, {METRICS: storage.write_text(self._lines())})
+
+    def _lines(self) -> str:
+        return "".join(json.dumps(row) + "\n" for row in self.history)
 
     def _step(self, index: Tensor) -> dict[str, Tensor]:
         features = self.images.batch_features(index).float()
@@ -296,11 +313,10 @@ class Loop:
     def _checkpoint(self, epoch: int) -> None:
         if self.folder is None:
             return
-        lines = "".join(json.dumps(row) + "\n" for row in self.history)
         name = f"checkpoint-{epoch + 1}.safetensors"
         entry = {"epoch": epoch + 1, "file": name, "identity": self.identity}
         files = {
-            METRICS: storage.write_text(lines),
+            METRICS: storage.write_text(self._lines()),
             name: storage.write_tensors(self._state()),
             CHECKPOINT: storage.write_text(storage.dump_json(entry)),
         }

@@ -291,6 +291,7 @@ def _train(
             identity=identity,
         )
         return head, loop.run()
+    network.fix(settings.fixed_layers)
     if settings.head_epochs and not is_unfinished(folder):
         first = dataclasses.replace(settings, epochs=settings.head_epochs, validation=0.0)
         Loop(learner, frozen, first, title="training the head").run()
@@ -315,13 +316,14 @@ def _validation(head: Head, features: Tensor, images: _Images) -> float:
     Not against the images trained on: in a protocol's database most were never seen, and a method
     that remembers its training images would look better than it is.
     """
+    was_training = head.training
     head.eval()
     packed = codes.pack(head.logits(features).cpu().numpy())
     outputs, ranker = (None, None) if head.hamming else (head(features).cpu().numpy(), head)
     labels = images.collection.labels[images.held_numbers]
     encoded = EncodedSplit(packed, packed, labels, labels, head.bits, [], outputs, ranker)
     value = float(measure(encoded, top=None, self_index=np.arange(len(packed))).map)
-    head.train()
+    head.train(was_training)
     return value
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fisherhash.backbones import fused_norm
 from fisherhash.backbones.base import Backbone
 from fisherhash.backbones.weights import fit, read_tensors
 from fisherhash.errors import FisherhashError
@@ -106,7 +107,9 @@ def _same_padding(side: int, kernel: int, stride: int) -> int:
 
 
 class ConvNorm(nn.Sequential):
-    """Convolution, batch normalisation and, unless ``linear``, ReLU6."""
+    """Convolution, batch normalisation and, unless ``linear``, ReLU6, in this order."""
+
+    in_order = True
 
     def __init__(
         self,
@@ -121,8 +124,17 @@ class ConvNorm(nn.Sequential):
         super().__init__()
         self.conv = SameConv2d(inputs, outputs, kernel, stride, groups=groups, bias=False)
         self.norm = nn.BatchNorm2d(outputs, eps=EPSILON, momentum=MOMENTUM)
+        self.linear = linear
         if not linear:
             self.act = QuickReLU6()
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Images (n, inputs, height, width) to (n, outputs, height / s, width / s)."""
+        values = self.conv(input)
+        if isinstance(self.norm, nn.BatchNorm2d) and fused_norm.usable(self.norm, values):
+            return fused_norm.normalise(self.norm, values, relu6=not self.linear)
+        values = self.norm(values)
+        return values if self.linear else self.act(values)
 
 
 class Block(nn.Module):
@@ -171,6 +183,10 @@ class EfficientNetLite0(Backbone):
     def extract(self, images: Tensor) -> Tensor:
         """Normalised images (n, 3, height, width) to features (n, 1280), none negative."""
         return self.top(self.blocks(self.stem(images))).mean((2, 3))
+
+    def layers_in_order(self) -> list[nn.Module]:
+        """The stem, the 16 blocks, and the last convolution."""
+        return [self.stem, *self.blocks, self.top]
 
     def load(self, path: Path) -> None:
         """Weights of the published checkpoint, or tensors with the names they have here."""

@@ -23,8 +23,9 @@ def fold_batch_norm(backbone: Backbone) -> Backbone:
     """
     folded = copy.deepcopy(backbone).eval()
     for chain in folded.modules():
-        # A subclass with its own forward may use its parts in another order.
-        if not isinstance(chain, nn.Sequential) or type(chain).forward is not nn.Sequential.forward:
+        # A subclass with its own forward may use its parts in another order, unless it says not.
+        plain = type(chain).forward is nn.Sequential.forward or getattr(chain, "in_order", False)
+        if not isinstance(chain, nn.Sequential) or not plain:
             continue
         for (name, layer), (after, norm) in pairwise(list(chain.named_children())):
             if isinstance(layer, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):

@@ -1,0 +1,142 @@
+"""Batch normalisation and ReLU6 in one pass each way, for training on CUDA.
+
+PyTorch runs the two apart, and its kernels for channels-last half precision reach a fraction of the
+memory's bandwidth: together they were half of a training step of EfficientNet-Lite0. Here the
+forward pass reads the input twice and writes once; the backward pass reads input and gradient twice
+and writes once, and knows from the input where ReLU6 was flat, so that nothing else is kept.
+
+The kernels are Triton's, which comes with PyTorch's CUDA builds. Without it, on other devices, in
+evaluation or in another memory format the layers run as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+PROGRAMS = 1056  # eight for each of the multiprocessors of a large GPU
+TILE = 2048  # values a program works on at a time: sums over them stay in registers
+LARGEST = 64
+
+
+def usable(norm: nn.BatchNorm2d, values: Tensor) -> bool:
+    """Whether :func:`normalise` can stand in for a layer on these values (n, channels, h, w)."""
+    return (
+        values.is_cuda
+        and norm.affine
+        and norm.track_running_stats
+        and norm.momentum is not None
+        and values.shape[1] % 8 == 0
+        and values.is_contiguous(memory_format=torch.channels_last)
+        # In evaluation there is no backward pass here.
+        and (norm.training or not (torch.is_grad_enabled() and _has_gradient(norm, values)))
+        and find_spec("triton") is not None
+    )
+
+
+def _has_gradient(norm: nn.BatchNorm2d, values: Tensor) -> bool:
+    return values.requires_grad or norm.weight.requires_grad or norm.bias.requires_grad
+
+
+def normalise(norm: nn.BatchNorm2d, values: Tensor, *, relu6: bool) -> Tensor:
+    """What the layer, and ReLU6 after it, give for values (n, channels, h, w) in channels-last
+    order; while training the running statistics move as the layer's own would.
+    """
+    mean, variance = norm.running_mean, norm.running_var
+    if not norm.training:
+        saved = torch.stack([mean, (variance + norm.eps).rsqrt()])  # type: ignore[operator]
+        return _normalised(values, saved, norm.weight, norm.bias, relu6)
+    return _FusedNorm.apply(
+        values, norm.weight, norm.bias, mean, variance, norm.momentum, norm.eps, relu6
+    )
+
+
+def _normalised(values: Tensor, saved: Tensor, weight: Tensor, bias: Tensor, relu6: bool) -> Tensor:
+    kernels, _, sizes = _plan(values)
+    out = torch.empty_like(values)
+    kernels.apply[_tiles(sizes)](values, out, saved, weight, bias, RELU6=relu6, **_flat(sizes))
+    return out
+
+
+class _FusedNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        running_mean: Tensor,
+        running_var: Tensor,
+        momentum: float,
+        epsilon: float,
+        relu6: bool,
+    ) -> Tensor:
+        kernels, grid, sizes = _plan(x)
+        splits, channels = grid[1], sizes["C"]
+        partial = torch.empty(2, splits, channels, device=x.device)
+        kernels.moments[grid](x, running_mean, partial, **sizes)
+        saved = torch.empty(2, channels, device=x.device)
+        kernels.finish_moments[grid[:1]](
+            partial,
+            saved,
+            running_mean,
+            running_var,
+            splits,
+            sizes["M"],
+            channels,
+            momentum,
+            epsilon,
+            BLOCK_C=sizes["BLOCK_C"],
+        )
+        ctx.save_for_backward(x, saved, weight, bias)
+        ctx.relu6 = relu6
+        return _normalised(x, saved, weight, bias, relu6)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        x, saved, weight, bias = ctx.saved_tensors
+        dy = gradients[0].contiguous(memory_format=torch.channels_last)
+        kernels, grid, sizes = _plan(x)
+        splits, channels = grid[1], sizes["C"]
+        partial = torch.empty(2, splits, channels, device=x.device)
+        kernels.slopes[grid](x, dy, saved, weight, bias, partial, RELU6=ctx.relu6, **sizes)
+        sums = torch.empty(2, channels, device=x.device)
+        kernels.finish_slopes[grid[:1]](partial, sums, splits, channels, BLOCK_C=sizes["BLOCK_C"])
+        dx = torch.empty_like(x)
+        kernels.apply_slopes[_tiles(sizes)](
+            x, dy, dx, saved, weight, bias, sums, RELU6=ctx.relu6, **_flat(sizes)
+        )
+        return dx, sums[1], sums[0], None, None, None, None, None
+
+
+def _plan(x: Tensor) -> tuple[Any, tuple[int, int], dict[str, int]]:
+    """The kernels, a grid of (blocks of channels, splits of the rows), and the sizes."""
+    channels = x.shape[1]
+    rows = x.numel() // channels
+    # The largest power of two that divides the channels: no lane is ever masked.
+    block = min(channels & -channels, LARGEST)
+    blocks = channels // block
+    most = max(1, PROGRAMS // blocks)
+    tile = TILE // block
+    each = -(-rows // (tile * most)) * tile  # rows of one split, a multiple of a tile's
+    sizes = {"M": rows, "C": channels, "EACH": each, "BLOCK_C": block, "ROWS": tile}
+    return _kernels(), (blocks, -(-rows // each)), sizes
+
+
+def _tiles(sizes: dict[str, int]) -> tuple[int, int]:
+    return sizes["C"] // sizes["BLOCK_C"], -(-sizes["M"] // sizes["ROWS"])
+
+
+def _flat(sizes: dict[str, int]) -> dict[str, int]:
+    return {name: sizes[name] for name in ("M", "C", "BLOCK_C", "ROWS")}
+
+
+@functools.cache
+def _kernels() -> Any:
+    from fisherhash.backbones import _norm_kernels
+
+    return _norm_kernels

@@ -1,0 +1,161 @@
+"""Layers that stay fixed: no gradient, no moving statistics, and nothing else changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fisherhash import backbones
+from fisherhash.backbones.base import Backbone
+from fisherhash.errors import UsageError
+
+# A backbone, how many of its layers are fixed, and how many it has.
+NETWORKS = pytest.mark.parametrize(
+    ("name", "count", "total"),
+    [("tiny", 2, 3), ("efficientnet-lite0", 5, 18), ("squeezenet1.0", 4, 9)],
+)
+
+
+def made(name):
+    torch.manual_seed(0)
+    return backbones.create(name, pretrained=False, image_size=32)
+
+
+def state(module):
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def trained(backbone):
+    """The backbone after a backward pass in training mode."""
+    pixels = torch.randint(256, (4, 3, 32, 32), generator=torch.Generator().manual_seed(1))
+    backbone.train()
+    backbone.zero_grad(set_to_none=True)
+    backbone(pixels).square().sum().backward()
+    return backbone
+
+
+def has_norm(layer):
+    return any(isinstance(part, torch.nn.BatchNorm2d) for part in layer.modules())
+
+
+@NETWORKS
+def test_the_layers_in_order_are_the_whole_network(name, count, total):
+    backbone = made(name)
+    layers = backbone.layers_in_order()
+    assert len(layers) == total
+    own = [id(p) for layer in layers for p in layer.parameters()]
+    assert own == [id(p) for p in backbone.parameters()]
+
+
+@NETWORKS
+def test_fixed_layers_get_no_gradient_and_keep_their_statistics(name, count, total):
+    backbone = made(name)
+    backbone.fix(count)
+    layers = backbone.layers_in_order()
+    before = [state(layer) for layer in layers]
+    trained(backbone)
+    for number, layer in enumerate(layers):
+        fixed = number < count
+        assert layer.training is not fixed
+        for parameter in layer.parameters():
+            assert parameter.requires_grad is not fixed
+            assert (parameter.grad is None) is fixed
+        same = all(torch.equal(before[number][key], value) for key, value in state(layer).items())
+        assert same is (fixed or not has_norm(layer))
+    assert any(p.grad is not None for p in backbone.parameters())
+
+
+@NETWORKS
+def test_what_is_frozen_stays_frozen(name, count, total):
+    """Whether by an earlier call or by the user: fixing fewer layers makes none learn again."""
+    backbone = made(name)
+    backbone.fix(count)
+    last = list(backbone.parameters())[-1].requires_grad_(False)
+    for fewer in (1, 0):
+        backbone.fix(fewer)
+        trained(backbone)
+        layers = backbone.layers_in_order()
+        assert all(p.grad is None for layer in layers[:count] for p in layer.parameters())
+        assert last.grad is None
+        assert any(p.grad is not None for p in layers[count].parameters())
+
+
+@NETWORKS
+def test_fixing_nothing_changes_nothing(name, count, total):
+    backbone = made(name)
+    backbone.fix(0)
+    trained(backbone)
+    assert all(part.training for part in backbone.modules())
+    assert all(p.grad is not None for p in backbone.parameters())
+
+
+def test_only_parts_with_weights_are_counted():
+    """A chain is opened, whatever else it is; a part in it is a layer, however deep it goes."""
+    from torch import nn
+
+    inner = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), inner, nn.AdaptiveAvgPool2d(1))
+
+    class Chain(Backbone):
+        def __init__(self):
+            super().__init__("chain", 6, backbones.info("tiny").preprocessing)
+            self.pool = nn.MaxPool2d(2)
+            self.parts = module
+            self.last = nn.Linear(4, 6)
+
+    backbone = Chain()
+    assert backbone.layers_in_order() == [module[0], inner, backbone.last]
+    backbone.fix(2)
+    assert [name for name, p in backbone.named_parameters() if p.requires_grad] == [
+        "last.weight",
+        "last.bias",
+    ]
+
+
+@NETWORKS
+def test_the_mode_and_the_tensors_are_those_of_before(name, count, total):
+    backbone = made(name)
+    before = state(backbone)
+    backbone.fix(count)
+    assert not any(part.training for part in backbone.modules())
+    assert backbone.train() is backbone
+    assert backbone.training
+    backbone.eval()
+    assert not any(part.training for part in backbone.modules())
+    after = state(backbone)
+    assert list(after) == list(before)
+    assert all(torch.equal(after[key], before[key]) for key in before)
+
+
+@NETWORKS
+def test_fixed_or_not_the_features_are_the_same(name, count, total):
+    backbone = made(name)
+    pixels = torch.randint(256, (2, 3, 32, 32), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        before = backbone(pixels)
+        backbone.fix(count)
+        assert torch.equal(backbone(pixels), before)
+
+
+@NETWORKS
+def test_a_wrong_count_says_what_is_possible(name, count, total):
+    backbone = made(name)
+    backbone.fix(total - 1)
+    for wrong in (-1, total, total + 5):
+        sentence = (
+            rf"{name} has {total} layers with weights; from 0 to {total - 1} of them .* not {wrong}"
+        )
+        with pytest.raises(UsageError, match=sentence):
+            backbone.fix(wrong)
+    backbone.train()
+    assert [layer.training for layer in backbone.layers_in_order()].count(False) == total - 1
+
+
+@pytest.mark.parametrize("name", backbones.names())
+def test_every_backbone_can_keep_its_first_layer(name):
+    size = max(backbones.info(name).smallest, 32)
+    backbone = backbones.create(name, pretrained=False, image_size=size)
+    backbone.fix(1)
+    learned = [p.requires_grad for p in backbone.parameters()]
+    assert True in learned
+    assert False in learned
