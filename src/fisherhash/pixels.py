@@ -9,9 +9,11 @@ from torch import Tensor
 
 from fisherhash.data.loading import Skipped
 from fisherhash.data.sources import Collection
-from fisherhash.features import GPU_BATCH, MICRO_BATCH, cached_rows
+from fisherhash.features import MICRO_BATCH, cached_rows
 from fisherhash.hasher import Encoded, Hasher
 from fisherhash.preprocessing import Preprocessing
+
+GRID_BATCH = 1024
 
 
 def pixel_rows(
@@ -67,15 +69,22 @@ class PixelBank:
     def encode(
         self, hasher: Hasher, numbers: NDArray[np.int64], *, outputs: bool = False
     ) -> Encoded:
-        """What :meth:`Hasher.encode_collection` gives, without decoding anything again."""
+        """What :meth:`Hasher.encode_collection` gives, without decoding anything again.
+
+        On CUDA in half precision, whose mantissa is that of the convolutions' default there.
+        """
         from fisherhash import codes
 
         kept = self.readable(numbers)
-        size = MICRO_BATCH if hasher.device.type == "cpu" else GPU_BATCH
+        cuda = hasher.device.type == "cuda"
+        size = GRID_BATCH if cuda else MICRO_BATCH
         logits, real = [], []
         for start in range(0, len(kept), size):
             chunk = self.of(kept[start : start + size]).to(hasher.device)
-            features = hasher.features_of_tensor(chunk)
+            with torch.autocast(hasher.device.type, torch.float16, enabled=cuda):
+                features = hasher.features_of_tensor(chunk)
+            if cuda and not features.isfinite().all():
+                features = hasher.features_of_tensor(chunk)
             logits.append(hasher.head.logits(features))
             if outputs:
                 real.append(hasher.head(features).float())
