@@ -231,6 +231,8 @@ def test_biases_are_not_decayed_and_the_backbone_has_its_share_of_the_rate():
         ({"backbone_rate": -1.0}, "backbone_rate must be between"),
         ({"dropout": 1.0}, "dropout must be between 0 and 0.99, got 1.0"),
         ({"head_epochs": -1}, "head_epochs must be between"),
+        ({"fixed_layers": -1}, "fixed_layers must be between 0 and 1000, got -1"),
+        ({"fixed_layers": 1.5}, "fixed_layers must be a whole number, got 1.5"),
         ({"validation": 0.95}, "validation must be between 0 and 0.9"),
         ({"seed": -1}, "seed must be between 0"),
         ({"seed": 2**70}, "seed must be between 0"),
@@ -264,6 +266,75 @@ def interrupted_after(loop, epochs):
     loop._checkpoint = checkpoint
     with pytest.raises(KeyboardInterrupt):
         loop.run()
+
+
+class Finisher(Spy):
+    """A method whose codes are final after the last epoch only."""
+
+    def head(self, in_features):
+        self.heads = [super().head(in_features)]
+        return self.heads[0]
+
+    def finish(self):
+        assert not torch.is_grad_enabled()
+        assert not self.heads[0].training
+        self.heads[0].linear.bias.fill_(1000.0)
+
+
+def finishing(settings, **options):
+    """A loop with a finisher, and the list of what its validation saw: the largest bias."""
+    torch.manual_seed(0)
+    features, labels = features_of()
+    learner = Finisher(bits=6, classes=2)
+    head = learner.head(features.shape[1])
+    head.start(features)
+    seen = []
+
+    def validate():
+        seen.append(float(head.linear.bias.detach().max()))
+        return seen[-1]
+
+    images = FrozenImages(features, labels, head)
+    return Loop(learner, images, settings, validate=validate, **options), seen
+
+
+@pytest.mark.parametrize(
+    ("epochs", "every", "measured"),
+    [(3, 1, [1, 2, 3]), (5, 2, [2, 4, 5]), (4, 2, [2, 4]), (3, 9, [3]), (1, 1, [1])],
+)
+def test_the_last_validation_sees_what_the_method_finished(tmp_path, epochs, every, measured):
+    settings = dataclasses.replace(QUICK, epochs=epochs, validation_every=every)
+    loop, seen = finishing(settings, folder=tmp_path)
+    rows = loop.run()
+    assert [row["epoch"] for row in rows if "validation_map" in row] == measured
+    assert [row["validation_map"] for row in rows if "validation_map" in row] == seen
+    assert seen[-1] == 1000.0
+    assert all(value < 100 for value in seen[:-1])
+    written = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in written] == rows
+
+
+def test_an_epoch_by_itself_does_not_validate_at_the_end():
+    loop, seen = finishing(dataclasses.replace(QUICK, epochs=2))
+    first = loop.start()
+    assert "validation_map" in loop.epoch(first)
+    assert "validation_map" not in loop.epoch(first + 1)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("after", [2, 3])
+def test_a_continued_run_validates_like_an_uninterrupted_one(tmp_path, after):
+    """Also where the run was stopped between the last checkpoint and the last validation."""
+    whole, _ = finishing(QUICK)
+    whole.run()
+    interrupted_after(finishing(QUICK, folder=tmp_path)[0], after)
+    continued, seen = finishing(QUICK, folder=tmp_path)
+    rows = continued.run()
+    assert len(seen) == 1  # of the last epoch alone
+    expected = [row["validation_map"] for row in whole.history]
+    assert [row["validation_map"] for row in rows] == expected
+    written = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["validation_map"] for line in written] == expected
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

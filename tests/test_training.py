@@ -69,6 +69,37 @@ def test_frozen_training_leaves_the_backbone_and_finetuning_does_not(photos):
     assert all(tuned[name] != value for name, value in fresh.items())
 
 
+def test_fixed_layers_keep_their_weights_and_the_others_do_not(photos, tmp_path):
+    from fisherhash import backbones
+
+    fresh = backbones.create("tiny")
+    fixed = [f"layers.0.{name}" for name in ("weight", "bias")]
+    assert list(fresh.state_dict())[:2] == fixed
+    settings = dataclasses.replace(QUICK, fixed_layers=1)
+    trained = quick(photos, finetune=True, settings=settings, out=tmp_path / "m")
+    for hasher in (trained.hasher, Hasher.load(tmp_path / "m")):
+        for name, value in hasher.backbone.state_dict().items():
+            assert torch.equal(value, fresh.state_dict()[name]) == (name in fixed), name
+    assert trained.hasher.details["settings"]["fixed_layers"] == 1
+    assert state(Hasher.load(tmp_path / "m")) == state(trained)
+
+
+def test_fixed_layers_do_not_matter_to_a_head_alone(photos):
+    settings = dataclasses.replace(QUICK, fixed_layers=1)
+    assert state(quick(photos, finetune=False, settings=settings)) == state(
+        quick(photos, finetune=False)
+    )
+
+
+def test_a_layer_that_was_frozen_before_stays_frozen(photos):
+    from fisherhash import backbones
+
+    network = backbones.create("tiny")
+    first = next(network.parameters()).requires_grad_(False)
+    tuned = quick(photos, finetune=True, backbone=network).hasher.backbone
+    assert torch.equal(next(tuned.parameters()), first)
+
+
 def faint_classes(root, count=30):
     """Two classes that differ a little in hue, in pictures that differ much in brightness."""
     rng = np.random.default_rng(0)
@@ -587,6 +618,10 @@ def tie_aware_map(distances, relevant, draws=4000):
         ({"device": "gpu"}, "the device 'gpu' cannot be used"),
         ({"image_size": 3}, "between 8 and 4096 pixels"),
         ({"method": "itq", "bits": 40}, "itq: 40 bits need"),
+        (
+            {"finetune": True, "settings": dataclasses.replace(QUICK, fixed_layers=99)},
+            "tiny has 3 layers with weights; from 0 to 2 of them can stay fixed, not 99",
+        ),
     ],
 )
 def test_bad_requests_write_nothing(photos, tmp_path, wrong, sentence):

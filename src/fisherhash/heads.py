@@ -116,6 +116,50 @@ class LinearHead(Head):
         return head
 
 
+class CutHead(Head):
+    """A linear layer of ``width`` outputs, and K bits cut from them by a second, small one.
+
+    The outputs a loss takes are the first layer's; what the bits are cut with is found after the
+    training (``methods/_cutting.py``), and until then the first outputs' signs.
+
+    Args:
+        in_features: d.
+        bits: K.
+        width: outputs of the layer that is trained.
+    """
+
+    kind = "cut"
+    mixing: Tensor
+    offsets: Tensor
+
+    def __init__(self, in_features: int, bits: int, width: int) -> None:
+        super().__init__(in_features, bits)
+        if width < 1:
+            raise UsageError(f"codes are cut from at least one output, got width {width}")
+        self.width = width
+        self.linear = nn.Linear(in_features, width)
+        self.register_buffer("mixing", torch.eye(width).repeat(-(-bits // width), 1)[:bits])
+        self.register_buffer("offsets", torch.zeros(bits))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features (n, in_features) to outputs (n, width)."""
+        return self.linear(self.prepare(features))
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Features (n, in_features) to logits (n, bits); bit = logit > 0."""
+        return self(features) @ self.mixing.T + self.offsets
+
+    @torch.no_grad()
+    def start(self, features: Tensor) -> None:
+        """Standardise, and scale every row so that its output has mean 0 and deviation 1."""
+        super().start(features)
+        _unit_scale(self.linear, self.without_dropout(self.prepare, features))
+
+    def config(self) -> dict[str, Any]:
+        """What :func:`restore` needs."""
+        return super().config() | {"width": self.width}
+
+
 class BatchNormHead(Head):
     """A bias-free linear layer, then batch normalisation without an affine part: every logit is
     centred, so every bit is balanced, and has deviation 1.
@@ -359,7 +403,8 @@ def _unit_scale(layer: nn.Linear, inputs: Tensor) -> None:
 
 
 HEADS: dict[str, type[Head]] = {
-    head.kind: head for head in (LinearHead, BatchNormHead, ArgmaxHead, SlicedHead, ProductHead)
+    head.kind: head
+    for head in (LinearHead, CutHead, BatchNormHead, ArgmaxHead, SlicedHead, ProductHead)
 }
 
 

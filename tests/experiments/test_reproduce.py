@@ -1,5 +1,6 @@
 """Reproducing a table: tuned, resumed, shared by processes, and with “not run” where it was not."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -8,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from fisherhash import backbones
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.experiments import planning
 from fisherhash.experiments.planning import Request, parse_settings
 from fisherhash.experiments.reproduce import reproduce, table_text
-from fisherhash.experiments.tuning import BUDGET, Tuning
+from fisherhash.experiments.tuning import BUDGET, FINETUNED_BUDGET, Tuning
 
 
 def runs(folder, kind="runs"):
@@ -49,10 +51,10 @@ def test_a_table_and_what_belongs_to_it(ask):
 
 def test_fine_tuned_and_tuned_first(ask):
     said = []
-    request = ask(tune=True, finetune=True, only=["coco21", "12", "dpsh"])
+    request = ask(tune=True, finetune=True, only=["coco21", "12", "dpsh"], trial_epochs=2)
     outcome = reproduce(request, jobs=1, say=said.append)
     folder = outcome.page.parent
-    assert len(runs(folder, "trials")) == BUDGET
+    assert len(runs(folder, "trials")) == FINETUNED_BUDGET
     found = json.loads((folder / "tuning.json").read_text())["benches"]
     (bench,) = found.values()
     assert bench["bench"]["finetune"]
@@ -66,6 +68,7 @@ def test_fine_tuned_and_tuned_first(ask):
         assert row["options"][key] == value
     trial = json.loads(runs(folder, "trials")[0].read_text())
     assert "evaluation" not in trial  # queries are never looked at
+    assert (trial["history"]["epoch"], row["history"]["epoch"]) == (2, 1)
     taken = reproduce(ask(finetune=True, only=["coco21", "12", "dpsh"]), jobs=1, say=said.append)
     assert taken.left == 0  # the winners of the folder are taken, nothing was left to run
     assert len(runs(folder)) == 1
@@ -197,6 +200,54 @@ def test_settings_from_text():
     ):
         with pytest.raises(UsageError, match=sentence):
             parse_settings([text])
+
+
+@pytest.mark.parametrize("finetune", [False, True])
+def test_trials_may_be_shorter_than_the_table_s_runs(ask, finetune):
+    given = {"rehearse": False, "finetune": finetune, "only": ["coco21", "12"]}
+    (plain,) = planning.plan(ask(**given))
+    assert plain.trial_settings == plain.settings
+    (column,) = planning.plan(ask(**given, trial_epochs=5, settings={"dropout": 0.1}))
+    assert column.settings == dataclasses.replace(plain.settings, dropout=0.1)
+    assert column.trial_settings == dataclasses.replace(column.settings, epochs=5)
+    ((_, settings, _, _),) = planning.tunings([column])
+    assert settings == column.trial_settings
+    with pytest.raises(UsageError, match="epochs must be between"):
+        planning.plan(ask(**given, trial_epochs=-1))
+
+
+def test_epochs_of_trials_on_both_command_lines(ask, capsys):
+    from fisherhash.cli import main
+    from fisherhash.experiments.__main__ import parser
+
+    assert parser().parse_args(["table2", "--trial-epochs", "5"]).trial_epochs == 5
+    assert parser().parse_args(["table2"]).trial_epochs is None
+    words = ["reproduce", "table2", "--rehearse", "--jobs", "1", "--device", "cpu", "--tune"]
+    words += ["--frozen", "--only", "coco21,12,dpsh", "--trial-epochs", "2", "--out", ask().out]
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 0
+    for kind, epochs in (("trials", 2), ("runs", 1)):
+        found = [json.loads(path.read_text()) for path in runs(ask().out, kind)]
+        assert {row["history"]["epoch"] for row in found} == {epochs}
+
+
+def test_the_first_layers_stay_fixed_where_the_whole_network_is_trained(ask):
+    def layers(**changes):
+        (column,) = planning.plan(ask(only=["coco21", "12"], **changes))
+        assert column.trial_settings.fixed_layers == column.settings.fixed_layers
+        return column.settings.fixed_layers
+
+    live = {"rehearse": False, "finetune": True}
+    for backbone, count in planning.FIXED_LAYERS.items():
+        assert layers(**live, backbone=backbone) == count
+        assert layers(**live, backbone=backbone, settings={"fixed_layers": 0}) == 0
+        backbones.create(backbone, pretrained=False).fix(count)
+    assert layers(**live, backbone="alexnet") == 0
+    assert layers(**live, backbone="alexnet", settings={"fixed_layers": 2}) == 2
+    assert layers(rehearse=False, finetune=False) == 0
+    assert layers(finetune=True) == 0  # a rehearsal's network is too small
+    assert parse_settings(["fixed-layers=0"]) == {"fixed_layers": 0}
 
 
 def test_what_makes_a_row_wins_over_what_was_tuned(ask):

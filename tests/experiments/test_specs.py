@@ -28,8 +28,9 @@ def test_every_row_can_be_built(name, part):
 def test_every_space_keeps_the_budget_and_its_trials_can_be_built(name, finetune):
     bench = Bench("cifar10", "cifar10-small", finetune=finetune)
     space = tuning.SPACES[name]
-    trials = [*space.rates(bench), *space.own]
-    assert 1 < len(trials) <= tuning.BUDGET
+    trials = [*space.rates(bench), *space.others(bench)]
+    assert len(trials) == (tuning.FINETUNED_BUDGET if finetune else tuning.BUDGET)
+    assert space.others(bench)
     method, base = specs.BASES.get(name, (name, {}))
     defaults = methods.create(method, bits=12, classes=10, options=base)
     for change in trials:
@@ -37,7 +38,7 @@ def test_every_space_keeps_the_budget_and_its_trials_can_be_built(name, finetune
         built = methods.create(method, bits=12, classes=10, options={**base, **own})
         for key, value in own.items():
             assert getattr(built, key) == value
-    for change in space.own:  # a second trial that repeats the default would be wasted
+    for change in space.others(bench):  # a second trial that repeats the default would be wasted
         assert any(getattr(defaults, key) != value for key, value in change.items())
 
 

@@ -1,11 +1,16 @@
 """Tuning: the second trials stand on the best of the first, and the best of all wins."""
 
+import dataclasses
+
+import pytest
+
 from fisherhash.experiments import tuning
 from fisherhash.experiments.benches import Bench
 from fisherhash.experiments.specs import Row
 from fisherhash.loop import Settings
 
 BENCH = Bench("cifar10", "cifar10-small", image_size=128)
+FINETUNED = dataclasses.replace(BENCH, finetune=True)
 SETTINGS = Settings(epochs=3)
 ROWS = [Row("Greedy Hash", "greedyhash"), Row("the same", "greedyhash")]
 
@@ -32,8 +37,8 @@ def by_rate(cell):
     return 1.0 - abs(cell.settings.learning_rate - 0.03) + cell.options.get("quantization", 0) / 100
 
 
-def find(runner):
-    found = tuning.summary(runner, BENCH, SETTINGS, ROWS, bits=24)
+def find(runner, bench=BENCH):
+    found = tuning.summary(runner, bench, SETTINGS, ROWS, bits=24)
     return found["rows"]["greedyhash"]
 
 
@@ -47,9 +52,29 @@ def test_the_winner_of_two_rounds():
     }
 
 
-def test_trials_hold_images_out_and_look_at_no_query():
-    cells = tuning.all_trials("greedyhash", BENCH, SETTINGS, 24, Done(by_rate))
-    assert len(cells) == tuning.BUDGET
+def test_a_whole_network_gets_fewer_rates_and_as_many_second_trials():
+    entry = find(Done(by_rate), FINETUNED)
+    assert len(entry["trials"]) == tuning.FINETUNED_BUDGET
+    assert [trial["learning_rate"] for trial in entry["trials"]] == [0.001, 0.003, *[0.01] * 3]
+    assert len(entry["space"]["then"]) == 2
+
+
+@pytest.mark.parametrize("bench", [BENCH, FINETUNED])
+def test_second_trials_are_as_many_as_the_rates_leave(bench):
+    cells = tuning.all_trials("cnnh", bench, SETTINGS, 24, Done(lambda cell: None))
+    budget = tuning.FINETUNED_BUDGET if bench.finetune else tuning.BUDGET
+    assert len(cells) == budget
+    own = [cell for cell in cells if cell.options.get("sweeps") == 30]
+    assert len(own) == 1
+    three = tuning.SPACES["dhn"]
+    assert len(three.rates(bench)) == 3
+    assert three.others(bench) == three.own[: budget - 3]
+
+
+@pytest.mark.parametrize("bench", [BENCH, FINETUNED])
+def test_trials_hold_images_out_and_look_at_no_query(bench):
+    cells = tuning.all_trials("greedyhash", bench, SETTINGS, 24, Done(by_rate))
+    assert len(cells) == (tuning.FINETUNED_BUDGET if bench.finetune else tuning.BUDGET)
     assert {cell.settings.validation for cell in cells} == {tuning.VALIDATION}
     assert not any(cell.measured for cell in cells)
     assert {(cell.bits, cell.seed) for cell in cells} == {(24, 0)}

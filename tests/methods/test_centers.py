@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fisherhash.methods import _centers
+from fisherhash.methods._codebooks import far_apart
 
 
 def problem(bits, classes, images, seed, multilabel=False):
@@ -171,3 +172,211 @@ def test_a_diagonal_gives_what_the_matrix_gives():
 
 def test_signs_are_never_zero():
     np.testing.assert_array_equal(_centers.signs(np.array([-0.0, 0.0, 1e-30])), [-1, -1, 1])
+
+
+def likeness(classes, seed):
+    """A symmetric matrix of inner products that no rule has made."""
+    A = np.random.default_rng(seed).normal(0, 3, (classes, classes))
+    return A + A.T
+
+
+def loop_distance(C, A):
+    """||C^T C - A||^2, cell by cell."""
+    cells = itertools.product(range(C.shape[1]), repeat=2)
+    return sum((C[:, i] @ C[:, j] - A[i, j]) ** 2 for i, j in cells)
+
+
+def no_flip_helps(C, value):
+    """Whether no single flip takes ``value`` of C lower."""
+    lowest = value(C)
+    for k, i in itertools.product(range(C.shape[0]), range(C.shape[1])):
+        flipped = C.copy()
+        flipped[k, i] *= -1
+        if value(flipped) < lowest - 1e-6:
+            return False
+    return True
+
+
+def test_without_a_matrix_the_products_are_those_of_the_paper():
+    B, Y, C = problem(5, 4, 20, 10)
+    S, T = B @ Y.T, Y @ Y.T
+    A = _centers.opposed(5, 4)
+    np.testing.assert_array_equal(A, 5 * (2 * np.eye(4) - np.ones((4, 4))))
+    weights = {"intra": 0.7, "inter": 0.2}
+    more = {"codes": B.size, "relaxation": 0.5}
+    for step in (
+        lambda **A: _centers.objective(C, S, T, codes=B.size, **weights, **A),
+        lambda **A: _centers.exact_sweeps(C, S, T, sweeps=5, **weights, **A)[0],
+        lambda **A: _centers.gradient(C, S, T, relaxation=0.5, **weights, **A),
+        lambda **A: _centers.relaxed_objective(0.4 * C, S, T, **more, **weights, **A),
+        lambda **A: _centers.descend(0.4 * C, S, T, steps=5, **more, **weights, **A),
+    ):
+        np.testing.assert_array_equal(step(), step(A=A))
+
+
+@given(
+    bits=st.integers(1, 6),
+    classes=st.integers(1, 4),
+    seed=st.integers(0, 10_000),
+    multilabel=st.booleans(),
+    inter=st.sampled_from([0.0, 0.01, 1.0, 50.0]),
+)
+@settings(max_examples=60, deadline=None)
+def test_exact_sweeps_descend_towards_any_products(bits, classes, seed, multilabel, inter):
+    B, Y, C = problem(bits, classes, 9, seed, multilabel)
+    S, T, A = B @ Y.T, Y @ Y.T, likeness(classes, seed)
+
+    def value(C):
+        spread = sum(np.sum((B[:, i] - C @ Y[:, i]) ** 2) for i in range(9))
+        return spread + inter * loop_distance(C, A)
+
+    got = _centers.objective(C, S, T, codes=B.size, intra=1.0, inter=inter, A=A)
+    assert got == pytest.approx(value(C))
+    values = [value(C)]
+    for _ in range(100):
+        C, flips = _centers.exact_sweeps(C, S, T, intra=1.0, inter=inter, sweeps=1, A=A)
+        values.append(value(C))
+        if not flips:
+            break
+    assert flips == 0
+    assert all(later <= earlier + 1e-9 for earlier, later in itertools.pairwise(values))
+    assert no_flip_helps(C, value)
+
+
+@pytest.mark.parametrize(("bits", "classes"), [(5, 2), (4, 3), (3, 4)])
+def test_exact_sweeps_towards_any_products_against_brute_force(bits, classes):
+    B, Y, _ = problem(bits, classes, 12, 1, multilabel=True)
+    S, T, A = B @ Y.T, Y @ Y.T, likeness(classes, 2)
+    weights = {"intra": 1.0, "inter": 0.3, "A": A}
+    every = [
+        np.array(cells).reshape(bits, classes)
+        for cells in itertools.product([-1.0, 1.0], repeat=bits * classes)
+    ]
+    values = [_centers.objective(C, S, T, codes=B.size, **weights) for C in every]
+    reached = []
+    for start in np.random.default_rng(0).choice(len(every), 200):
+        C, _ = _centers.exact_sweeps(every[start], S, T, sweeps=100, **weights)
+        reached.append(_centers.objective(C, S, T, codes=B.size, **weights))
+        assert reached[-1] <= values[start] + 1e-9
+    assert min(reached) == pytest.approx(min(values))
+
+
+def test_gradient_towards_any_products_is_the_finite_difference():
+    B, Y, _ = problem(5, 4, 20, 11, multilabel=True)
+    S, T = B @ Y.T, Y @ Y.T
+    V = np.random.default_rng(6).normal(size=(5, 4)) + 0.05
+    weights = {"intra": 0.8, "inter": 0.3, "relaxation": 0.6, "A": likeness(4, 3)}
+    got = _centers.gradient(V, S, T, **weights)
+    step = 1e-6
+    for k, i in itertools.product(range(5), range(4)):
+        up, down = V.copy(), V.copy()
+        up[k, i] += step
+        down[k, i] -= step
+        difference = _centers.relaxed_objective(up, S, T, codes=B.size, **weights)
+        difference -= _centers.relaxed_objective(down, S, T, codes=B.size, **weights)
+        assert got[k, i] == pytest.approx(difference / (2 * step), rel=1e-5, abs=1e-5)
+
+
+def test_descent_towards_any_products_is_monotone():
+    B, Y, V = problem(8, 5, 40, 12)
+    S, T = B @ Y.T, Y @ Y.T
+    weights = {"intra": 1.0, "inter": 0.5, "relaxation": 1.0, "A": likeness(5, 4)}
+    values = []
+    for _ in range(15):
+        values.append(_centers.relaxed_objective(V, S, T, codes=B.size, **weights))
+        V = _centers.descend(V, S, T, codes=B.size, steps=3, **weights)
+    assert all(later <= earlier for earlier, later in itertools.pairwise(values))
+    assert values[-1] < values[0]
+
+
+def class_means(width=10, classes=6, seed=0):
+    """Means of classes; the first two are alike, and so are the next two."""
+    means = np.random.default_rng(seed).normal(size=(width, classes))
+    means[:, 1] = means[:, 0] + 0.3 * means[:, 1]
+    means[:, 3] = means[:, 2] + 0.3 * means[:, 3]
+    return means + 5.0  # far from the origin, which must not matter
+
+
+@pytest.mark.parametrize("affinity", [0.0, 0.3, 1.0])
+def test_graded_products_are_the_formula(affinity):
+    means = class_means()
+    away = means - means.mean(1, keepdims=True)
+    A = _centers.graded(means, 12, affinity)
+    for i, j in itertools.product(range(6), repeat=2):
+        cosine = away[:, i] @ away[:, j] / np.linalg.norm(away[:, i]) / np.linalg.norm(away[:, j])
+        expected = 12.0 if i == j else 12 * (affinity * cosine - (1 - affinity) / 5)
+        assert A[i, j] == pytest.approx(expected)
+
+
+def test_without_affinity_every_pair_of_classes_is_equally_far():
+    A = _centers.graded(class_means(), 12, 0.0)
+    np.testing.assert_allclose(A[~np.eye(6, dtype=bool)], -12 / 5)
+    np.testing.assert_array_equal(A.diagonal(), 12)
+
+
+def test_graded_means_are_not_changed():
+    means = class_means()
+    _centers.graded(means, 12, 0.5)
+    np.testing.assert_array_equal(means, class_means())
+
+
+def test_graded_products_of_classes_that_do_not_differ():
+    """One class alone, or means that are all the same: no cosine, and nothing but numbers."""
+    np.testing.assert_array_equal(_centers.graded(np.ones((3, 1)), 8, 0.5), [[8.0]])
+    A = _centers.graded(np.ones((3, 4)), 8, 0.5)
+    np.testing.assert_allclose(A[~np.eye(4, dtype=bool)], -8 * 0.5 / 3)
+
+
+def book(means, bits, affinity):
+    A = _centers.graded(means, bits, affinity)
+    return _centers.code_book(A, means), A
+
+
+@pytest.mark.parametrize("affinity", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(("bits", "classes"), [(1, 2), (12, 6), (16, 5), (48, 10)])
+def test_no_flip_improves_a_code_book(bits, classes, affinity):
+    C, A = book(class_means(classes=max(classes, 4))[:, :classes], bits, affinity)
+    assert C.shape == (bits, classes)
+    assert set(np.unique(C)) <= {-1.0, 1.0}
+    assert no_flip_helps(C, lambda C: loop_distance(C, A))
+
+
+def test_a_code_book_is_always_the_same_and_leaves_what_it_is_given():
+    means = class_means()
+    A = _centers.graded(means, 24, 0.5)
+    first = _centers.code_book(A, means)
+    np.testing.assert_array_equal(first, _centers.code_book(A, means))
+    np.testing.assert_array_equal(means, class_means())
+    np.testing.assert_array_equal(A, _centers.graded(means, 24, 0.5))
+
+
+@pytest.mark.parametrize("affinity", [0.0, 0.5, 1.0])
+def test_a_code_book_is_no_worse_than_what_a_far_apart_one_leads_to(affinity):
+    C, A = book(class_means(), 24, affinity)
+    far = far_apart(6, 24).T.numpy().astype(np.float64)
+    nothing = np.zeros_like(far)
+    reached, _ = _centers.exact_sweeps(
+        far, nothing, np.zeros(6), intra=0.0, inter=1.0, sweeps=50, A=A
+    )
+    assert loop_distance(C, A) <= loop_distance(reached, A)
+    assert loop_distance(C, A) <= loop_distance(far, A)
+
+
+def test_more_draws_give_no_worse_a_code_book():
+    means = class_means()
+    A = _centers.graded(means, 24, 0.5)
+    values = [loop_distance(_centers.code_book(A, means, draws=n), A) for n in (0, 1, 4, 16)]
+    assert values == sorted(values, reverse=True)
+
+
+def test_classes_that_look_alike_have_nearer_codes():
+    off = np.triu(np.ones((6, 6), dtype=bool), 1)
+    alike = np.zeros((6, 6), dtype=bool)
+    alike[0, 1] = alike[2, 3] = True
+    C, _ = book(class_means(), 48, 0.5)
+    distances = (48 - C.T @ C) / 2
+    assert distances[alike].max() < distances[off & ~alike].min()
+    C, _ = book(class_means(), 48, 0.0)
+    even = (48 - C.T @ C) / 2
+    assert even[off].max() - even[off].min() <= 4
+    assert even[alike].min() > distances[alike].max()

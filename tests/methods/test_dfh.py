@@ -280,6 +280,12 @@ def test_parts_switch_off(parts, has_pair, mu):
         ({"margin": "wide"}, "must be a number"),
         ({"margim": "1"}, "Did you mean 'margin'"),
         ({"center_step": "exakt"}, "Did you mean 'exact'"),
+        ({"initial_centers": "gradet"}, "Did you mean 'graded'"),
+        ({"affinity": "-0.1"}, "affinity must not be negative, got -0.1"),
+        ({"affinity": "1.5"}, "affinity must be at most 1, got 1.5"),
+        ({"width": "-1"}, "width must not be negative, got -1"),
+        ({"width": "2.5"}, "width must be a whole number"),
+        ({"positive_weight": "-1"}, "positive_weight must not be negative, got -1"),
     ],
 )
 def test_bad_options_are_named(options, sentence):
@@ -287,13 +293,137 @@ def test_bad_options_are_named(options, sentence):
         create("dfh", bits=4, classes=2, options=options)
 
 
-def test_the_hinge_quantizer_pushes_only_what_is_not_on_its_side():
-    outputs = torch.tensor([[0.5, 3.0, -1.0]], requires_grad=True)
-    method = DFH(bits=3, classes=2, parts="intra", quantizer="hinge", intra=10.0)
-    method.centers.fill_(1.0)
-    batch = Batch(torch.tensor([[1.0, 0.0]]), torch.tensor([0]), torch.zeros(1, 1))
-    terms = method.loss(outputs, batch)
-    assert terms["loss"].item() == pytest.approx(0.5 + 0.0 + 2.0)
-    terms["loss"].backward()
-    assert outputs.grad is not None
-    assert outputs.grad.tolist() == [[-1.0, 0.0, -1.0]]
+def pairs_of_classes(images=60, width=12, classes=6, seed=0):
+    """Features whose classes come in pairs that look alike: 0 and 1, 2 and 3, …"""
+    generator = torch.Generator().manual_seed(seed)
+    kinds = torch.randn(classes // 2, width, generator=generator)
+    own = torch.randn(classes, width, generator=generator)
+    number = torch.arange(images) % classes
+    features = 4 * kinds[number // 2] + own[number]
+    features += 0.3 * torch.randn(images, width, generator=generator)
+    return features, torch.eye(classes)[number]
+
+
+class Seen(Fixed):
+    """A training set whose features are given besides its outputs."""
+
+    def __init__(self, outputs, labels, features):
+        super().__init__(outputs, labels)
+        self._features = features
+
+    def features(self):
+        return self._features
+
+
+def graded(features, labels, bits=24, seed=0, **options):
+    outputs = torch.randn(len(labels), bits, generator=torch.Generator().manual_seed(seed))
+    method = DFH(bits=bits, classes=labels.shape[1], initial_centers="graded", **options)
+    method.start(Seen(outputs, labels, features))
+    return method
+
+
+def test_graded_centres_are_nearer_where_classes_look_alike():
+    method = graded(*pairs_of_classes())
+    assert set(method.centers.unique().tolist()) <= {-1.0, 1.0}
+    torch.testing.assert_close(method.relaxed, method.centers)
+    distances = (24 - method.centers.T @ method.centers) / 2
+    alike = torch.zeros(6, 6, dtype=torch.bool)
+    alike[[0, 2, 4], [1, 3, 5]] = True
+    others = torch.ones(6, 6).triu(1).bool() & ~alike
+    assert distances[alike].max() < distances[others].min()
+
+
+def test_graded_centres_depend_neither_on_the_scale_of_features_nor_on_the_outputs():
+    features, labels = pairs_of_classes()
+    scaled = features * 2.0 ** torch.arange(-6, 6)  # powers of two: no rounding
+    centers = graded(features, labels).centers
+    torch.testing.assert_close(graded(scaled, labels, seed=5).centers, centers)
+
+
+@pytest.mark.parametrize("step", ["exact", "gradient"])
+def test_the_second_stage_keeps_the_graded_code_book(step):
+    """The network has moved on and so have its features; the classes keep their codes."""
+    features, labels = pairs_of_classes()
+    method = graded(features, labels, center_step=step)
+    first = method.centers.clone()
+    method.on_epoch_start(Progress(0, 1, 0, 1))
+    outputs = torch.randn(60, 24, generator=torch.Generator().manual_seed(7))
+    method.start(Seen(outputs, labels, features.flip(1) ** 2))
+    torch.testing.assert_close(method.centers, first)
+    torch.testing.assert_close(method.relaxed, first)
+    torch.testing.assert_close(method.memory.outputs, outputs)
+
+
+def test_the_centre_step_leaves_a_graded_code_book_that_the_outputs_agree_with():
+    """No flip improves it for its own products; for the paper's, all equally far, some do."""
+    features, labels = pairs_of_classes()
+    method = graded(features, labels, inter=50.0)
+    book = method.centers.clone()
+    method.memory.outputs.copy_(labels @ book.T)
+    method.on_epoch_start(Progress(0, 1, 0, 1))
+    torch.testing.assert_close(method.centers, book)
+    paper = started(labels @ book.T, labels, inter=50.0)
+    torch.testing.assert_close(paper.centers, book)
+    paper.on_epoch_start(Progress(0, 1, 0, 1))
+    assert not torch.equal(paper.centers, book)
+
+
+@pytest.mark.parametrize("step", ["exact", "gradient", "released"])
+@pytest.mark.parametrize("several", [False, True])
+def test_graded_centres_with_several_labels_and_a_class_without_images(step, several):
+    features, labels = pairs_of_classes()
+    features[:, 3] = 7.0  # never varies
+    labels = torch.cat([labels, torch.zeros(60, 1)], 1)
+    if several:
+        labels[::5, 2] = 1.0
+    method = graded(features, labels, center_step=step)
+    method.on_epoch_start(Progress(0, 1, 0, 1))
+    index = list(range(10))
+    u = method.memory.outputs[index].clone().requires_grad_()
+    loss = method.loss(u, batch_of(labels, index))["loss"]
+    loss.backward()
+    method.after_step(u.detach(), batch_of(labels, index))
+    assert torch.isfinite(loss)
+    assert torch.isfinite(u.grad).all()
+    assert method.centers.shape == (24, 7)
+    assert set(method.centers.unique().tolist()) <= {-1.0, 1.0}
+
+
+def test_one_class_alone_has_a_graded_centre():
+    features, _ = pairs_of_classes()
+    method = graded(features, torch.ones(60, 1))
+    method.on_epoch_start(Progress(0, 1, 0, 1))
+    assert set(method.centers.unique().tolist()) <= {-1.0, 1.0}
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_positive_weight_of_zero_balances_the_pairs(several):
+    outputs, labels = toy(images=40, classes=5)
+    if several:
+        labels[::3, 4] = 1.0
+    similar = (labels @ labels.T > 0).float().fill_diagonal_(0.0)
+    s = float(similar.sum()) / (40 * 39)
+    balanced = started(outputs, labels, positive_weight=0.0)
+    explicit = started(outputs, labels, positive_weight=(1 - s) / s)
+    index = [0, 5, 7, 11]
+    got = balanced.loss(outputs[index], batch_of(labels, index))
+    expected = explicit.loss(outputs[index], batch_of(labels, index))
+    for name in ("pair", "loss"):
+        assert float(got[name]) == pytest.approx(float(expected[name]), rel=1e-5)
+    plain = started(outputs, labels).loss(outputs[index], batch_of(labels, index))
+    assert float(got["pair"]) != pytest.approx(float(plain["pair"]), rel=1e-3)
+    assert balanced.positive_weight == 0.0  # what was asked for is what is saved
+
+
+@pytest.mark.parametrize("labels", [torch.ones(8, 1), torch.ones(8, 2), torch.eye(8)])
+def test_pairs_of_one_kind_have_nothing_to_balance(labels):
+    """All similar, or none: the weight is 1, as if it had not been asked for."""
+    outputs, _ = toy(images=8)
+    got, plain = (
+        started(outputs, labels, positive_weight=weight).loss(
+            outputs[:4], batch_of(labels, range(4))
+        )
+        for weight in (0.0, 1.0)
+    )
+    assert float(got["loss"]) == float(plain["loss"])
+    assert math.isfinite(float(got["loss"]))

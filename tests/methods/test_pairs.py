@@ -95,6 +95,68 @@ def test_compact_labels_are_the_label_matrix(labels, single, shares, monkeypatch
     torch.testing.assert_close(torch.diag(gram) if table.single else gram, Y.T @ Y)
 
 
+@pytest.mark.parametrize("labels", [case.values[0] for case in CASES])
+def test_means_are_those_of_each_class_by_shares(labels, monkeypatch):
+    monkeypatch.setattr("fisherhash.methods._pairs.ROWS", 7)  # several chunks
+    values = torch.randn(30, 5, generator=torch.Generator().manual_seed(0))
+    means = filled(labels).means(values)
+    assert means.shape == (5, labels.shape[1])
+    for number, column in enumerate(labels.T):
+        rows = column.nonzero()[:, 0].tolist()
+        total, weight = torch.zeros(5), 0.0
+        for i in rows:
+            share = 1.0 / float(labels[i].sum())
+            total += share * values[i]
+            weight += share
+        expected = total / weight if rows else total  # a class without images has mean 0
+        torch.testing.assert_close(means[:, number], expected)
+
+
+def share_of_similar(labels):
+    """Pair by pair, without those of an image with itself."""
+    similar = (labels @ labels.T > 0).tolist()
+    pairs = [similar[i][j] for i in range(len(labels)) for j in range(len(labels)) if i != j]
+    return sum(pairs) / len(pairs)
+
+
+@pytest.mark.parametrize("labels", [case.values[0] for case in CASES])
+def test_the_share_of_similar_pairs(labels):
+    assert filled(labels).similar_share() == pytest.approx(share_of_similar(labels))
+
+
+def test_the_share_of_similar_pairs_is_counted_with_one_label_and_sampled_with_several():
+    one, several = random_labels(900, 4, most=1), random_labels(900, 4, most=3)
+    assert filled(one).similar_share(most=1) == pytest.approx(share_of_similar(one))
+    table = filled(several)
+    assert table.similar_share(most=900) == pytest.approx(share_of_similar(several))
+    sampled = table.similar_share(most=100)
+    assert sampled == pytest.approx(share_of_similar(several), abs=0.03)
+    torch.manual_seed(7)
+    assert table.similar_share(most=100) == sampled
+
+
+def test_a_sample_of_sorted_images_is_not_of_the_first_ones():
+    labels = torch.eye(4)[torch.arange(800) // 200]
+    labels[:200, 1:] = 1.0  # the first images share a label with all
+    expected = share_of_similar(labels)
+    assert filled(labels).similar_share(most=200) == pytest.approx(expected, abs=0.08)
+
+
+@pytest.mark.parametrize(
+    ("labels", "share"),
+    [
+        (torch.eye(3), 0.0),
+        (torch.ones(4, 1), 1.0),
+        (torch.ones(4, 2), 1.0),
+        (torch.ones(1, 1), 0.0),
+        (torch.ones(1, 2), 0.0),
+        (torch.zeros(3, 2), 0.0),
+    ],
+)
+def test_the_share_of_similar_pairs_at_its_ends(labels, share):
+    assert filled(labels).similar_share() == share
+
+
 def test_ten_thousand_classes_take_one_number_an_image():
     labels = torch.zeros(50, 10_000)
     labels[torch.arange(50), torch.arange(50) * 200 % 9_999] = 1.0

@@ -59,6 +59,22 @@ class TrainingLabels(nn.Module):
             return (own[:, None] == self.numbers) & (own >= 0)[:, None]
         return self.rows[index].float() @ self.rows.float().T > 0
 
+    def similar_share(self, most: int = 512) -> float:
+        """Share of similar pairs among all pairs of two images.
+
+        Counted with one label an image; with several, by the pairs of ``most`` random images with
+        all, always the same ones.
+        """
+        if self.single:
+            counts = self.gram(shares=False).double()
+            total = len(self.numbers)
+            return float((counts * (counts - 1)).sum()) / max(total * (total - 1), 1)
+        total = len(self.rows)
+        order = torch.randperm(total, generator=torch.Generator().manual_seed(0))[:most]
+        index = order.to(self.rows.device)
+        similar = self.similar(index).scatter(1, index[:, None], False)
+        return float(similar.sum()) / max(len(index) * (total - 1), 1)
+
     def mix(self, columns: Tensor, *, shares: bool) -> Tensor:
         """(N, k) a column per class of ``columns`` (k, classes), summed over each image's labels.
 
@@ -83,6 +99,11 @@ class TrainingLabels(nn.Module):
             for rows, part in parts:
                 sums[:-1] += rows.double().T @ part.double()
         return sums[:-1].T.to(values.dtype)
+
+    def means(self, values: Tensor) -> Tensor:
+        """(k, classes) the mean of ``values`` (N, k) of each class, images by their shares."""
+        weight = self.collect(torch.ones_like(values[:, :1]), shares=True)
+        return self.collect(values, shares=True) / weight.clamp_min(1e-12)
 
     def gram(self, *, shares: bool) -> Tensor:
         """Y Y^T (classes, classes); with one label an image only its diagonal (classes,)."""

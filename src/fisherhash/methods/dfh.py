@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from fisherhash.errors import UsageError, unknown_name
+from fisherhash.heads import CutHead, Head
 from fisherhash.methods import _centers
 from fisherhash.methods._codebooks import far_apart
+from fisherhash.methods._cutting import cut
 from fisherhash.methods._pairs import (
     PairMemory,
     check_not_negative,
@@ -73,10 +75,20 @@ class DFH(HashMethod):
     * The gradient step has no step size in the paper: ours backtracks.
     * Without the pair part the quantisation term has weight 1, having nothing to balance.
 
-    Beyond the paper, and off by default: ``positive_weight``, ``initial_centers="far-apart"``, and
-    ``quantizer="hinge"``: sum_k max(0, 1 - b_k u_k) in place of ||b - u||^2. It pushes an output to
-    the side of its bit and leaves alone one that is far on it; the square pulls that one back, and
-    its steep gradient forces a small learning rate where the term has weight.
+    Beyond the paper, and off by default. Trained to the end, the images of a class share one code
+    and all other classes are equally far: right at the top of a ranking, with nothing to say about
+    the images that lie between two classes.
+
+    * ``initial_centers="graded"``: classes that look alike get nearer centres than classes that do
+      not. Off the diagonal A = K (a G - (1 - a) / (M - 1)), with G the cosines between the class
+      means of the first features, measured from the mean of all, and a the ``affinity``; -1/(M-1)
+      is what M equally far codes can reach, where -1, as printed, is out of reach for M > 2. C
+      starts at the best of several local minima of ||C^T C - A||_F^2.
+    * ``width``: everything above is trained with so many outputs, and K bits are then cut from
+      them such that images between classes get codes between those of the classes
+      (``methods/_cutting.py``). Few bits no longer mean few outputs to learn with.
+    * ``positive_weight``, since of M classes one pair in M is similar; and
+      ``initial_centers="far-apart"``.
 
     The paper tunes its weights by cross-validation and prints none of them. The defaults below were
     checked on a held-out fifth of CIFAR-10's 5,000 training images, at 12 and 48 bits.
@@ -97,10 +109,13 @@ class DFH(HashMethod):
         alternations: how often C and B take turns at the start of an epoch.
         sweeps: passes over the classes in an exact step, which ends early when nothing flips.
         gradient_steps: steps on V in a gradient step.
-        positive_weight: how much a similar pair counts against a dissimilar one.
-        initial_centers: the signs of the class ``means``, as in the paper, or a ``far-apart`` code
-            book that does not depend on the data.
-        quantizer: how far u is from b: the ``square`` of the paper, or a ``hinge``.
+        positive_weight: how much a similar pair counts against a dissimilar one; 0 balances them,
+            so that each kind counts half.
+        initial_centers: the signs of the class ``means``, as in the paper, a ``far-apart`` code
+            book that does not depend on the data, or ``graded`` by how alike the classes look.
+        affinity: a, how much graded centres follow the classes' likeness; 0 is not at all.
+        width: outputs to train and to cut the bits from; 0 for K outputs, whose signs are the
+            bits, as in the paper.
     """
 
     info = MethodInfo(
@@ -132,8 +147,9 @@ class DFH(HashMethod):
         sweeps: int = 5,
         gradient_steps: int = 50,
         positive_weight: float = 1.0,
-        initial_centers: Literal["means", "far-apart"] = "means",
-        quantizer: Literal["square", "hinge"] = "square",
+        initial_centers: Literal["means", "far-apart", "graded"] = "means",
+        affinity: float = 0.5,
+        width: int = 0,
     ) -> None:
         super().__init__(bits=bits, classes=classes)
         on = _check_parts(parts)
@@ -144,14 +160,18 @@ class DFH(HashMethod):
             intra=intra,
             inter=inter,
             relaxation=relaxation,
+            positive_weight=positive_weight,
+            affinity=affinity,
+            width=width,
         )
         check_positive(
             "dfh",
             alternations=alternations,
             sweeps=sweeps,
             gradient_steps=gradient_steps,
-            positive_weight=positive_weight,
         )
+        if affinity > 1:
+            raise UsageError(f"dfh: affinity must be at most 1, got {affinity}")
         self.parts = parts
         self.margin = margin
         self.quantization = quantization
@@ -164,7 +184,8 @@ class DFH(HashMethod):
         self.gradient_steps = gradient_steps
         self.positive_weight = positive_weight
         self.initial_centers = initial_centers
-        self.quantizer = quantizer
+        self.affinity = affinity
+        self.width = width
         self._pair = "pair" in on
         self._margin = margin if "margin" in on else 0.0
         self._mu = intra if "intra" in on else 0.0
@@ -173,18 +194,43 @@ class DFH(HashMethod):
         self._quantization = quantization if self._pair else 1.0
         self.capturable = center_step != "released"  # that one works on the host in every step
         self.memory = PairMemory()
-        self.register_buffer("centers", torch.ones(bits, classes))
-        self.register_buffer("relaxed", torch.zeros(bits, classes))
+        self._outputs = width or bits
+        self.register_buffer("centers", torch.ones(self._outputs, classes))
+        self.register_buffer("relaxed", torch.zeros(self._outputs, classes))
+        self._positive_weight = positive_weight
+        # A of the inter-class term; and the graded code book, found once for all stages.
+        self._target = _centers.opposed(self._outputs, classes)
+        self._graded: _centers.Matrix | None = None
+        # Both belong to others: what cuts the bits is saved in the head, the images nowhere.
+        self._heads: list[CutHead] = []
+        self._train: TrainingSet | None = None
+
+    def head(self, in_features: int) -> Head:
+        """A linear layer; with a cut where more outputs than bits are trained."""
+        if not self.width:
+            return super().head(in_features)
+        self._heads = [CutHead(in_features, self.bits, self.width)]
+        return self._heads[0]
 
     def start(self, train: TrainingSet) -> None:
-        """Fill the memory of outputs, and put the centres at the class means' signs."""
+        """Fill the memory of outputs, and put the centres where they begin."""
+        self._train = train
         self.memory.fill(train)
         outputs, labels = self.memory.outputs, self.memory.labels
         self._nu_scaled = self._nu * len(outputs) / max(self.classes, 1) ** 2
-        weight = labels.collect(torch.ones_like(outputs[:, :1]), shares=True)
-        self.relaxed = labels.collect(outputs, shares=True) / weight.clamp_min(1e-12)
+        if self.positive_weight == 0:
+            similar = labels.similar_share()
+            self._positive_weight = (1.0 - similar) / similar if 0 < similar < 1 else 1.0
         if self.initial_centers == "far-apart":
-            self.relaxed = far_apart(self.classes, self.bits).T.to(outputs)
+            self.relaxed = far_apart(self.classes, self._outputs).T.to(outputs)
+        elif self.initial_centers == "graded":
+            if self._graded is None:
+                means = _numpy(labels.means(_standardised(train.features())))
+                self._target = _centers.graded(means, self._outputs, self.affinity)
+                self._graded = _centers.code_book(self._target, means)
+            self.relaxed = torch.from_numpy(self._graded).to(outputs)
+        else:
+            self.relaxed = labels.means(outputs)
         self.centers = sign(self.relaxed)
 
     def binary(self, outputs: Tensor, proportions: Tensor) -> Tensor:
@@ -197,12 +243,11 @@ class DFH(HashMethod):
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """The U-step's objective on one batch."""
         target = self.binary(outputs, class_proportions(batch.labels))
-        error = hinge_error if self.quantizer == "hinge" else quantization_error
-        quantization = error(outputs, target)
+        quantization = quantization_error(outputs, target)
         terms = {"quantization": quantization, "loss": self._quantization * quantization}
         if self._pair:
             terms["pair"] = self.memory.pair_loss(
-                outputs, batch, margin=self._margin, positive_weight=self.positive_weight
+                outputs, batch, margin=self._margin, positive_weight=self._positive_weight
             )
             terms["loss"] = terms["loss"] + terms["pair"]
         return terms
@@ -234,6 +279,7 @@ class DFH(HashMethod):
                     intra=self._mu,
                     inter=self._nu_scaled,
                     sweeps=self.sweeps,
+                    A=self._target,
                 )
                 self.centers.copy_(torch.from_numpy(C))
                 if not flips:
@@ -248,18 +294,29 @@ class DFH(HashMethod):
                     inter=self._nu_scaled,
                     relaxation=self.relaxation,
                     steps=self.gradient_steps,
+                    A=self._target,
                 )
                 self.relaxed.copy_(torch.from_numpy(V))
                 self.centers.copy_(sign(self.relaxed))
 
+    def finish(self) -> None:
+        """Cut the bits from the outputs of the training images as they are now."""
+        if not self._heads or self._train is None:
+            return
+        outputs, labels = self._train.outputs().float(), self.memory.labels
+        means = _numpy(labels.means(outputs))
+        book = _centers.code_book(_centers.graded(means, self.bits, self.affinity), means)
+        targets = labels.mix(torch.from_numpy(book).to(outputs), shares=True)
+        mixing, offsets = cut(outputs, targets)
+        self._heads[0].mixing.copy_(mixing)
+        self._heads[0].offsets.copy_(offsets)
 
-def hinge_error(outputs: Tensor, codes: Tensor) -> Tensor:
-    """Mean over images of sum_k max(0, 1 - b_k u_k), with b the codes (n, bits) in {-1, 1}.
 
-    >>> hinge_error(torch.tensor([[0.5, 3.0, -1.0]]), torch.tensor([[1.0, 1.0, 1.0]]))
-    tensor(2.5000)
-    """
-    return (1.0 - outputs.float() * codes).clamp_min(0.0).sum(1).mean()
+def _standardised(features: Tensor) -> Tensor:
+    """Features (N, d) with mean 0, and deviation 1 where they vary at all."""
+    features = features.float() - features.float().mean(0)
+    deviation = features.std(0, correction=0)
+    return features * torch.where(deviation > 1e-6, 1.0 / deviation.clamp_min(1e-6), 0.0)
 
 
 def _numpy(values: Tensor) -> _centers.Matrix:

@@ -1,0 +1,78 @@
+"""Codes cut from trained outputs so that Hamming distances keep the outputs' likeness.
+
+Trained to the end, the outputs of a class lie in one point, and their signs say nothing but the
+class; an image that lies between two classes, as many do that were not trained on, gets the code of
+one of them. Here W and t are sought such that the codes sgn(W u + t) of outputs u *and of points
+between them* are as alike as the outputs themselves: with h = tanh(beta (W u + t)),
+
+    sum_ij (1 + 5 max(0, s_ij)) (h_i . h_j / K - s_ij)^2,    s_ij = cos(u_i, u_j),
+
+over batches in which every other point lies at random between two training outputs, beta rising
+from 2 to 8. No label is used, but for the start: the least-squares map of the outputs to a code
+book of the classes.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+STEPS = 600
+BATCH = 512
+RATE = 0.01
+BETWEEN = 0.5
+SOFTEST, HARDEST = 2.0, 8.0
+NEARNESS = 5.0
+RIDGE = 1e-3
+
+
+def cut(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """W (bits, width) and t (bits,) for training outputs (N, width).
+
+    Args:
+        outputs: u.
+        targets: (N, bits) the codes of the images' classes, where W and t start.
+    """
+    outputs = outputs.detach().float()
+    mixing, offsets = least_squares(outputs, targets)
+    generator = torch.Generator().manual_seed(0)
+    shape = (STEPS, BATCH)
+    one, other = (
+        torch.randint(len(outputs), shape, generator=generator).to(outputs.device) for _ in "ab"
+    )
+    share = torch.rand(shape, generator=generator)
+    alone = torch.rand(shape, generator=generator) >= BETWEEN
+    share = torch.where(alone, 1.0, share).to(outputs)[:, :, None]
+    with torch.enable_grad():
+        mixing, offsets = mixing.clone().requires_grad_(), offsets.clone().requires_grad_()
+        optimizer = torch.optim.Adam([mixing, offsets], lr=RATE)
+        for step in range(STEPS):
+            done = step / STEPS
+            between = share[step]
+            points = between * outputs[one[step]] + (1.0 - between) * outputs[other[step]]
+            sharpness = SOFTEST + (HARDEST - SOFTEST) * done
+            loss = unlikeness(points, points @ mixing.T + offsets, sharpness)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.param_groups[0]["lr"] = RATE * (1.0 - done)
+            optimizer.step()
+    return mixing.detach(), offsets.detach()
+
+
+def unlikeness(points: Tensor, logits: Tensor, sharpness: float) -> Tensor:
+    """How far the soft codes' inner products are from the points' cosines, near pairs first."""
+    directions = F.normalize(points, eps=1e-6)
+    wanted = directions @ directions.T
+    codes = torch.tanh(sharpness * logits)
+    found = codes @ codes.T / logits.shape[1]
+    return ((1.0 + NEARNESS * wanted.clamp_min(0.0)) * (found - wanted).square()).mean()
+
+
+def least_squares(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The affine map of outputs (N, width) to targets (N, bits) with least squared error."""
+    inputs = torch.cat([outputs, torch.ones_like(outputs[:, :1])], dim=1).double()
+    gram = inputs.T @ inputs
+    gram.diagonal().add_(RIDGE * len(inputs))
+    found = torch.linalg.solve(gram, inputs.T @ targets.double()).to(outputs)
+    return found[:-1].T.contiguous(), found[-1]

@@ -1,0 +1,132 @@
+"""Codes cut from outputs: the map they start from, and what lies between two classes."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fisherhash.methods import _centers
+from fisherhash.methods._cutting import cut, least_squares, unlikeness
+
+BITS, CLASSES, WIDTH = 24, 5, 8
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def collapsed(noise=0.02):
+    """Classes as training leaves them: each in one point, all equally far from each other."""
+    corners = F.pad(torch.eye(CLASSES) - 1 / CLASSES, (0, WIDTH - CLASSES))
+    corners = 3 * F.normalize(corners) @ torch.linalg.qr(random(WIDTH, WIDTH))[0]
+    numbers = torch.arange(200) % CLASSES
+    outputs = corners[numbers] + noise * random(200, WIDTH, seed=1)
+    means = corners.T.double().numpy()
+    book = _centers.code_book(_centers.graded(means, BITS, 0.5), means)
+    return corners, numbers, outputs, torch.from_numpy(book).T.float()[numbers]
+
+
+@pytest.fixture(scope="module")
+def found():
+    """The corners, each image's class and output, and a function to codes in {0, 1}."""
+    corners, numbers, outputs, targets = collapsed()
+    mixing, offsets = cut(outputs, targets)
+    return corners, numbers, outputs, lambda points: points @ mixing.T + offsets > 0
+
+
+def distance(one, other):
+    return (one != other).sum(-1)
+
+
+@pytest.mark.parametrize(("width", "bits"), [(8, 5), (5, 8), (1, 1)])
+def test_least_squares_recovers_an_affine_map(width, bits):
+    outputs = random(400, width) + 0.5
+    mixing, offsets = random(bits, width, seed=1), random(bits, seed=2)
+    got = least_squares(outputs, outputs @ mixing.T + offsets)
+    assert got[0].shape == (bits, width)
+    torch.testing.assert_close(got[0], mixing, atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(got[1], offsets, atol=1e-2, rtol=1e-2)
+
+
+def test_least_squares_of_outputs_that_never_vary_are_numbers():
+    targets = torch.ones(20, 3)
+    mixing, offsets = least_squares(torch.full((20, 4), 2.0), targets)
+    assert torch.isfinite(mixing).all()
+    torch.testing.assert_close(torch.full((20, 4), 2.0) @ mixing.T + offsets, targets, atol=1e-3,
+                               rtol=0)  # fmt: skip
+
+
+def test_unlikeness_is_the_printed_sum():
+    points, logits = random(6, 3), random(6, 4, seed=1)
+    soft = torch.tanh(2.5 * logits)
+    total = 0.0
+    for i, j in itertools.product(range(6), repeat=2):
+        wanted = float(points[i] @ points[j] / points[i].norm() / points[j].norm())
+        found = float(soft[i] @ soft[j]) / 4
+        total += (1 + 5 * max(0.0, wanted)) * (found - wanted) ** 2
+    assert float(unlikeness(points, logits, 2.5)) == pytest.approx(total / 36, rel=1e-5)
+
+
+def test_codes_whose_products_are_the_cosines_cannot_be_better():
+    corners = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+    codes = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]])
+    assert float(unlikeness(corners, 100 * codes, 8.0)) == pytest.approx(0.0, abs=1e-9)
+    assert float(unlikeness(corners, 100 * codes[[0, 0, 1]], 8.0)) > 0.1
+
+
+def test_a_cut_is_always_the_same_and_changes_nothing_else(monkeypatch):
+    monkeypatch.setattr("fisherhash.methods._cutting.STEPS", 20)
+    _, _, outputs, targets = collapsed()
+    cuts = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        with torch.no_grad():  # as finish() is called
+            cuts.append(cut(outputs, targets))
+        assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(one, other) for one, other in zip(*cuts, strict=True))
+    assert [tuple(values.shape) for values in cuts[0]] == [(BITS, WIDTH), (BITS,)]
+    assert not any(values.requires_grad for values in cuts[0])
+    _, _, untouched, _ = collapsed()
+    assert torch.equal(outputs, untouched)
+
+
+def test_codes_are_more_alike_where_outputs_are_than_at_the_start(monkeypatch):
+    monkeypatch.setattr("fisherhash.methods._cutting.STEPS", 100)
+    _, _, outputs, targets = collapsed()
+    share = torch.rand(200, 1, generator=torch.Generator().manual_seed(3))
+    points = share * outputs + (1 - share) * outputs.roll(1, 0)
+    start, end = (
+        float(unlikeness(points, points @ mixing.T + offsets, 100.0))
+        for mixing, offsets in (least_squares(outputs, targets), cut(outputs, targets))
+    )
+    assert end < start
+
+
+def test_every_class_keeps_one_code_of_its_own(found):
+    corners, numbers, outputs, code = found
+    own = code(corners)
+    assert len(own.unique(dim=0)) == CLASSES
+    assert torch.equal(code(outputs), own[numbers])
+
+
+def test_half_way_between_two_classes_is_nearer_to_both_than_they_are_to_each_other(found):
+    corners, _, _, code = found
+    own = code(corners)
+    for a, b in itertools.combinations(range(CLASSES), 2):
+        between = code((corners[a] + corners[b]) / 2)
+        apart = int(distance(own[a], own[b]))
+        assert 0 < int(distance(between, own[a])) < apart
+        assert 0 < int(distance(between, own[b])) < apart
+
+
+def test_codes_move_by_and_by_on_the_way_from_one_class_to_another(found):
+    corners, _, _, code = found
+    share = torch.linspace(0, 1, 17)[:, None]
+    for a, b in itertools.permutations(range(CLASSES), 2):
+        way = code((1 - share) * corners[a] + share * corners[b])
+        distances = distance(way, way[0])
+        assert (distances.diff() >= 0).all()
+        assert (distance(way, way[-1]).diff() <= 0).all()
+        assert distances.diff().max() <= 0.7 * distances[-1]  # not all bits at one point
