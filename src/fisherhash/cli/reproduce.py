@@ -26,6 +26,7 @@ def reproduce(
     jobs: Whole | None = None,
     minutes: float | None = None,
     tune: Flag = False,
+    trial_epochs: Whole | None = None,
     tuning: Path | None = None,
     set_: Annotated[list[str] | None, Parameter(name="--set", negative="")] = None,
     rehearse: Flag = False,
@@ -65,6 +66,8 @@ def reproduce(
         Start no run after so many minutes.
     tune
         First search each method's hyper-parameters on held-out training images.
+    trial_epochs
+        Epochs of the search's trials; by default as many as in the table.
     tuning
         A tuning.json of an earlier search.
     set_
@@ -91,6 +94,7 @@ def reproduce(
         only=[word.strip() for word in only.split(",") if word.strip()],
         settings=parse_settings(set_ or []),
         tune=tune,
+        trial_epochs=trial_epochs,
         tuning_file=None if tuning is None else str(tuning),
         rehearse=rehearse,
         device=device,

@@ -29,6 +29,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--only", default="", help="data sets, methods, bits, joined by commas")
     made.add_argument("--minutes", type=float, help="start no run after so many")
     made.add_argument("--tune", action="store_true", help="search the hyper-parameters first")
+    made.add_argument("--trial-epochs", type=int, help="epochs of a search's trials")
     made.add_argument("--tuning", help="a tuning.json of an earlier search")
     made.add_argument(
         "--set",
@@ -70,6 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
             only=[word.strip() for word in given.only.split(",") if word.strip()],
             settings=parse_settings(given.set),
             tune=given.tune,
+            trial_epochs=given.trial_epochs,
             tuning_file=given.tuning,
             rehearse=given.rehearse,
             device=given.device,

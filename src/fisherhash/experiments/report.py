@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 NOT_RUN, NOT_DEFINED = "not run", "–"
-LEVEL = " †"
+LEVEL, REAL = " †", " ‡"
+HAMMING = "Hamming distance"
 PLOT_STYLE = 'style="max-width:100%;height:auto;background:white;border-radius:12px"'
 TABLE_STYLE = (
     "<style>.numbers td,.numbers th{padding:5px 16px 5px 0;vertical-align:top;"
@@ -41,6 +42,7 @@ class Score:
         upper: mean of the greatest.
         paper: the paper's number.
         defined: False where the method is not defined for the data.
+        hamming: False where codes were ranked by another distance than Hamming's.
     """
 
     values: tuple[float, ...] = ()
@@ -49,6 +51,7 @@ class Score:
     upper: float | None = None
     paper: float | None = None
     defined: bool = True
+    hamming: bool = True
 
     @property
     def mean(self) -> float:
@@ -81,6 +84,7 @@ def scores(part: Mapping[str, Any]) -> dict[tuple[str, int], Score]:
                 _mean_of(measured, "map_upper"),
                 paper,
                 defined=not any("not_defined" in run for run in runs),
+                hamming=all(one.get("ranking", HAMMING) == HAMMING for one in measured),
             )
     return found
 
@@ -90,9 +94,13 @@ def _mean_of(measured: Sequence[Mapping[str, Any]], key: str) -> float | None:
     return statistics.mean(values) if values and len(values) == len(measured) else None
 
 
-def best(found: Mapping[tuple[str, int], Score], bits: int) -> str | None:
-    """The name of the first row at a code length."""
-    there = {name: s.mean for (name, length), s in found.items() if length == bits and s.values}
+def best(found: Mapping[tuple[str, int], Score], bits: int, *, hamming: bool = False) -> str | None:
+    """The name of the first row at a code length; of those ranked by Hamming distance, if asked."""
+    there = {
+        name: s.mean
+        for (name, length), s in found.items()
+        if length == bits and s.values and (s.hamming or not hamming)
+    }
     return max(there, key=lambda name: there[name]) if there else None
 
 
@@ -119,7 +127,10 @@ def describe(part: Mapping[str, Any]) -> str:
     if protocol is None:
         return "Not run yet."
     top = "ALL" if protocol["top"] is None else protocol["top"]
-    way = "the whole network trained" if bench["finetune"] else "frozen features, a trained head"
+    way = "frozen features, a trained head"
+    if bench["finetune"]:
+        fixed = part["settings"].get("fixed_layers", 0)
+        way = "the network trained" + (f", its first {fixed} layers fixed" if fixed else "")
     runs = part["runs"]
     devices = sorted({run["device"] for run in runs})
     tuned = [row["name"] for row in part["rows"] if not row["tuned"]]
@@ -150,15 +161,19 @@ def table(part: Mapping[str, Any], *, of: str = "paper") -> list[str]:
     beside = f" [{of}]" if any(row["paper"] for row in part["rows"]) else ""
     header = " | ".join(f"{bits} bits{beside}" for bits in part["bits"])
     lines = [f"| method | {header} |", "|---" * (len(part["bits"]) + 1) + "|"]
+    real = {name for (name, _), score in found.items() if not score.hamming}
     for row in part["rows"]:
-        cells = [_cell(found, row["name"], bits) for bits in part["bits"]]
-        lines.append(f"| {row['name']} | " + " | ".join(cells) + " |")
+        cells = [_cell(found, row["name"], bits, part["seeds"]) for bits in part["bits"]]
+        mark = REAL if row["name"] in real else ""
+        lines.append(f"| {row['name']}{mark} | " + " | ".join(cells) + " |")
     lines += ["", "Bold: the best of a column; †: level with it, the means differ by less than"]
     lines[-1] += " their standard errors together."
+    if real:
+        lines[-1] += " ‡: ranked by distances of real-valued queries to quantised images."
     return lines
 
 
-def _cell(found: Mapping[tuple[str, int], Score], name: str, bits: int) -> str:
+def _cell(found: Mapping[tuple[str, int], Score], name: str, bits: int, seeds: int) -> str:
     score = found[name, bits]
     paper = "" if score.paper is None else f" [{score.paper:.3f}]"
     if not score.values:
@@ -171,6 +186,8 @@ def _cell(found: Mapping[tuple[str, int], Score], name: str, bits: int) -> str:
         text += LEVEL
     if len(score.values) > 1:
         text += f" ({min(score.values):.3f}–{max(score.values):.3f})"
+    if len(score.values) < seeds:
+        text += f", {len(score.values)} of {seeds} seeds"
     return text + paper
 
 
@@ -219,6 +236,8 @@ def verdicts(results: Mapping[str, Any], part: Mapping[str, Any]) -> list[str]:
         else:
             gap = 100 * (found[first, bits].mean - ours[top].mean)
             text = f"{bits} bits: {top} is {gap:.1f} points behind {first}"
+        if not found[first, bits].hamming and best(found, bits, hamming=True) == top:
+            text += " and first of those ranked by Hamming distance"
         paper = ours[top].paper
         if paper is not None and not part["stands_in"]:
             distance = 100 * (ours[top].mean - paper)

@@ -1,8 +1,9 @@
-"""Fair tuning: every row of a table gets the same six trials, on held-out training images.
+"""Fair tuning: every row of a table gets the same few trials, on held-out training images.
 
-First four learning rates, then two other values of the method's own hyper-parameters at the best
-rate; where a method's loss is scaled, three scales and three values. One code length, one seed; a
-fifth of the training images is held out, and after the last epoch its mAP decides, each held-out
+First learning rates, then other values of the method's own hyper-parameters at the best rate: four
+and two on frozen features, three and two when the whole network is trained. Where a method's loss
+is scaled, three scales stand for the rates. One code length, one seed; a fifth of the training
+images is held out, and after the last epoch its mAP decides, each held-out
 image asking all others: like most of a database, they were not trained on. Queries are never looked
 at. What is not searched is equal for all: network, augmentation, epochs, batch size, optimiser.
 """
@@ -23,7 +24,7 @@ from fisherhash.experiments.runner import Runner
 from fisherhash.experiments.specs import BASES, NONE, Options, Row
 from fisherhash.loop import Settings
 
-BUDGET = 6
+BUDGET, FINETUNED_BUDGET = 6, 5
 VALIDATION = 0.2
 FILE = "tuning.json"
 PACKAGED = "tunings"
@@ -36,7 +37,7 @@ class Space:
     Attributes:
         frozen: the first trials on frozen features; each is a change of settings or options.
         finetuned: the first trials when the whole network is trained.
-        own: the second trials, tried on top of the best of the first.
+        own: the second trials, tried on top of the best of the first; as many as the budget has.
     """
 
     frozen: tuple[Options, ...]
@@ -47,12 +48,17 @@ class Space:
         """The first trials on a bench."""
         return self.finetuned if bench.finetune else self.frozen
 
+    def others(self, bench: Bench) -> tuple[Options, ...]:
+        """The second trials on a bench."""
+        budget = FINETUNED_BUDGET if bench.finetune else BUDGET
+        return self.own[: budget - len(self.rates(bench))]
+
 
 def _rates(first: Options, second: Options) -> Space:
-    """Four common learning rates; a whole network wants smaller ones than a head."""
+    """Common learning rates; a whole network wants smaller ones than a head."""
     frozen, finetuned = (
         tuple({"learning_rate": value} for value in values)
-        for values in ((0.003, 0.01, 0.03, 0.1), (0.001, 0.003, 0.01, 0.03))
+        for values in ((0.003, 0.01, 0.03, 0.1), (0.001, 0.003, 0.01))
     )
     return Space(frozen, finetuned, (first, second))
 
@@ -64,8 +70,13 @@ def _scales(values: tuple[float, float, float], *own: Options) -> Space:
 
 
 SPACES: dict[str, Space] = {
+    "dfh-p": _rates({"quantization": 0.03}, {"quantization": 0.3}),
+    "dfh-pm": _rates({"margin": 0.5}, {"margin": 2.0}),
+    "dfh-pmi": _rates({"margin": 0.5}, {"margin": 2.0}),
+    "dfh-c": _rates({"inter": 0.2}, {"inter": 20.0}),
+    "dfh-pc": _rates({"quantization": 0.03}, {"quantization": 0.3}),
     "dfh-paper": _rates({"margin": 0.5}, {"margin": 2.0}),
-    "dfh-ours": _rates({"quantization": 1.0}, {"positive_weight": 9.0}),
+    "dfh-ours": _rates({"affinity": 0.2}, {"width": 24, "quantization": 0.2}),
     "dsdh": _scales(
         (2.0, 5.0, 12.0),
         {"quantization": 0.1, "classification": 0.2},
@@ -82,7 +93,7 @@ SPACES: dict[str, Space] = {
     # It has nothing else to search: its targets are found before the training.
     "cnnh": Space(
         tuple({"learning_rate": value} for value in (0.003, 0.01, 0.03, 0.06, 0.1)),
-        tuple({"learning_rate": value} for value in (0.001, 0.003, 0.01, 0.02, 0.03)),
+        tuple({"learning_rate": value} for value in (0.0003, 0.001, 0.003, 0.01)),
         ({"sweeps": 30},),
     ),
     "dhn": _scales(
@@ -150,7 +161,7 @@ def own_trials(
     if not done or not all(runner.ended(cell) for cell in first):
         return []
     rate = SPACES[name].rates(bench)[max(done, key=lambda number: done[number])]
-    changes = [{**rate, **change} for change in SPACES[name].own]
+    changes = [{**rate, **change} for change in SPACES[name].others(bench)]
     return [_trial(name, change, bench, settings, bits) for change in changes]
 
 
@@ -162,7 +173,7 @@ def all_trials(
     if all(runner.ended(cell) for cell in first):
         return first + own_trials(name, bench, settings, bits, runner)
     rate = SPACES[name].rates(bench)[0]
-    guessed = [{**rate, **change} for change in SPACES[name].own]
+    guessed = [{**rate, **change} for change in SPACES[name].others(bench)]
     return first + [_trial(name, change, bench, settings, bits) for change in guessed]
 
 
@@ -179,11 +190,11 @@ def summary(
         changes = [dict(change) for change in SPACES[name].rates(bench)]
         if second:
             rate = changes[max(range(len(first)), key=lambda n: scores.get(n, -1.0))]
-            changes += [{**rate, **change} for change in SPACES[name].own]
+            changes += [{**rate, **change} for change in SPACES[name].others(bench)]
         entry: dict[str, Any] = {
             "space": {
                 "first": [dict(change) for change in SPACES[name].rates(bench)],
-                "then": [dict(change) for change in SPACES[name].own],
+                "then": [dict(change) for change in SPACES[name].others(bench)],
             },
             "trials": [
                 changes[number] | {"validation_map": scores.get(number)}
