@@ -114,11 +114,8 @@ def ties_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAPER = {12: 0.803, 24: 0.825, 32: 0.831, 48: 0.844}
-
-
 def readme_table() -> str:
-    """CIFAR-10 small: the reproduced table 2 or, before it was run, DFH alone."""
+    """CIFAR-10 small: the reproduced table 2."""
     tables = [
         (part, result["of"])
         for _, result in reproduced()
@@ -126,26 +123,10 @@ def readme_table() -> str:
         for part in result["parts"]
         if part["data"] == "cifar10" and part["runs"]
     ]
-    if tables:
-        blocks = [
-            f"{report.describe(part)}\n\n" + "\n".join(report.table(part, of=of))
-            for part, of in tables
-        ]
-        return "\n\n".join(blocks) + "\n"
-    lines = [
-        "| CIFAR-10 small, mAP@ALL | 12 bits | 24 bits | 32 bits | 48 bits |",
-        "|---|---|---|---|---|",
-        "| paper, DFH (VGG-F) | " + " | ".join(f"{PAPER[b]:.3f}" for b in PAPER) + " |",
+    blocks = [
+        f"{report.describe(part)}\n\n" + "\n".join(report.table(part, of=of)) for part, of in tables
     ]
-    rows = (
-        ("cifar10-finetune-dfh", "ours, DFH (EfficientNet-Lite0 at 128 px, fine-tuned)"),
-        ("cifar10-frozen-dfh", "ours, DFH (the same, frozen features and a linear head)"),
-    )
-    for name, title in rows:
-        result = _load(name)
-        cells = [_mean_and_range(result, bits) for bits in PAPER]
-        lines.append(f"| {title} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n\n".join(blocks) + "\n"
 
 
 def speed_table() -> str:
@@ -212,14 +193,6 @@ def reproduced_tables() -> str:
         for name, result in reproduced()
     ]
     return "\n".join(blocks) or "Not run yet.\n"
-
-
-def _mean_and_range(result: dict[str, Any] | None, bits: int) -> str:
-    rows = [] if result is None else [r for r in result["rows"] if r["bits"] == bits]
-    values = [row["evaluation"]["map_expected"] for row in rows]
-    if not values:
-        return "not run"
-    return f"{statistics.mean(values):.3f} ({min(values):.3f}–{max(values):.3f})"
 
 
 def _load(name: str) -> dict[str, Any] | None:
