@@ -231,7 +231,7 @@ def test_biases_are_not_decayed_and_the_backbone_has_its_share_of_the_rate():
         ({"backbone_rate": -1.0}, "backbone_rate must be between"),
         ({"dropout": 1.0}, "dropout must be between 0 and 0.99, got 1.0"),
         ({"head_epochs": -1}, "head_epochs must be between"),
-        ({"fixed_layers": -1}, "fixed_layers must be between 0 and 1000, got -1"),
+        ({"fixed_layers": -2}, "fixed_layers must be between -1 and 1000, got -2"),
         ({"fixed_layers": 1.5}, "fixed_layers must be a whole number, got 1.5"),
         ({"validation": 0.95}, "validation must be between 0 and 0.9"),
         ({"seed": -1}, "seed must be between 0"),

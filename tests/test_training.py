@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fisherhash import codes, methods
+from fisherhash import backbones, codes, methods
 from fisherhash.checkpoints import is_unfinished
 from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import open_data
@@ -145,7 +145,8 @@ def test_the_folder_says_how_the_model_was_made_and_holds_no_pickle(photos, tmp_
         "skipped": 0,
     }
     assert details["options"]["margin"] == 0.5
-    assert details["settings"] == {"finetune": False, **dataclasses.asdict(QUICK)}
+    given = dataclasses.asdict(dataclasses.replace(QUICK, fixed_layers=0))
+    assert details["settings"] == {"finetune": False, **given}
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert rows == trained.history
     assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
@@ -653,9 +654,23 @@ def _interrupt(*_, **__):
 
 def test_what_only_the_measuring_met_is_counted_in_the_card(photos, tmp_path):
     """An unreadable query is not among the training images, and is skipped all the same."""
+    photos = shutil.copytree(photos, tmp_path / "photos")
     split = resolve(open_data(photos))
     bad = photos / split.names[int(split.query[0])]
     bad.write_bytes(b"no picture")
     trained = fit(photos, backbone="tiny", bits=8, device="cpu", out=tmp_path / "m", measured=True)
     assert [item.name for item in trained.skipped] == [split.names[int(split.query[0])]]
     assert "| skipped | 1 |" in (tmp_path / "m" / "README.md").read_text()
+
+
+def test_a_network_that_is_fine_tuned_keeps_the_layers_that_suit_it(photos):
+    settings = dataclasses.replace(QUICK, epochs=1, head_epochs=1, batch_size=4)
+    network = backbones.create("squeezenet1.0", pretrained=False, image_size=32)
+    first = network.layers_in_order()
+    trained = fit(photos, method="csq", bits=8, backbone=network, finetune=True, settings=settings)
+    after = trained.hasher.backbone.layers_in_order()
+    same = [
+        all(torch.equal(a, b) for a, b in zip(x.parameters(), y.parameters(), strict=True))
+        for x, y in zip(first, after, strict=True)
+    ]
+    assert same == [True] * network.early + [False] * (len(first) - network.early)

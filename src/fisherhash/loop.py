@@ -55,8 +55,9 @@ class Settings:
     """On the standardised features."""
     head_epochs: int = 20
     """When fine-tuning: epochs of the head alone on frozen features, before the whole network."""
-    fixed_layers: int = 0
-    """When fine-tuning: how many of the network's first layers keep their weights."""
+    fixed_layers: int = -1
+    """When fine-tuning: how many of the network's first layers keep their weights; -1 for as many
+    as suit the network."""
     validation: float = 0.0
     """Share of the training images held out; mAP of each against the others is followed."""
     validation_every: int = 1
@@ -73,7 +74,7 @@ class Settings:
             ("weight_decay", 0.0, 1e3),
             ("dropout", 0.0, 0.99),
             ("head_epochs", 0, 100_000),
-            ("fixed_layers", 0, 1000),
+            ("fixed_layers", -1, 1000),
             ("validation", 0.0, 0.9),
             ("validation_every", 1, 100_000),
             ("seed", 0, 2**32 - 1),

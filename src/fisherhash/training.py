@@ -143,6 +143,8 @@ def fit(
     folder = None if out is None else Path(out)
     given = copy.deepcopy(backbone) if isinstance(backbone, nn.Module) else backbone
     network = backbones.create(given, weights=weights, image_size=image_size)
+    if settings.fixed_layers < 0:
+        settings = dataclasses.replace(settings, fixed_layers=network.early if live else 0)
     identity = {
         "method": method,
         "bits": bits,

@@ -11,7 +11,7 @@ import pytest
 
 from fisherhash import backbones
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.experiments import planning
+from fisherhash.experiments import planning, specs
 from fisherhash.experiments.planning import Request, parse_settings
 from fisherhash.experiments.reproduce import reproduce, table_text
 from fisherhash.experiments.tuning import BUDGET, FINETUNED_BUDGET, Tuning
@@ -239,7 +239,7 @@ def test_the_first_layers_stay_fixed_where_the_whole_network_is_trained(ask):
         return column.settings.fixed_layers
 
     live = {"rehearse": False, "finetune": True}
-    for backbone, count in planning.FIXED_LAYERS.items():
+    for backbone, count in (("efficientnet-lite0", 4), ("squeezenet1.0", 3)):
         assert layers(**live, backbone=backbone) == count
         assert layers(**live, backbone=backbone, settings={"fixed_layers": 0}) == 0
         backbones.create(backbone, pretrained=False).fix(count)
@@ -250,12 +250,12 @@ def test_the_first_layers_stay_fixed_where_the_whole_network_is_trained(ask):
     assert parse_settings(["fixed-layers=0"]) == {"fixed_layers": 0}
 
 
-def test_what_makes_a_row_wins_over_what_was_tuned(ask):
-    request = Request("table1", ask().out, only=["12"], rehearse=True, device="cpu")
-    (column,) = [c for c in planning.plan(request) if c.part.sources[0].data == "cifar10"]
-    pair = column.part.rows[0]
-    choice = planning.Choice({"parts": "pair", "margin": 2.0}, {})
-    assert planning.row_options(pair, choice) == {"parts": "pair,margin", "margin": 2.0}
+def test_what_makes_a_row_wins_over_what_was_tuned():
+    row = specs.MARGINS[0]
+    choice = planning.Choice({"margin": 2.0, "quantization": 0.3}, {})
+    assert planning.row_options(row, choice) == {"margin": 0, "quantization": 0.3}
+    pair = specs.TABLE1.parts[0].rows[0]
+    assert planning.row_options(pair, choice) == {**choice.options, "parts": "pair,margin"}
 
 
 def test_packaged_tunings_name_rows_that_exist():

@@ -3,13 +3,22 @@
 from fisherhash.backbones.adapters import wrap
 from fisherhash.backbones.base import Backbone
 from fisherhash.backbones.folding import fold_batch_norm
-from fisherhash.backbones.registry import DEFAULT, BackboneInfo, create, info, names, restore
+from fisherhash.backbones.registry import (
+    DEFAULT,
+    BackboneInfo,
+    create,
+    early_layers,
+    info,
+    names,
+    restore,
+)
 
 __all__ = [
     "DEFAULT",
     "Backbone",
     "BackboneInfo",
     "create",
+    "early_layers",
     "fold_batch_norm",
     "info",
     "names",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,10 @@ class Backbone(nn.Module):
         name: what ``backbones.create`` takes, saved with a model.
         features: the width of the feature vector.
         preprocessing: geometry and normalisation, saved with a model.
+        early: how many of its first layers are better left as they are when it is fine-tuned.
     """
 
+    early: ClassVar[int] = 0
     name: str
     features: int
     preprocessing: Preprocessing

@@ -100,6 +100,16 @@ _ENTRIES = (
 _REGISTRY = {entry.name: entry for entry in _ENTRIES}
 
 
+def early_layers(name: str) -> int:
+    """How many of a backbone's first layers are better left as they are when it is fine-tuned.
+
+    >>> early_layers("efficientnet-lite0"), early_layers("timm:resnet18")
+    (4, 0)
+    """
+    build = _REGISTRY[name].build if name in _REGISTRY else Backbone
+    return getattr(build, "early", 0)
+
+
 def names() -> list[str]:
     """The built-in backbones, the default first.
 

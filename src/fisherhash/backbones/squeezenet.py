@@ -44,6 +44,8 @@ class SqueezeNet(Backbone):
     The classifier's 1 x 1 convolution is left out: its 1000 outputs are classes, not features.
     """
 
+    early = 3  # as much of it as in EfficientNet-Lite0
+
     def __init__(self, preprocessing: Preprocessing) -> None:
         super().__init__("squeezenet1.0", FEATURES, preprocessing)
         layers: list[nn.Module] = [nn.Conv2d(3, 96, 7, stride=2), nn.ReLU(inplace=True), _pool()]

@@ -58,6 +58,7 @@ def train(
     learning_rate: float | None = None,
     backbone_rate: float | None = None,
     head_epochs: Whole | None = None,
+    fixed_layers: Whole | None = None,
     weight_decay: float | None = None,
     schedule: Literal["one-cycle", "cosine", "step", "constant"] | None = None,
     dropout: float | None = None,
@@ -109,6 +110,9 @@ def train(
         When fine-tuning: the backbone's learning rate as a share of the head's.
     head_epochs
         When fine-tuning: epochs of the head alone before the whole network.
+    fixed_layers
+        When fine-tuning: how many of the network's first layers keep their weights; by default as
+        many as suit it (4 of efficientnet-lite0's 18).
     weight_decay
         Weight decay.
     schedule
@@ -151,6 +155,7 @@ def train(
         "learning_rate": learning_rate,
         "backbone_rate": backbone_rate,
         "head_epochs": head_epochs,
+        "fixed_layers": fixed_layers,
         "weight_decay": weight_decay,
         "schedule": schedule,
         "dropout": dropout,
