@@ -168,8 +168,8 @@ class EfficientNetLite0(Backbone):
     224 pixels (0.224 and 0.152 at 128 pixels in bfloat16).
     """
 
-    # Edges and colours, and a third of a step's cost. On held-out images of CIFAR-10 fixing them was
-    # better than not for two methods of three, and the same for the third.
+    # Edges and colours, and a third of a step's cost. On held-out images of CIFAR-10 fixing them
+    # was better than not for two methods of three, and the same for the third.
     early = 4
 
     def __init__(self, preprocessing: Preprocessing) -> None:

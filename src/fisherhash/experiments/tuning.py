@@ -38,11 +38,13 @@ class Space:
         frozen: the first trials on frozen features; each is a change of settings or options.
         finetuned: the first trials when the whole network is trained.
         own: the second trials, tried on top of the best of the first; as many as the budget has.
+        own_finetuned: the second trials when the whole network is trained, where they differ.
     """
 
     frozen: tuple[Options, ...]
     finetuned: tuple[Options, ...]
     own: tuple[Options, ...]
+    own_finetuned: tuple[Options, ...] = ()
 
     def rates(self, bench: Bench) -> tuple[Options, ...]:
         """The first trials on a bench."""
@@ -51,16 +53,17 @@ class Space:
     def others(self, bench: Bench) -> tuple[Options, ...]:
         """The second trials on a bench."""
         budget = FINETUNED_BUDGET if bench.finetune else BUDGET
-        return self.own[: budget - len(self.rates(bench))]
+        own = self.own_finetuned if bench.finetune and self.own_finetuned else self.own
+        return own[: budget - len(self.rates(bench))]
 
 
-def _rates(first: Options, second: Options) -> Space:
+def _rates(first: Options, second: Options, *finetuned: Options) -> Space:
     """Common learning rates; a whole network wants smaller ones than a head."""
-    frozen, finetuned = (
+    frozen, live = (
         tuple({"learning_rate": value} for value in values)
         for values in ((0.003, 0.01, 0.03, 0.1), (0.001, 0.003, 0.01))
     )
-    return Space(frozen, finetuned, (first, second))
+    return Space(frozen, live, (first, second), finetuned)
 
 
 def _scales(values: tuple[float, float, float], *own: Options) -> Space:
@@ -76,7 +79,13 @@ SPACES: dict[str, Space] = {
     "dfh-c": _rates({"inter": 0.2}, {"inter": 20.0}),
     "dfh-pc": _rates({"quantization": 0.03}, {"quantization": 0.3}),
     "dfh-paper": _rates({"margin": 0.5}, {"margin": 2.0}),
-    "dfh-ours": _rates({"affinity": 0.2}, {"width": 24, "quantization": 0.2}),
+    # Outputs collapse when the network is trained: then it pays to cut the bits from more of them.
+    "dfh-ours": _rates(
+        {"affinity": 0.2},
+        {"width": 24, "quantization": 0.2},
+        {"width": 24, "quantization": 0.2},
+        {"width": 96, "quantization": 0.2},
+    ),
     "dsdh": _scales(
         (2.0, 5.0, 12.0),
         {"quantization": 0.1, "classification": 0.2},
