@@ -79,8 +79,9 @@ class Tally:
         self.radii = radii
         self.expected, self.stable, self.lower, self.upper = np.full((4, queries), np.nan)
         self.weighted = np.zeros(queries)
-        points = np.geomspace(1, request.top, CURVE_POINTS).round().astype(np.int64)
-        self.curve_ranks = np.unique(points)
+        # Dense at the first ranks, which people look at, and along the recall, where curves bend.
+        points = [f(1, request.top, CURVE_POINTS) for f in (np.geomspace, np.linspace)]
+        self.curve_ranks = np.unique(np.concatenate(points).round().astype(np.int64))
         self.ranks = np.array(request.ranks, dtype=np.int64)
         self.found = np.zeros((2, len(self.ranks)))
         self.curve = np.zeros((2, len(self.curve_ranks)))
