@@ -111,7 +111,7 @@ def fit(
         backbone: a name or a network; a network is copied, not changed.
         weights: the backbone's weights file, where it has no packaged weights.
         image_size: side of the images in pixels; the backbone's own by default.
-        finetune: train the whole network; by default only the head on a CPU, all of it on CUDA.
+        finetune: train the network with the head; by default on CUDA, and the head alone elsewhere.
         protocol: how the data is split: a name, or the split itself; by default what the data
             suggests.
         settings: how it is trained.
@@ -145,6 +145,8 @@ def fit(
     network = backbones.create(given, weights=weights, image_size=image_size)
     if settings.fixed_layers < 0:
         settings = dataclasses.replace(settings, fixed_layers=network.early if live else 0)
+    if live:
+        network.fix(settings.fixed_layers)
     identity = {
         "method": method,
         "bits": bits,
@@ -293,7 +295,6 @@ def _train(
             identity=identity,
         )
         return head, loop.run()
-    network.fix(settings.fixed_layers)
     if settings.head_epochs and not is_unfinished(folder):
         first = dataclasses.replace(settings, epochs=settings.head_epochs, validation=0.0)
         Loop(learner, frozen, first, title="training the head").run()

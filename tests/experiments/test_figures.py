@@ -18,7 +18,7 @@ def evaluation(value):
         "map": value,
         "precision_at": {"100": value, "5000": value / 2},
         "recall_at": {"100": value / 10, "5000": value / 3},
-        "pr_by_rank": {"recall": [0.1, 1.0], "precision": [value, 0.1]},
+        "pr_by_rank": {"at": [1, 100], "recall": [0.1, 1.0], "precision": [value, 0.1]},
     }
 
 

@@ -78,8 +78,21 @@ def test_standard_errors():
 )
 def test_verdicts(values, stands_in, sentence):
     made = part({"DFH": values, "other": [0.83, 0.83, 0.83]}, stands_in=stands_in, paper=0.85)
-    (said,) = report.verdicts(results(made), made)
+    said, *below = report.verdicts(results(made), made)
     assert sentence in said
+    missed = (
+        [] if stands_in else ["Below the paper's number for it: other at 12 bits (-2.0 points)."]
+    )
+    assert below == missed
+
+
+def test_a_first_row_says_who_is_level_and_how_many_seeds_it_has():
+    made = part({"DFH": [0.83, 0.85, 0.87], "near": [0.82, 0.85, 0.86], "far": [0.7, 0.7, 0.7]})
+    (said,) = report.verdicts(results(made), made)
+    assert "12 bits: DFH is first, level with near." in said
+    made["runs"] = [run for run in made["runs"] if run["row"] != "DFH" or run["seed"]]
+    (said,) = report.verdicts(results(made), made)
+    assert f"by {len(made['runs']) - 6} of {made['seeds']} seeds" in said
 
 
 def test_table_1_s_order():

@@ -12,7 +12,7 @@ import pytest
 from fisherhash import backbones
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.experiments import planning, specs
-from fisherhash.experiments.planning import Request, parse_settings
+from fisherhash.experiments.planning import parse_settings
 from fisherhash.experiments.reproduce import reproduce, table_text
 from fisherhash.experiments.tuning import BUDGET, FINETUNED_BUDGET, Tuning
 
@@ -204,7 +204,7 @@ def test_settings_from_text():
 
 @pytest.mark.parametrize("finetune", [False, True])
 def test_trials_may_be_shorter_than_the_table_s_runs(ask, finetune):
-    given = {"rehearse": False, "finetune": finetune, "only": ["coco21", "12"]}
+    given = {"rehearse": False, "finetune": finetune, "only": ["coco21", "12"], "tune": True}
     (plain,) = planning.plan(ask(**given))
     assert plain.trial_settings == plain.settings
     (column,) = planning.plan(ask(**given, trial_epochs=5, settings={"dropout": 0.1}))
@@ -214,6 +214,8 @@ def test_trials_may_be_shorter_than_the_table_s_runs(ask, finetune):
     assert settings == column.trial_settings
     with pytest.raises(UsageError, match="epochs must be between"):
         planning.plan(ask(**given, trial_epochs=-1))
+    with pytest.raises(UsageError, match="--trial-epochs is for a search"):
+        planning.plan(ask(**given | {"tune": False}, trial_epochs=5))
 
 
 def test_epochs_of_trials_on_both_command_lines(ask, capsys):

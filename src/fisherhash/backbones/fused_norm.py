@@ -12,21 +12,27 @@ evaluation or in another memory format the layers run as they are.
 from __future__ import annotations
 
 import functools
-from importlib.util import find_spec
+import logging
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+logger = logging.getLogger(__name__)
 
 PROGRAMS = 1056  # eight for each of the multiprocessors of a large GPU
 TILE = 2048  # values a program works on at a time: sums over them stay in registers
 LARGEST = 64
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def usable(norm: nn.BatchNorm2d, values: Tensor) -> bool:
     """Whether :func:`normalise` can stand in for a layer on these values (n, channels, h, w)."""
     return (
         values.is_cuda
+        and values.dtype in DTYPES
         and norm.affine
         and norm.track_running_stats
         and norm.momentum is not None
@@ -34,8 +40,24 @@ def usable(norm: nn.BatchNorm2d, values: Tensor) -> bool:
         and values.is_contiguous(memory_format=torch.channels_last)
         # In evaluation there is no backward pass here.
         and (norm.training or not (torch.is_grad_enabled() and _has_gradient(norm, values)))
-        and find_spec("triton") is not None
+        and _works(values.device)
     )
+
+
+@functools.cache
+def _works(device: torch.device) -> bool:
+    """Whether Triton is there and its kernels compile and run on a device, tried once."""
+    try:
+        values = torch.zeros(1, 8, 1, 1, device=device)
+        saved, ones = torch.zeros(2, 8, device=device), torch.ones(8, device=device)
+        _normalised(values.contiguous(memory_format=torch.channels_last), saved, ones, ones, True)
+        torch.cuda.synchronize(device)
+    except ImportError:
+        return False
+    except Exception as error:  # no C compiler, no headers, a GPU that Triton does not know
+        logger.warning("batch norm runs as PyTorch's, not fused with ReLU6: %s", error)
+        return False
+    return True
 
 
 def _has_gradient(norm: nn.BatchNorm2d, values: Tensor) -> bool:
@@ -58,8 +80,14 @@ def normalise(norm: nn.BatchNorm2d, values: Tensor, *, relu6: bool) -> Tensor:
 def _normalised(values: Tensor, saved: Tensor, weight: Tensor, bias: Tensor, relu6: bool) -> Tensor:
     kernels, _, sizes = _plan(values)
     out = torch.empty_like(values)
-    kernels.apply[_tiles(sizes)](values, out, saved, weight, bias, RELU6=relu6, **_flat(sizes))
+    with _on(values):
+        kernels.apply[_tiles(sizes)](values, out, saved, weight, bias, RELU6=relu6, **_flat(sizes))
     return out
+
+
+def _on(values: Tensor) -> AbstractContextManager:
+    """Triton launches on the current device: make it that of the values."""
+    return torch.cuda.device(values.device) if values.is_cuda else nullcontext()
 
 
 class _FusedNorm(torch.autograd.Function):
@@ -78,38 +106,44 @@ class _FusedNorm(torch.autograd.Function):
         kernels, grid, sizes = _plan(x)
         splits, channels = grid[1], sizes["C"]
         partial = torch.empty(2, splits, channels, device=x.device)
-        kernels.moments[grid](x, running_mean, partial, **sizes)
         saved = torch.empty(2, channels, device=x.device)
-        kernels.finish_moments[grid[:1]](
-            partial,
-            saved,
-            running_mean,
-            running_var,
-            splits,
-            sizes["M"],
-            channels,
-            momentum,
-            epsilon,
-            BLOCK_C=sizes["BLOCK_C"],
-        )
+        with _on(x):
+            kernels.moments[grid](x, running_mean, partial, **sizes)
+            kernels.finish_moments[grid[:1]](
+                partial,
+                saved,
+                running_mean,
+                running_var,
+                splits,
+                sizes["M"],
+                channels,
+                momentum,
+                epsilon,
+                BLOCK_C=sizes["BLOCK_C"],
+            )
         ctx.save_for_backward(x, saved, weight, bias)
         ctx.relu6 = relu6
         return _normalised(x, saved, weight, bias, relu6)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *gradients: Any
+    ) -> tuple[Tensor | None, ...]:
         x, saved, weight, bias = ctx.saved_tensors
         dy = gradients[0].contiguous(memory_format=torch.channels_last)
         kernels, grid, sizes = _plan(x)
         splits, channels = grid[1], sizes["C"]
         partial = torch.empty(2, splits, channels, device=x.device)
-        kernels.slopes[grid](x, dy, saved, weight, bias, partial, RELU6=ctx.relu6, **sizes)
         sums = torch.empty(2, channels, device=x.device)
-        kernels.finish_slopes[grid[:1]](partial, sums, splits, channels, BLOCK_C=sizes["BLOCK_C"])
         dx = torch.empty_like(x)
-        kernels.apply_slopes[_tiles(sizes)](
-            x, dy, dx, saved, weight, bias, sums, RELU6=ctx.relu6, **_flat(sizes)
-        )
+        block = {"BLOCK_C": sizes["BLOCK_C"]}
+        with _on(x):
+            kernels.slopes[grid](x, dy, saved, weight, bias, partial, RELU6=ctx.relu6, **sizes)
+            kernels.finish_slopes[grid[:1]](partial, sums, splits, channels, **block)
+            kernels.apply_slopes[_tiles(sizes)](
+                x, dy, dx, saved, weight, bias, sums, RELU6=ctx.relu6, **_flat(sizes)
+            )
         return dx, sums[1], sums[0], None, None, None, None, None
 
 

@@ -54,7 +54,7 @@ def compare(
     image_size
         Side of the images in pixels.
     finetune
-        Train the whole network, or only the head on frozen features (the default).
+        Train the network with the head, or only the head on frozen features (the default).
     epochs
         Passes over the training images.
     learning_rate

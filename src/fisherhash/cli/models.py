@@ -95,7 +95,7 @@ def train(
     image_size
         Side of the images in pixels.
     finetune
-        Train the whole network, or only the head on frozen features (the default on a CPU).
+        Train the network with the head, or only the head on frozen features (the default on a CPU).
     protocol
         How the data is split; by default what the data suggests.
     epochs

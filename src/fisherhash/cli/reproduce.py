@@ -54,7 +54,7 @@ def reproduce(
     image_size
         Side of the images in pixels; 128 by default.
     finetune
-        Train the whole network (the default on CUDA), or only the head on frozen features.
+        Train the network with the head (the default on CUDA), or only the head on frozen features.
     seeds
         How many; 3 by default, 1 with --quick.
     only

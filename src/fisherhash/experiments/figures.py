@@ -151,7 +151,8 @@ def draw_modules(figure: Any, parts: Sequence[Mapping[str, Any]]) -> None:
             axes.set_xticks(part["bits"])
             axes.set_title(part["title"])
             axes.grid(alpha=0.3)
-        row[0].legend()
+    lines, names = grid[0, 0].get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside lower center", ncols=len(names))
 
 
 def draw_margins(figure: Any, part: Mapping[str, Any]) -> None:
@@ -175,8 +176,12 @@ def draw_curves(figure: Any, part: Mapping[str, Any]) -> None:
         curves = [run["evaluation"]["pr_by_rank"] for run in _runs(part, entry["name"], bits)]
         if not curves:
             continue
-        recall = np.mean([curve["recall"] for curve in curves], axis=0)
-        precision = np.mean([curve["precision"] for curve in curves], axis=0)
+        # Runs of another version may have other ranks.
+        ranks = np.unique(np.concatenate([curve["at"] for curve in curves]))
+        recall, precision = (
+            np.mean([np.interp(ranks, curve["at"], curve[name]) for curve in curves], axis=0)
+            for name in ("recall", "precision")
+        )
         width = 2.2 if entry["method"] == "dfh" else 1.2
         axes.plot(recall, precision, lw=width, label=entry["name"])
     axes.set(xlabel="recall", ylabel="precision", ylim=(0, 1), xlim=(0, 1))

@@ -117,12 +117,12 @@ def plan(request: Request) -> list[Column]:
     if live is None:
         live = not request.quick and choose_device(request.device).type == "cuda"
     base = FINETUNED if live else QUICK if request.quick else FROZEN
-    fixed = backbones.early_layers(request.backbone) if live and not request.rehearse else 0
-    changes = {
-        "fixed_layers": fixed,
-        **(REHEARSAL if request.rehearse else {}),
-        **request.settings,
-    }
+    if request.trial_epochs is not None and not request.tune:
+        raise UsageError("--trial-epochs is for a search; give --tune too, or leave it out")
+    changes = {**(REHEARSAL if request.rehearse else {}), **request.settings}
+    if changes.get("fixed_layers", -1) < 0:
+        early = backbones.early_layers(request.backbone)
+        changes["fixed_layers"] = early if live and not request.rehearse else 0
     settings = dataclasses.replace(base, **changes)
     trial = settings
     if request.trial_epochs is not None:

@@ -182,7 +182,7 @@ def _cell(found: Mapping[tuple[str, int], Score], name: str, bits: int, seeds: i
     first = best(found, bits)
     if name == first:
         text = f"**{text}**"
-    elif first is not None and score.error and score.level_with(found[first, bits]):
+    elif first is not None and _level(found, name, first, bits):
         text += LEVEL
     if len(score.values) > 1:
         text += f" ({min(score.values):.3f}–{max(score.values):.3f})"
@@ -231,6 +231,8 @@ def verdicts(results: Mapping[str, Any], part: Mapping[str, Any]) -> list[str]:
         top = max(ours, key=lambda name: ours[name].mean)
         if first in ours:
             text = f"{bits} bits: {first} is first"
+            level = [row["name"] for row in others if _level(found, row["name"], first, bits)]
+            text += f", level with {', '.join(level)}" if level else ""
         elif ours[top].level_with(found[first, bits]) and ours[top].error:
             text = f"{bits} bits: {top} is level with the first, {first}"
         else:
@@ -238,6 +240,8 @@ def verdicts(results: Mapping[str, Any], part: Mapping[str, Any]) -> list[str]:
             text = f"{bits} bits: {top} is {gap:.1f} points behind {first}"
         if not found[first, bits].hamming and best(found, bits, hamming=True) == top:
             text += " and first of those ranked by Hamming distance"
+        if len(ours[top].values) < part["seeds"]:
+            text += f", by {len(ours[top].values)} of {part['seeds']} seeds"
         paper = ours[top].paper
         if paper is not None and not part["stands_in"]:
             distance = 100 * (ours[top].mean - paper)
@@ -247,7 +251,22 @@ def verdicts(results: Mapping[str, Any], part: Mapping[str, Any]) -> list[str]:
                 else f"; it MISSES the paper's {paper:.3f} by {-distance:.1f} points"
             )
         said.append(text + ".")
+    missed = [
+        f"{row['name']} at {bits} bits ({100 * (score.mean - score.paper):+.1f} points)"
+        for row in others
+        for bits in part["bits"]
+        if (score := found[row["name"], bits]).values
+        and score.paper is not None
+        and score.mean < score.paper
+    ]
+    if missed and not part["stands_in"]:
+        said.append(f"Below the paper's number for it: {', '.join(missed)}.")
     return said
+
+
+def _level(found: Mapping[tuple[str, int], Score], name: str, first: str, bits: int) -> bool:
+    score = found[name, bits]
+    return bool(score.values and score.error and score.level_with(found[first, bits]))
 
 
 def _order(part: Mapping[str, Any], found: Mapping[tuple[str, int], Score], bits: int) -> str:

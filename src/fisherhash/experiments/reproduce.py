@@ -307,7 +307,7 @@ def _describe(column: Column) -> str:
     if bench is None or column.source is None:
         names = " nor ".join(source.data for source in part.sources)
         return f"{part.sources[0].title}: not run, there is no {names} on this machine"
-    way = "the whole network is trained" if bench.finetune else "frozen features"
+    way = "the network is trained" if bench.finetune else "frozen features"
     rows = len(part.rows)
     return (
         f"{column.source.title}: {rows} rows x {len(part.bits)} code lengths x {column.seeds} "

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fisherhash.codes import MAX_BITS
 from fisherhash.errors import UsageError, unknown_name
 from fisherhash.heads import CutHead, Head
 from fisherhash.methods import _centers
@@ -86,7 +87,8 @@ class DFH(HashMethod):
       starts at the best of several local minima of ||C^T C - A||_F^2.
     * ``width``: everything above is trained with so many outputs, and K bits are then cut from
       them such that images between classes get codes between those of the classes
-      (``methods/_cutting.py``). Few bits no longer mean few outputs to learn with.
+      (``methods/_cutting.py``). Few bits no longer mean few outputs to learn with, and many bits
+      may be cut from few.
     * ``positive_weight``, since of M classes one pair in M is similar; and
       ``initial_centers="far-apart"``.
 
@@ -113,7 +115,8 @@ class DFH(HashMethod):
             so that each kind counts half.
         initial_centers: the signs of the class ``means``, as in the paper, a ``far-apart`` code
             book that does not depend on the data, or ``graded`` by how alike the classes look.
-        affinity: a, how much graded centres follow the classes' likeness; 0 is not at all.
+        affinity: a, how much graded centres, and the code book that a cut starts from, follow the
+            classes' likeness; 0 is not at all.
         width: outputs to train and to cut the bits from; 0 for K outputs, whose signs are the
             bits, as in the paper.
     """
@@ -170,6 +173,8 @@ class DFH(HashMethod):
             sweeps=sweeps,
             gradient_steps=gradient_steps,
         )
+        if width > MAX_BITS:
+            raise UsageError(f"dfh: width must be at most {MAX_BITS}, got {width}")
         if affinity > 1:
             raise UsageError(f"dfh: affinity must be at most 1, got {affinity}")
         self.parts = parts
@@ -206,7 +211,7 @@ class DFH(HashMethod):
         self._train: TrainingSet | None = None
 
     def head(self, in_features: int) -> Head:
-        """A linear layer; with a cut where more outputs than bits are trained."""
+        """A linear layer; where ``width`` is given, of so many outputs, and a cut of the bits."""
         if not self.width:
             return super().head(in_features)
         self._heads = [CutHead(in_features, self.bits, self.width)]
@@ -310,6 +315,7 @@ class DFH(HashMethod):
         mixing, offsets = cut(outputs, targets)
         self._heads[0].mixing.copy_(mixing)
         self._heads[0].offsets.copy_(offsets)
+        self._train = None  # pixels and network: the method outlives them
 
 
 def _standardised(features: Tensor) -> Tensor:
