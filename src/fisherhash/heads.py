@@ -88,12 +88,12 @@ class LinearHead(Head):
 
     kind = "linear"
 
-    def __init__(self, in_features: int, bits: int) -> None:
+    def __init__(self, in_features: int, bits: int, *, outputs: int | None = None) -> None:
         super().__init__(in_features, bits)
-        self.linear = nn.Linear(in_features, bits)
+        self.linear = nn.Linear(in_features, bits if outputs is None else outputs)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features (n, in_features) to logits (n, bits)."""
+        """Features (n, in_features) to outputs, which are the logits (n, bits) here."""
         return self.linear(self.prepare(features))
 
     @torch.no_grad()
@@ -116,7 +116,7 @@ class LinearHead(Head):
         return head
 
 
-class CutHead(Head):
+class CutHead(LinearHead):
     """A linear layer of ``width`` outputs, and K bits cut from them by a second, small one.
 
     The outputs a loss takes are the first layer's; what the bits are cut with is found after the
@@ -133,27 +133,16 @@ class CutHead(Head):
     offsets: Tensor
 
     def __init__(self, in_features: int, bits: int, width: int) -> None:
-        super().__init__(in_features, bits)
         if width < 1:
             raise UsageError(f"codes are cut from at least one output, got width {width}")
+        super().__init__(in_features, bits, outputs=width)
         self.width = width
-        self.linear = nn.Linear(in_features, width)
         self.register_buffer("mixing", torch.eye(width).repeat(-(-bits // width), 1)[:bits])
         self.register_buffer("offsets", torch.zeros(bits))
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Features (n, in_features) to outputs (n, width)."""
-        return self.linear(self.prepare(features))
 
     def logits(self, features: Tensor) -> Tensor:
         """Features (n, in_features) to logits (n, bits); bit = logit > 0."""
         return self(features) @ self.mixing.T + self.offsets
-
-    @torch.no_grad()
-    def start(self, features: Tensor) -> None:
-        """Standardise, and scale every row so that its output has mean 0 and deviation 1."""
-        super().start(features)
-        _unit_scale(self.linear, self.without_dropout(self.prepare, features))
 
     def config(self) -> dict[str, Any]:
         """What :func:`restore` needs."""
