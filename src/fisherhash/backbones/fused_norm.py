@@ -1,12 +1,13 @@
 """Batch normalisation and ReLU6 in one pass each way, for training on CUDA.
 
 PyTorch runs the two apart, and its kernels for channels-last half precision reach a fraction of the
-memory's bandwidth: together they were half of a training step of EfficientNet-Lite0. Here the
-forward pass reads the input twice and writes once; the backward pass reads input and gradient twice
-and writes once, and knows from the input where ReLU6 was flat, so that nothing else is kept.
+memory's bandwidth: a large part of a training step of EfficientNet-Lite0. Here the forward pass
+reads the input twice and writes once; the backward pass reads input and gradient twice and writes
+once, and knows from the input where ReLU6 was flat, so that nothing else is kept.
 
-The kernels are Triton's, which comes with PyTorch's CUDA builds. Without it, on other devices, in
-evaluation or in another memory format the layers run as they are.
+The kernels are Triton's, which comes with PyTorch's CUDA builds. Without it, on other devices or in
+another memory format the layers run as they are; in evaluation they are fused where no gradient is
+asked for.
 """
 
 from __future__ import annotations

@@ -209,8 +209,7 @@ def row_cell(column: Column, row: Row, bits: int, seed: int, found: Tuning) -> C
 
 def row_options(row: Row, choice: Choice) -> dict[str, Any]:
     """What a space starts from, then what was tuned, then what makes the row."""
-    _, base = specs.BASES.get(row.space, (row.method, specs.NONE))
-    return {**base, **choice.options, **row.options}
+    return {**tuning.base_options(row.space), **choice.options, **row.options}
 
 
 def all_cells(request: Request, columns: Sequence[Column], runner: Runner) -> list[Cell]:

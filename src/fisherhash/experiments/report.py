@@ -239,7 +239,7 @@ def verdicts(results: Mapping[str, Any], part: Mapping[str, Any]) -> list[str]:
             gap = 100 * (found[first, bits].mean - ours[top].mean)
             text = f"{bits} bits: {top} is {gap:.1f} points behind {first}"
         if not found[first, bits].hamming and best(found, bits, hamming=True) == top:
-            text += " and first of those ranked by Hamming distance"
+            text += ", and first of those ranked by Hamming distance"
         if len(ours[top].values) < part["seeds"]:
             text += f", by {len(ours[top].values)} of {part['seeds']} seeds"
         paper = ours[top].paper

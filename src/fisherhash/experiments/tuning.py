@@ -80,7 +80,7 @@ SPACES: dict[str, Space] = {
     "dfh-c": _rates({"inter": 0.2}, {"inter": 20.0}),
     "dfh-pc": _rates({"quantization": 0.03}, {"quantization": 0.3}),
     "dfh-paper": _rates({"margin": 0.5}, {"margin": 2.0}),
-    # Outputs collapse when the network is trained: then it pays to cut the bits from more of them.
+    # Outputs collapse when the network is trained, and signs with them: there the cut is tried.
     "dfh-ours": _rates(
         {"affinity": 0.2},
         {"width": 24, "quantization": 0.2},
