@@ -261,12 +261,30 @@ def test_the_bottleneck_is_a_multiple_of_the_subspaces():
     assert restore(ProductHead(16, 20, 100).config()).width == 102
 
 
-def test_heads_with_hamming_distances_have_no_others():
-    head = LinearHead(16, 8)
+def test_distances_of_logits_rank_codes_as_squared_distances_do(monkeypatch):
+    head = LinearHead(16, 10)
+    head.start(features())
     assert head.hamming
     assert not ProductHead.hamming
-    with pytest.raises(NotImplementedError, match="'linear' have Hamming distances"):
-        head.distances(torch.zeros(1, 8), np.zeros((1, 1), np.uint8))
+    queries = head.query(features()).detach()
+    assert torch.equal(queries, head.logits(features()))
+    rows = np.random.default_rng(0).choice([-1.0, 1.0], (30, 10))
+    rows[20:] = rows[:10]
+    database = codes.pack(rows)
+    squared = ((queries.numpy()[:, None] - rows) ** 2).sum(2)
+    for block in (7, 2**20):
+        monkeypatch.setattr("fisherhash.heads.BLOCK_PAIRS", block)
+        found = torch.cat(list(head.distances(queries, database))).numpy()
+        same = (queries.numpy() ** 2).sum(1, keepdims=True) + 10
+        assert found + same == pytest.approx(squared, abs=1e-4)
+        assert np.array_equal(found[:, 20:], found[:, :10])  # equal codes tie exactly
+
+
+def test_a_cut_head_asks_with_what_its_bits_are_cut_from():
+    head = CutHead(16, 4, 6)
+    head.start(features())
+    torch.nn.init.normal_(head.mixing)
+    assert torch.equal(head.query(features()), head.logits(features()))
 
 
 def test_an_argmax_head_gives_the_code_of_the_likeliest_class():

@@ -48,13 +48,13 @@ class Encoded:
         codes: (n, bytes) of the images that could be read.
         indices: (n,) their numbers in the collection.
         skipped: the others, with reasons.
-        outputs: (n, …) the head's real outputs, where they were asked for.
+        queries: (n, …) what the head ranks real-valued queries with, where it was asked for.
     """
 
     codes: NDArray[np.uint8]
     indices: NDArray[np.int64]
     skipped: list[Skipped]
-    outputs: NDArray[np.float32] | None = None
+    queries: NDArray[np.float32] | None = None
 
 
 @dataclass(repr=False)
@@ -127,7 +127,7 @@ class Hasher:
         indices: NDArray[np.int64] | None = None,
         *,
         cached: bool = False,
-        outputs: bool = False,
+        queries: bool = False,
     ) -> Encoded:
         """Codes of a collection's images; unreadable ones are skipped and listed.
 
@@ -135,30 +135,29 @@ class Hasher:
             collection: the images.
             indices: (n,) which ones; all without.
             cached: keep the features on disk, for a backbone that encodes these images again.
-            outputs: also give the head's real outputs, for queries of a head whose codes have no
-                Hamming distance.
+            queries: also give what the head ranks real-valued queries with.
         """
         if cached:
             rows = self._extractor.of_collection(collection, indices)
             packed = codes.pack(self.logits_of_features(rows.values))
-            real = self.outputs_of_features(rows.values) if outputs else None
+            real = self.queries_of_features(rows.values) if queries else None
             return Encoded(packed, rows.indices, rows.skipped, real)
         wanted = np.arange(len(collection)) if indices is None else indices
         parts = [np.empty((0, codes.code_bytes(self.bits)), dtype=np.uint8)]
-        real = [self.outputs_of_features(np.empty((0, self.head.in_features), np.float32))]
+        real = [self.queries_of_features(np.empty((0, self.head.in_features), np.float32))]
         kept, skipped = [np.empty(0, dtype=np.int64)], []
         with progress(f"encoding {collection.name}", len(wanted)) as advance:
             for block in decode(collection, wanted, self.preprocessing):
                 if len(block.indices):
                     features = self._extractor.of_pixels(block.pixels)
                     parts.append(codes.pack(self.logits_of_features(features)))
-                    if outputs:
-                        real.append(self.outputs_of_features(features))
+                    if queries:
+                        real.append(self.queries_of_features(features))
                 kept.append(block.indices)
                 skipped += block.skipped
                 advance(len(block.indices) + len(block.skipped))
         both = np.concatenate(parts), np.concatenate(kept)
-        return Encoded(*both, skipped, np.concatenate(real) if outputs else None)
+        return Encoded(*both, skipped, np.concatenate(real) if queries else None)
 
     def features_of_tensor(self, pixels: Tensor) -> Tensor:
         """Bytes (n, 3, size, size) on the hasher's device to features (n, d)."""
@@ -172,11 +171,11 @@ class Hasher:
         return in_fixed_batches(self.head.logits, features, self.device)
 
     @torch.inference_mode()
-    def outputs_of_features(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Features (n, d) to the head's outputs (n, …), which are the logits for most heads."""
+    def queries_of_features(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Features (n, d) to what the head ranks real-valued queries with (n, …)."""
         if not len(features):
-            return self.head(torch.from_numpy(features).to(self.device)).cpu().numpy()
-        return in_fixed_batches(self.head, features, self.device)
+            return self.head.query(torch.from_numpy(features).to(self.device)).cpu().numpy()
+        return in_fixed_batches(self.head.query, features, self.device)
 
     def fingerprint(self) -> str:
         """A checksum of everything that decides a code; an index remembers it."""

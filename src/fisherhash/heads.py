@@ -25,8 +25,8 @@ class Head(nn.Module):
 
     Attributes:
         kind: the name a saved model refers to.
-        hamming: whether codes are ranked by Hamming distance; a head that says no has ``distances``
-            (see :class:`ProductHead`).
+        hamming: whether codes are ranked by Hamming distance; where not, by ``distances`` of
+            real-valued queries (see :class:`ProductHead`).
         dropout: on the standardised features, set by the training loop, off while encoding.
     """
 
@@ -59,11 +59,23 @@ class Head(nn.Module):
         # A feature that never varies carries nothing; dividing by its deviation would be infinite.
         self.scale.copy_(torch.where(deviation > 1e-6, 1.0 / deviation.clamp_min(1e-6), 0.0))
 
-    def distances(self, outputs: Tensor, codes: NDArray[np.uint8]) -> Iterator[Tensor]:
-        """Distances of queries' outputs (q, …) to packed codes (n, bytes), where they are not
-        Hamming's: blocks (b, n) of bounded size, the queries in order.
+    def query(self, features: Tensor) -> Tensor:
+        """Features (n, in_features) to what ``distances`` takes in place of a query's code."""
+        return self.logits(features)
+
+    @torch.no_grad()
+    def distances(self, queries: Tensor, codes: NDArray[np.uint8]) -> Iterator[Tensor]:
+        """Distances of real-valued queries (q, …) to packed codes (n, bytes): blocks (b, n) of
+        bounded size, the queries in order.
+
+        Here ||u - b||^2 of logits u and a code's b in {-1, 1}^K, less what is the same for all b.
         """
-        raise NotImplementedError(f"codes of the head '{self.kind}' have Hamming distances")
+        # Each code once: equal codes are exactly equally far.
+        distinct, places = np.unique(codes, axis=0, return_inverse=True)
+        signs = 2.0 * torch.from_numpy(unpack(distinct, self.bits)).to(queries) - 1.0
+        columns = torch.from_numpy(places.reshape(-1)).to(queries.device)
+        for block in queries.split(max(1, BLOCK_PAIRS // max(1, len(codes)))):
+            yield (-2.0 * block @ signs.T)[:, columns]
 
     def prepare(self, features: Tensor) -> Tensor:
         """Standardised features, with dropout while training."""
@@ -355,14 +367,18 @@ class ProductHead(Head):
         numbers = torch.zeros(len(bits), self.subspaces, dtype=torch.long, device=bits.device)
         return numbers.index_add_(1, self.places, bits << self.shifts)
 
+    def query(self, features: Tensor) -> Tensor:
+        """The outputs."""
+        return self(features)
+
     @torch.no_grad()
-    def distances(self, outputs: Tensor, codes: NDArray[np.uint8]) -> Iterator[Tensor]:
+    def distances(self, queries: Tensor, codes: NDArray[np.uint8]) -> Iterator[Tensor]:
         """Asymmetric distances of outputs (q, width) to packed codes (n, bytes), in blocks (b, n).
 
         A query's distances to the words are a table; a code's distance is a sum of its cells.
         """
         words = self.words(codes)
-        for block in outputs.split(max(1, BLOCK_PAIRS // max(1, len(words)))):
+        for block in queries.split(max(1, BLOCK_PAIRS // max(1, len(words)))):
             tables = self.tables(block.to(self.codebooks.device))
             total = tables[:, 0, words[:, 0]]
             for m in range(1, self.subspaces):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fisherhash.data.loading import Skipped
 from fisherhash.data.protocols import Split
 from fisherhash.data.sources import Collection
+from fisherhash.errors import UsageError
 from fisherhash.evaluation import Evaluation, evaluate, metrics
 from fisherhash.hasher import Hasher
 from fisherhash.heads import Head
@@ -22,8 +23,7 @@ from fisherhash.pixels import PixelBank
 class EncodedSplit:
     """Codes and labels of a split's queries and database.
 
-    Where the codes have no Hamming distance, also what ranks them: the queries' real outputs
-    (n, …) and the head.
+    Where queries are real-valued, also what ranks the codes: the queries (n, …) and the head.
     """
 
     query_codes: NDArray[np.uint8]
@@ -32,7 +32,7 @@ class EncodedSplit:
     database_labels: NDArray[np.uint8]
     bits: int
     skipped: list[Skipped]
-    query_outputs: NDArray[np.float32] | None = None
+    real_queries: NDArray[np.float32] | None = None
     head: Head | None = None
 
 
@@ -43,6 +43,7 @@ def encode_split(
     *,
     cached: bool = True,
     bank: PixelBank | None = None,
+    real_queries: bool = False,
 ) -> EncodedSplit:
     """Encode a split's queries and database; unreadable images are left out of both.
 
@@ -52,6 +53,8 @@ def encode_split(
         split: which of them.
         cached: keep the features on disk.
         bank: the images' pixels, where they are at hand; nothing is cached then.
+        real_queries: keep what ranks real-valued queries too; codes that have no Hamming distance
+            always do.
     """
     both = np.unique(np.concatenate([split.query, split.database]))
     if bank is None:
@@ -62,10 +65,10 @@ def encode_split(
     row = np.full(len(collection), -1, dtype=np.int64)
     row[encoded.indices] = np.arange(len(encoded.indices))
     query, database = (part[row[part] >= 0] for part in (split.query, split.database))
-    outputs, ranker = None, None
-    if not hasher.head.hamming:
+    real, ranker = None, None
+    if real_queries or not hasher.head.hamming:
         ranker = hasher.head
-        outputs = encode(query, outputs=True).outputs
+        real = encode(query, queries=True).queries
     return EncodedSplit(
         encoded.codes[row[query]],
         encoded.codes[row[database]],
@@ -73,13 +76,17 @@ def encode_split(
         collection.labels[database],
         hasher.bits,
         encoded.skipped,
-        outputs,
+        real,
         ranker,
     )
 
 
 def measure(
-    encoded: EncodedSplit, *, top: int | None, self_index: NDArray[np.int64] | None = None
+    encoded: EncodedSplit,
+    *,
+    top: int | None,
+    self_index: NDArray[np.int64] | None = None,
+    real_queries: bool = False,
 ) -> Evaluation:
     """Evaluate an encoded split.
 
@@ -87,18 +94,22 @@ def measure(
         encoded: codes and labels.
         top: the protocol's, cut to the size of the database.
         self_index: (n_queries,) the row of the database that is the query itself, or -1.
+        real_queries: rank by the distances of real-valued queries to codes, which the split must
+            have been encoded for; codes that have no Hamming distance always are.
     """
     top = None if top is None else min(top, len(encoded.database_codes))
-    if encoded.head is not None and encoded.query_outputs is not None:
-        outputs = torch.from_numpy(encoded.query_outputs)
+    head, queries = encoded.head, encoded.real_queries
+    if head is not None and queries is not None and (real_queries or not head.hamming):
         return metrics(
-            encoded.head.distances(outputs, encoded.database_codes),
+            head.distances(torch.from_numpy(queries), encoded.database_codes),
             encoded.query_labels,
             encoded.database_labels,
             top=top,
             self_index=self_index,
-            ranking=f"distance of the {encoded.head.kind} head",
+            ranking=f"distance of the {head.kind} head",
         )
+    if real_queries:
+        raise UsageError("the split was encoded without real-valued queries")
     return evaluate(
         encoded.query_codes,
         encoded.database_codes,

@@ -67,7 +67,7 @@ class PixelBank:
 
     @torch.inference_mode()
     def encode(
-        self, hasher: Hasher, numbers: NDArray[np.int64], *, outputs: bool = False
+        self, hasher: Hasher, numbers: NDArray[np.int64], *, queries: bool = False
     ) -> Encoded:
         """What :meth:`Hasher.encode_collection` gives, without decoding anything again.
 
@@ -86,8 +86,8 @@ class PixelBank:
             if cuda and not features.isfinite().all():
                 features = hasher.features_of_tensor(chunk)
             logits.append(hasher.head.logits(features))
-            if outputs:
-                real.append(hasher.head(features).float())
+            if queries:
+                real.append(hasher.head.query(features).float())
         packed = (
             codes.pack(torch.cat(logits).float().cpu().numpy())
             if logits

@@ -65,6 +65,12 @@ class Trained:
 
     def evaluate(self, *, bank: PixelBank | None = None) -> Evaluation:
         """mAP of the split's queries against its database; ``bank`` holds their pixels."""
+        return self.evaluations(bank=bank)[0]
+
+    def evaluations(
+        self, *, bank: PixelBank | None = None, real_queries: bool = False
+    ) -> list[Evaluation]:
+        """What ``evaluate`` gives; then, if asked for, the same with real-valued queries."""
         if self.split is None:
             raise UsageError(
                 f"'{self.collection.name}' has no labels, so there is nothing to measure"
@@ -76,10 +82,12 @@ class Trained:
             self.split,
             cached=not self.finetuned,
             bank=bank if self.finetuned else None,
+            real_queries=real_queries,
         )
         known = {item.name for item in self.skipped}
         self.skipped += [item for item in encoded.skipped if item.name not in known]
-        return measure(encoded, top=self.split.top)
+        ways = (False, True) if real_queries else (False,)
+        return [measure(encoded, top=self.split.top, real_queries=way) for way in ways]
 
 
 def fit(
@@ -322,9 +330,9 @@ def _validation(head: Head, features: Tensor, images: _Images) -> float:
     was_training = head.training
     head.eval()
     packed = codes.pack(head.logits(features).cpu().numpy())
-    outputs, ranker = (None, None) if head.hamming else (head(features).cpu().numpy(), head)
+    real, ranker = (None, None) if head.hamming else (head.query(features).cpu().numpy(), head)
     labels = images.collection.labels[images.held_numbers]
-    encoded = EncodedSplit(packed, packed, labels, labels, head.bits, [], outputs, ranker)
+    encoded = EncodedSplit(packed, packed, labels, labels, head.bits, [], real, ranker)
     value = float(measure(encoded, top=None, self_index=np.arange(len(packed))).map)
     head.train(was_training)
     return value

@@ -179,10 +179,10 @@ def test_evaluate_ranks_by_the_asymmetric_distance(trained, monkeypatch):
     collection, split, hasher = trained.collection, trained.split, trained.hasher
     found = trained.evaluate()
     assert "product" in found.ranking
-    query = hasher.encode_collection(collection, split.query, outputs=True)
+    query = hasher.encode_collection(collection, split.query, queries=True)
     database = hasher.encode_collection(collection, split.database)
     items = hasher.head.reconstruct(hasher.head.words(database.codes)).double().numpy()
-    matrix = ((query.outputs[:, None].astype(float) - items) ** 2).sum(2)
+    matrix = ((query.queries[:, None].astype(float) - items) ** 2).sum(2)
     labels = collection.labels
     expected = metrics([np.round(matrix, 4)], labels[split.query], labels[split.database])
     assert found.map == pytest.approx(expected.map, abs=1e-3)
