@@ -60,12 +60,26 @@ def test_least_squares_of_outputs_that_never_vary_are_numbers():
 def test_unlikeness_is_the_printed_sum():
     points, logits = random(6, 3), random(6, 4, seed=1)
     soft = torch.tanh(2.5 * logits)
+    wanted = {
+        (i, j): float(points[i] @ points[j] / points[i].norm() / points[j].norm())
+        for i, j in itertools.product(range(6), repeat=2)
+    }
+    near = sum(max(0.0, value) for value in wanted.values()) / 36
     total = 0.0
-    for i, j in itertools.product(range(6), repeat=2):
-        wanted = float(points[i] @ points[j] / points[i].norm() / points[j].norm())
+    for (i, j), value in wanted.items():
         found = float(soft[i] @ soft[j]) / 4
-        total += (1 + 5 * max(0.0, wanted)) * (found - wanted) ** 2
-    assert float(unlikeness(points, logits, 2.5)) == pytest.approx(total / 36, rel=1e-5)
+        total += (1 + 2 * max(0.0, value) / near) * (found - value) ** 2
+    assert float(unlikeness(points, logits, 2.5)) == pytest.approx(total / 36 / 3, rel=1e-5)
+
+
+def test_near_pairs_weigh_two_thirds_however_few_they_are():
+    points = torch.eye(40).repeat(2, 1)  # each point has one like it among 79
+    apart = torch.zeros(80, 1)  # every soft code 0: only the near pairs are missed
+    assert float(unlikeness(points, apart, 1.0)) == pytest.approx((2 + 2 / 80) / 3, rel=0.02)
+
+
+def test_points_without_a_direction_are_no_division_by_zero():
+    assert unlikeness(torch.zeros(4, 3), torch.ones(4, 2), 2.0).isfinite()
 
 
 def test_codes_whose_products_are_the_cosines_cannot_be_better():

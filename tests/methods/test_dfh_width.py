@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fisherhash import codes
+from fisherhash.errors import UsageError
 from fisherhash.hasher import Hasher
 from fisherhash.heads import CutHead, LinearHead
 from fisherhash.loop import FrozenImages, Loop, Settings
@@ -208,3 +209,18 @@ def test_a_model_that_was_interrupted_is_the_one_that_was_not(
         assert same(one.state_dict(), other.state_dict())
     maps = [[row.get("validation_map") for row in found.history] for found in (continued, whole)]
     assert maps[0] == maps[1]
+
+
+def test_bits_may_be_the_signs_of_the_first_outputs():
+    features, labels = images()
+    method = DFH(bits=BITS, classes=CLASSES, width=20, cut="outputs")
+    head = method.head(FEATURES)
+    head.start(features)
+    Loop(method, FrozenImages(features, labels, head), SETTINGS).run()
+    assert torch.equal(head.logits(features), head(features)[:, :BITS])
+
+
+def test_no_more_bits_than_outputs_can_be_their_signs():
+    with pytest.raises(UsageError, match="12 bits cannot be the signs of 7 outputs"):
+        DFH(bits=12, classes=CLASSES, width=7, cut="outputs")
+    DFH(bits=12, classes=CLASSES, cut="outputs")  # without a width there is nothing to cut

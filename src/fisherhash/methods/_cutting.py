@@ -5,8 +5,9 @@ class; an image that lies between two classes, as many do that were not trained 
 one of them. Here W and t are sought such that the codes sgn(W u + t) of outputs u *and of points
 between them* are as alike as the outputs themselves: with h = tanh(beta (W u + t)),
 
-    sum_ij (1 + 5 max(0, s_ij)) (h_i . h_j / K - s_ij)^2,    s_ij = cos(u_i, u_j),
+    sum_ij (1 + 2 max(0, s_ij) / a) (h_i . h_j / K - s_ij)^2,    s_ij = cos(u_i, u_j),
 
+a the mean of max(0, s_ij), so that near pairs, fewer the more classes there are, weigh two thirds,
 over batches in which every other point lies at random between two training outputs, beta rising
 from 2 to 8. No label is used, but for the start: the least-squares map of the outputs to a code
 book of the classes.
@@ -23,7 +24,7 @@ BATCH = 512
 RATE = 0.01
 BETWEEN = 0.5
 SOFTEST, HARDEST = 2.0, 8.0
-NEARNESS = 5.0
+NEARNESS = 2.0
 RIDGE = 1e-3
 
 
@@ -66,7 +67,9 @@ def unlikeness(points: Tensor, logits: Tensor, sharpness: float) -> Tensor:
     wanted = directions @ directions.T
     codes = torch.tanh(sharpness * logits)
     found = codes @ codes.T / logits.shape[1]
-    return ((1.0 + NEARNESS * wanted.clamp_min(0.0)) * (found - wanted).square()).mean()
+    near = wanted.clamp_min(0.0)
+    weights = 1.0 + NEARNESS * near / near.mean().clamp_min(1e-6)
+    return (weights * (found - wanted).square()).mean() / (1.0 + NEARNESS)
 
 
 def least_squares(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

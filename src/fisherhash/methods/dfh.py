@@ -11,9 +11,8 @@ from torch import Tensor
 from fisherhash.codes import MAX_BITS
 from fisherhash.errors import UsageError, unknown_name
 from fisherhash.heads import CutHead, Head
-from fisherhash.methods import _centers
+from fisherhash.methods import _centers, _cutting
 from fisherhash.methods._codebooks import far_apart
-from fisherhash.methods._cutting import cut
 from fisherhash.methods._pairs import (
     PairMemory,
     check_not_negative,
@@ -87,8 +86,9 @@ class DFH(HashMethod):
       starts at the best of several local minima of ||C^T C - A||_F^2.
     * ``width``: everything above is trained with so many outputs, and K bits are then cut from
       them such that images between classes get codes between those of the classes
-      (``methods/_cutting.py``). Few bits no longer mean few outputs to learn with, and many bits
-      may be cut from few.
+      (``methods/_cutting.py``; ``cut="between"``), or are the signs of the first K
+      (``cut="outputs"``). Few bits no longer mean few outputs to learn with, and many bits may be
+      cut from few.
     * ``positive_weight``, since of M classes one pair in M is similar; and
       ``initial_centers="far-apart"``.
 
@@ -119,6 +119,8 @@ class DFH(HashMethod):
             classes' likeness; 0 is not at all.
         width: outputs to train and to cut the bits from; 0 for K outputs, whose signs are the
             bits, as in the paper.
+        cut: how K bits are cut from the ``width`` outputs: so that images ``between`` classes get
+            codes between theirs, or the signs of the first K ``outputs``.
     """
 
     info = MethodInfo(
@@ -153,6 +155,7 @@ class DFH(HashMethod):
         initial_centers: Literal["means", "far-apart", "graded"] = "means",
         affinity: float = 0.5,
         width: int = 0,
+        cut: Literal["between", "outputs"] = "between",
     ) -> None:
         super().__init__(bits=bits, classes=classes)
         on = _check_parts(parts)
@@ -175,6 +178,11 @@ class DFH(HashMethod):
         )
         if width > MAX_BITS:
             raise UsageError(f"dfh: width must be at most {MAX_BITS}, got {width}")
+        if cut == "outputs" and 0 < width < bits:
+            raise UsageError(
+                f"dfh: {bits} bits cannot be the signs of {width} outputs; give a width of at "
+                "least the bits, or cut='between'"
+            )
         if affinity > 1:
             raise UsageError(f"dfh: affinity must be at most 1, got {affinity}")
         self.parts = parts
@@ -191,6 +199,7 @@ class DFH(HashMethod):
         self.initial_centers = initial_centers
         self.affinity = affinity
         self.width = width
+        self.cut = cut
         self._pair = "pair" in on
         self._margin = margin if "margin" in on else 0.0
         self._mu = intra if "intra" in on else 0.0
@@ -306,16 +315,16 @@ class DFH(HashMethod):
 
     def finish(self) -> None:
         """Cut the bits from the outputs of the training images as they are now."""
-        if not self._heads or self._train is None:
-            return
-        outputs, labels = self._train.outputs().float(), self.memory.labels
+        train, self._train = self._train, None  # pixels and network: the method outlives them
+        if not self._heads or train is None or self.cut == "outputs":
+            return  # a head starts with the first outputs' signs
+        outputs, labels = train.outputs().float(), self.memory.labels
         means = _numpy(labels.means(outputs))
         book = _centers.code_book(_centers.graded(means, self.bits, self.affinity), means)
         targets = labels.mix(torch.from_numpy(book).to(outputs), shares=True)
-        mixing, offsets = cut(outputs, targets)
+        mixing, offsets = _cutting.cut(outputs, targets)
         self._heads[0].mixing.copy_(mixing)
         self._heads[0].offsets.copy_(offsets)
-        self._train = None  # pixels and network: the method outlives them
 
 
 def _standardised(features: Tensor) -> Tensor:
