@@ -120,3 +120,34 @@ def test_text_of_others_is_escaped():
     page = report.html_page(results(made))
     assert "&lt;b&gt;" in page
     assert "<b>0.500</b>" in page
+
+
+def test_real_valued_queries_are_a_row_beside_the_contest_of_the_codes():
+    rows = {
+        "DFH": [0.86, 0.87, 0.88],
+        "DFH, real-valued queries": [0.90, 0.90, 0.91],
+        "product": [0.88, 0.88, 0.88],
+        "other": [0.5, 0.5, 0.5],
+    }
+    made = part(rows)
+    for run in made["runs"]:
+        if run["row"] in ("DFH, real-valued queries", "product"):
+            run["evaluation"]["ranking"] = "distance of the head"
+    table = "\n".join(report.table(made))
+    assert "| DFH, real-valued queries ‡ | **0.903**" in table
+    assert "| product ‡ |" in table
+    assert report.verdicts(results(made), made) == [
+        "12 bits: DFH is 1.0 points behind product, and first of those ranked by Hamming distance; "
+        "with real-valued queries, as product asks, it has 0.903, 2.3 points ahead of it."
+    ]
+
+
+def test_failed_runs_are_called_failed_and_why():
+    made = part({"DFH": [0.9, 0.9, 0.9], "other": []})
+    for seed in range(3):
+        reason = {"row": "other", "bits": 12, "seed": seed, "failed": "the loss became nan"}
+        made["runs"].append(reason)
+    assert "| other | failed |" in "\n".join(report.table(made))
+    assert "on d." in report.describe(made)
+    said = report.verdicts(results(made), made)
+    assert said[-1] == "other, 12 bits: 3 failed, the loss became nan."

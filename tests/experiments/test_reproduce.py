@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -144,7 +145,8 @@ def test_a_failed_run_is_recorded_and_tried_again(ask, monkeypatch):
     outcome = reproduce(ask(), jobs=1)
     assert outcome.failed == {"coco21: DPSH 12 bits, seed 0": "the disk is full"}
     assert outcome.left == 1
-    assert "| DPSH | not run" in table_text(outcome)
+    assert "| DPSH | failed" in table_text(outcome)
+    assert "DPSH, 12 bits: 1 failed, the disk is full." in table_text(outcome)
     monkeypatch.setattr(runner, "fit", real)
     healed = reproduce(ask(), jobs=1)
     assert (healed.left, healed.failed) == (0, {})
@@ -216,6 +218,36 @@ def test_trials_may_be_shorter_than_the_table_s_runs(ask, finetune):
         planning.plan(ask(**given, trial_epochs=-1))
     with pytest.raises(UsageError, match="--trial-epochs is for a search"):
         planning.plan(ask(**given | {"tune": False}, trial_epochs=5))
+
+
+def test_more_images_have_fewer_epochs_of_the_whole_network(
+    ask, data_folder, tmp_path, monkeypatch
+):
+    shutil.copytree(data_folder / "coco21", tmp_path / "tiny100")
+    monkeypatch.setenv("FISHERHASH_DATA", str(tmp_path))
+
+    def epochs(target, data, **changes):
+        (column,) = planning.plan(ask(target=target, only=[data], rehearse=False, **changes))
+        return column.settings.epochs
+
+    assert epochs("table3", "tiny100", finetune=True) == 10
+    assert epochs("table3", "tiny100", finetune=True, settings={"epochs": 7}) == 7
+    assert epochs("table3", "tiny100", finetune=False) == 40
+    assert epochs("table3", "tiny100", finetune=False, quick=True) == 15
+    assert epochs("table2", "cifar10", finetune=True) == 20
+
+
+def test_dfh_is_measured_with_real_valued_queries_beside_methods_that_have_those(ask):
+    outcome = reproduce(ask(only=["coco21", "12", "dqn", "dfh-ours"]), jobs=1)
+    assert outcome.left == 0
+    (part,) = outcome.results["parts"]
+    names = ["DFH (ours)", "DFH (ours), real-valued queries", "DQN"]
+    assert [row["name"] for row in part["rows"]] == names
+    found = {run["row"]: run["evaluation"] for run in part["runs"]}
+    assert found[names[0]]["ranking"] == "Hamming distance"
+    assert "head" in found[names[1]]["ranking"]
+    assert found[names[0]]["map"] != found[names[1]]["map"]
+    assert f"| {names[1]} ‡ |" in table_text(outcome)
 
 
 def test_epochs_of_trials_on_both_command_lines(ask, capsys):

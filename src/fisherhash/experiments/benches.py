@@ -69,6 +69,7 @@ class Cell:
         settings: how, with the seed.
         options: the method's hyper-parameters that differ from its defaults.
         measured: measure it on the queries; a trial of a tuning is not, it has its validation mAP.
+        real_queries: measure it with real-valued queries too.
         title: what people read.
         file: where its result is kept, inside the folder; by default named after its content.
     """
@@ -79,6 +80,7 @@ class Cell:
     settings: Settings
     options: Mapping[str, Any] = field(default_factory=dict)
     measured: bool = True
+    real_queries: bool = False
     title: str = ""
     file: str = ""
 
@@ -103,12 +105,15 @@ class Cell:
         del bench["weights"]  # a path; the row holds the checksum of the values
         known = methods.hyper_parameters(methods.find(self.method))
         defaults = {name: parameter.default for name, parameter in known.items()}
+        measured = "queries" if self.measured else "held-out images among themselves"
+        if self.measured and self.real_queries:
+            measured = "queries, and real-valued queries"
         return bench | {
             "method": self.method,
             "bits": self.bits,
             "options": defaults | dict(self.options),
             "settings": dataclasses.asdict(self.settings),
-            "measured": "queries" if self.measured else "held-out images among themselves",
+            "measured": measured,
         }
 
 

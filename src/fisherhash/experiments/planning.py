@@ -21,7 +21,6 @@ from fisherhash.loop import Settings
 IMAGE_SIZE = 128
 QUICK = Settings(epochs=15)
 FROZEN = Settings()
-FINETUNED = Settings(epochs=20)
 REHEARSAL = {"epochs": 1, "head_epochs": 1, "batch_size": 32}
 REHEARSAL_IMAGES = 240
 SEEDS = 3
@@ -116,17 +115,13 @@ def plan(request: Request) -> list[Column]:
     live = request.finetune
     if live is None:
         live = not request.quick and choose_device(request.device).type == "cuda"
-    base = FINETUNED if live else QUICK if request.quick else FROZEN
+    base = QUICK if request.quick and not live else FROZEN
     if request.trial_epochs is not None and not request.tune:
         raise UsageError("--trial-epochs is for a search; give --tune too, or leave it out")
     changes = {**(REHEARSAL if request.rehearse else {}), **request.settings}
     if changes.get("fixed_layers", -1) < 0:
         early = backbones.early_layers(request.backbone)
         changes["fixed_layers"] = early if live and not request.rehearse else 0
-    settings = dataclasses.replace(base, **changes)
-    trial = settings
-    if request.trial_epochs is not None:
-        trial = dataclasses.replace(settings, epochs=request.trial_epochs)
     seeds = request.seeds or (1 if request.quick or request.rehearse else SEEDS)
     only = _Only(request.only, spec)
     columns = []
@@ -137,6 +132,11 @@ def plan(request: Request) -> list[Column]:
         if not (sources and rows and bits):
             continue
         source = next((s for s in sources if locate(s.data) is not None), None)
+        own = {"epochs": (source or sources[0]).epochs} if live else {}
+        settings = dataclasses.replace(base, **{**own, **changes})
+        trial = settings
+        if request.trial_epochs is not None:
+            trial = dataclasses.replace(settings, epochs=request.trial_epochs)
         bench = None
         if source is not None:
             bench = Bench(
@@ -203,6 +203,7 @@ def row_cell(column: Column, row: Row, bits: int, seed: int, found: Tuning) -> C
         bits,
         dataclasses.replace(column.settings, **how),
         row_options(row, choice),
+        real_queries=row.real_queries,
         title=f"{column.bench.data}: {row.name}",
     )
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-NOT_RUN, NOT_DEFINED = "not run", "–"
+NOT_RUN, NOT_DEFINED, FAILED = "not run", "–", "failed"
 LEVEL, REAL = " †", " ‡"
 HAMMING = "Hamming distance"
 PLOT_STYLE = 'style="max-width:100%;height:auto;background:white;border-radius:12px"'
@@ -43,6 +43,7 @@ class Score:
         paper: the paper's number.
         defined: False where the method is not defined for the data.
         hamming: False where codes were ranked by another distance than Hamming's.
+        failed: what its failed runs ended with.
     """
 
     values: tuple[float, ...] = ()
@@ -52,6 +53,7 @@ class Score:
     paper: float | None = None
     defined: bool = True
     hamming: bool = True
+    failed: tuple[str, ...] = ()
 
     @property
     def mean(self) -> float:
@@ -85,6 +87,7 @@ def scores(part: Mapping[str, Any]) -> dict[tuple[str, int], Score]:
                 paper,
                 defined=not any("not_defined" in run for run in runs),
                 hamming=all(one.get("ranking", HAMMING) == HAMMING for one in measured),
+                failed=tuple(run["failed"] for run in runs if "failed" in run),
             )
     return found
 
@@ -132,7 +135,7 @@ def describe(part: Mapping[str, Any]) -> str:
         fixed = part["settings"].get("fixed_layers", 0)
         way = "the network trained" + (f", its first {fixed} layers fixed" if fixed else "")
     runs = part["runs"]
-    devices = sorted({run["device"] for run in runs})
+    devices = sorted({run["device"] for run in runs if "device" in run})
     tuned = [row["name"] for row in part["rows"] if not row["tuned"]]
     text = (
         f"mAP@{top}, expected over the order inside ties; {protocol['protocol']}: "
@@ -177,7 +180,7 @@ def _cell(found: Mapping[tuple[str, int], Score], name: str, bits: int, seeds: i
     score = found[name, bits]
     paper = "" if score.paper is None else f" [{score.paper:.3f}]"
     if not score.values:
-        return (NOT_RUN if score.defined else NOT_DEFINED) + paper
+        return _nothing(score) + paper
     text = f"{score.mean:.3f}"
     first = best(found, bits)
     if name == first:
@@ -191,6 +194,11 @@ def _cell(found: Mapping[tuple[str, int], Score], name: str, bits: int, seeds: i
     return text + paper
 
 
+def _nothing(score: Score) -> str:
+    """Why there is no number."""
+    return FAILED if score.failed else NOT_RUN if score.defined else NOT_DEFINED
+
+
 def ties_table(part: Mapping[str, Any]) -> list[str]:
     """Lines of a Markdown table: bounds over tie order, and the value in database order."""
     found = scores(part)
@@ -201,7 +209,7 @@ def ties_table(part: Mapping[str, Any]) -> list[str]:
         for bits in part["bits"]:
             score = found[row["name"], bits]
             if not score.values:
-                cells.append(NOT_RUN if score.defined else NOT_DEFINED)
+                cells.append(_nothing(score))
                 continue
             bounds = "no bounds"
             if score.lower is not None and score.upper is not None:
@@ -219,8 +227,12 @@ def verdicts(results: Mapping[str, Any], part: Mapping[str, Any]) -> list[str]:
     if results["target"] == "table1":
         return [_order(part, found, bits) for bits in part["bits"]]
     said = []
-    own = [row["name"] for row in part["rows"] if row["method"] == "dfh"]
     others = [row for row in part["rows"] if row["method"] != "dfh"]
+    # DFH's own contest is that of its codes; what real-valued queries add is said beside it.
+    apart = {key: score for key, score in found.items() if _real_dfh(part, key, score)}
+    found = {key: score for key, score in found.items() if key not in apart}
+    own = [row["name"] for row in part["rows"] if row["method"] == "dfh"]
+    own = [name for name in own if any(key[0] == name for key in found)]
     if not own or not others:
         return []
     for bits in part["bits"]:
@@ -240,6 +252,7 @@ def verdicts(results: Mapping[str, Any], part: Mapping[str, Any]) -> list[str]:
             text = f"{bits} bits: {top} is {gap:.1f} points behind {first}"
         if not found[first, bits].hamming and best(found, bits, hamming=True) == top:
             text += ", and first of those ranked by Hamming distance"
+        text += _beside(found, apart, top, bits)
         if len(ours[top].values) < part["seeds"]:
             text += f", by {len(ours[top].values)} of {part['seeds']} seeds"
         paper = ours[top].paper
@@ -261,7 +274,34 @@ def verdicts(results: Mapping[str, Any], part: Mapping[str, Any]) -> list[str]:
     ]
     if missed and not part["stands_in"]:
         said.append(f"Below the paper's number for it: {', '.join(missed)}.")
+    for (name, bits), score in found.items():
+        if score.failed:
+            said.append(f"{name}, {bits} bits: {len(score.failed)} failed, {score.failed[0]}.")
     return said
+
+
+def _real_dfh(part: Mapping[str, Any], key: tuple[str, int], score: Score) -> bool:
+    names = {row["name"] for row in part["rows"] if row["method"] == "dfh"}
+    return key[0] in names and not score.hamming
+
+
+def _beside(
+    found: Mapping[tuple[str, int], Score],
+    apart: Mapping[tuple[str, int], Score],
+    name: str,
+    bits: int,
+) -> str:
+    """What the best row has with real-valued queries, beside the others that ask with those."""
+    mine = [score for key, score in apart.items() if key[1] == bits and key[0].startswith(name)]
+    rivals = {k[0]: s for k, s in found.items() if k[1] == bits and s.values and not s.hamming}
+    if not mine or not rivals:
+        return ""
+    first = max(rivals, key=lambda rival: rivals[rival].mean)
+    gap = 100 * (mine[0].mean - rivals[first].mean)
+    where = f"{abs(gap):.1f} points {'ahead of' if gap > 0 else 'behind'} it"
+    if mine[0].error and mine[0].level_with(rivals[first]):
+        where = "level with it"
+    return f"; with real-valued queries, as {first} asks, it has {mine[0].mean:.3f}, {where}"
 
 
 def _level(found: Mapping[tuple[str, int], Score], name: str, first: str, bits: int) -> bool:

@@ -41,6 +41,7 @@ from fisherhash.experiments.tuning import Choice, Tuning
 
 logger = logging.getLogger(__name__)
 
+REAL_QUERIES = "real-valued queries"
 _BOOT = (
     "import json, sys; plan = json.loads(sys.stdin.readline()); sys.path[:] = plan['path']; "
     "from fisherhash.experiments.reproduce import work; sys.exit(work(plan))"
@@ -183,23 +184,32 @@ def collect(spec: Spec, columns: Sequence[Column], found: Tuning, runner: Runner
             } | {"slug": bench.slug}
         for row in part.rows:
             choice = found.choice(bench, row) if bench else Choice({}, {}, tuned=False)
-            entry["rows"].append(
-                {
-                    "name": row.name,
-                    "method": row.method,
-                    "options": row_options(row, choice),
-                    "settings": {**choice.settings, **row.settings},
-                    "tuned": choice.tuned,
-                    "paper": list(row.paper),
-                }
-            )
+            line = {
+                "name": row.name,
+                "method": row.method,
+                "options": row_options(row, choice),
+                "settings": {**choice.settings, **row.settings},
+                "tuned": choice.tuned,
+                "paper": list(row.paper),
+            }
+            entry["rows"].append(line)
+            real = f"{row.name}, {REAL_QUERIES}"
+            if row.real_queries:
+                entry["rows"].append({**line, "name": real})
             for length in part.bits:
                 for seed in range(column.seeds if bench else 0):
-                    run = runner.row(row_cell(column, row, length, seed, found))
+                    cell = row_cell(column, row, length, seed, found)
+                    run, failure = runner.row(cell), runner.failure(cell)
+                    if run is None and failure is not None:
+                        what = {"row": row.name, "bits": length, "seed": seed}
+                        entry["runs"].append(what | {"failed": failure["error"]})
                     if run is not None:
                         for key in ("protocol", "images", "weights"):
                             entry.setdefault(key, run.get(key))
                         entry["runs"].append({"row": row.name, **_without(run)})
+                    if run is not None and "real_queries" in run:
+                        again = {**run, "evaluation": run["real_queries"]}
+                        entry["runs"].append({"row": real, **_without(again)})
         parts.append(entry)
     benches = [column.bench for column in columns if column.bench]
     slugs = dict.fromkeys(bench.slug for bench in benches)
@@ -336,7 +346,7 @@ def _check_folder(folder: Path) -> None:
 
 def _without(run: Mapping[str, Any]) -> dict[str, Any]:
     """A run as the table's file keeps it: without what is said once, and without fine detail."""
-    drop = ("config", "protocol", "method", "images", "weights")
+    drop = ("config", "protocol", "method", "images", "weights", "real_queries")
     short = {key: value for key, value in run.items() if key not in drop}
     if "config" in run:
         settings = run["config"]["settings"]

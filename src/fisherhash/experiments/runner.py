@@ -48,7 +48,10 @@ def _run_cell(cell: Cell, stage: Stage) -> dict[str, Any]:
     row: dict[str, Any] = {"options": methods.resolved_options(trained.method)}
     began = time.perf_counter()
     if cell.measured:
-        row["evaluation"] = trained.evaluate(bank=stage.bank).to_json()
+        found = trained.evaluations(bank=stage.bank, real_queries=cell.real_queries)
+        row["evaluation"] = found[0].to_json()
+        if cell.real_queries:
+            row["real_queries"] = found[1].to_json()
     elif trained.history:
         row["validation_map"] = trained.history[-1]["validation_map"]
     seconds = trained.seconds | {"measuring": time.perf_counter() - began}

@@ -58,13 +58,16 @@ class Space:
         return own[: budget - len(self.rates(bench))]
 
 
-def _rates(first: Options, second: Options, *finetuned: Options) -> Space:
-    """Common learning rates; a whole network wants smaller ones than a head."""
-    frozen, live = (
-        tuple({"learning_rate": value} for value in values)
-        for values in ((0.003, 0.01, 0.03, 0.1), (0.001, 0.003, 0.01))
-    )
-    return Space(frozen, live, (first, second), finetuned)
+# Common learning rates; a whole network wants smaller ones than a head.
+FROZEN_RATES, LIVE_RATES = (
+    tuple({"learning_rate": value} for value in values)
+    for values in ((0.003, 0.01, 0.03, 0.1), (0.001, 0.003, 0.01))
+)
+
+
+def _rates(first: Options, second: Options) -> Space:
+    """The common learning rates, then two other values."""
+    return Space(FROZEN_RATES, LIVE_RATES, (first, second))
 
 
 def _scales(values: tuple[float, float, float], *own: Options) -> Space:
@@ -75,17 +78,17 @@ def _scales(values: tuple[float, float, float], *own: Options) -> Space:
 
 SPACES: dict[str, Space] = {
     "dfh-p": _rates({"quantization": 0.03}, {"quantization": 0.3}),
-    "dfh-pm": _rates({"margin": 0.5}, {"margin": 2.0}),
+    "dfh-pm": _rates({"quantization": 0.03}, {"margin": 2.0}),
     "dfh-pmi": _rates({"margin": 0.5}, {"margin": 2.0}),
     "dfh-c": _rates({"inter": 0.2}, {"inter": 20.0}),
     "dfh-pc": _rates({"quantization": 0.03}, {"quantization": 0.3}),
     "dfh-paper": _rates({"margin": 0.5}, {"margin": 2.0}),
-    # Outputs collapse when the network is trained, and signs with them: there the cut is tried.
-    "dfh-ours": _rates(
-        {"affinity": 0.2},
-        {"width": 24, "quantization": 0.2},
-        {"width": 24, "quantization": 0.2},
-        {"width": 96, "quantization": 0.2},
+    "dfh-ours": Space(
+        FROZEN_RATES,
+        # Outputs collapse when the network is trained, and signs with them: there bits are cut.
+        tuple({"learning_rate": rate, "width": 64, "quantization": 0.2} for rate in (0.003, 0.01)),
+        ({"affinity": 0.2}, {"width": 24, "quantization": 0.2}),
+        ({"width": 24}, {"width": 128, "quantization": 0.1}, {"cut": "outputs", "affinity": 0.2}),
     ),
     "dsdh": _scales(
         (2.0, 5.0, 12.0),
