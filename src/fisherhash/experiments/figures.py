@@ -218,7 +218,7 @@ def _matching(parts: Sequence[Mapping[str, Any]], spec: Part) -> list[Mapping[st
         for part in parts
         if part["runs"]
         and part["data"] in data
-        and {row["name"] for row in part["rows"]} <= names
+        and {row["name"] for row in part["rows"] if not row.get("real_queries")} <= names
         and set(part["bits"]) <= set(spec.bits)
     ]
 

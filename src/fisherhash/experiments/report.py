@@ -229,10 +229,11 @@ def verdicts(results: Mapping[str, Any], part: Mapping[str, Any]) -> list[str]:
     said = []
     others = [row for row in part["rows"] if row["method"] != "dfh"]
     # DFH's own contest is that of its codes; what real-valued queries add is said beside it.
-    apart = {key: score for key, score in found.items() if _real_dfh(part, key, score)}
-    found = {key: score for key, score in found.items() if key not in apart}
+    beside = {row["name"] for row in part["rows"] if row.get("real_queries")}
+    apart = {key: score for key, score in found.items() if key[0] in beside}
+    found = {key: score for key, score in found.items() if key[0] not in beside}
     own = [row["name"] for row in part["rows"] if row["method"] == "dfh"]
-    own = [name for name in own if any(key[0] == name for key in found)]
+    own = [name for name in own if name not in beside]
     if not own or not others:
         return []
     for bits in part["bits"]:
@@ -280,11 +281,6 @@ def verdicts(results: Mapping[str, Any], part: Mapping[str, Any]) -> list[str]:
     return said
 
 
-def _real_dfh(part: Mapping[str, Any], key: tuple[str, int], score: Score) -> bool:
-    names = {row["name"] for row in part["rows"] if row["method"] == "dfh"}
-    return key[0] in names and not score.hamming
-
-
 def _beside(
     found: Mapping[tuple[str, int], Score],
     apart: Mapping[tuple[str, int], Score],
@@ -292,7 +288,7 @@ def _beside(
     bits: int,
 ) -> str:
     """What the best row has with real-valued queries, beside the others that ask with those."""
-    mine = [score for key, score in apart.items() if key[1] == bits and key[0].startswith(name)]
+    mine = [s for k, s in apart.items() if k[1] == bits and k[0].startswith(name) and s.values]
     rivals = {k[0]: s for k, s in found.items() if k[1] == bits and s.values and not s.hamming}
     if not mine or not rivals:
         return ""

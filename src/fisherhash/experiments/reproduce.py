@@ -195,7 +195,7 @@ def collect(spec: Spec, columns: Sequence[Column], found: Tuning, runner: Runner
             entry["rows"].append(line)
             real = f"{row.name}, {REAL_QUERIES}"
             if row.real_queries:
-                entry["rows"].append({**line, "name": real})
+                entry["rows"].append({**line, "name": real, "real_queries": True})
             for length in part.bits:
                 for seed in range(column.seeds if bench else 0):
                     cell = row_cell(column, row, length, seed, found)
