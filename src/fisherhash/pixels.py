@@ -96,6 +96,9 @@ class PixelBank:
         missing = set(numbers.tolist()) - set(kept.tolist())
         names = {str(self.collection.names[i]) for i in missing}
         skipped = [item for item in self.skipped if item.name in names]
+        if queries and not real:
+            nothing = np.empty((0, hasher.head.in_features), dtype=np.float32)
+            return Encoded(packed, kept, skipped, hasher.queries_of_features(nothing))
         return Encoded(packed, kept, skipped, torch.cat(real).cpu().numpy() if real else None)
 
 

@@ -130,13 +130,14 @@ def test_real_valued_queries_are_a_row_beside_the_contest_of_the_codes():
         "other": [0.5, 0.5, 0.5],
     }
     made = part(rows, bits=(12, 24))  # nothing ran at 24 bits
-    made["rows"][1]["real_queries"] = True
+    made["rows"][1]["real_queries_of"] = "DFH"
     for run in made["runs"]:
         if run["row"] in ("DFH, real-valued queries", "product"):
             run["evaluation"]["ranking"] = "distance of the head"
     table = "\n".join(report.table(made))
-    assert "| DFH, real-valued queries ‡ | **0.903**" in table
-    assert "| product ‡ |" in table
+    assert "| DFH, real-valued queries ‡ | 0.903" in table
+    assert "| product ‡ | **0.880**" in table  # the best of those that compete
+    assert "no part in who is best" in table
     assert report.verdicts(results(made), made) == [
         "12 bits: DFH is 1.0 points behind product, and first of those ranked by Hamming distance; "
         "with real-valued queries, as product asks, it has 0.903, 2.3 points ahead of it."
@@ -152,3 +153,26 @@ def test_failed_runs_are_called_failed_and_why():
     assert "on d." in report.describe(made)
     said = report.verdicts(results(made), made)
     assert said[-1] == "other, 12 bits: 3 failed, the loss became nan."
+
+
+def test_what_failed_is_said_in_every_table():
+    failed = [{"row": "pair", "bits": 12, "seed": s, "failed": "no memory"} for s in range(3)]
+    made = part({"pair": [], "pair + intra": []})
+    made["runs"] = failed
+    made["protocol"] = None
+    assert report.describe(made) == "Every run failed."
+    for target in ("table1", "table2", "figures"):
+        assert report.verdicts(results(made, target), made) == [
+            "pair, 12 bits: 3 failed, no memory."
+        ]
+    made["runs"] = []
+    assert report.describe(made) == "Not run yet."
+
+
+def test_few_seeds_are_said_of_the_codes():
+    made = part({"DFH": [0.8, 0.8], "DFH, real": [0.9, 0.9], "product": [0.7, 0.7, 0.7]})
+    made["rows"][1]["real_queries_of"] = "DFH"
+    for run in made["runs"][2:]:
+        run["evaluation"]["ranking"] = "distance of the head"
+    (said,) = report.verdicts(results(made), made)
+    assert "DFH is first, by 2 of 3 seeds; with real-valued queries, as product asks" in said

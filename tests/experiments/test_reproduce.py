@@ -250,6 +250,20 @@ def test_dfh_is_measured_with_real_valued_queries_beside_methods_that_have_those
     assert f"| {names[1]} ‡ |" in table_text(outcome)
 
 
+def test_a_failed_row_has_failed_with_real_valued_queries_too(ask, monkeypatch):
+    from fisherhash.experiments import runner
+
+    def broken(*arguments, **options):
+        raise FisherhashError("the disk is full")
+
+    monkeypatch.setattr(runner, "fit", broken)
+    outcome = reproduce(ask(only=["coco21", "12", "dfh-ours"]), jobs=1)
+    table = table_text(outcome)
+    assert "| DFH (ours) | failed" in table
+    assert "| DFH (ours), real-valued queries | failed" in table
+    assert "Every run failed." in table
+
+
 def test_epochs_of_trials_on_both_command_lines(ask, capsys):
     from fisherhash.cli import main
     from fisherhash.experiments.__main__ import parser

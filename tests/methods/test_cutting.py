@@ -72,10 +72,14 @@ def test_unlikeness_is_the_printed_sum():
     assert float(unlikeness(points, logits, 2.5)) == pytest.approx(total / 36 / 3, rel=1e-5)
 
 
-def test_near_pairs_weigh_two_thirds_however_few_they_are():
-    points = torch.eye(40).repeat(2, 1)  # each point has one like it among 79
-    apart = torch.zeros(80, 1)  # every soft code 0: only the near pairs are missed
-    assert float(unlikeness(points, apart, 1.0)) == pytest.approx((2 + 2 / 80) / 3, rel=0.02)
+@pytest.mark.parametrize("kinds", [5, 10, 40])
+def test_near_pairs_weigh_two_thirds_however_few_they_are(kinds):
+    points = torch.eye(kinds).repeat(2, 1)  # a near pair is one in ``kinds``
+    apart = torch.zeros(2 * kinds, 1)  # every soft code is 0: only the near pairs are missed
+    near = 1 / kinds
+    weight = near * (1 + 2 / near) / 3
+    assert float(unlikeness(points, apart, 1.0)) == pytest.approx(weight, rel=1e-5)
+    assert weight == pytest.approx(2 / 3, abs=near)
 
 
 def test_points_without_a_direction_are_no_division_by_zero():

@@ -216,9 +216,9 @@ def _matching(parts: Sequence[Mapping[str, Any]], spec: Part) -> list[Mapping[st
     return [
         part
         for part in parts
-        if part["runs"]
+        if any("evaluation" in run for run in part["runs"])
         and part["data"] in data
-        and {row["name"] for row in part["rows"] if not row.get("real_queries")} <= names
+        and {row["name"] for row in part["rows"] if not row.get("real_queries_of")} <= names
         and set(part["bits"]) <= set(spec.bits)
     ]
 

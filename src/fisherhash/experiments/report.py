@@ -97,6 +97,12 @@ def _mean_of(measured: Sequence[Mapping[str, Any]], key: str) -> float | None:
     return statistics.mean(values) if values and len(values) == len(measured) else None
 
 
+def contest(part: Mapping[str, Any]) -> dict[tuple[str, int], Score]:
+    """The scores without rows that are another's codes asked with real-valued queries."""
+    beside = {row["name"] for row in part["rows"] if row.get("real_queries_of")}
+    return {key: score for key, score in scores(part).items() if key[0] not in beside}
+
+
 def best(found: Mapping[tuple[str, int], Score], bits: int, *, hamming: bool = False) -> str | None:
     """The name of the first row at a code length; of those ranked by Hamming distance, if asked."""
     there = {
@@ -128,7 +134,7 @@ def describe(part: Mapping[str, Any]) -> str:
     if bench is None:
         return "Not run: the data is not on this machine."
     if protocol is None:
-        return "Not run yet."
+        return "Every run failed." if part["runs"] else "Not run yet."
     top = "ALL" if protocol["top"] is None else protocol["top"]
     way = "frozen features, a trained head"
     if bench["finetune"]:
@@ -166,26 +172,30 @@ def table(part: Mapping[str, Any], *, of: str = "paper") -> list[str]:
     lines = [f"| method | {header} |", "|---" * (len(part["bits"]) + 1) + "|"]
     real = {name for (name, _), score in found.items() if not score.hamming}
     for row in part["rows"]:
-        cells = [_cell(found, row["name"], bits, part["seeds"]) for bits in part["bits"]]
+        cells = [_cell(part, row["name"], bits, found) for bits in part["bits"]]
         mark = REAL if row["name"] in real else ""
         lines.append(f"| {row['name']}{mark} | " + " | ".join(cells) + " |")
     lines += ["", "Bold: the best of a column; †: level with it, the means differ by less than"]
     lines[-1] += " their standard errors together."
     if real:
         lines[-1] += " ‡: ranked by distances of real-valued queries to quantised images."
+    if any(row.get("real_queries_of") for row in part["rows"]):
+        lines[-1] += " Codes of another row that are asked so have no part in who is best."
     return lines
 
 
-def _cell(found: Mapping[tuple[str, int], Score], name: str, bits: int, seeds: int) -> str:
-    score = found[name, bits]
+def _cell(
+    part: Mapping[str, Any], name: str, bits: int, found: Mapping[tuple[str, int], Score]
+) -> str:
+    score, seeds, rivals = found[name, bits], part["seeds"], contest(part)
     paper = "" if score.paper is None else f" [{score.paper:.3f}]"
     if not score.values:
         return _nothing(score) + paper
     text = f"{score.mean:.3f}"
-    first = best(found, bits)
+    first = best(rivals, bits)
     if name == first:
         text = f"**{text}**"
-    elif first is not None and _level(found, name, first, bits):
+    elif first is not None and (name, bits) in rivals and _level(rivals, name, first, bits):
         text += LEVEL
     if len(score.values) > 1:
         text += f" ({min(score.values):.3f}–{max(score.values):.3f})"
@@ -221,19 +231,25 @@ def ties_table(part: Mapping[str, Any]) -> list[str]:
 
 def verdicts(results: Mapping[str, Any], part: Mapping[str, Any]) -> list[str]:
     """Sentences: is DFH first, is the paper's number reached, is table 1's order the paper's."""
-    found = scores(part)
-    if not any(score.values for score in found.values()):
-        return []
-    if results["target"] == "table1":
-        return [_order(part, found, bits) for bits in part["bits"]]
+    found = contest(part)
     said = []
-    others = [row for row in part["rows"] if row["method"] != "dfh"]
-    # DFH's own contest is that of its codes; what real-valued queries add is said beside it.
-    beside = {row["name"] for row in part["rows"] if row.get("real_queries")}
-    apart = {key: score for key, score in found.items() if key[0] in beside}
-    found = {key: score for key, score in found.items() if key[0] not in beside}
+    if any(score.values for score in found.values()):
+        if results["target"] == "table1":
+            said = [_order(part, found, bits) for bits in part["bits"]]
+        else:
+            said = _standing(part, found)
+    for (name, bits), score in found.items():
+        if score.failed:
+            said.append(f"{name}, {bits} bits: {len(score.failed)} failed, {score.failed[0]}.")
+    return said
+
+
+def _standing(part: Mapping[str, Any], found: Mapping[tuple[str, int], Score]) -> list[str]:
+    """Where DFH stands at each code length, and which rows are below the paper's numbers."""
+    said = []
     own = [row["name"] for row in part["rows"] if row["method"] == "dfh"]
-    own = [name for name in own if name not in beside]
+    own = [name for name in own if any(name == key[0] for key in found)]
+    others = [row for row in part["rows"] if row["method"] != "dfh"]
     if not own or not others:
         return []
     for bits in part["bits"]:
@@ -253,9 +269,9 @@ def verdicts(results: Mapping[str, Any], part: Mapping[str, Any]) -> list[str]:
             text = f"{bits} bits: {top} is {gap:.1f} points behind {first}"
         if not found[first, bits].hamming and best(found, bits, hamming=True) == top:
             text += ", and first of those ranked by Hamming distance"
-        text += _beside(found, apart, top, bits)
         if len(ours[top].values) < part["seeds"]:
             text += f", by {len(ours[top].values)} of {part['seeds']} seeds"
+        text += _asked_alike(part, found, top, bits)
         paper = ours[top].paper
         if paper is not None and not part["stands_in"]:
             distance = 100 * (ours[top].mean - paper)
@@ -275,29 +291,24 @@ def verdicts(results: Mapping[str, Any], part: Mapping[str, Any]) -> list[str]:
     ]
     if missed and not part["stands_in"]:
         said.append(f"Below the paper's number for it: {', '.join(missed)}.")
-    for (name, bits), score in found.items():
-        if score.failed:
-            said.append(f"{name}, {bits} bits: {len(score.failed)} failed, {score.failed[0]}.")
     return said
 
 
-def _beside(
-    found: Mapping[tuple[str, int], Score],
-    apart: Mapping[tuple[str, int], Score],
-    name: str,
-    bits: int,
+def _asked_alike(
+    part: Mapping[str, Any], found: Mapping[tuple[str, int], Score], name: str, bits: int
 ) -> str:
-    """What the best row has with real-valued queries, beside the others that ask with those."""
-    mine = [s for k, s in apart.items() if k[1] == bits and k[0].startswith(name) and s.values]
+    """What a row has with real-valued queries, beside the best that asks with those."""
+    names = [row["name"] for row in part["rows"] if row.get("real_queries_of") == name]
     rivals = {k[0]: s for k, s in found.items() if k[1] == bits and s.values and not s.hamming}
-    if not mine or not rivals:
+    mine = scores(part)[names[0], bits] if names else Score()
+    if not mine.values or not rivals:
         return ""
     first = max(rivals, key=lambda rival: rivals[rival].mean)
-    gap = 100 * (mine[0].mean - rivals[first].mean)
+    gap = 100 * (mine.mean - rivals[first].mean)
     where = f"{abs(gap):.1f} points {'ahead of' if gap > 0 else 'behind'} it"
-    if mine[0].error and mine[0].level_with(rivals[first]):
+    if mine.error and mine.level_with(rivals[first]):
         where = "level with it"
-    return f"; with real-valued queries, as {first} asks, it has {mine[0].mean:.3f}, {where}"
+    return f"; with real-valued queries, as {first} asks, it has {mine.mean:.3f}, {where}"
 
 
 def _level(found: Mapping[tuple[str, int], Score], name: str, first: str, bits: int) -> bool:

@@ -24,6 +24,7 @@ from fisherhash.data.cache import DATA_VARIABLE
 from fisherhash.devices import choose_device
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.experiments import report, specs, tuning
+from fisherhash.experiments.benches import Cell
 from fisherhash.experiments.planning import (
     Column,
     Request,
@@ -36,12 +37,11 @@ from fisherhash.experiments.planning import (
     winners,
 )
 from fisherhash.experiments.runner import Runner
-from fisherhash.experiments.specs import Spec
+from fisherhash.experiments.specs import Row, Spec
 from fisherhash.experiments.tuning import Choice, Tuning
 
 logger = logging.getLogger(__name__)
 
-REAL_QUERIES = "real-valued queries"
 _BOOT = (
     "import json, sys; plan = json.loads(sys.stdin.readline()); sys.path[:] = plan['path']; "
     "from fisherhash.experiments.reproduce import work; sys.exit(work(plan))"
@@ -193,23 +193,16 @@ def collect(spec: Spec, columns: Sequence[Column], found: Tuning, runner: Runner
                 "paper": list(row.paper),
             }
             entry["rows"].append(line)
-            real = f"{row.name}, {REAL_QUERIES}"
             if row.real_queries:
-                entry["rows"].append({**line, "name": real, "real_queries": True})
+                entry["rows"].append({**line, "name": _real(row), "real_queries_of": row.name})
             for length in part.bits:
                 for seed in range(column.seeds if bench else 0):
                     cell = row_cell(column, row, length, seed, found)
-                    run, failure = runner.row(cell), runner.failure(cell)
-                    if run is None and failure is not None:
-                        what = {"row": row.name, "bits": length, "seed": seed}
-                        entry["runs"].append(what | {"failed": failure["error"]})
+                    run = runner.row(cell)
                     if run is not None:
                         for key in ("protocol", "images", "weights"):
                             entry.setdefault(key, run.get(key))
-                        entry["runs"].append({"row": row.name, **_without(run)})
-                    if run is not None and "real_queries" in run:
-                        again = {**run, "evaluation": run["real_queries"]}
-                        entry["runs"].append({"row": real, **_without(again)})
+                    entry["runs"] += _lines(row, cell, run, runner.failure(cell))
         parts.append(entry)
     benches = [column.bench for column in columns if column.bench]
     slugs = dict.fromkeys(bench.slug for bench in benches)
@@ -222,6 +215,25 @@ def collect(spec: Spec, columns: Sequence[Column], found: Tuning, runner: Runner
         "parts": parts,
         "tuning": {slug: found.benches[slug] for slug in slugs if slug in found.benches},
     }
+
+
+def _real(row: Row) -> str:
+    return f"{row.name}, real-valued queries"
+
+
+def _lines(
+    row: Row, cell: Cell, run: Mapping[str, Any] | None, failure: Mapping[str, Any] | None
+) -> list[dict[str, Any]]:
+    """What a table keeps of a run, of its second measurement, or of why there is none."""
+    names = [row.name, _real(row)] if row.real_queries else [row.name]
+    if run is None:
+        what = {"bits": cell.bits, "seed": cell.seed}
+        return [{"row": n} | what | {"failed": failure["error"]} for n in names] if failure else []
+    lines = [{"row": name, **_without(run)} for name in names]
+    if "real_queries" in run:
+        again = {**run, "evaluation": run["real_queries"]}
+        lines[1] = {"row": names[1], **_without(again)}
+    return lines
 
 
 def dump_results(results: Mapping[str, Any]) -> str:

@@ -46,7 +46,7 @@ class Source:
         protocol: how it is split.
         title: what people read.
         stands_in: whether it replaces the paper's data set, so that numbers are not the paper's.
-        epochs: when the network is trained; fewer where there are more images, for as many steps.
+        epochs: when the network is trained; half as many where there are twice the images.
     """
 
     data: str
@@ -125,7 +125,7 @@ class Spec:
 CIFAR10 = (Source("cifar10", "cifar10-small", "CIFAR-10"),)
 CIFAR10_LARGE = (Source("cifar10", "cifar10-large", "CIFAR-10, setting II"),)
 NUS_WIDE = (
-    Source("nuswide21", "nuswide21-small", "NUS-WIDE"),
+    Source("nuswide21", "nuswide21-small", "NUS-WIDE", epochs=10),
     Source("coco21", "coco21", "coco21 (stands in for NUS-WIDE)", stands_in=True),
 )
 IMAGENET100 = (

@@ -2,7 +2,8 @@
 
 First learning rates, then other values of the method's own hyper-parameters at the best rate: four
 and two on frozen features, three and two when the network is trained. Where a method's loss is
-scaled, three scales stand for the rates; CNNH, which has little else to search, gets more rates.
+scaled, three scales stand for the rates; CNNH, which has little else to search, gets more rates,
+DFH (ours), which has more ways to make its bits, fewer.
 One code length, one seed; a fifth of the training images is held out, and after the last epoch its
 mAP decides, each held-out image asking all others: like most of a database, they were not trained
 on. Queries are never looked at. What is not searched is equal for all: network, augmentation,
