@@ -355,8 +355,9 @@ def html_page(results: Mapping[str, Any], pictures: Sequence[Path] = ()) -> str:
     )
     if tuning:
         intro = (
-            "Every row had the same number of trials, at one code length and one seed, on a fifth "
-            "of the training images that was held out; queries were not looked at."
+            "Every row had the same number of trials, or fewer where its first ones all failed, at "
+            "one code length and one seed, on a fifth of the training images that was held out; "
+            "queries were not looked at."
         )
         blocks.append(
             pages.section(
