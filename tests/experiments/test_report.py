@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fisherhash.experiments import report
+from fisherhash.experiments import report, standing
 
 
 def part(rows, *, bits=(12,), stands_in=False, paper=None):
@@ -61,10 +61,10 @@ def test_the_best_is_bold_and_the_level_marked():
 
 
 def test_standard_errors():
-    score = report.Score((0.1, 0.2, 0.3))
+    score = standing.Score((0.1, 0.2, 0.3))
     assert score.error == pytest.approx(0.1 / math.sqrt(3))
-    assert report.Score((0.1,)).error == 0.0
-    assert math.isnan(report.Score().mean)
+    assert standing.Score((0.1,)).error == 0.0
+    assert math.isnan(standing.Score().mean)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_standard_errors():
 )
 def test_verdicts(values, stands_in, sentence):
     made = part({"DFH": values, "other": [0.83, 0.83, 0.83]}, stands_in=stands_in, paper=0.85)
-    said, *below = report.verdicts(results(made), made)
+    said, *below = standing.verdicts(results(made), made)
     assert sentence in said
     missed = (
         [] if stands_in else ["Below the paper's number for it: other at 12 bits (-2.0 points)."]
@@ -88,19 +88,19 @@ def test_verdicts(values, stands_in, sentence):
 
 def test_a_first_row_says_who_is_level_and_how_many_seeds_it_has():
     made = part({"DFH": [0.83, 0.85, 0.87], "near": [0.82, 0.85, 0.86], "far": [0.7, 0.7, 0.7]})
-    (said,) = report.verdicts(results(made), made)
+    (said,) = standing.verdicts(results(made), made)
     assert "12 bits: DFH is first, level with near." in said
     made["runs"] = [run for run in made["runs"] if run["row"] != "DFH" or run["seed"]]
-    (said,) = report.verdicts(results(made), made)
+    (said,) = standing.verdicts(results(made), made)
     assert f"by {len(made['runs']) - 6} of {made['seeds']} seeds" in said
 
 
 def test_table_1_s_order():
     made = part({"DFH a": [0.5, 0.5], "DFH b": [0.6, 0.6], "DFH c": [0.7, 0.7]})
-    (said,) = report.verdicts(results(made, "table1"), made)
+    (said,) = standing.verdicts(results(made, "table1"), made)
     assert "order is reproduced (steps of +10.0, then +10.0 points)" in said
     made = part({"DFH a": [0.5, 0.5], "DFH b": [0.4, 0.4], "DFH c": [0.7, 0.7]})
-    (said,) = report.verdicts(results(made, "table1"), made)
+    (said,) = standing.verdicts(results(made, "table1"), made)
     assert "NOT reproduced" in said
 
 
@@ -138,7 +138,7 @@ def test_real_valued_queries_are_a_row_beside_the_contest_of_the_codes():
     assert "| DFH, real-valued queries ‡ | 0.903" in table
     assert "| product ‡ | **0.880**" in table  # the best of those that compete
     assert "no part in who is best" in table
-    assert report.verdicts(results(made), made) == [
+    assert standing.verdicts(results(made), made) == [
         "12 bits: DFH is 1.0 points behind product, and first of those ranked by Hamming distance; "
         "with real-valued queries, as product asks, it has 0.903, 2.3 points ahead of it."
     ]
@@ -151,7 +151,7 @@ def test_failed_runs_are_called_failed_and_why():
         made["runs"].append(reason)
     assert "| other | failed |" in "\n".join(report.table(made))
     assert "on d." in report.describe(made)
-    said = report.verdicts(results(made), made)
+    said = standing.verdicts(results(made), made)
     assert said[-1] == "other, 12 bits: 3 failed, the loss became nan."
 
 
@@ -162,7 +162,7 @@ def test_what_failed_is_said_in_every_table():
     made["protocol"] = None
     assert report.describe(made) == "Every run failed."
     for target in ("table1", "table2", "figures"):
-        assert report.verdicts(results(made, target), made) == [
+        assert standing.verdicts(results(made, target), made) == [
             "pair, 12 bits: 3 failed, no memory."
         ]
     made["runs"] = []
@@ -174,5 +174,5 @@ def test_few_seeds_are_said_of_the_codes():
     made["rows"][1]["real_queries_of"] = "DFH"
     for run in made["runs"][2:]:
         run["evaluation"]["ranking"] = "distance of the head"
-    (said,) = report.verdicts(results(made), made)
+    (said,) = standing.verdicts(results(made), made)
     assert "DFH is first, by 2 of 3 seeds; with real-valued queries, as product asks" in said
