@@ -57,7 +57,7 @@ def describe(part: Mapping[str, Any]) -> str:
         way = "the network trained" + (f", its first {fixed} layers fixed" if fixed else "")
     runs = part["runs"]
     devices = sorted({run["device"] for run in runs if "device" in run})
-    tuned = [row["name"] for row in part["rows"] if not row["tuned"]]
+    untuned = [row["name"] for row in part["rows"] if not row["tuned"]]
     text = (
         f"mAP@{top}, expected over the order inside ties; {protocol['protocol']}: "
         f"{protocol['train']:,} images to train, {protocol['query']:,} queries, "
@@ -68,8 +68,8 @@ def describe(part: Mapping[str, Any]) -> str:
     )
     if part["seeds"] > 1:
         text += " Mean (range)."
-    if tuned:
-        text += f" With default hyper-parameters, not tuned: {', '.join(tuned)}."
+    if untuned:
+        text += f" With default hyper-parameters, not tuned: {', '.join(untuned)}."
     if part["stands_in"]:
         text += " The paper's numbers are for its own data set, not for this stand-in."
     return text
@@ -82,12 +82,16 @@ def _count(number: int, what: str) -> str:
 def table(part: Mapping[str, Any], *, of: str = "paper") -> list[str]:
     """Lines of a Markdown table: ours, and beside it the paper's number in brackets."""
     found = scores(part)
+    rivals = contest(part, found)
     beside = f" [{of}]" if any(row["paper"] for row in part["rows"]) else ""
     header = " | ".join(f"{bits} bits{beside}" for bits in part["bits"])
     lines = [f"| method | {header} |", "|---" * (len(part["bits"]) + 1) + "|"]
     real = {name for (name, _), score in found.items() if not score.hamming}
     for row in part["rows"]:
-        cells = [_cell(part, row["name"], bits, found) for bits in part["bits"]]
+        cells = [
+            _cell(found[row["name"], bits], rivals, row["name"], bits, part["seeds"])
+            for bits in part["bits"]
+        ]
         mark = REAL if row["name"] in real else ""
         lines.append(f"| {row['name']}{mark} | " + " | ".join(cells) + " |")
     lines += ["", "Bold: the best of a column; †: level with it, the means differ by less than"]
@@ -100,9 +104,8 @@ def table(part: Mapping[str, Any], *, of: str = "paper") -> list[str]:
 
 
 def _cell(
-    part: Mapping[str, Any], name: str, bits: int, found: Mapping[tuple[str, int], Score]
+    score: Score, rivals: Mapping[tuple[str, int], Score], name: str, bits: int, seeds: int
 ) -> str:
-    score, seeds, rivals = found[name, bits], part["seeds"], contest(part)
     paper = "" if score.paper is None else f" [{score.paper:.3f}]"
     if not score.values:
         return _nothing(score) + paper

@@ -78,10 +78,12 @@ def _mean_of(measured: Sequence[Mapping[str, Any]], key: str) -> float | None:
     return statistics.mean(values) if values and len(values) == len(measured) else None
 
 
-def contest(part: Mapping[str, Any]) -> dict[tuple[str, int], Score]:
+def contest(
+    part: Mapping[str, Any], found: Mapping[tuple[str, int], Score]
+) -> dict[tuple[str, int], Score]:
     """The scores without rows that are another's codes asked with real-valued queries."""
     beside = {row["name"] for row in part["rows"] if row.get("real_queries_of")}
-    return {key: score for key, score in scores(part).items() if key[0] not in beside}
+    return {key: score for key, score in found.items() if key[0] not in beside}
 
 
 def best(found: Mapping[tuple[str, int], Score], bits: int, *, hamming: bool = False) -> str | None:
@@ -96,24 +98,29 @@ def best(found: Mapping[tuple[str, int], Score], bits: int, *, hamming: bool = F
 
 def verdicts(results: Mapping[str, Any], part: Mapping[str, Any]) -> list[str]:
     """Sentences: is DFH first, is the paper's number reached, is table 1's order the paper's."""
-    found = contest(part)
+    found = scores(part)
+    rivals = contest(part, found)
     said = []
-    if any(score.values for score in found.values()):
+    if any(score.values for score in rivals.values()):
         if results["target"] == "table1":
-            said = [_order(part, found, bits) for bits in part["bits"]]
+            said = [_order(part, rivals, bits) for bits in part["bits"]]
         else:
-            said = _standing(part, found)
-    for (name, bits), score in found.items():
+            said = _standing(part, found, rivals)
+    for (name, bits), score in rivals.items():
         if score.failed:
             said.append(f"{name}, {bits} bits: {len(score.failed)} failed, {score.failed[0]}.")
     return said
 
 
-def _standing(part: Mapping[str, Any], found: Mapping[tuple[str, int], Score]) -> list[str]:
+def _standing(
+    part: Mapping[str, Any],
+    every: Mapping[tuple[str, int], Score],
+    found: Mapping[tuple[str, int], Score],
+) -> list[str]:
     """Where DFH stands at each code length, and which rows are below the paper's numbers."""
     said = []
-    own = [row["name"] for row in part["rows"] if row["method"] == "dfh"]
-    own = [name for name in own if any(name == key[0] for key in found)]
+    names = {name for name, _ in found}
+    own = [row["name"] for row in part["rows"] if row["method"] == "dfh" and row["name"] in names]
     others = [row for row in part["rows"] if row["method"] != "dfh"]
     if not own or not others:
         return []
@@ -136,7 +143,7 @@ def _standing(part: Mapping[str, Any], found: Mapping[tuple[str, int], Score]) -
             text += ", and first of those ranked by Hamming distance"
         if len(ours[top].values) < part["seeds"]:
             text += f", by {len(ours[top].values)} of {part['seeds']} seeds"
-        text += _asked_alike(part, found, top, bits)
+        text += _asked_alike(part, every, found, top, bits)
         paper = ours[top].paper
         if paper is not None and not part["stands_in"]:
             distance = 100 * (ours[top].mean - paper)
@@ -160,12 +167,16 @@ def _standing(part: Mapping[str, Any], found: Mapping[tuple[str, int], Score]) -
 
 
 def _asked_alike(
-    part: Mapping[str, Any], found: Mapping[tuple[str, int], Score], name: str, bits: int
+    part: Mapping[str, Any],
+    every: Mapping[tuple[str, int], Score],
+    found: Mapping[tuple[str, int], Score],
+    name: str,
+    bits: int,
 ) -> str:
     """What a row has with real-valued queries, beside the best that asks with those."""
     names = [row["name"] for row in part["rows"] if row.get("real_queries_of") == name]
     rivals = {k[0]: s for k, s in found.items() if k[1] == bits and s.values and not s.hamming}
-    mine = scores(part)[names[0], bits] if names else Score()
+    mine = every[names[0], bits] if names else Score()
     if not mine.values or not rivals:
         return ""
     first = max(rivals, key=lambda rival: rivals[rival].mean)
