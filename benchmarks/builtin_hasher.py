@@ -39,18 +39,20 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from fisherhash import backbones, builtin, codes, methods, storage
+from fisherhash import backbones, codes, methods
 from fisherhash.backbones.efficientnet_lite import packaged_weights
 from fisherhash.backbones.weights import read_tensors
 from fisherhash.data import Collection, Split, open_data, resolve
 from fisherhash.data.splits import hash_order
 from fisherhash.evaluation import evaluate, metrics
-from fisherhash.features import Extractor
-from fisherhash.hasher import Hasher, versions
-from fisherhash.heads import Head, LinearHead
-from fisherhash.loop import FrozenImages, Loop, Settings
 from fisherhash.methods import FeatureMethod, HashMethod
 from fisherhash.methods.base import sign
+from fisherhash.model import builtin
+from fisherhash.model.features import Extractor
+from fisherhash.model.hasher import Hasher, versions
+from fisherhash.model.heads import Head, LinearHead
+from fisherhash.system import storage
+from fisherhash.training.loop import FrozenImages, Loop, Settings
 
 BITS, SIZE, SEEDS = 64, 224, 3
 SIZES = (128, 160, 224)

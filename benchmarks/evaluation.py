@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fisherhash.codes import unpack
-from fisherhash.cores import available_cores
 from fisherhash.evaluation import evaluate
+from fisherhash.system.cores import available_cores
 
 
 @dataclass(frozen=True)

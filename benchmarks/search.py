@@ -28,9 +28,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 from numpy.typing import NDArray
 
-from fisherhash.cores import available_cores
 from fisherhash.index.engine import Engine, small
-from fisherhash.index.store.local import LocalIndex
+from fisherhash.index.local.index import LocalIndex
+from fisherhash.system.cores import available_cores
 
 Codes = NDArray[np.uint8]
 Search = Callable[[Codes, int], tuple[Any, Any]]

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from fisherhash import backbones
-from fisherhash.features import Extractor, on_device
-from fisherhash.loop import LiveImages, Loop, Settings
 from fisherhash.methods import Batch, HashMethod, MethodInfo, create
+from fisherhash.model.features import Extractor, on_device
+from fisherhash.training.loop import LiveImages, Loop, Settings
 
 
 class CrossEntropy(HashMethod):

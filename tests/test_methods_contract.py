@@ -8,10 +8,9 @@ import pytest
 import torch
 
 import fisherhash.methods
-from fisherhash import codes, heads
+from fisherhash import codes
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.evaluation import evaluate, metrics
-from fisherhash.loop import FrozenImages, Loop, Settings
 from fisherhash.methods import (
     Batch,
     FeatureMethod,
@@ -22,6 +21,8 @@ from fisherhash.methods import (
     registry,
     resolved_options,
 )
+from fisherhash.model import heads
+from fisherhash.training.loop import FrozenImages, Loop, Settings
 
 CLASSES, WIDTH = 5, 96
 NEED_TWO = {"orthohash"}  # batch statistics of one image do not exist; the refusal is a sentence

@@ -29,7 +29,7 @@ def test_attributes_come_when_asked_for():
         for name in fisherhash.__all__:
             assert getattr(fisherhash, name) is not None
         from fisherhash import Hasher, Settings, backbones, evaluate, methods, train
-        from fisherhash.hasher import Hasher as same
+        from fisherhash.model.hasher import Hasher as same
         assert Hasher is same
         assert "dfh" in methods.registry() and "tiny" in backbones.names()
     """
@@ -73,7 +73,7 @@ def test_all_but_the_command_line_imports_and_runs_without_what_a_gpu_node_may_l
             raise AssertionError("the blocker does not block")
 
         from fisherhash.errors import FisherhashError
-        from fisherhash.training import fit
+        from fisherhash.training.fitting import fit
 
         settings = fisherhash.Settings(epochs=2, batch_size=8)
         trained = fit(sys.argv[1], bits=12, backbone="tiny", settings=settings, out=sys.argv[2])

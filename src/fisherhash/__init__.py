@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
-    from fisherhash import backbones, builtin, methods
+    from fisherhash import backbones, methods
     from fisherhash.evaluation import evaluate
-    from fisherhash.hasher import Hasher
     from fisherhash.index.opening import Index
-    from fisherhash.loop import Settings
-    from fisherhash.training import train
+    from fisherhash.model import builtin
+    from fisherhash.model.hasher import Hasher
+    from fisherhash.training.fitting import train
+    from fisherhash.training.loop import Settings
 
 __all__ = [
     "Hasher",
@@ -29,19 +30,21 @@ __all__ = [
 
 # Loaded when first asked for, so that the command line answers without importing torch.
 _PLACES = {
-    "Hasher": "fisherhash.hasher",
+    "Hasher": "fisherhash.model.hasher",
     "Index": "fisherhash.index.opening",
-    "Settings": "fisherhash.loop",
+    "Settings": "fisherhash.training.loop",
     "evaluate": "fisherhash.evaluation",
-    "train": "fisherhash.training",
+    "train": "fisherhash.training.fitting",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name in _PLACES:
         return getattr(importlib.import_module(_PLACES[name]), name)
-    if name in ("backbones", "builtin", "methods"):
+    if name in ("backbones", "methods"):
         return importlib.import_module(f"fisherhash.{name}")
+    if name == "builtin":
+        return importlib.import_module("fisherhash.model.builtin")
     raise AttributeError(f"module 'fisherhash' has no attribute '{name}'")
 
 

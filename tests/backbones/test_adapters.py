@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from fisherhash import backbones
+from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.preprocessing import Preprocessing
 
 
 def needs(name: str) -> pytest.MarkDecorator:

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from fisherhash import backbones
-from fisherhash.preprocessing import Preprocessing
+from fisherhash.data.preprocessing import Preprocessing
 
 
 def norms(module: nn.Module) -> int:

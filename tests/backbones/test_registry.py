@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from fisherhash import backbones
+from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.errors import UsageError
-from fisherhash.preprocessing import Preprocessing
 
 NEED_A_FILE = ("squeezenet1.0", "alexnet", "vgg-f")
 

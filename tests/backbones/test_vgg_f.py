@@ -11,8 +11,8 @@ import torch
 
 from fisherhash import backbones
 from fisherhash.backbones.vgg_f import ResponseNorm, read_mat
+from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.preprocessing import Preprocessing
 
 scipy_io = pytest.importorskip("scipy.io", reason="scipy is in the extra vgg-f")
 

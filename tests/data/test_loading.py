@@ -17,9 +17,9 @@ from PIL import Image
 
 from fisherhash.data import workers
 from fisherhash.data.loading import Skipped, decode, load_image, write_skipped
+from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.sources import Collection, open_data, open_paths
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.preprocessing import Preprocessing
 
 SMALL = Preprocessing(size=16)
 
@@ -243,7 +243,7 @@ SCRIPT = """
     from awkward_readers import Awkward
     from fisherhash.data.loading import decode
     from fisherhash.data.sources import Collection
-    from fisherhash.preprocessing import Preprocessing
+    from fisherhash.data.preprocessing import Preprocessing
 
     names = [str(i) for i in range({count})]
     data = Collection("x", names, np.zeros(({count}, 0), np.uint8), (), Awkward({kind!r}, {log!r}))

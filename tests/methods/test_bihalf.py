@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from fisherhash.data.sources import open_data
-from fisherhash.loop import Settings
 from fisherhash.methods import Batch
 from fisherhash.methods.bihalf import BiHalf, bi_half
-from fisherhash.training import fit
+from fisherhash.training.fitting import fit
+from fisherhash.training.loop import Settings
 
 
 def inputs():

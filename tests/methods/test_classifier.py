@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from fisherhash.heads import restore
-from fisherhash.loop import FrozenImages, Loop, Settings
 from fisherhash.methods import Batch
 from fisherhash.methods._codebooks import far_apart
 from fisherhash.methods.classifier import Classifier
+from fisherhash.model.heads import restore
+from fisherhash.training.loop import FrozenImages, Loop, Settings
 
 
 def batch_of(labels):

@@ -8,13 +8,13 @@ import torch
 
 from fisherhash import codes
 from fisherhash.errors import UsageError
-from fisherhash.hasher import Hasher
-from fisherhash.heads import CutHead, LinearHead
-from fisherhash.loop import FrozenImages, Loop, Settings
 from fisherhash.methods import Batch, Progress, _centers
 from fisherhash.methods._cutting import cut
 from fisherhash.methods.dfh import DFH
-from fisherhash.training import fit
+from fisherhash.model.hasher import Hasher
+from fisherhash.model.heads import CutHead, LinearHead
+from fisherhash.training.fitting import fit
+from fisherhash.training.loop import FrozenImages, Loop, Settings
 
 BITS, CLASSES, FEATURES = 12, 4, 10
 SETTINGS = Settings(epochs=4, batch_size=16, learning_rate=0.05)

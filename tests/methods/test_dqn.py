@@ -14,12 +14,12 @@ import torch
 from fisherhash import cli
 from fisherhash.errors import UsageError
 from fisherhash.evaluation import metrics
-from fisherhash.hasher import Hasher
-from fisherhash.loop import Settings
-from fisherhash.measuring import encode_split, measure
 from fisherhash.methods import Batch, Progress
 from fisherhash.methods.dqn import DQN, refine, seed
-from fisherhash.training import fit
+from fisherhash.model.hasher import Hasher
+from fisherhash.training.fitting import fit
+from fisherhash.training.loop import Settings
+from fisherhash.training.measuring import encode_split, measure
 
 
 class Fixed:
@@ -186,7 +186,7 @@ def test_evaluate_ranks_by_the_asymmetric_distance(trained, monkeypatch):
     labels = collection.labels
     expected = metrics([np.round(matrix, 4)], labels[split.query], labels[split.database])
     assert found.map == pytest.approx(expected.map, abs=1e-3)
-    monkeypatch.setattr("fisherhash.heads.BLOCK_PAIRS", 7)
+    monkeypatch.setattr("fisherhash.model.heads.BLOCK_PAIRS", 7)
     assert trained.evaluate().map == pytest.approx(found.map, abs=1e-6)
     encoded = encode_split(hasher, collection, split, cached=False)
     assert measure(encoded, top=5).top == 5

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from fisherhash.errors import UsageError
-from fisherhash.heads import SlicedHead
 from fisherhash.methods import Batch
 from fisherhash.methods.ninh import NINH
+from fisherhash.model.heads import SlicedHead
 
 
 def batch_of(labels):

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fisherhash.errors import UsageError
-from fisherhash.heads import BatchNormHead
 from fisherhash.methods import Batch, create
 from fisherhash.methods.orthohash import OrthoHash
+from fisherhash.model.heads import BatchNormHead
 
 SINGLE = torch.eye(3)[[0, 2, 1, 2]]
 SEVERAL = torch.tensor([[1.0, 0, 0], [0, 1, 1], [1, 1, 1], [0, 0, 1]])

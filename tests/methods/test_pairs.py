@@ -11,7 +11,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fisherhash.codes import pack
 from fisherhash.errors import UsageError
 from fisherhash.evaluation import evaluate
-from fisherhash.loop import FrozenImages, Loop, Settings
 from fisherhash.methods import (
     Batch,
     Progress,
@@ -34,6 +33,7 @@ from fisherhash.methods._pairs import (
     quantization_error,
 )
 from fisherhash.methods.base import resolved_options
+from fisherhash.training.loop import FrozenImages, Loop, Settings
 
 MODULES = (dpsh, dsdh, dhn, hashnet, dsh, dch, mihash)
 METHODS = [module.__name__.rpartition(".")[2] for module in MODULES]

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from fisherhash.backbones.base import Backbone
 from fisherhash.backbones.weights import fit, read_tensors
+from fisherhash.data.preprocessing import INTERPOLATIONS, Preprocessing
 from fisherhash.errors import FisherhashError, UsageError, missing_extra
-from fisherhash.preprocessing import INTERPOLATIONS, Preprocessing
 
 LIBRARIES = ("torchvision", "timm")
 MODULE = "module:"

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from fisherhash.backbones.base import Backbone
 from fisherhash.backbones.weights import fit, read_tensors
-from fisherhash.preprocessing import Preprocessing
+from fisherhash.data.preprocessing import Preprocessing
 
 FEATURES = 4096
 GRID = 6

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fisherhash.backbones.weights import fit, read_tensors
+from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.errors import UsageError
-from fisherhash.preprocessing import Preprocessing
 
 
 class Backbone(nn.Module):

@@ -17,8 +17,8 @@ from torch.nn import functional
 from fisherhash.backbones import fused_norm
 from fisherhash.backbones.base import Backbone
 from fisherhash.backbones.weights import fit, read_tensors
+from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.errors import FisherhashError
-from fisherhash.preprocessing import Preprocessing
 
 EPSILON = 1e-3
 MOMENTUM = 0.01

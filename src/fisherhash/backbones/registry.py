@@ -18,8 +18,8 @@ from fisherhash.backbones.squeezenet import SqueezeNet
 from fisherhash.backbones.tiny import Tiny
 from fisherhash.backbones.vgg_f import PIXELS, VGGF
 from fisherhash.backbones.weights import existing_file
+from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.errors import UsageError, unknown_name
-from fisherhash.preprocessing import Preprocessing
 
 DEFAULT = "efficientnet-lite0"
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from fisherhash.backbones.base import Backbone
 from fisherhash.backbones.weights import fit, read_tensors
-from fisherhash.preprocessing import Preprocessing
+from fisherhash.data.preprocessing import Preprocessing
 
 FEATURES = 512
 # Squeeze width and the width of each expanding half; None is a 3 x 3 pooling with stride 2.

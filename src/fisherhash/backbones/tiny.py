@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fisherhash.backbones.base import Backbone
-from fisherhash.preprocessing import Preprocessing
+from fisherhash.data.preprocessing import Preprocessing
 
 FEATURES = 32
 WIDTHS = (8, 16, FEATURES)

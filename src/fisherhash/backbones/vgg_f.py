@@ -19,8 +19,8 @@ from torch.nn import functional
 from fisherhash.backbones.alexnet import to_grid
 from fisherhash.backbones.base import Backbone
 from fisherhash.backbones.weights import damaged, existing_file, fit, read_tensors
+from fisherhash.data.preprocessing import IMAGENET_MEAN, Preprocessing
 from fisherhash.errors import UsageError, missing_extra
-from fisherhash.preprocessing import IMAGENET_MEAN, Preprocessing
 
 FEATURES = 4096
 GRID = 6

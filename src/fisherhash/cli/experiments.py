@@ -65,7 +65,7 @@ def compare(
         Print the results as JSON on stdout instead of the table.
     """
     from fisherhash.experiments.compare import compare as run
-    from fisherhash.loop import Settings
+    from fisherhash.training.loop import Settings
 
     given = {"epochs": epochs, "learning_rate": learning_rate}
     comparison = run(

@@ -14,7 +14,7 @@ from fisherhash.cli.base import Flag, Json, Whole, app, notes, print_json, say
 from fisherhash.errors import FisherhashError, UsageError, printable
 
 if TYPE_CHECKING:
-    from fisherhash.index.pictures.importing import SyncReport
+    from fisherhash.index.images.importing import SyncReport
 
 Several = Annotated[list[str] | None, Parameter(negative="")]
 LISTED = 5
@@ -72,7 +72,7 @@ def sync(
         Print the result as JSON on stdout.
     """
     began = time.perf_counter()
-    from fisherhash.index.pictures.folders import sync_folder
+    from fisherhash.index.images.folders import sync_folder
 
     report = sync_folder(
         index,
@@ -124,7 +124,7 @@ def add(
         Print the result as JSON on stdout.
     """
     began = time.perf_counter()
-    from fisherhash.index.pictures.folders import add_images
+    from fisherhash.index.images.folders import add_images
 
     if not images:
         raise UsageError("no image given: fisherhash index add INDEX IMAGES…")
@@ -160,8 +160,8 @@ def remove(
     json
         Print the result as JSON on stdout.
     """
-    from fisherhash.index.pictures.asking import ids_where, name_of
-    from fisherhash.index.store.local import LocalIndex
+    from fisherhash.index.images.asking import ids_where, name_of
+    from fisherhash.index.local.index import LocalIndex
 
     if bool(keys) == bool(where):
         raise UsageError("say what to remove: KEYS…, or --where label=cat")
@@ -191,10 +191,10 @@ def info(index: Path, *, json: Json = False) -> None:
     json
         Print JSON instead of text.
     """
-    from fisherhash.index.pictures.folders import mirrored_folder, verify_lists
-    from fisherhash.index.pictures.hashers import describe_model
-    from fisherhash.index.pictures.skips import SkipList
-    from fisherhash.index.store.local import LocalIndex
+    from fisherhash.index.images.folders import mirrored_folder, verify_lists
+    from fisherhash.index.images.hashers import describe_model
+    from fisherhash.index.images.skips import SkipList
+    from fisherhash.index.local.index import LocalIndex
 
     with LocalIndex.open(index) as opened:
         found: dict[str, Any] = dict(opened.info())
@@ -225,10 +225,10 @@ def verify(index: Path, *, json: Json = False) -> None:
     """
     from dataclasses import asdict
 
-    from fisherhash.index.pictures.folders import verify_lists
-    from fisherhash.index.pictures.hashers import verify_model
-    from fisherhash.index.store.local import LocalIndex
-    from fisherhash.index.store.verify import verify_path
+    from fisherhash.index.images.folders import verify_lists
+    from fisherhash.index.images.hashers import verify_model
+    from fisherhash.index.local.index import LocalIndex
+    from fisherhash.index.local.verify import verify_path
 
     if not (index / "catalogue.sqlite").exists():
         # Says what is there instead.
@@ -255,7 +255,7 @@ def compact(index: Path, *, json: Json = False) -> None:
     json
         Print the result as JSON on stdout.
     """
-    from fisherhash.index.store.local import LocalIndex
+    from fisherhash.index.local.index import LocalIndex
 
     with LocalIndex.open(index, write=True) as opened:
         result = opened.compact()
@@ -301,7 +301,7 @@ def search(
     json
         Print JSON instead of text.
     """
-    from fisherhash.index.pictures.asking import ask
+    from fisherhash.index.images.asking import ask
 
     bad: list[str] = []
     answers = ask(
@@ -315,8 +315,8 @@ def search(
         unreadable=bad,
     )
     if html is not None:
-        from fisherhash.index.pictures import contact_sheet
-        from fisherhash.index.store.local import LocalIndex
+        from fisherhash.index.local.index import LocalIndex
+        from fisherhash.pages import contact_sheet
 
         with LocalIndex.open(index) as opened:
             name, bits, count = index.absolute().name, opened.bits, len(opened)
@@ -363,11 +363,11 @@ def dedup(
     json
         Print JSON instead of text.
     """
-    from fisherhash.index.pictures.duplicates import duplicates
+    from fisherhash.index.images.duplicates import duplicates
 
     found = duplicates(index, radius=radius, compare_files=compare_files)
     if html is not None:
-        from fisherhash.index.pictures import contact_sheet
+        from fisherhash.pages import contact_sheet
 
         contact_sheet.write_page(html, contact_sheet.duplicates_page(found))
         say(f"the page is {html}")

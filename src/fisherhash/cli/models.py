@@ -33,7 +33,7 @@ def demo(*, out: Path = Path("fisherhash-demo"), bits: Whole = 24) -> None:
     bits
         Length of the codes.
     """
-    from fisherhash.demo import run_demo
+    from fisherhash.pages.demo import run_demo
 
     result = run_demo(out, bits=bits, say=say)
     print(result.page)
@@ -137,11 +137,11 @@ def train(
         Print the result as JSON on stdout.
     """
     began = time.perf_counter()
-    from fisherhash.checkpoints import is_unfinished
     from fisherhash.data.protocols import resolve
     from fisherhash.data.sources import open_data
-    from fisherhash.loop import Settings
-    from fisherhash.training import fit
+    from fisherhash.training.checkpoints import is_unfinished
+    from fisherhash.training.fitting import fit
+    from fisherhash.training.loop import Settings
 
     options = _options(set_ or [])
     if resume and not is_unfinished(out):
@@ -227,7 +227,7 @@ def encode(
     from fisherhash import codes
     from fisherhash.data.loading import write_skipped
     from fisherhash.data.sources import open_paths
-    from fisherhash.index.pictures.hashers import load_model
+    from fisherhash.index.images.hashers import load_model
 
     if not images:
         raise UsageError("no image given: fisherhash encode IMAGES… [--model MODEL]")
@@ -299,9 +299,9 @@ def evaluate(
     from fisherhash.data.sources import open_data
     from fisherhash.evaluation import EVALUATORS, plot
     from fisherhash.evaluation import compat as old_number
-    from fisherhash.hasher import Hasher, versions
-    from fisherhash.measuring import encode_split, measure
-    from fisherhash.training import SPLIT_FILE
+    from fisherhash.model.hasher import Hasher, versions
+    from fisherhash.training.fitting import SPLIT_FILE
+    from fisherhash.training.measuring import encode_split, measure
 
     hasher = Hasher.load(model, device=device)
     hamming = hasher.head.hamming

@@ -79,7 +79,7 @@ def doctor(*, json: Json = False) -> None:
     json
         Print JSON instead of text.
     """
-    from fisherhash.doctor import examine
+    from fisherhash.cli.doctor import examine
 
     found = examine()
     if json:

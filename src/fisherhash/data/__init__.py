@@ -1,6 +1,5 @@
 """Images and labels: where they come from, how they are split, decoded and checked."""
 
-from fisherhash.data.cache import cache_dir
 from fisherhash.data.loading import (
     Block,
     Skipped,
@@ -11,6 +10,7 @@ from fisherhash.data.loading import (
 )
 from fisherhash.data.protocols import PROTOCOLS, Protocol, Split, resolve
 from fisherhash.data.sources import Collection, Reader, open_data, open_paths
+from fisherhash.system.cache import cache_dir
 
 __all__ = [
     "PROTOCOLS",

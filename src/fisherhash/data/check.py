@@ -15,7 +15,7 @@ from fisherhash.data.collection import ByteReader, Collection, Reader
 from fisherhash.data.loading import Skipped, UnreadableImage
 from fisherhash.data.protocols import Split
 from fisherhash.data.workers import run_jobs
-from fisherhash.progress import progress
+from fisherhash.system.progress import progress
 
 _SHOWN = 5
 _DIGEST = 16

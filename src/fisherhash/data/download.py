@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fisherhash.data.cifar import FOLDER
 from fisherhash.errors import FisherhashError
-from fisherhash.progress import progress
+from fisherhash.system.progress import progress
 
 CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 CIFAR10_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from fisherhash.data.collection import Collection, Reader
 from fisherhash.data.images import MAX_PIXELS, ImageLike, UnreadableImage, load_image
+from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.workers import TIMEOUT, run_jobs
 from fisherhash.errors import UsageError
-from fisherhash.preprocessing import Preprocessing
 
 __all__ = [
     "MAX_PIXELS",

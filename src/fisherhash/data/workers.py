@@ -21,10 +21,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import IO, Any, Protocol
 
-from fisherhash.cores import available_cores
 from fisherhash.data.collection import Reader
 from fisherhash.data.images import UnreadableImage
 from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.system.cores import available_cores
 
 CHUNK = 32
 """Images a worker is given at a time."""

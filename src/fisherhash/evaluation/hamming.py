@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fisherhash.codes import hamming, unpack
-from fisherhash.cores import available_cores
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.evaluation.inputs import Labels, as_words, check_choice
+from fisherhash.system.cores import available_cores
 
 BACKENDS = ("auto", "numpy", "numba", "torch")
 

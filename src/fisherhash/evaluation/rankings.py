@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fisherhash.codes import hamming
-from fisherhash.cores import available_cores
 from fisherhash.errors import UsageError
 from fisherhash.evaluation import inputs
 from fisherhash.evaluation.hamming import BLOCK_PAIRS, choose_backend, kernels
 from fisherhash.evaluation.results import Matches
+from fisherhash.system.cores import available_cores
 
 
 def retrieve(

@@ -15,17 +15,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fisherhash import backbones, methods, storage
+from fisherhash import backbones, methods
 from fisherhash.backbones import Backbone
-from fisherhash.data.cache import data_dirs
 from fisherhash.data.lists import is_list_folder
 from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import NAMED, Collection, open_data
 from fisherhash.data.splits import Split, split_checksum
 from fisherhash.errors import UsageError
-from fisherhash.features import Extractor, on_device
-from fisherhash.loop import Settings
-from fisherhash.pixels import PixelBank, pixel_rows
+from fisherhash.model.features import Extractor, on_device
+from fisherhash.system import storage
+from fisherhash.system.cache import data_dirs
+from fisherhash.training.loop import Settings
+from fisherhash.training.pixels import PixelBank, pixel_rows
 
 
 @dataclass(frozen=True)

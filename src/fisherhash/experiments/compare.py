@@ -14,14 +14,15 @@ from typing import Any
 
 from torch import nn
 
-from fisherhash import backbones, methods, storage
+from fisherhash import backbones, methods
 from fisherhash.codes import check_bits
 from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import Collection, open_data
 from fisherhash.errors import UsageError
 from fisherhash.experiments.benches import Bench, Cell, Stage
 from fisherhash.experiments.runner import NOT_DEFINED, Runner
-from fisherhash.loop import Settings
+from fisherhash.system import storage
+from fisherhash.training.loop import Settings
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fisherhash import storage
 from fisherhash.errors import missing_extra
 from fisherhash.experiments import illustration
 from fisherhash.experiments.specs import CURVE_PART, MARGIN_PART, MODULE_PARTS, Part
+from fisherhash.system import storage
 
 if TYPE_CHECKING:
     from fisherhash.experiments.planning import Column

@@ -13,10 +13,10 @@ from torch import Tensor
 from fisherhash.data.splits import hash_order
 from fisherhash.errors import FisherhashError
 from fisherhash.experiments.benches import Stage
-from fisherhash.features import Extractor, on_device
-from fisherhash.heads import Head
-from fisherhash.loop import FrozenImages, Loop, Settings
 from fisherhash.methods.dfh import DFH
+from fisherhash.model.features import Extractor, on_device
+from fisherhash.model.heads import Head
+from fisherhash.training.loop import FrozenImages, Loop, Settings
 
 CLASSES = (3, 5)
 IMAGES = 100

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from fisherhash import backbones
-from fisherhash.devices import choose_device
 from fisherhash.errors import FisherhashError, UsageError, unknown_name
 from fisherhash.experiments import specs, tuning
 from fisherhash.experiments.benches import Bench, Cell, locate
 from fisherhash.experiments.runner import Runner
 from fisherhash.experiments.specs import Part, Row, Source, Spec
 from fisherhash.experiments.tuning import Choice, Tuning
-from fisherhash.loop import Settings
+from fisherhash.system.devices import choose_device
+from fisherhash.training.loop import Settings
 
 IMAGE_SIZE = 128
 QUICK = Settings(epochs=15)

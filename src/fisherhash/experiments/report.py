@@ -149,7 +149,7 @@ def ties_table(part: Mapping[str, Any]) -> list[str]:
 
 def html_page(results: Mapping[str, Any], pictures: Sequence[Path] = ()) -> str:
     """One self-contained page, with SVG files as pictures."""
-    from fisherhash import pages
+    from fisherhash.pages import html as pages
 
     blocks = []
     for number, part in enumerate(results["parts"]):
@@ -230,7 +230,7 @@ def _inline(text: str) -> str:
 
 def write(results: Mapping[str, Any], folder: Path, pictures: Sequence[Path] = ()) -> Path:
     """Write ``<target>.md`` and ``<target>.html``; returns the page."""
-    from fisherhash import storage
+    from fisherhash.system import storage
 
     name = results["target"]
     storage.write_files(

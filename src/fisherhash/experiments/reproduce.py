@@ -18,10 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fisherhash import storage
-from fisherhash.cores import available_cores
-from fisherhash.data.cache import DATA_VARIABLE
-from fisherhash.devices import choose_device
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.experiments import report, specs, tuning
 from fisherhash.experiments.benches import Cell
@@ -39,6 +35,10 @@ from fisherhash.experiments.planning import (
 from fisherhash.experiments.runner import Runner
 from fisherhash.experiments.specs import Row, Spec
 from fisherhash.experiments.tuning import Choice, Tuning
+from fisherhash.system import storage
+from fisherhash.system.cache import DATA_VARIABLE
+from fisherhash.system.cores import available_cores
+from fisherhash.system.devices import choose_device
 
 logger = logging.getLogger(__name__)
 

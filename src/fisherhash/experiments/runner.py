@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 
-from fisherhash import methods, storage
-from fisherhash.devices import choose_device, device_name
+from fisherhash import methods
 from fisherhash.errors import FisherhashError, NotDefinedError, UsageError
 from fisherhash.experiments.benches import Bench, Cell, Stage
 from fisherhash.experiments.claims import Claims
-from fisherhash.hasher import versions
-from fisherhash.training import fit
+from fisherhash.model.hasher import versions
+from fisherhash.system import storage
+from fisherhash.system.devices import choose_device, device_name
+from fisherhash.training.fitting import fit
 
 logger = logging.getLogger(__name__)
 

@@ -19,12 +19,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fisherhash import storage
 from fisherhash.errors import FisherhashError
 from fisherhash.experiments.benches import Bench, Cell
 from fisherhash.experiments.runner import Runner
 from fisherhash.experiments.specs import BASES, NONE, Options, Row
-from fisherhash.loop import Settings
+from fisherhash.system import storage
+from fisherhash.training.loop import Settings
 
 BUDGET, FINETUNED_BUDGET = 6, 5
 VALIDATION = 0.2

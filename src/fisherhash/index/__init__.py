@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fisherhash.index.base import Item, Matches, Within
+    from fisherhash.index.images.asking import ask
+    from fisherhash.index.images.duplicates import duplicates
+    from fisherhash.index.images.folders import add_images, sync_folder
+    from fisherhash.index.local.index import LocalIndex
     from fisherhash.index.opening import Index
-    from fisherhash.index.pictures.asking import ask
-    from fisherhash.index.pictures.duplicates import duplicates
-    from fisherhash.index.pictures.folders import add_images, sync_folder
-    from fisherhash.index.store.local import LocalIndex
 
 __all__ = [
     "Index",
@@ -28,13 +28,13 @@ __all__ = [
 _PLACES = {
     "Index": "fisherhash.index.opening",
     "Item": "fisherhash.index.base",
-    "LocalIndex": "fisherhash.index.store.local",
+    "LocalIndex": "fisherhash.index.local.index",
     "Matches": "fisherhash.index.base",
     "Within": "fisherhash.index.base",
-    "add_images": "fisherhash.index.pictures.folders",
-    "ask": "fisherhash.index.pictures.asking",
-    "duplicates": "fisherhash.index.pictures.duplicates",
-    "sync_folder": "fisherhash.index.pictures.folders",
+    "add_images": "fisherhash.index.images.folders",
+    "ask": "fisherhash.index.images.asking",
+    "duplicates": "fisherhash.index.images.duplicates",
+    "sync_folder": "fisherhash.index.images.folders",
 }
 
 

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from fisherhash.errors import UsageError
-from fisherhash.index.store.local import LocalIndex
+from fisherhash.index.local.index import LocalIndex
 
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+)://")
 

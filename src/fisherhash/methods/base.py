@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fisherhash.codes import check_bits
 from fisherhash.errors import UsageError, unknown_name
-from fisherhash.heads import Head, LinearHead
+from fisherhash.model.heads import Head, LinearHead
 
 
 @dataclass(frozen=True)

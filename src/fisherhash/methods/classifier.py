@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from fisherhash.heads import ArgmaxHead, Head
 from fisherhash.methods._codebooks import far_apart
 from fisherhash.methods._pairs import class_proportions
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, register
+from fisherhash.model.heads import ArgmaxHead, Head
 
 
 @register

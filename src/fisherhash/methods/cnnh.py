@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fisherhash.heads import Head
 from fisherhash.methods._pairs import check_not_negative, check_positive, class_proportions
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, TrainingSet, register
+from fisherhash.model.heads import Head
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fisherhash.codes import MAX_BITS
 from fisherhash.errors import UsageError, unknown_name
-from fisherhash.heads import CutHead, Head
 from fisherhash.methods import _centers, _cutting
 from fisherhash.methods._codebooks import far_apart
 from fisherhash.methods._pairs import (
@@ -29,6 +28,7 @@ from fisherhash.methods.base import (
     register,
     sign,
 )
+from fisherhash.model.heads import CutHead, Head
 
 PARTS = ("pair", "margin", "intra", "inter")
 

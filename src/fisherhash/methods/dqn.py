@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fisherhash.errors import UsageError
-from fisherhash.heads import Head, ProductHead
 from fisherhash.methods._pairs import BatchPairs, check_not_negative, check_positive
 from fisherhash.methods.base import (
     Batch,
@@ -19,6 +18,7 @@ from fisherhash.methods.base import (
     TrainingSet,
     register,
 )
+from fisherhash.model.heads import Head, ProductHead
 
 SEED_ROWS = 16_384  # images among which the first words are drawn
 TABLE_CELLS = 2**22  # distances to words held at a time
@@ -37,7 +37,7 @@ class DQN(HashMethod):
     by turns: z by back-propagation, C by k-means in each subspace, h by the nearest word. A code is
     the word numbers; a database is ranked by the asymmetric quantiser distance, a real query
     against words: it is no Hamming distance. How bits become subspaces: see
-    :class:`fisherhash.heads.ProductHead`.
+    :class:`fisherhash.model.heads.ProductHead`.
 
     How the paper is read, and what differs from it:
 

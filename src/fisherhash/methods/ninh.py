@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fisherhash.errors import UsageError
-from fisherhash.heads import Head, SlicedHead
 from fisherhash.methods._pairs import BatchPairs, check_not_negative, check_positive
 from fisherhash.methods._triplets import LIMIT, Triplets, squared_distances
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, register
+from fisherhash.model.heads import Head, SlicedHead
 
 # f lies in [0, 1] and a sigmoid's slope is at most 1/4: gradients are about a tenth of those of
 # methods that work on the logits themselves.

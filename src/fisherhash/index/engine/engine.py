@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fisherhash.codes import check_bits, check_codes, code_bytes
-from fisherhash.cores import available_cores
 from fisherhash.errors import UsageError
 from fisherhash.index.engine import planner, small
 from fisherhash.index.engine import tables as search_tables
 from fisherhash.index.engine.tables import Tables
+from fisherhash.system.cores import available_cores
 
 PATHS = ("auto", "numpy", "scan", "unique", "buckets")
 MOST_CODES = 2**31 - 1

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from fisherhash.errors import NotDefinedError
-from fisherhash.heads import Head, LinearHead
 from fisherhash.methods._pairs import check_not_negative
 from fisherhash.methods.base import FeatureMethod, MethodInfo, register, sign
+from fisherhash.model.heads import Head, LinearHead
 
 
 @register

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fisherhash.heads import Head, LinearHead
 from fisherhash.methods.base import FeatureMethod, MethodInfo, register
+from fisherhash.model.heads import Head, LinearHead
 
 
 @register

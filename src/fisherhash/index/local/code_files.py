@@ -1,0 +1,129 @@
+"""Code files: packed codes one after the other, and beside them ids where those are not implied.
+
+A file is only ever appended to. What the catalogue has not committed does not count, and the next
+writer cuts it off. Each block of ``guards.BLOCK`` bytes has a checksum in the catalogue, which
+grows with the last block.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fisherhash.errors import FisherhashError
+from fisherhash.index.local.guards import BINARY, BLOCK, crc_blocks, write_all
+
+FOLDER = "codes"
+
+
+def codes_path(folder: Path, number: int) -> Path:
+    """The file of codes with a number."""
+    return folder / FOLDER / f"{number:06d}.codes"
+
+
+def ids_path(folder: Path, number: int) -> Path:
+    """The file of their ids."""
+    return folder / FOLDER / f"{number:06d}.ids"
+
+
+def extend_sums(sums: bytes, size: int, data: memoryview) -> bytes:
+    """Checksums of a file of ``size`` bytes after ``data`` was added to it."""
+    found = np.frombuffer(sums, dtype="<u4").tolist()
+    filled = size % BLOCK
+    start = 0
+    if filled:
+        start = min(BLOCK - filled, len(data))
+        found[-1] = zlib.crc32(data[:start], found[-1])
+    found += crc_blocks(data[i : i + BLOCK] for i in range(start, len(data), BLOCK))
+    return np.array(found, dtype="<u4").tobytes()
+
+
+class Appender:
+    """Adds bytes behind the committed end of a file."""
+
+    def __init__(self, path: Path, size: int, sums: bytes) -> None:
+        self.path = path
+        self.start = self.size = size
+        self.sums = sums
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | BINARY, 0o666)
+        try:
+            # What an earlier writer left behind the committed end.
+            if os.fstat(self._fd).st_size > size:
+                os.ftruncate(self._fd, size)
+            if os.fstat(self._fd).st_size < size:
+                raise missing_bytes(path, size)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def write(self, data: NDArray) -> None:
+        """Add an array's bytes."""
+        view = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
+        write_all(self._fd, view, self.size)
+        self.sums = extend_sums(self.sums, self.size, view)
+        self.size += len(view)
+
+    def sync(self) -> None:
+        """Wait until the bytes are on the disk."""
+        os.fsync(self._fd)
+
+    def undo(self) -> None:
+        """Cut off what was added."""
+        os.ftruncate(self._fd, self.start)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._fd)
+
+
+def map_file(path: Path, dtype: str, shape: tuple[int, ...]) -> NDArray:
+    """The committed part of a file, read from the disk as it is used.
+
+    Raises:
+        FisherhashError: it is shorter than that.
+        FileNotFoundError: it is not there.
+    """
+    count = int(np.prod(shape))
+    needed = count * np.dtype(dtype).itemsize
+    try:
+        if path.stat().st_size < needed:
+            raise missing_bytes(path, needed)
+        if not count:
+            return np.zeros(shape, dtype=dtype)
+        return np.memmap(path, dtype=dtype, mode="r", shape=shape)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise FisherhashError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def missing_bytes(path: Path, needed: int) -> FisherhashError:
+    """The error of a file that is shorter than was committed."""
+    return FisherhashError(
+        f"{path} is cut off: {path.stat().st_size} bytes, {needed} were committed. "
+        "Restore the index from a copy, or make it again"
+    )
+
+
+def bad_blocks(array: NDArray, sums: bytes, first: int = 0) -> list[int]:
+    """Blocks, from number ``first`` on, whose bytes are not those that were written."""
+    view = array.reshape(-1).view(np.uint8).data
+    noted = np.frombuffer(sums, dtype="<u4")
+    if len(noted) != -(-len(view) // BLOCK):
+        return [-1]
+    found = crc_blocks(view[i : i + BLOCK] for i in range(first * BLOCK, len(view), BLOCK))
+    return [first + i for i, crc in enumerate(found) if crc != noted[first + i]]
+
+
+def damaged_blocks(path: Path, blocks: list[int]) -> FisherhashError:
+    """The error of a file whose bytes changed."""
+    more = f" and {len(blocks) - 1} more" if len(blocks) > 1 else ""
+    where = f"block {blocks[0]}{more}" if blocks[0] >= 0 else "its checksums"
+    return FisherhashError(
+        f"{path} is damaged: {where} of {BLOCK} bytes is not what was written. "
+        "Restore the index from a copy, or make it again"
+    )

@@ -1,0 +1,385 @@
+"""A code file as it is searched: mapped, checked, without what was removed, ids for positions."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fisherhash.codes import code_bytes
+from fisherhash.errors import FisherhashError
+from fisherhash.index.engine import Engine
+from fisherhash.index.local import table_files
+from fisherhash.index.local.catalogue import FileRow
+from fisherhash.index.local.code_files import (
+    bad_blocks,
+    codes_path,
+    damaged_blocks,
+    ids_path,
+    map_file,
+)
+from fisherhash.index.local.guards import BLOCK
+
+logger = logging.getLogger(__name__)
+
+TAIL = 100_000
+"""Codes added behind the search tables before those are made again (or a quarter of the file)."""
+_ANSWERS = 1 << 24
+"""Answers held at once while removed items are dropped from them."""
+
+_PIECE = 1 << 20
+
+Ids = NDArray[np.int64]
+Found = tuple[Ids, NDArray[np.int64]]
+FoundWithin = tuple[NDArray[np.int64], Ids, NDArray[np.int64]]
+
+
+class Segment:
+    """The committed part of one code file at one commit.
+
+    Attributes:
+        row: the file as committed.
+        codes: (length, bytes) mapped codes.
+        ids: their ids where they are not implied.
+        removed: one bit a position, or None where nothing is removed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        row: FileRow,
+        bits: int,
+        removed: NDArray[np.uint8] | None,
+        before: Segment | None,
+    ) -> None:
+        self.folder, self.row, self.bits, self.removed = folder, row, bits, removed
+        if before is not None and before.row.length == row.length:
+            self.codes, self.ids = before.codes, before.ids
+        else:
+            width = code_bytes(bits)
+            self.codes = map_file(codes_path(folder, row.number), "u1", (row.length, width))
+            self.ids = None
+            if row.kind != "implied":
+                self.ids = map_file(ids_path(folder, row.number), "<i8", (row.length,))
+        # Bytes are only ever added, so what was checked or prepared before still holds.
+        self._checked_bytes = before._checked_bytes if before else (-1, -1)
+        self._base = before._base if before else None
+        self._base_length = before._base_length if before else 0
+        self._kept = before._kept if before else False
+        self._tail: Engine | None = None
+        self._order: NDArray[np.int64] | None = None
+        self._gathered: Engine | None = None
+        if self.live == 0:
+            self._base, self._base_length = None, 0
+
+    @property
+    def live(self) -> int:
+        """Items that can be found."""
+        return self.row.length - self.row.removed
+
+    # Ids and positions
+
+    def ids_at(self, positions: NDArray[np.int64]) -> Ids:
+        """Ids of positions."""
+        if self.ids is None:
+            return positions + self.row.first_id
+        return self.ids[positions].astype(np.int64)
+
+    def is_removed(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which positions no longer count."""
+        if self.removed is None:
+            return np.zeros(positions.shape, dtype=bool)
+        return (self.removed[positions >> 3] >> (positions & 7).astype(np.uint8) & 1).astype(bool)
+
+    def live_positions(self) -> NDArray[np.int64]:
+        """Positions that count, ascending."""
+        if self.removed is None:
+            return np.arange(self.row.length, dtype=np.int64)
+        bits = np.unpackbits(self.removed, count=self.row.length, bitorder="little")
+        return np.flatnonzero(bits == 0)
+
+    def locate(self, ids: Ids) -> NDArray[np.int64]:
+        """Positions of ids; -1 for those that are not here or no longer count."""
+        if not self.row.length:
+            return np.full(ids.shape, -1, dtype=np.int64)
+        if self.ids is None:
+            positions = ids - self.row.first_id
+            inside = (positions >= 0) & (positions < self.row.length)
+            positions = np.where(inside, positions, 0)
+        else:
+            if self.row.kind == "sorted":
+                positions = np.searchsorted(self.ids, ids)
+                positions = np.minimum(positions, self.row.length - 1)
+            else:
+                order = self.order()
+                if not len(order):
+                    return np.full(ids.shape, -1, dtype=np.int64)
+                places = np.searchsorted(self.ids[order], ids)
+                positions = order[np.minimum(places, len(order) - 1)]
+            inside = self.ids[positions] == ids
+        return np.where(inside & ~self.is_removed(positions), positions, -1)
+
+    def order(self) -> NDArray[np.int64]:
+        """Positions that count, by ascending id."""
+        if self._order is None:
+            self._order = self.live_positions()
+            if self.row.kind == "loose" and self.ids is not None:
+                self._order = self._order[np.argsort(self.ids[self._order], kind="stable")]
+        return self._order
+
+    def ends(self) -> NDArray[np.int64]:
+        """The positions with the smallest and the largest id; there must be some that count."""
+        if self.row.kind == "loose":
+            return self.order()[[0, -1]]
+        pieces = range(0, self.row.length, _PIECE)
+        first = next(self._live_from(pieces))[0]
+        last = next(self._live_from(reversed(pieces)))[-1]
+        return np.array([first, last])
+
+    def _live_from(self, starts: Iterable[int]) -> Iterator[NDArray[np.int64]]:
+        for start in starts:
+            piece = np.arange(start, min(start + _PIECE, self.row.length), dtype=np.int64)
+            piece = piece[~self.is_removed(piece)]
+            if len(piece):
+                yield piece
+
+    def blocks(self, step: int) -> Iterator[tuple[Ids, NDArray[np.uint8]]]:
+        """Ids and codes of all that counts, by ascending id."""
+        if self.row.kind == "loose":
+            order = self.order()
+            for start in range(0, len(order), step):
+                part = order[start : start + step]
+                yield self.ids_at(part), self.codes[part]
+            return
+        for start in range(0, self.row.length, step):
+            positions = np.arange(start, min(start + step, self.row.length), dtype=np.int64)
+            codes = self.codes[start : start + step]
+            if self.removed is not None:
+                alive = ~self.is_removed(positions)
+                positions, codes = positions[alive], codes[alive]
+            if len(positions):
+                yield self.ids_at(positions), np.asarray(codes)
+
+    # Checks
+
+    def check(self) -> None:
+        """Compare bytes that were not checked yet with their checksums.
+
+        Raises:
+            FisherhashError: they differ; the file is named.
+        """
+        codes, ids = self._checked_bytes
+        codes = self._check(codes_path(self.folder, self.row.number), codes, self.codes)
+        if self.ids is not None:
+            ids = self._check(ids_path(self.folder, self.row.number), ids, self.ids)
+        self._checked_bytes = (codes, ids)
+
+    def _check(self, path: Path, checked: int, array: NDArray) -> int:
+        if checked == array.nbytes:
+            return checked
+        sums = self.row.code_sums if array is self.codes else self.row.id_sums
+        bad = bad_blocks(array, sums, max(checked, 0) // BLOCK)
+        if bad:
+            raise damaged_blocks(path, bad)
+        return array.nbytes
+
+    # Search
+
+    def prepare(self, queries: int, *, build: bool = False) -> None:
+        """Check the bytes and make what a search needs, as far as it is not there yet."""
+        self.check()
+        if self.live == 0:
+            return
+        if self.row.kind == "loose" or 2 * self.row.removed > self.row.length:
+            if self._gathered is None:
+                self._gathered = Engine(np.asarray(self.codes[self.order()]), self.bits)
+            if build:
+                self._gathered.build()
+            return
+        length = self.row.length
+        if self._base is None or _is_long(length - self._base_length, self._base_length):
+            self._base, self._base_length, self._kept = self._open_tables(length)
+            self._tail = None
+        if build:
+            self._base.build()
+            self.keep_tables()
+        if self._base_length < length and self._tail is None:
+            self._tail = Engine(self.codes[self._base_length :], self.bits)
+
+    def _open_tables(self, length: int) -> tuple[Engine, int, bool]:
+        """An engine with the tables kept on the disk, where they cover nearly all."""
+        kept = table_files.table_paths(self.folder, self.row.number)
+        for covered in sorted(kept, reverse=True):
+            if covered > length or _is_long(length - covered, covered):
+                continue
+            found = table_files.load(kept[covered], self._table_facts(covered))
+            if found is not None:
+                try:
+                    return Engine(self.codes[:covered], self.bits, tables=found), covered, True
+                except FisherhashError as error:
+                    logger.warning("%s will be made again: %s", kept[covered], error)
+        return Engine(self.codes, self.bits), length, False
+
+    def keep_tables(self) -> None:
+        """Write tables that the engine has made meanwhile, for this process and later ones."""
+        base = self._base
+        if base is None or self._kept or self._base_length < TAIL or not base.describe()["tables"]:
+            return
+        self._kept = True
+        path = table_files.table_path(self.folder, self.row.number, self._base_length)
+        facts = self._table_facts(self._base_length)
+        if not table_files.save(path, base.tables(), facts):
+            return
+        table_files.forget(self.folder, {self.row.number}, keep=path)
+        mapped = table_files.load(path, facts)
+        if mapped is not None:
+            # The mapped ones instead of those in memory: the system may drop their pages.
+            self._base = Engine(self.codes[: self._base_length], self.bits, tables=mapped)
+
+    def _table_facts(self, covered: int) -> dict[str, Any]:
+        """What tables must be of: these very bytes."""
+        size = covered * self.codes.shape[1]
+        whole = size // BLOCK
+        crc = zlib.crc32(self.row.code_sums[: 4 * whole])
+        rest = self.codes.reshape(-1).data[whole * BLOCK : size]
+        return {
+            "file": self.row.number,
+            "bits": self.bits,
+            "codes": covered,
+            "crc": zlib.crc32(rest, crc),
+        }
+
+    def _parts(self) -> list[tuple[int, int, Engine]]:
+        """Start, end and engine of the parts that are searched (gathered ones start at 0)."""
+        parts = []
+        if self._base is not None:
+            parts.append((0, self._base_length, self._base))
+        if self._tail is not None:
+            parts.append((self._base_length, self.row.length, self._tail))
+        return parts
+
+    def search(self, queries: NDArray[np.uint8], k: int) -> list[Found]:
+        """The k nearest that count, a list of parts to be merged; after :meth:`prepare`."""
+        if self.live == 0:
+            return []
+        if self._gathered is not None:
+            places, distances = self._gathered.search(queries, min(k, self.live))
+            return [(self.ids_at(self.order()[places]), distances)]
+        found = []
+        for start, end, engine in self._parts():
+            removed = self._removed_between(start, end)
+            want = min(k, end - start - removed)
+            if not want:
+                continue
+            if not removed:
+                positions, distances = engine.search(queries, want)
+                positions = positions + start
+            else:
+                positions, distances = self._search_alive(queries, want, start, end, engine)
+            found.append((self.ids_at(positions), distances))
+        return found
+
+    def _removed_between(self, start: int, end: int) -> int:
+        if self.removed is None:
+            return 0
+        return _ones(self.removed, end) - _ones(self.removed, start)
+
+    def _search_alive(
+        self, queries: NDArray[np.uint8], want: int, start: int, end: int, engine: Engine
+    ) -> Found:
+        """Ask for more than wanted, drop what was removed, and ask on where that was too few."""
+        count = end - start
+        positions = np.empty((len(queries), want), dtype=np.int64)
+        distances = np.empty((len(queries), want), dtype=np.int64)
+        alive_share = 1 - self.row.removed / self.row.length
+        ask = min(count, int(1.2 * want / alive_share) + 16)
+        left = np.arange(len(queries))
+        while len(left):
+            again = []
+            step = max(1, _ANSWERS // ask)
+            for some in (left[i : i + step] for i in range(0, len(left), step)):
+                found, far = engine.search(queries[some], ask)
+                found = found + start
+                dead = self.is_removed(found)
+                enough = (~dead).sum(axis=1) >= want
+                order = np.argsort(dead[enough], axis=1, kind="stable")[:, :want]
+                positions[some[enough]] = np.take_along_axis(found[enough], order, axis=1)
+                distances[some[enough]] = np.take_along_axis(far[enough], order, axis=1)
+                again.append(some[~enough])
+            left = np.concatenate(again)
+            ask = min(count, 4 * ask)
+        return positions, distances
+
+    def within(self, queries: NDArray[np.uint8], radius: int) -> list[FoundWithin]:
+        """All that counts within a radius: (query numbers, ids, distances) of each part."""
+        if self.live == 0:
+            return []
+        found = []
+        gathered = self._gathered
+        parts = self._parts() if gathered is None else [(0, self.live, gathered)]
+        for start, _end, engine in parts:
+            offsets, places, distances = engine.within(queries, radius)
+            numbers = np.repeat(np.arange(len(queries)), np.diff(offsets))
+            if gathered is not None:
+                positions = self.order()[places]
+            else:
+                positions = places + start
+                if self.removed is not None:
+                    alive = ~self.is_removed(positions)
+                    positions, distances = positions[alive], distances[alive]
+                    numbers = numbers[alive]
+            found.append((numbers, self.ids_at(positions), distances))
+        return found
+
+    def describe(self) -> dict[str, Any]:
+        """What is prepared."""
+        if self._gathered is not None:
+            return {"path": "gathered", **self._gathered.describe()}
+        return self._base.describe() if self._base is not None else {}
+
+
+def _ones(bits: NDArray[np.uint8], end: int) -> int:
+    """Set bits before a position."""
+    whole = int(np.bitwise_count(bits[: end >> 3]).sum())
+    return whole + (int(bits[end >> 3] & (1 << (end & 7)) - 1).bit_count() if end & 7 else 0)
+
+
+def _is_long(tail: int, base: int) -> bool:
+    return tail > max(TAIL, base // 4)
+
+
+def merge(parts: list[Found], queries: int, k: int) -> Found:
+    """The k best of several lists by (distance, id)."""
+    if not parts:
+        return np.zeros((queries, 0), dtype=np.int64), np.zeros((queries, 0), dtype=np.int64)
+    if len(parts) == 1:
+        ids, distances = parts[0]
+        return ids[:, :k].astype(np.int64, copy=False), distances[:, :k].astype(
+            np.int64, copy=False
+        )
+    ids = np.concatenate([part[0] for part in parts], axis=1)
+    distances = np.concatenate([part[1] for part in parts], axis=1)
+    order = np.argsort(ids, axis=1)
+    by_distance = np.argsort(np.take_along_axis(distances, order, axis=1), axis=1, kind="stable")
+    order = np.take_along_axis(order, by_distance, axis=1)[:, :k]
+    ids, distances = (np.take_along_axis(array, order, axis=1) for array in (ids, distances))
+    return ids.astype(np.int64, copy=False), distances.astype(np.int64, copy=False)
+
+
+def merge_within(parts: list[FoundWithin], queries: int) -> FoundWithin:
+    """Offsets, ids and distances of several lists, each query's by (distance, id)."""
+    if not parts:
+        nothing = np.zeros(0, dtype=np.int64)
+        return np.zeros(queries + 1, dtype=np.int64), nothing, nothing
+    numbers, ids, distances = (np.concatenate([part[i] for part in parts]) for i in range(3))
+    if len(parts) > 1:
+        order = np.lexsort((ids, distances, numbers))
+        numbers, ids, distances = numbers[order], ids[order], distances[order]
+    offsets = np.zeros(queries + 1, dtype=np.int64)
+    np.cumsum(np.bincount(numbers, minlength=queries), out=offsets[1:])
+    return offsets, ids.astype(np.int64, copy=False), distances.astype(np.int64, copy=False)

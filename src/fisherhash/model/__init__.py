@@ -1,0 +1,1 @@
+"""A model: backbone and head, from images to codes; saved, loaded, built in."""

@@ -1,0 +1,1 @@
+"""Static HTML pages, and the demo that writes one."""

@@ -1,0 +1,159 @@
+"""A page of answers: each query with the pictures it found, or each group of duplicates."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from fisherhash.data.images import UnreadableImage, load_image, read_file
+from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.index.images.asking import Answer, Answers
+from fisherhash.index.images.duplicates import Duplicates
+from fisherhash.pages import html as pages
+
+SHOWN = 200
+"""Answers of a query on the page, and groups of duplicates; the page holds every thumbnail."""
+
+
+def search_page(answers: Sequence[Answers], bits: int, *, index: str, count: int) -> str:
+    """A page for the answers of a search.
+
+    Args:
+        answers: the queries and what they found.
+        bits: length of the codes.
+        index: the name of the index.
+        count: how many items it holds.
+    """
+    asked = _number(len(answers), "query", "queries")
+    lead = (
+        f"{asked} in {_number(count, 'picture')}. A picture is {_number(bits, 'bit')}: the fewer "
+        "of them differ, the more alike two pictures are. The nearest come first."
+    )
+    found = any(one.found for one in answers)
+    rows = [_row(one.name, one.path, one.code, one.found) for one in answers]
+    title = "Similar pictures" if found else "Nothing found"
+    return _page(title, lead, index, rows, bits, "the query")
+
+
+def duplicates_page(found: Duplicates) -> str:
+    """A page for groups of likely duplicates; the first of a group stands before the others."""
+    total, shown = len(found.groups), found.groups[:SHOWN]
+    apart = "equal codes" if found.radius == 0 else f"codes within {_number(found.radius, 'bit')}"
+    more = f" The {len(shown):,} largest are shown." if len(shown) < total else ""
+    alike = "Equal or near" if found.radius else "Equal"
+    lead = (
+        f"{_number(total, 'group')} with {apart} in {_number(found.count, 'picture')}.{more} "
+        f"{alike} codes are candidates for duplicates, no proof: look before you delete."
+    )
+    rows = []
+    for number, (first, *others) in enumerate(shown):
+        notes = [_number(len(others) + 1, "picture")]
+        if found.same and None not in found.same[number] and len(set(found.same[number])) == 1:
+            notes.append("the same bytes")
+        rows.append(_row(first.name, first.path, first.code, others, notes))
+    title = "Likely duplicates" if total else "No duplicates"
+    return _page(title, lead, found.index, rows, found.bits, "the first")
+
+
+def write_page(path: str | os.PathLike[str], html: str) -> None:
+    """Write a page beside its place and move it there."""
+    place = Path(path)
+    if place.is_dir():
+        raise UsageError(f"{place} is a folder; give the name of a file for the page")
+    draft = place.with_name(place.name + ".new")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_bytes(html.encode("utf-8", "replace"))
+        os.replace(draft, place)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise FisherhashError(f"could not write {place}: {error.strerror or error}") from error
+
+
+# The end of a long path tells more than its beginning: the whole name, on several lines.
+_STYLE = "<style>.caption{white-space:pre-line;overflow-wrap:anywhere}</style>\n"
+
+
+def _page(
+    title: str, lead: str, index: str, rows: Sequence[pages.Query], bits: int, compared: str
+) -> str:
+    header = (
+        f'<header>\n<p class="eyebrow">fisherhash · {escape(index)}</p>\n<h1>{escape(title)}</h1>\n'
+        f'<p class="lead">{escape(lead)}</p>\n</header>'
+    )
+    legend = pages.legend(marks=False).replace("the query", compared)
+    body = legend + pages.query_rows(rows, bits) if rows else ""
+    section = f'\n<section id="answers">\n{body}\n</section>' if body else ""
+    return pages.page(f"{title} · {index}", _STYLE + header + section, description=lead)
+
+
+def _row(
+    name: str,
+    path: str | None,
+    code: NDArray[np.uint8],
+    answers: Sequence[Answer],
+    notes: Sequence[str] = (),
+) -> pages.Query:
+    picture, missing = _picture(path)
+    lines = [*notes, missing] if missing else list(notes)
+    if len(answers) > SHOWN:
+        lines.append(f"the first {SHOWN} of {len(answers):,} are shown")
+    results = []
+    for answer in answers[:SHOWN]:
+        shown, missing = _picture(answer.path)
+        caption = "/\n".join(answer.name.rsplit("/", 1)) + (f" ({missing})" if missing else "")
+        results.append(pages.Result(shown, answer.distance, answer.code, _plain(caption)))
+    return pages.Query(picture, code, _plain(name), results, lines)
+
+
+def _picture(path: str | None) -> tuple[Image.Image, str]:
+    """A picture small enough to keep, or a placeholder and the reason."""
+    if path is None:
+        return _placeholder(), "no file"
+    try:
+        picture = _reduced(read_file(path))
+    except UnreadableImage as error:
+        return _placeholder(), str(error) if os.path.exists(path) else "the file is gone"
+    # Twice the size on the page, which is made from it without loss.
+    picture.thumbnail((2 * pages.THUMBNAIL, 2 * pages.THUMBNAIL))
+    return picture, ""
+
+
+def _reduced(data: bytes) -> Image.Image:
+    """The picture; a large JPEG is decoded at an eighth of its size, which is much faster."""
+    try:
+        picture = Image.open(io.BytesIO(data))
+        picture.draft(None, (2 * pages.THUMBNAIL, 2 * pages.THUMBNAIL))
+    except Exception:
+        # Says what is wrong with it.
+        return load_image(data)
+    return load_image(picture)
+
+
+def _placeholder() -> Image.Image:
+    """A crossed-out frame."""
+    side = 96
+    picture = Image.new("RGB", (side, side), (214, 216, 222))
+    draw = ImageDraw.Draw(picture)
+    for line in ((28, 28, 68, 68), (28, 68, 68, 28)):
+        draw.line(line, fill=(122, 128, 140), width=4)
+    draw.rectangle((14, 14, side - 15, side - 15), outline=(122, 128, 140), width=3)
+    return picture
+
+
+def _plain(name: str) -> str:
+    """A name that is not UTF-8, as far as it can be shown."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _number(count: int, one: str, many: str | None = None) -> str:
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

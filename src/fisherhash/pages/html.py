@@ -1,0 +1,338 @@
+"""Blocks of a self-contained HTML page: queries with what they found, codes as bits, charts.
+
+Nothing here needs a network or a script: pictures are data URIs, drawings are inline SVG, and the
+style is one sheet that follows the reader's light or dark setting. Every function takes plain text
+and escapes it; what it returns is HTML.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+from importlib import resources
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from PIL import Image
+
+from fisherhash import __version__, codes
+from fisherhash.errors import UsageError
+
+# Twice the size a picture has on the page, for sharp screens.
+THUMBNAIL = 208
+
+
+@dataclass(frozen=True)
+class Result:
+    """One retrieved image.
+
+    Attributes:
+        picture: what is shown, reduced where it is large.
+        distance: Hamming distance from the query.
+        code: (bytes,) its packed code.
+        caption: its class or its file name.
+        right: whether it is what was asked for; None where nobody knows.
+    """
+
+    picture: Image.Image
+    distance: int
+    code: NDArray[np.uint8]
+    caption: str = ""
+    right: bool | None = None
+
+
+@dataclass(frozen=True)
+class Query:
+    """One query and what it found, the nearest first.
+
+    Attributes:
+        picture: what was asked with.
+        code: (bytes,) its packed code.
+        caption: its class or its file name.
+        results: the retrieved images in the order they are shown.
+        notes: short lines under the caption.
+    """
+
+    picture: Image.Image
+    code: NDArray[np.uint8]
+    caption: str
+    results: Sequence[Result]
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a chart.
+
+    Attributes:
+        name: for the legend.
+        values: one a point of the x axis.
+        kind: a filled area, a line, or a dashed line.
+    """
+
+    name: str
+    values: Sequence[float]
+    kind: Literal["area", "line", "dashed"] = field(default="line")
+
+
+def page(title: str, body: str, *, description: str = "") -> str:
+    """A whole page around blocks of HTML; only ``title`` and ``description`` are escaped here."""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f'<meta name="generator" content="fisherhash {escape(__version__)}">\n'
+        f'<meta name="description" content="{escape(description)}">\n'
+        f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n'
+        f"<style>\n{_style()}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _style() -> str:
+    return resources.files("fisherhash.pages").joinpath("pages.css").read_text(encoding="utf-8")
+
+
+def section(title: str, body: str, *, name: str, intro: str = "") -> str:
+    """A titled part of a page; ``intro`` is plain text, ``body`` is HTML."""
+    lead = f'<p class="intro">{escape(intro)}</p>' if intro else ""
+    return f'<section id="{escape(name)}">\n<h2>{escape(title)}</h2>\n{lead}\n{body}\n</section>'
+
+
+def data_uri(picture: Image.Image, *, side: int = THUMBNAIL) -> str:
+    """A picture as a data URI: PNG without loss if it is small, else a JPEG of at most ``side``."""
+    small = picture.convert("RGB")
+    kind, options = "png", {"optimize": True}
+    if max(small.size) > side:
+        small.thumbnail((side, side), Image.Resampling.LANCZOS)
+        kind, options = "jpeg", {"quality": 85}
+    file = io.BytesIO()
+    small.save(file, kind, **options)
+    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def bits_svg(
+    code: NDArray[np.uint8],
+    bits: int,
+    *,
+    against: NDArray[np.uint8] | None = None,
+    columns: int | None = None,
+) -> str:
+    """A code as a grid of squares, dark for 1; bits that differ from ``against`` are circles.
+
+    Args:
+        code: (bytes,) packed.
+        bits: its length.
+        against: (bytes,) the code to compare with.
+        columns: squares a row; by default 8, a byte a row, and more for codes above 64 bits.
+    """
+    own = codes.unpack(code[None], bits)[0]
+    other = own if against is None else codes.unpack(against[None], bits)[0]
+    wide = columns or 8 * max(1, 2 ** math.ceil(math.log2(max(bits, 64) / 64) / 2))
+    paths = {"b0": "", "b1": "", "d0": "", "d1": ""}
+    for place, (bit, differs) in enumerate(zip(own, own != other, strict=True)):
+        row, column = divmod(place, wide)
+        if differs:
+            paths[f"d{bit}"] += f"M{column}.17 {row}.5a.33.33 0 1 0 .66 0a.33.33 0 1 0-.66 0z"
+        else:
+            paths[f"b{bit}"] += f"M{column}.2 {row}.2h.6v.6h-.6z"
+    label = f"code {codes.to_hex(code[None])[0]}"
+    if against is not None:
+        count = int((own != other).sum())
+        label += f", {count} {'bit differs' if count == 1 else 'bits differ'}"
+    drawn = "".join(f'<path class="{name}" d="{path}"/>' for name, path in paths.items() if path)
+    rows = math.ceil(bits / wide)
+    return (
+        f'<svg class="bits" viewBox="0 0 {wide} {rows}" role="img" aria-label="{label}">'
+        f"{drawn}</svg>"
+    )
+
+
+def legend(*, marks: bool) -> str:
+    """What the squares and circles mean and, with ``marks``, the ticks and crosses."""
+
+    def key(kind: str, text: str) -> str:
+        shape = (
+            "M.17.5a.33.33 0 1 0 .66 0a.33.33 0 1 0-.66 0z"
+            if kind[0] == "d"
+            else "M.2.2h.6v.6h-.6z"
+        )
+        return (
+            '<li><svg class="bits" viewBox="0 0 1 1" aria-hidden="true">'
+            f'<path class="{kind}" d="{shape}"/></svg>{text}</li>'
+        )
+
+    items = key("b1", "bit 1") + key("b0", "bit 0")
+    items += key("d1", "1, differs from the query") + key("d0", "0, differs from the query")
+    if marks:
+        items = (
+            '<li><span class="badge right" aria-hidden="true">✓</span>same class</li>'
+            '<li><span class="badge wrong" aria-hidden="true">✕</span>another class</li>'
+        ) + items
+    return f'<ul class="legend">{items}</ul>'
+
+
+def query_rows(queries: Sequence[Query], bits: int) -> str:
+    """Every query as a row: its picture and code, then its results with distance, mark and code."""
+    return '<div class="queries">\n' + "\n".join(_query_row(q, bits) for q in queries) + "\n</div>"
+
+
+def _query_row(query: Query, bits: int) -> str:
+    notes = "".join(f"<span>{escape(note)}</span>" for note in query.notes)
+    results = "\n".join(_result(result, query, bits) for result in query.results)
+    return (
+        '<article class="query">\n<div class="asked">'
+        f'<img src="{data_uri(query.picture)}" alt="query: {escape(query.caption)}">'
+        f'<div><h3>{escape(query.caption)}</h3><p class="notes">{notes}</p>'
+        f"{bits_svg(query.code, bits)}</div></div>\n"
+        f'<ol class="results">\n{results}\n</ol>\n</article>'
+    )
+
+
+def _result(result: Result, query: Query, bits: int) -> str:
+    mark, word, sign = {
+        True: ("right", "right", "✓"),
+        False: ("wrong", "wrong", "✕"),
+        None: ("unmarked", "", ""),
+    }[result.right]
+    badge = f'<span class="badge {mark}" aria-hidden="true">{sign}</span>' if sign else ""
+    parts = (result.caption, f"distance {result.distance}", word)
+    alt = escape(", ".join(part for part in parts if part))
+    return (
+        f'<li class="{mark}" data-distance="{result.distance}"><div class="frame">'
+        f'<img src="{data_uri(result.picture)}" alt="{alt}">{badge}</div>'
+        f'<span class="distance">distance <b>{result.distance}</b></span>'
+        f'<span class="caption" title="{escape(result.caption)}">{escape(result.caption)}</span>'
+        f"{bits_svg(result.code, bits, against=query.code)}</li>"
+    )
+
+
+def tiles(items: Sequence[tuple[str, str, str]]) -> str:
+    """Headline numbers: (number, what it is, a line of detail) each."""
+    inside = "".join(
+        f'<div class="tile"><dt>{escape(name)}</dt><dd><b>{escape(number)}</b>'
+        f"<span>{escape(detail)}</span></dd></div>"
+        for number, name, detail in items
+    )
+    return f'<dl class="tiles">{inside}</dl>'
+
+
+def code_table(
+    names: Sequence[str], packed: NDArray[np.uint8], bits: int, notes: Sequence[str], heading: str
+) -> str:
+    """Named codes (n, bytes), one a row and all bits on one line, with a last column of notes."""
+    rows = "".join(
+        f'<tr><th scope="row">{escape(name)}</th>'
+        f"<td>{bits_svg(code, bits, columns=min(bits, 64))}</td><td>{escape(note)}</td></tr>"
+        for name, code, note in zip(names, packed, notes, strict=True)
+    )
+    return (
+        '<div class="scroll"><table class="codes"><thead><tr><th scope="col">class</th>'
+        f'<th scope="col">its {bits} bits</th><th scope="col">{escape(heading)}</th></tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+
+
+def distance_matrix(names: Sequence[str], distances: ArrayLike) -> str:
+    """Distances (n, n) between named things as a shaded table; the least ones are outlined."""
+    matrix = np.asarray(distances)
+    if matrix.shape != (len(names), len(names)):
+        raise UsageError(f"{len(names)} names for distances of shape {matrix.shape}")
+    apart = matrix[~np.eye(len(names), dtype=bool)]
+    low, high = (apart.min(), apart.max()) if len(apart) else (0, 0)
+    head = "".join(f'<th scope="col"><span>{escape(name)}</span></th>' for name in names)
+    rows = ""
+    for i, name in enumerate(names):
+        cells = ""
+        for j, value in enumerate(matrix[i].tolist()):
+            if i == j:
+                cells += '<td class="self">·</td>'
+                continue
+            kind = ' class="least"' if value == low else ""
+            share = (value - low) / ((high - low) or 1)
+            cells += f'<td{kind} style="--share:{8 + 44 * share:.0f}%">{value:g}</td>'
+        rows += f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>'
+    return (
+        '<div class="scroll"><table class="matrix"><thead><tr><td></td>'
+        f"{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def time_table(seconds: Sequence[tuple[str, float]]) -> str:
+    """How long each part took, with a bar in proportion, and the sum."""
+    total = sum(value for _, value in seconds)
+    rows = "".join(
+        f'<tr><th scope="row">{escape(name)}</th><td><i style="width:'
+        f'{100 * value / (total or 1):.1f}%"></i></td><td>{value:.1f} s</td></tr>'
+        for name, value in seconds
+    )
+    return (
+        f'<table class="times"><tbody>{rows}</tbody><tfoot><tr><th scope="row">in all</th><td></td>'
+        f"<td>{total:.1f} s</td></tr></tfoot></table>"
+    )
+
+
+def line_chart(
+    series: Sequence[Series], x: Sequence[float], *, title: str, x_label: str, y_label: str
+) -> str:
+    """Lines over a common x axis, from zero up, as inline SVG with a legend."""
+    wide, high, left, bottom, top = 520, 250, 40, 46, 10
+    ticks = _ticks(max((max(s.values) for s in series), default=1.0))
+    first, last = x[0], x[-1]
+
+    def across(value: float) -> float:
+        return left + (wide - left - 8) * (value - first) / ((last - first) or 1)
+
+    def up(value: float) -> float:
+        return high - bottom - (high - bottom - top) * value / ticks[-1]
+
+    floor = up(0)
+    drawn = "".join(
+        f'<line class="grid" x1="{left}" x2="{wide - 8}" y1="{up(t):.1f}" y2="{up(t):.1f}"/>'
+        f'<text class="end" x="{left - 8}" y="{up(t) + 4.5:.1f}">{t:g}</text>'
+        for t in ticks
+    )
+    keys = ""
+    for number, one in enumerate(series):
+        points = [f"{across(a):.1f} {up(b):.1f}" for a, b in zip(x, one.values, strict=True)]
+        line = "M" + "L".join(points)
+        if one.kind == "area":
+            closed = f"{line}L{across(last):.1f} {floor:.1f}L{across(first):.1f} {floor:.1f}z"
+            drawn += f'<path class="fill s{number}" d="{closed}"/>'
+        drawn += f'<path class="line s{number} {one.kind}" d="{line}"/>'
+        keys += (
+            '<li><svg viewBox="0 0 22 10" aria-hidden="true">'
+            + (f'<path class="fill s{number}" d="M0 2h22v8h-22z"/>' if one.kind == "area" else "")
+            + f'<path class="line s{number} {one.kind}" d="M0 {2 if one.kind == "area" else 5}h22"'
+            f"/></svg>{escape(one.name)}</li>"
+        )
+    step = _ticks(max(last - first, 1), steps=6)[1]
+    inner = [t for t in np.arange(step, last, step).tolist() if first < t < last - step / 2]
+    drawn += "".join(
+        f'<text class="mid" x="{across(t):.1f}" y="{floor + 18:.1f}">{t:g}</text>'
+        for t in dict.fromkeys((first, *inner, last))
+    )
+    drawn += f'<text class="mid" x="{across((first + last) / 2):.1f}" y="{high - 4}">'
+    drawn += f"{escape(x_label)}</text>"
+    return (
+        f'<figure class="chart"><figcaption><b>{escape(title)}</b> <span>{escape(y_label)}</span>'
+        f'</figcaption><ul class="keys">{keys}</ul><svg viewBox="0 0 {wide} {high}" role="img" '
+        f'aria-label="{escape(title)}">{drawn}</svg></figure>'
+    )
+
+
+def _ticks(highest: float, steps: int = 4) -> list[float]:
+    """Round numbers from 0 to at least ``highest``, in at most ``steps`` steps.
+
+    >>> _ticks(4.4)
+    [0.0, 2.0, 4.0, 6.0]
+    """
+    highest = max(highest, 1e-9)
+    rough = highest / steps
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
+    return [round(i * step, 12) for i in range(math.ceil(highest / step - 1e-9) + 1)]

@@ -1,0 +1,1 @@
+"""What the other rooms stand on: cores, devices, progress, files, the cache."""

@@ -1,0 +1,1 @@
+"""From labelled images to a model: settings, the one loop, checkpoints, measuring."""

@@ -1,0 +1,544 @@
+"""The verbs of the index: data on stdout, talk on stderr, a sentence for every fault."""
+
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from fisherhash import backbones, cli, codes
+from fisherhash.index.local.index import LocalIndex
+from fisherhash.model.hasher import Hasher
+from fisherhash.model.heads import LinearHead
+
+LINE = re.compile(r" *(\d+) +(\d+)  (.*)")
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs the command in this process: exit code, stdout, stderr."""
+
+    def run(*words):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([str(word) for word in words])
+        captured = capsys.readouterr()
+        return ended.value.code or 0, captured.out, captured.err
+
+    return run
+
+
+def command(*words, **options):
+    """Runs the command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", "from fisherhash.cli import main; main()", *map(str, words)],
+        capture_output=True,
+        check=False,
+        **options,
+    )
+
+
+def talk(err):
+    """What was said, without the time of the first search."""
+    return [line for line in err.splitlines() if not line.startswith("first search of")]
+
+
+def make_hasher(seed=0, bits=24):
+    network = backbones.create("tiny", image_size=32)
+    torch.manual_seed(seed)
+    head = LinearHead(network.features, bits)
+    head.start(torch.randn(64, network.features).abs() * 0.1)
+    return Hasher(network, head, "lsh")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    make_hasher().save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shared(photos, model, tmp_path_factory):
+    """An index of the session's pictures; not to be changed by a test."""
+    path = tmp_path_factory.mktemp("index") / "photos.index"
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["index", "sync", str(path), str(photos), "--model", str(model)])
+    assert ended.value.code == 0
+    return path
+
+
+@pytest.fixture
+def index(shared, tmp_path):
+    """A copy of that index."""
+    return shutil.copytree(shared, tmp_path / "photos.index")
+
+
+def rows(out):
+    return [(int(r), int(d), key) for r, d, key in (LINE.fullmatch(x).groups() for x in out)]
+
+
+def expected(photos, query, keys=None):
+    """(distance, key) in the order of the index, which is that of the sorted keys."""
+    hasher = make_hasher()
+    names = sorted(p.relative_to(photos).as_posix() for p in photos.rglob("*.png"))
+    packed = hasher.encode([photos / name for name in names])
+    distances = codes.hamming(hasher.encode(query), packed)[0].tolist()
+    return sorted(zip(distances, names, strict=True), key=lambda pair: pair[0])
+
+
+def test_sync_reports_on_stderr_and_as_json(run, photos, model, tmp_path):
+    path = tmp_path / "a.index"
+    code, out, err = run("index", "sync", path, photos, "--model", model)
+    assert (code, out) == (0, "")
+    assert "42 added, 0 updated, 0 removed, 0 unchanged; 42 in" in err
+    code, out, err = run("index", "sync", path, photos, "--json")
+    assert code == 0
+    report = json.loads(out)
+    assert (report["added"], report["unchanged"], report["skipped"]) == (0, 42, [])
+    assert report["count"] == 42
+
+
+def test_a_dry_run_prints_what_would_be_done(run, write_photos, model, tmp_path):
+    root = write_photos(tmp_path / "p", {"a": 2})
+    path = tmp_path / "a.index"
+    code, out, err = run("index", "sync", path, root, "--model", model, "--dry-run")
+    assert (code, out) == (0, "add     a/00.png\nadd     a/01.png\n")
+    assert "nothing was changed" in err
+    assert not path.exists()
+    run("index", "sync", path, root, "--model", model)
+    (root / "a" / "00.png").unlink()
+    code, out, _ = run("index", "sync", path, root, "--dry-run", "--json")
+    assert json.loads(out) == {"add": [], "update": [], "remove": ["a/00.png"], "unchanged": 1}
+
+
+def test_search_finds_what_brute_force_finds(run, photos, shared):
+    query = photos / "b" / "03.png"
+    want = expected(photos, query)
+    code, out, err = run("search", query, "--index", shared)
+    assert (code, talk(err)) == (0, [])
+    assert rows(out.splitlines()) == [(i + 1, d, k) for i, (d, k) in enumerate(want[:10])]
+    code, out, _ = run("search", query, "--index", shared, "-k", "100")
+    assert len(out.splitlines()) == 42
+    radius = want[6][0]
+    within = [pair for pair in want if pair[0] <= radius]
+    code, out, _ = run("search", query, "--index", shared, "--radius", radius)
+    assert [(d, k) for _, d, k in rows(out.splitlines())] == within
+    code, out, _ = run("search", query, "--index", shared, "--radius", radius, "-k", 2)
+    assert [(d, k) for _, d, k in rows(out.splitlines())] == within[:2]
+    code, out, _ = run("search", query, "--index", shared, "--where", "label=c", "-k", "3")
+    assert [k for _, _, k in rows(out.splitlines())] == [k for _, k in want if k[0] == "c"][:3]
+
+
+def test_an_item_searched_by_its_key_does_not_find_itself(run, photos, shared):
+    query = photos / "b" / "03.png"
+    want = [pair for pair in expected(photos, query) if pair[1] != "b/03.png"]
+    code, out, err = run("search", "--index", shared, "--key", "b/03.png", "-k", "5")
+    assert (code, talk(err)) == (0, [])
+    assert [(d, k) for _, d, k in rows(out.splitlines())] == want[:5]
+    code, out, _ = run("search", "--index", shared, "--key", "b/03.png", "--radius", "24")
+    assert [(d, k) for _, d, k in rows(out.splitlines())] == want
+
+
+def test_several_queries_and_json(run, photos, shared):
+    first, second = photos / "a" / "00.png", photos / "c" / "01.png"
+    words = ["search", first, second, "--index", shared, "--key", "b/00.png", "-k", "2"]
+    code, out, _ = run(*words)
+    assert code == 0
+    blocks = out.split("\n\n")
+    assert [block.splitlines()[0] for block in blocks] == [str(first), str(second), "b/00.png"]
+    assert all(len(block.splitlines()) == 3 for block in blocks)
+    code, out, err = run(*words, "--json")
+    assert (code, talk(err)) == (0, [])
+    found = json.loads(out)
+    assert [one["query"] for one in found] == [str(first), str(second), "b/00.png"]
+    best = found[0]["results"][0]
+    assert (best["rank"], best["distance"], best["key"]) == (1, 0, "a/00.png")
+    assert best["path"] == str(photos / "a" / "00.png")
+    assert best["labels"] == ["a"]
+    assert found[0]["code"] == codes.to_hex(make_hasher().encode(first))[0]
+
+
+def test_a_contact_sheet_is_written(run, photos, shared, tmp_path):
+    page = tmp_path / "new" / "answers.html"
+    words = ["search", photos / "a" / "00.png", "--index", shared, "--html", page]
+    code, out, err = run(*words)
+    assert code == 0
+    assert str(page) in err
+    assert len(out.splitlines()) == 10
+    html = page.read_text()
+    assert html.count("data:image/") >= 11
+    assert "42 pictures" in html
+
+
+def test_radius_that_finds_nothing(run, index, tmp_path):
+    with LocalIndex.open(index, write=True) as opened:
+        opened.remove(opened.keys()[1:])
+    code, out, err = run("search", "--index", index, "--key", "a/00.png", "--radius", "3")
+    assert (code, out) == (0, "")
+    assert "nothing found" in err
+
+
+def test_remove_by_key_and_by_filter(run, index):
+    code, out, err = run("index", "remove", index, "a/00.png", "b/01.png", "--json")
+    assert code == 0, err
+    assert json.loads(out) == {"removed": 2, "count": 40}
+    code, out, err = run("index", "remove", index, "--where", "label=c")
+    assert (code, out) == (0, "")
+    assert "14 removed, 26 left" in err
+    code, _, err = run("index", "remove", index, "a/00.png")
+    assert code == 2
+    assert "a/00.png" in err
+    assert run("index", "remove", index)[0] == 2
+    assert run("index", "remove", index, "a/02.png", "--where", "label=a")[0] == 2
+
+
+def test_a_dry_run_of_remove_removes_nothing(run, index):
+    code, out, err = run("index", "remove", index, "--where", "label=c", "--dry-run")
+    assert code == 0, err
+    assert out.splitlines() == [f"remove  c/{i:02d}.png" for i in range(14)]
+    assert "would be: 14 removed, 28 left; nothing was changed" in err
+    code, out, _ = run("index", "remove", index, "a/00.png", "--dry-run", "--json")
+    assert (code, json.loads(out)) == (0, {"remove": ["a/00.png"]})
+    assert run("index", "remove", index, "zz", "--dry-run")[0] == 2
+    with LocalIndex.open(index) as opened:
+        assert len(opened) == 42
+
+
+def test_a_named_file_that_cannot_be_read_is_told_every_time(run, photos, index, tmp_path):
+    bad = tmp_path / "bad.jpg"
+    bad.write_bytes(b"x")
+    for _ in range(2):
+        code, _, err = run("index", "add", index, bad)
+        assert code == 1
+        assert f"skipped {bad}: not a picture" in err
+        assert "no image could be read" in err
+    code, _, err = run("index", "add", index, bad, photos / "a" / "00.png")
+    assert code == 0
+    assert f"skipped {bad}: not a picture" in err
+    bad.unlink()
+    assert "skipped" in json.loads(run("index", "sync", index, photos, "--json")[1])
+    assert not (index / "skipped.csv").exists()
+
+
+def test_damaged_lists_are_named_by_verify_and_info(run, photos, index):
+    (index / "folder.json").write_text('{"fold')
+    (index / "skipped.csv").write_text("name,reason,size,mtime_ns\nx.jpg,bad,1\n")
+    code, out, _ = run("index", "verify", index)
+    assert code == 1
+    assert "folder.json is damaged" in out
+    assert "skipped.csv has lines that are not what was written" in out
+    code, _, err = run("index", "info", index)
+    assert code == 0
+    assert "folder.json is damaged" in err
+    assert run("index", "sync", index, photos)[0] == 0
+    assert run("index", "verify", index)[0] == 0
+
+
+def test_deleted_sums_of_the_catalogue_are_named(run, index):
+    (index / "catalogue.sums").unlink()
+    code, out, _ = run("index", "verify", index)
+    assert code == 1
+    assert "catalogue.sums is missing; harmless" in out
+
+
+def test_add_with_label_and_metadata_to_search_by(run, photos, index, write_photos, tmp_path):
+    root = write_photos(tmp_path / "more", {"x": 3}, seed=5)
+    code, _, err = run(
+        "index", "add", index, root / "x" / "00.png", "--label", "guest", "--meta", "year=2021",
+        "--meta", "camera=Nikon 1",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "1 added" in err
+    run("index", "add", index, root / "x", "--meta", "year=1999")
+    for where, count in (
+        ("label=guest", 1),
+        ("year<2000", 3),
+        ("year>=2000", 0),
+        ("label=a", 14),
+        ("label=", 2),
+    ):
+        words = ["search", photos / "a" / "00.png", "--index", index, "-k", 50, "--where", where]
+        assert len(run(*words)[1].splitlines()) == count, where
+
+
+def test_info_verify_and_compact(run, index, photos, model):
+    run("index", "remove", index, "a/00.png")
+    code, out, err = run("index", "info", index)
+    assert (code, err) == (0, "")
+    assert re.search(r"^bits +24$", out, re.MULTILINE)
+    assert str(model) in out
+    assert str(photos) in out
+    found = json.loads(run("index", "info", index, "--json")[1])
+    assert found["bits"] == 24
+    assert found["folder"] == str(photos)
+    code, out, err = run("index", "verify", index)
+    assert (code, out) == (0, "")
+    assert "nothing wrong was found" in err
+    code, _, err = run("index", "compact", index)
+    assert code == 0
+    assert "41 items" in err
+    assert json.loads(run("index", "verify", index, "--json")[1])["ok"] is True
+    (file,) = (index / "codes").glob("*.codes")
+    data = bytearray(file.read_bytes())
+    data[5] ^= 1
+    file.write_bytes(data)
+    code, out, err = run("index", "verify", index)
+    assert code == 1
+    assert file.name in out
+    assert "problem" in err
+    code, out, _ = run("index", "verify", index, "--json")
+    assert code == 1
+    assert json.loads(out)["ok"] is False
+
+
+def test_dedup_lists_groups(run, write_photos, model, tmp_path):
+    root = write_photos(tmp_path / "p", {"a": 6})
+    for name in ("copy.png", "copy2.png"):
+        shutil.copy(root / "a" / "02.png", root / name)
+    path = tmp_path / "a.index"
+    run("index", "sync", path, root, "--model", model)
+    page = tmp_path / "d.html"
+    code, out, err = run("dedup", path, "--compare-files", "--html", page)
+    assert code == 0, err
+    assert "     0  copy.png  same bytes (1)\n" in out
+    assert "candidates, not a proof" in err
+    assert "byte for byte copies of another file: 2" in err
+    assert "Likely duplicates" in page.read_text()
+    groups = json.loads(run("dedup", path, "--json", "--radius", "24")[1])["groups"]
+    assert [group["size"] for group in groups] == [8]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["index", "snyc", "x", "y"], 'Did you mean "sync"'),
+        (["index", "sync", "INDEX", "PHOTOS", "--modle", "x"], "Did you mean --model?"),
+        (["index", "sync", "INDEX", "--modle", "x"], "--modle. Did you mean --model?"),
+        (["index", "sync", "new", "nowhere"], "there is no folder 'nowhere'"),
+        (["index", "sync", "new", "PHOTOS/a/00.png"], "is a file; sync takes a folder"),
+        (["index", "sync", "new", "EMPTY"], "holds no pictures"),
+        (["index", "sync", "INDEX", "EMPTY"], "nothing was changed"),
+        (["index", "sync", "INDEX", "EMPTY", "--allow-empty"], "is another folder: of 42"),
+        (["index", "sync", "INDEX", "EMPTY", "--moved"], "add --allow-empty"),
+        (["index", "remove", "INDEX", "--where", "labl!=a"], "Did you mean 'label'?"),
+        (["index", "remove", "INDEX", "--where", "labl!=a", "--dry-run"], "the field 'labl'"),
+        (["search", "--index", "INDEX", "--key", "a/00.png", "--where", "labl=a"], "'label'?"),
+        (["search", "nowhere.jpg", "--index", "INDEX"], "there is no file 'nowhere.jpg'"),
+        (["index", "sync", "PHOTOS", "PHOTOS/a"], "PHOTOS"),
+        (["index", "sync", "PHOTOS/a/00.png", "PHOTOS"], "00.png"),
+        (["index", "sync", "new", "PHOTOS", "--model", "nowhere"], "nowhere does not exist"),
+        (["index", "sync", "new", "PHOTOS", "--fit", "itqq"], "Did you mean 'itq'?"),
+        (["index", "sync", "new", "PHOTOS", "--fit", "itq", "--bits", "0"], "between 1 and 1024"),
+        (["index", "sync", "new", "PHOTOS", "--bits", "8"], "--bits goes with --fit"),
+        (["index", "sync", "new", "PHOTOS", "--fit", "itq", "--model", "m"], "exclude each other"),
+        (["index", "add", "INDEX"], "no image given"),
+        (["index", "add", "INDEX", "nowhere.jpg"], "there is no file or folder 'nowhere.jpg'"),
+        (["index", "add", "INDEX", "PHOTOS", "--meta", "year"], "--meta takes NAME=VALUE"),
+        (["index", "info", "nowhere"], "nowhere"),
+        (["index", "info", "PHOTOS"], "PHOTOS"),
+        (["index", "verify", "nowhere"], "nowhere"),
+        (["index", "compact", "EMPTY"], "EMPTY"),
+        (["index", "remove", "INDEX", "no such key"], "no such key"),
+        (["search", "PHOTOS/a/00.png", "--index", "nowhere"], "nowhere"),
+        (["search", "--index", "INDEX"], "nothing to search for"),
+        (["search", "PHOTOS/a/00.png"], "--index"),
+        (["search", "PHOTOS/a/00.png", "--index", "INDEX", "-k", "0"], "k must be at least 1"),
+        (["search", "PHOTOS/a/00.png", "--index", "INDEX", "-k", "x"], "must be a whole number"),
+        (["search", "PHOTOS/a/00.png", "--index", "INDEX", "--radius", "25"], "0 and 24 bits"),
+        (["search", "PHOTOS/a/00.png", "--index", "INDEX", "--radius", "-1"], "0 and 24 bits"),
+        (["search", "PHOTOS/a/00.png", "--index", "INDEX", "--where", "cat"], "label=cat"),
+        (["search", "--index", "INDEX", "--key", "zz.png"], "zz.png"),
+        (["dedup", "nowhere"], "nowhere"),
+        (["dedup", "INDEX", "--radius", "25"], "0 and 24 bits"),
+        (["dedup", "INDEX", "--raduis", "2"], "Did you mean --radius?"),
+    ],
+)
+def test_bad_use_is_a_sentence_and_exit_code_2(
+    run, photos, index, tmp_path, monkeypatch, words, sentence
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    places = {"PHOTOS": str(photos), "INDEX": str(index), "EMPTY": str(tmp_path / "empty")}
+
+    def fill(word):
+        for name, place in places.items():
+            word = word.replace(name, place)
+        return word
+
+    code, out, err = run(*map(fill, words))
+    assert code == 2, err
+    assert out == ""
+    assert fill(sentence) in err
+    assert err.splitlines()[-1].startswith("fisherhash: ")
+    assert "Traceback" not in err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_query_that_is_no_picture(run, index, tmp_path):
+    (tmp_path / "notes.txt").write_text("text")
+    code, out, err = run("search", tmp_path / "notes.txt", "--index", index)
+    assert (code, out) == (1, "")
+    assert "notes.txt: not a picture" in err
+
+
+def test_pictures_that_can_be_read_are_answered_beside_one_that_cannot(
+    run, photos, index, tmp_path
+):
+    bad, good = tmp_path / "bad.jpg", photos / "a" / "00.png"
+    bad.write_bytes(b"x")
+    code, out, err = run("search", bad, good, "--index", index, "-k", "1")
+    assert (code, out) == (1, f"{good}\n   1    0  a/00.png\n")
+    assert f"{bad}: not a picture" in err
+    code, out, _ = run("search", bad, "--key", "a/00.png", "--index", index, "--json")
+    assert (code, [one["query"] for one in json.loads(out)]) == (1, ["a/00.png"])
+
+
+def test_bad_files_are_named_and_a_folder_of_nothing_else_fails(run, photos, model, tmp_path):
+    root = tmp_path / "p"
+    root.mkdir()
+    (root / "bad.jpg").write_bytes(b"x")
+    code, _, err = run("index", "sync", tmp_path / "a.index", root, "--model", model)
+    assert code == 1
+    assert "skipped bad.jpg: not a picture" in err
+    assert "no image could be read" in err
+    shutil.copy(photos / "a" / "00.png", root)
+    code, _, err = run("index", "sync", tmp_path / "a.index", root)
+    assert code == 0
+    assert "1 added, 0 updated, 0 removed, 0 unchanged, 1 skipped (0 of them new)" in err
+    assert "skipped.csv" in err
+
+
+def test_a_second_writer_is_told_who_writes(run, index, photos, tmp_path):
+    with LocalIndex.open(index, write=True):
+        shutil.copy(photos / "a" / "00.png", tmp_path / "more.png")
+        done = command("index", "add", index, tmp_path / "more.png")
+        assert done.returncode == 1
+        assert str(os.getpid()).encode() in done.stderr
+        assert b"Traceback" not in done.stderr
+        assert command("search", "--index", index, "--key", "a/00.png").returncode == 0
+
+
+def test_a_full_disk_leaves_the_index_as_it_was(photos, index, tmp_path, write_photos):
+    root = write_photos(tmp_path / "more", {"x": 400}, seed=5)
+
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    done = command("index", "add", index, root, preexec_fn=limit)
+    assert done.returncode == 1, done.stderr
+    assert b"Traceback" not in done.stderr
+    done = command("index", "verify", index)
+    assert done.returncode == 0, done.stderr + done.stdout
+    done = command("index", "add", index, root, "--json")
+    assert done.returncode == 0
+    report = json.loads(done.stdout)
+    assert report["added"] + report["unchanged"] == 400
+    assert report["count"] == 442
+
+
+def test_ctrl_c_says_how_to_go_on(run, photos, model, tmp_path, monkeypatch):
+    from fisherhash.index.images import importing
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    words = ["index", "sync", tmp_path / "a.index", photos, "--model", model]
+    with monkeypatch.context() as patch:
+        patch.setattr(importing, "write_block", interrupted)
+        code, _, err = run(*words)
+    assert code == 130
+    assert "the same command continues where it stopped" in err
+    assert "42 added" in run(*words)[2]
+
+
+def test_a_killed_import_goes_on(write_photos, model, tmp_path):
+    root = write_photos(tmp_path / "p", {"a": 1500})
+    path = tmp_path / "a.index"
+    script = "from fisherhash.cli import main; main()"
+    words = ["index", "sync", str(path), str(root), "--model", str(model)]
+    process = subprocess.Popen([sys.executable, "-c", script, *words], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with LocalIndex.open(path) as index:
+                if len(index):
+                    break
+        except Exception:
+            pass
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    with LocalIndex.open(path) as index:
+        before = len(index)
+    assert before >= 128
+    done = command(*words, "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["unchanged"] == before
+    assert report["count"] == 1500
+    assert command("index", "verify", path).returncode == 0
+
+
+def test_encode_and_sync_use_the_built_in_hasher(run, photos, tmp_path, monkeypatch):
+    """Which one it is, and how good, is tested with it; here a tiny one stands for it."""
+    from fisherhash.model import builtin
+
+    asked = []
+
+    def load(name=builtin.DEFAULT, device="cpu"):
+        asked.append(name)
+        return make_hasher()
+
+    monkeypatch.setattr(builtin, "load", load)
+    picture = photos / "a" / "00.png"
+    code, out, err = run("encode", picture)
+    assert (code, err) == (0, "")
+    assert out == f"{codes.to_hex(make_hasher().encode(picture))[0]}  {picture}\n"
+    path = tmp_path / "a.index"
+    assert run("index", "sync", path, photos)[0] == 0
+    assert not (path / "model").exists()
+    assert "built-in hasher" in run("index", "info", path)[1]
+    assert rows(run("search", picture, "--index", path)[1].splitlines())[0][1] == 0
+    assert set(asked) == {builtin.DEFAULT}
+    assert run("index", "sync", path, photos, "--model", builtin.DEFAULT)[0] == 0
+    code, _, err = run("encode", picture, "--model", builtin.DEFAULT + "x")
+    assert code == 2
+    assert "Did you mean" in err
+
+
+def test_names_that_are_not_utf8_leave_as_they_came(photos, model, tmp_path):
+    root = os.path.join(os.fsencode(tmp_path), b"caf\xe9")
+    os.mkdir(root)
+    shutil.copy(photos / "a" / "00.png", os.fsdecode(os.path.join(root, b"\xff.png")))
+    path = tmp_path / "a.index"
+    done = command("index", "sync", path, os.fsdecode(root), "--model", model)
+    assert done.returncode == 0, done.stderr
+    page = tmp_path / "a.html"
+    done = command("search", photos / "a" / "00.png", "--index", path, "--html", page)
+    assert (done.returncode, done.stdout) == (0, b"   1    0  \xff.png\n")
+    assert page.read_bytes().count(b"data:image/") >= 2
+    assert command("dedup", path, "--json").returncode == 0
+    found = json.loads(command("search", "--index", path, photos / "a" / "00.png", "--json").stdout)
+    assert os.fsencode(found[0]["results"][0]["key"]) == b"\xff.png"
+    assert np.array_equal([found[0]["results"][0]["distance"]], [0])
+
+
+def test_fields_that_only_look_like_numbers_are_texts():
+    fields = cli.index._metadata(["a=Infinity", "b=NaN", "c=1e999", "d=7", "e=007"])
+    assert fields == {"a": "Infinity", "b": "NaN", "c": "1e999", "d": 7, "e": "007"}
+
+
+def test_names_that_would_steer_a_terminal_are_escaped():
+    from fisherhash.errors import printable
+
+    assert printable("a\x1b[31m\nb\udcff.jpg") == "a\\x1b[31m\\nb\udcff.jpg"
+    assert printable("Übersee 写真.jpg") == "Übersee 写真.jpg"

@@ -1,0 +1,76 @@
+"""From a picture of any shape to the square of pixels a backbone takes."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fisherhash.data.preprocessing import Preprocessing
+from fisherhash.errors import UsageError
+
+
+def ramp(width, height):
+    """Red grows with the column, green with the row."""
+    pixels = np.zeros((height, width, 3), dtype=np.uint8)
+    pixels[:, :, 0] = np.linspace(0, 255, width)[None, :]
+    pixels[:, :, 1] = np.linspace(0, 255, height)[:, None]
+    return Image.fromarray(pixels)
+
+
+@pytest.mark.parametrize("size", [(64, 64), (200, 64), (64, 200), (1, 1), (3, 500), (40, 41)])
+@pytest.mark.parametrize("crop", [1.0, 0.875, 0.1])
+def test_any_picture_becomes_the_square(size, crop):
+    pixels = Preprocessing(size=32, crop=crop).pixels(ramp(*size))
+    assert pixels.shape == (32, 32, 3)
+    assert pixels.dtype == np.uint8
+
+
+def test_the_right_size_passes_through_untouched():
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8))
+    for interpolation in ("nearest", "bilinear", "bicubic", "lanczos"):
+        pixels = Preprocessing(size=32, interpolation=interpolation).pixels(picture)
+        np.testing.assert_array_equal(pixels, np.asarray(picture))
+
+
+def test_the_centre_is_kept():
+    """Of 200 columns the middle 100 remain; with a crop of one half, 50 of them."""
+    wide = Preprocessing(size=50, interpolation="bilinear").pixels(ramp(200, 100))
+    assert wide[25, 0, 0] == pytest.approx(255 * 50 / 200, abs=3)
+    assert wide[25, -1, 0] == pytest.approx(255 * 150 / 200, abs=3)
+    assert wide[0, 25, 1] < 5
+    assert wide[-1, 25, 1] > 250
+    cropped = Preprocessing(size=50, crop=0.5, interpolation="bilinear").pixels(ramp(200, 100))
+    assert cropped[25, 0, 0] == pytest.approx(255 * 75 / 200, abs=3)
+    assert cropped[0, 25, 1] == pytest.approx(255 * 25 / 100, abs=5)
+
+
+def test_a_long_strip_does_not_become_longer():
+    """Resized first, this strip would be 22 million pixels wide."""
+    pixels = Preprocessing(size=224).pixels(ramp(100_000, 1))
+    assert pixels.shape == (224, 224, 3)
+    assert np.ptp(pixels[:, :, 0]) <= 1
+
+
+def test_config_round_trip_through_json():
+    chosen = Preprocessing(
+        size=96, crop=0.9, interpolation="nearest", mean=(1, 2.5, 3), std=(4, 5, 6)
+    )
+    again = Preprocessing.from_config(json.loads(json.dumps(chosen.to_config())))
+    assert again == chosen
+    assert hash(again) == hash(chosen)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"size": 7}, "between 8 and 4096 pixels, got 7"),
+        ({"size": 5000}, "between 8 and 4096 pixels, got 5000"),
+        ({"crop": 0.0}, "crop must be between"),
+        ({"crop": float("nan")}, "crop must be between"),
+        ({"interpolation": "cubic"}, "one of nearest, bilinear, bicubic, lanczos"),
+    ],
+)
+def test_values_out_of_range(wrong, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        Preprocessing(**wrong)

