@@ -28,24 +28,26 @@ __all__ = [
     "train",
 ]
 
-# Loaded when first asked for, so that the command line answers without importing torch.
+# Loaded on first use, so that the command line answers without importing torch.
 _PLACES = {
     "Hasher": "fisherhash.model.hasher",
     "Index": "fisherhash.index.opening",
     "Settings": "fisherhash.training.loop",
+    "backbones": "fisherhash",
+    "builtin": "fisherhash.model",
     "evaluate": "fisherhash.evaluation",
+    "methods": "fisherhash",
     "train": "fisherhash.training.fitting",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PLACES:
-        return getattr(importlib.import_module(_PLACES[name]), name)
-    if name in ("backbones", "methods"):
-        return importlib.import_module(f"fisherhash.{name}")
-    if name == "builtin":
-        return importlib.import_module("fisherhash.model.builtin")
-    raise AttributeError(f"module 'fisherhash' has no attribute '{name}'")
+    if name not in _PLACES:
+        raise AttributeError(f"module 'fisherhash' has no attribute '{name}'")
+    place = _PLACES[name]
+    if name in ("backbones", "builtin", "methods"):
+        return importlib.import_module(f"{place}.{name}")
+    return getattr(importlib.import_module(place), name)
 
 
 def __dir__() -> list[str]:

@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from fisherhash.model.features import MICRO_BATCH, Extractor, cached_rows, in_fixed_batches
 
 from fisherhash import backbones
 from fisherhash.data.sources import open_data
-from fisherhash.model.features import MICRO_BATCH, Extractor, cached_rows, in_fixed_batches
 from fisherhash.system.cache import cache_dir
 
 CPU = torch.device("cpu")
