@@ -153,7 +153,7 @@ class CutHead(LinearHead):
 
     def __init__(self, in_features: int, bits: int, width: int) -> None:
         if width < 1:
-            raise UsageError(f"width must be at least 1, got {width}: codes are cut from outputs")
+            raise UsageError(f"codes are cut from at least one output, got width {width}")
         super().__init__(in_features, bits, outputs=width)
         self.width = width
         self.register_buffer("mixing", torch.eye(width).repeat(-(-bits // width), 1)[:bits])

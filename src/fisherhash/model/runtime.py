@@ -62,15 +62,19 @@ class TorchRuntime:
         self.device = device
         self.kind = device.type
         self._backbone = backbone
-        self._hashed: tuple[list[tuple[int, int]], str] = ([], "")
+        self._hashed: tuple[list[tuple[int, int, float]] | None, str] = (None, "")
         self._network = on_device(fold_batch_norm(backbone), device).eval()
 
     @property
     def checksum(self) -> str:
         """SHA-256 of the backbone's weights, computed again only after they changed."""
         state = self._backbone.state_dict()
-        # PyTorch counts changes in place, except of tensors made in inference mode.
-        now = [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in state.values()]
+        # PyTorch counts changes in place, but not those of fused optimizers and captured graphs,
+        # nor those of tensors made in inference mode: they change the sum.
+        now = [
+            (t.data_ptr(), 0 if t.is_inference() else t._version, float(t.double().sum()))
+            for t in state.values()
+        ]
         if now != self._hashed[0]:
             self._hashed = now, storage.tensors_checksum(state)
         return self._hashed[1]
@@ -83,7 +87,7 @@ class TorchRuntime:
         precision, whose mantissa is that of the convolutions' default there.
         """
         if self.kind != "cuda" or not isinstance(pixels, Tensor):
-            return in_fixed_batches(self._run, pixels, self.device)
+            return in_fixed_batches(self._run, np.ascontiguousarray(pixels), self.device)
         pixels = pixels.to(self.device)
         with torch.autocast("cuda", torch.float16):
             features = self._run(pixels)
@@ -123,14 +127,14 @@ def on_device(backbone: Backbone, device: torch.device) -> Backbone:
 
 @torch.inference_mode()
 def in_fixed_batches(
-    function: Callable[[Tensor], Tensor], values: NDArray | Tensor, device: torch.device
+    function: Callable[[Tensor], Tensor], values: NDArray, device: torch.device
 ) -> NDArray[np.float32]:
     """Apply a function to rows (n, …), always in batches of one size; the last one is padded."""
     size = MICRO_BATCH if device.type == "cpu" else GPU_BATCH
     rows = []
     # No rows at all are one batch of padding: the result has its shape nevertheless.
     for start in range(0, max(1, len(values)), size):
-        chunk = torch.as_tensor(values[start : start + size])
+        chunk = torch.from_numpy(values[start : start + size])
         padding = chunk.new_zeros(size - len(chunk), *chunk.shape[1:])
         padded = torch.cat([chunk, padding]) if len(padding) else chunk
         rows.append(function(padded.to(device)).float().cpu()[: len(chunk)])
