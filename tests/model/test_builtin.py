@@ -103,6 +103,18 @@ def test_it_is_small_and_has_a_card(hasher):
     assert hasher.details["options"]["recipe"] in card
 
 
+def test_evaluate_takes_its_name(hasher, photos, capsys, monkeypatch):
+    from fisherhash.cli import main
+
+    monkeypatch.setattr(Hasher, "load_builtin", lambda name, *, device: hasher)
+    with pytest.raises(SystemExit) as ended:
+        main(["evaluate", "--model", "general-64", "--data", str(photos), "--json"])
+    assert ended.value.code in (0, None)
+    found = json.loads(capsys.readouterr().out)
+    assert found["model"]["bits"] == 64
+    assert found["evaluation"]["queries"] > 0
+
+
 def test_an_unknown_name():
     with pytest.raises(UsageError, match=r"unknown built-in hasher 'general-32'.*general-64"):
         Hasher.load_builtin("general-32")
