@@ -607,7 +607,30 @@ def main() -> None:
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if args.write:
-        builtin.write_builtin(hasher, builtin.folder(), card(hasher, result))
+        write(hasher, builtin.folder(), card(hasher, result))
+
+
+def write(hasher: Hasher, place: Path, text: str) -> None:
+    """Write the files that ``builtin.read_builtin`` reads."""
+    state = hasher.head.state_dict()
+    config = {
+        "format": builtin.HEAD_FORMAT,
+        "bits": hasher.bits,
+        "method": hasher.method,
+        "backbone": hasher.backbone.name,
+        "backbone_sha256": hasher.runtime.checksum,
+        "preprocessing": hasher.preprocessing.to_config(),
+        "head": hasher.head.config(),
+        "head_sha256": storage.tensors_checksum(state),
+        "versions": versions(),
+        "details": hasher.details,
+    }
+    files = {
+        builtin.HEAD_WEIGHTS: storage.write_tensors(state),
+        builtin.HEAD_CARD: storage.write_text(text),
+        builtin.HEAD_CONFIG: storage.write_text(storage.dump_json(config)),
+    }
+    storage.write_files(place, files)
 
 
 if __name__ == "__main__":

@@ -33,10 +33,10 @@ _PLACES = {
     "Hasher": "fisherhash.model.hasher",
     "Index": "fisherhash.index.opening",
     "Settings": "fisherhash.training.loop",
-    "backbones": "fisherhash",
-    "builtin": "fisherhash.model",
+    "backbones": "fisherhash.backbones",
+    "builtin": "fisherhash.model.builtin",
     "evaluate": "fisherhash.evaluation",
-    "methods": "fisherhash",
+    "methods": "fisherhash.methods",
     "train": "fisherhash.training.fitting",
 }
 
@@ -44,10 +44,8 @@ _PLACES = {
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'fisherhash' has no attribute '{name}'")
-    place = _PLACES[name]
-    if name in ("backbones", "builtin", "methods"):
-        return importlib.import_module(f"{place}.{name}")
-    return getattr(importlib.import_module(place), name)
+    module = importlib.import_module(_PLACES[name])
+    return module if module.__name__.endswith(f".{name}") else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -19,13 +19,13 @@ from PIL import Image
 
 from fisherhash import backbones, codes
 from fisherhash.data import workers
+from fisherhash.data.pixels import PixelBank
 from fisherhash.data.sources import open_data, open_paths
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.model.hasher import Hasher
 from fisherhash.model.heads import LinearHead
 from fisherhash.model.runtime import feature_rows
 from fisherhash.system import storage
-from fisherhash.training.pixels import PixelBank
 
 BITS = 60
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fisherhash.data.collection import Collection, Reader
-from fisherhash.data.images import MAX_PIXELS, ImageLike, UnreadableImage, load_image
+from fisherhash.data.images import ImageLike, UnreadableImage, load_image
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.readers import FileReader
 from fisherhash.data.workers import TIMEOUT, LostWorkerError, run_jobs
@@ -30,18 +30,6 @@ from fisherhash.system.cores import available_cores
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-__all__ = [
-    "MAX_PIXELS",
-    "DecodedBlock",
-    "ImageLike",
-    "Skipped",
-    "UnreadableImage",
-    "decode",
-    "decode_images",
-    "load_image",
-    "write_skipped",
-]
 
 ALONE_SECONDS = 30.0
 """Time limit for an image that is decoded alone after it took a worker process down."""
@@ -74,7 +62,7 @@ class DecodedBlock:
     Attributes:
         indices: (n,) numbers of the images that were read, in the order requested.
         pixels: (n, 3, size, size) bytes; row ``i`` is image ``indices[i]``. A
-            :class:`~fisherhash.training.pixels.PixelBank` yields tensors, all others arrays.
+            :class:`~fisherhash.data.pixels.PixelBank` yields tensors, all others arrays.
         skipped: the images of this block that could not be read.
     """
 

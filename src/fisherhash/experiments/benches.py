@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fisherhash import backbones, methods
 from fisherhash.backbones import Backbone
 from fisherhash.data.lists import is_list_folder
+from fisherhash.data.pixels import PixelBank, pixel_rows
 from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import NAMED, Collection, open_data
 from fisherhash.data.splits import Split, split_checksum
@@ -26,7 +27,6 @@ from fisherhash.model.runtime import TorchRuntime, feature_rows, on_device
 from fisherhash.system import storage
 from fisherhash.system.cache import data_dirs
 from fisherhash.training.loop import Settings
-from fisherhash.training.pixels import PixelBank, pixel_rows
 
 
 @dataclass(frozen=True)

