@@ -48,9 +48,9 @@ from fisherhash.evaluation import evaluate, metrics
 from fisherhash.methods import FeatureMethod, HashMethod
 from fisherhash.methods.base import sign
 from fisherhash.model import builtin
-from fisherhash.model.features import Extractor
 from fisherhash.model.hasher import Hasher, versions
 from fisherhash.model.heads import Head, LinearHead
+from fisherhash.model.runtime import TorchRuntime, feature_rows
 from fisherhash.system import storage
 from fisherhash.training.loop import FrozenImages, Loop, Settings
 
@@ -97,13 +97,13 @@ class Data:
             collection = open_data(name)
             self.of[name] = collection, resolve(collection)
         self.classifier = read_tensors(packaged_weights())["_fc.weight"].float()
-        self.extractors: dict[int, Extractor] = {}
+        self.runtimes: dict[int, TorchRuntime] = {}
 
     def features(self, name: str, numbers: Numbers, size: int = SIZE) -> Tensor:
-        if size not in self.extractors:
+        if size not in self.runtimes:
             network = backbones.create(image_size=size)
-            self.extractors[size] = Extractor(network, torch.device("cpu"))
-        rows = self.extractors[size].of_collection(self.of[name][0], numbers)
+            self.runtimes[size] = TorchRuntime(network, torch.device("cpu"))
+        rows = feature_rows(self.runtimes[size], self.of[name][0], numbers)
         if rows.skipped:
             raise SystemExit(f"{len(rows.skipped)} images of {name} cannot be read")
         return torch.from_numpy(np.array(rows.values))
@@ -461,7 +461,7 @@ def sizes(data: Data) -> dict[str, dict[str, float]]:
         for size in SIZES:
             pixels = np.zeros((16, 3, size, size), dtype=np.uint8)
             began = time.perf_counter()
-            data.extractors[size].of_pixels(pixels)
+            data.runtimes[size].features(pixels)
             fastest[size] = min(fastest[size], time.perf_counter() - began)
     for size in SIZES:
         table[f"{size} px"]["images a second"] = round(16 / fastest[size])
@@ -607,7 +607,30 @@ def main() -> None:
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if args.write:
-        builtin.write(hasher, builtin.folder(), card(hasher, result))
+        write(hasher, builtin.folder(), card(hasher, result))
+
+
+def write(hasher: Hasher, place: Path, text: str) -> None:
+    """Write the files that ``builtin.read_builtin`` reads."""
+    state = hasher.head.state_dict()
+    config = {
+        "format": builtin.HEAD_FORMAT,
+        "bits": hasher.bits,
+        "method": hasher.method,
+        "backbone": hasher.backbone.name,
+        "backbone_sha256": hasher.runtime.checksum,
+        "preprocessing": hasher.preprocessing.to_config(),
+        "head": hasher.head.config(),
+        "head_sha256": storage.tensors_checksum(state),
+        "versions": versions(),
+        "details": hasher.details,
+    }
+    files = {
+        builtin.HEAD_WEIGHTS: storage.write_tensors(state),
+        builtin.HEAD_CARD: storage.write_text(text),
+        builtin.HEAD_CONFIG: storage.write_text(storage.dump_json(config)),
+    }
+    storage.write_files(place, files)
 
 
 if __name__ == "__main__":

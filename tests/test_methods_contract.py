@@ -235,7 +235,7 @@ def test_the_head_can_be_restored(name):
         head = method.fit(features, labels, seed=0)
     else:
         head = trained(name, epochs=1)[1].head
-    copy = heads.restore(head.config())
+    copy = heads.restore_head(head.config())
     copy.load_state_dict(head.state_dict())
     head.eval()
     copy.eval()

@@ -28,24 +28,24 @@ __all__ = [
     "train",
 ]
 
-# Loaded when first asked for, so that the command line answers without importing torch.
+# Loaded on first use, so that the command line answers without importing torch.
 _PLACES = {
     "Hasher": "fisherhash.model.hasher",
     "Index": "fisherhash.index.opening",
     "Settings": "fisherhash.training.loop",
+    "backbones": "fisherhash.backbones",
+    "builtin": "fisherhash.model.builtin",
     "evaluate": "fisherhash.evaluation",
+    "methods": "fisherhash.methods",
     "train": "fisherhash.training.fitting",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PLACES:
-        return getattr(importlib.import_module(_PLACES[name]), name)
-    if name in ("backbones", "methods"):
-        return importlib.import_module(f"fisherhash.{name}")
-    if name == "builtin":
-        return importlib.import_module("fisherhash.model.builtin")
-    raise AttributeError(f"module 'fisherhash' has no attribute '{name}'")
+    if name not in _PLACES:
+        raise AttributeError(f"module 'fisherhash' has no attribute '{name}'")
+    module = importlib.import_module(_PLACES[name])
+    return module if module.__name__.endswith(f".{name}") else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -494,11 +494,13 @@ def test_encode_and_sync_use_the_built_in_hasher(run, photos, tmp_path, monkeypa
 
     asked = []
 
-    def load(name=builtin.DEFAULT, device="cpu"):
+    def load(name, *, device):
         asked.append(name)
-        return make_hasher()
+        hasher = make_hasher()
+        hasher.origin = {"builtin": name}
+        return hasher
 
-    monkeypatch.setattr(builtin, "load", load)
+    monkeypatch.setattr(Hasher, "load_builtin", load)
     picture = photos / "a" / "00.png"
     code, out, err = run("encode", picture)
     assert (code, err) == (0, "")
@@ -508,9 +510,9 @@ def test_encode_and_sync_use_the_built_in_hasher(run, photos, tmp_path, monkeypa
     assert not (path / "model").exists()
     assert "built-in hasher" in run("index", "info", path)[1]
     assert rows(run("search", picture, "--index", path)[1].splitlines())[0][1] == 0
-    assert set(asked) == {builtin.DEFAULT}
-    assert run("index", "sync", path, photos, "--model", builtin.DEFAULT)[0] == 0
-    code, _, err = run("encode", picture, "--model", builtin.DEFAULT + "x")
+    assert set(asked) == {builtin.DEFAULT_HASHER}
+    assert run("index", "sync", path, photos, "--model", builtin.DEFAULT_HASHER)[0] == 0
+    code, _, err = run("encode", picture, "--model", builtin.DEFAULT_HASHER + "x")
     assert code == 2
     assert "Did you mean" in err
 

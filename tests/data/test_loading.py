@@ -67,7 +67,7 @@ def test_a_file_that_vanishes_is_skipped(tmp_path, pictures):
     (block,) = decode(data, None, SMALL)
     assert block.indices.tolist() == [0, 2, 3]
     reason = "the file does not exist (moved or deleted?)"
-    assert block.skipped == [Skipped("a/001.png", reason, passing=True)]
+    assert block.skipped == [Skipped(1, "a/001.png", reason, passing=True)]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -148,11 +148,17 @@ READERS = """
     class Awkward:
         def __init__(self, kind, log=None):
             self.kind, self.log = kind, log
+        def opened(self):
+            lines = open(self.log).read().split("\\n")[:-1]
+            return [(int(line.split()[1]), int(line.split()[0])) for line in lines]
         def open(self, index):
             if self.log:
                 with open(self.log, "a") as file:
-                    file.write(f"{os.getpid()}\\n")
-            if index == 5 and self.kind == "die":
+                    file.write(f"{os.getpid()} {index}\\n")
+            if self.kind == "all die" or index == 5 and self.kind in ("die", "log"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if index == 5 and self.kind == "once" and not os.path.exists(self.log + ".died"):
+                open(self.log + ".died", "w").close()
                 os.kill(os.getpid(), signal.SIGKILL)
             if index == 5 and self.kind == "hang":
                 time.sleep(600)
@@ -178,7 +184,7 @@ def awkward(tmp_path, monkeypatch):
     from importlib import import_module
 
     def make(kind: str, count: int = 200) -> Collection:
-        reader = import_module("awkward_readers").Awkward(kind)
+        reader = import_module("awkward_readers").Awkward(kind, str(tmp_path / "log"))
         names = [f"item {number}" for number in range(count)]
         return Collection("awkward", names, np.zeros((count, 0), np.uint8), (), reader)
 
@@ -186,16 +192,50 @@ def awkward(tmp_path, monkeypatch):
     sys.modules.pop("awkward_readers", None)
 
 
-def test_a_killed_worker_is_a_clear_error(awkward):
-    with pytest.raises(FisherhashError, match=r"signal 9.* while it read 'item 5'.*workers"):
-        list(decode(awkward("die"), None, SMALL, workers=2))
+def all_but_item_5(blocks):
+    """Check that only item 5 is missing; returns why."""
+    (block,) = blocks
+    assert block.indices.tolist() == [i for i in range(200) if i != 5]
+    assert block.pixels[:, 0, 0, 0].tolist() == block.indices.tolist()
+    (skipped,) = block.skipped
+    assert (skipped.index, skipped.name, skipped.passing) == (5, "item 5", True)
+    return skipped.reason
 
 
-def test_a_hung_worker_is_a_clear_error(awkward):
+def test_a_decoder_that_crashes_costs_its_image_only(awkward):
+    reason = all_but_item_5(decode(awkward("die"), None, SMALL, workers=2))
+    assert "signal 9" in reason
+    assert "while it read 'item 5'" in reason
+
+
+def test_a_decoder_that_hangs_costs_its_image_only(awkward):
     start = time.monotonic()
-    with pytest.raises(FisherhashError, match=r"no answer for 1\.5 s while it read 'item 5'"):
-        list(decode(awkward("hang"), None, SMALL, workers=2, timeout=1.5))
+    blocks = decode(awkward("hang"), None, SMALL, workers=2, timeout=1.5)
+    assert "no answer for 1.5 s while it read 'item 5'" in all_but_item_5(blocks)
     assert time.monotonic() - start < 20
+
+
+def test_after_a_crash_nothing_is_decoded_in_this_process(awkward, monkeypatch):
+    """Images 0 to 3 are timed here; the rest may hold another image that crashes its decoder."""
+    monkeypatch.setattr(workers, "choose_workers", lambda *_: 2)
+    monkeypatch.setattr(workers, "PROBE_IMAGES", 4)
+    data = awkward("log")
+    (block,) = decode(data, None, SMALL)
+    assert len(block.indices) == 199
+    here = [i for i, pid in data.reader.opened() if pid == os.getpid()]
+    assert here == [0, 1, 2, 3]
+
+
+def test_an_image_that_crashed_by_chance_is_read_the_second_time(awkward):
+    (block,) = decode(awkward("once"), None, SMALL, workers=2)
+    assert block.indices.tolist() == list(range(200))
+    assert block.skipped == []
+
+
+def test_workers_that_always_crash_are_an_error(awkward):
+    """A few images may crash their decoders; a whole folder of them means something else."""
+    with pytest.raises(FisherhashError, match=r"signal 9.* while it read 'item 8'"):
+        list(decode(awkward("all die", 12), None, SMALL, workers=1))
 
 
 def test_a_bug_in_a_reader_is_no_skipped_image(awkward):
@@ -280,6 +320,10 @@ def wait_for(condition, seconds: float = 20.0) -> bool:
     return False
 
 
+def pids_in(log: Path) -> list[str]:
+    return [line.split()[0] for line in log.read_text().splitlines() if line.strip()]
+
+
 def alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
@@ -292,7 +336,7 @@ def test_a_script_needs_no_main_guard(tmp_path):
     process, log = run_script(tmp_path, "plain", 100)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out.strip(), err) == (0, "100", "")
-    pids = set(log.read_text().split())
+    pids = set(pids_in(log))
     assert 1 <= len(pids) <= 2
     assert str(process.pid) not in pids
 
@@ -303,8 +347,8 @@ def test_a_script_needs_no_main_guard(tmp_path):
 )
 def test_workers_end_with_their_parent(tmp_path, signal_number):
     process, log = run_script(tmp_path, "slow", 400)
-    assert wait_for(lambda: log.is_file() and len(set(log.read_text().split())) == 2)
-    pids = [int(pid) for pid in set(log.read_text().split())]
+    assert wait_for(lambda: log.is_file() and len(set(pids_in(log))) == 2)
+    pids = [int(pid) for pid in set(pids_in(log))]
     if signal_number == signal.SIGINT:
         os.killpg(process.pid, signal_number)  # as a terminal does
     else:
@@ -318,7 +362,7 @@ def test_workers_end_with_their_parent(tmp_path, signal_number):
 
 
 def test_write_skipped(tmp_path):
-    items = [Skipped("a, b/ü 1.jpg", 'truncated: "x"'), Skipped("c.jpg", "empty")]
+    items = [Skipped(0, "a, b/ü 1.jpg", 'truncated: "x"'), Skipped(1, "c.jpg", "empty")]
     assert write_skipped(tmp_path / "skipped.csv", items) == 2
     with (tmp_path / "skipped.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))

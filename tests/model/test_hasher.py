@@ -18,10 +18,13 @@ import torch
 from PIL import Image
 
 from fisherhash import backbones, codes
+from fisherhash.data import workers
+from fisherhash.data.pixels import PixelBank
 from fisherhash.data.sources import open_data, open_paths
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.model.hasher import Hasher
 from fisherhash.model.heads import LinearHead
+from fisherhash.model.runtime import feature_rows
 from fisherhash.system import storage
 
 BITS = 60
@@ -159,13 +162,12 @@ def test_a_collection_of_bad_files_only(tmp_path):
 
 
 def test_pictures_are_not_all_held_in_memory(monkeypatch):
-    """With blocks of 4, the fifth is asked for only after the first four are encoded."""
-    monkeypatch.setattr("fisherhash.model.hasher.BLOCK", 4)
+    """With blocks of 4, the fifth image is requested only after the first four are encoded."""
     hasher = tiny_hasher()
     done = []
-    encode = hasher._extractor.of_pixels
+    encode = hasher.runtime.features
     monkeypatch.setattr(
-        hasher._extractor, "of_pixels", lambda pixels: done.append(len(pixels)) or encode(pixels)
+        hasher.runtime, "features", lambda pixels: done.append(len(pixels)) or encode(pixels)
     )
 
     def images():
@@ -173,8 +175,77 @@ def test_pictures_are_not_all_held_in_memory(monkeypatch):
             assert sum(done) == i // 4 * 4
             yield image
 
-    assert hasher.encode(images()).shape == (10, codes.code_bytes(BITS))
+    found = list(hasher.encode_blocks(images(), block=4))
+    assert [part.indices.tolist() for part in found] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    np.testing.assert_array_equal(
+        np.concatenate([part.codes for part in found]), hasher.encode(noise(10))
+    )
+    del done[3:]
     assert done == [4, 4, 2]
+
+
+def test_paths_are_decoded_in_worker_processes_where_that_is_faster(tmp_path, monkeypatch):
+    paths = [tmp_path / f"{i}.png" for i in range(40)]
+    for image, path in zip(noise(40), paths, strict=True):
+        Image.fromarray(image).save(path)
+    hasher, pools = tiny_hasher(), []
+    expected = hasher.encode(noise(40))
+    pool = workers._Pool
+
+    def counted(*arguments):
+        pools.append(arguments)
+        return pool(*arguments)
+
+    monkeypatch.setattr(workers, "_Pool", counted)
+    monkeypatch.setattr(workers, "choose_workers", lambda *_: 2)
+    np.testing.assert_array_equal(hasher.encode(noise(40)), expected)
+    assert pools == []
+    np.testing.assert_array_equal(hasher.encode(paths), expected)
+    assert len(pools) == 1
+
+
+def test_blocks_of_images_list_the_bad_ones_by_their_number(tmp_path):
+    hasher, images = tiny_hasher(), noise(9)
+    expected = hasher.encode(images)
+    given = [*images[:3], b"text", *images[4:8], tmp_path / "none.png"]
+    for source in (given, iter(given)):
+        parts = list(hasher.encode_blocks(source, block=4))
+        assert [part.indices.tolist() for part in parts] == [[0, 1, 2], [4, 5, 6, 7], []]
+        for part in parts:
+            np.testing.assert_array_equal(part.codes, expected[part.indices])
+            assert part.queries is None
+        bad = [(s.index, s.name, s.passing) for part in parts for s in part.skipped]
+        assert bad == [(3, "image 3", False), (8, str(tmp_path / "none.png"), True)]
+    with pytest.raises(FisherhashError, match="image 3: not a picture"):
+        hasher.encode(given)
+
+
+def test_blocks_of_a_collection_a_bank_and_a_list_have_the_same_codes(photos):
+    hasher, collection = tiny_hasher(), open_data(photos)
+    wanted = np.array([40, 3, 17, 18, 5])
+    bank = PixelBank(collection, np.arange(41), hasher.preprocessing, hasher.device)
+    files = [photos / collection.names[i] for i in wanted]
+    expected = hasher.logits(files)
+    for source, indices in ((collection, wanted), (bank, wanted), (files, None)):
+        parts = list(hasher.encode_blocks(source, indices, block=2, queries=True))
+        assert [len(part.codes) for part in parts] == [2, 2, 1]
+        found = np.concatenate([part.indices for part in parts])
+        assert found.tolist() == (list(range(5)) if indices is None else wanted.tolist())
+        np.testing.assert_array_equal(
+            np.concatenate([part.codes for part in parts]), codes.pack(expected)
+        )
+        np.testing.assert_array_equal(np.concatenate([part.queries for part in parts]), expected)
+    assert sum(len(part.codes) for part in hasher.encode_blocks(bank)) == 41
+    with pytest.raises(FisherhashError, match="1 images could be read before and cannot now"):
+        bank.of(np.array([3, 41]))
+
+
+def test_what_only_a_collection_can_do(photos):
+    hasher = tiny_hasher()
+    with pytest.raises(UsageError, match="only features of a collection can be cached"):
+        list(hasher.encode_blocks(noise(2), cached=True))
+    with pytest.raises(UsageError, match="indices select images of a collection"):
+        list(hasher.encode_blocks(noise(2), np.array([1])))
 
 
 @pytest.mark.parametrize("images", [[], np.empty((0, 8, 8, 3), np.uint8), iter(())])
@@ -215,11 +286,32 @@ def test_the_fingerprint_changes_with_everything_that_decides_a_code():
     assert named.fingerprint() in prints
 
 
+def test_loading_and_using_a_model_hashes_its_weights_once(lite, tmp_path, monkeypatch):
+    lite.save(tmp_path)
+    hashed = []
+    checksum = storage.tensors_checksum
+
+    def counted(tensors):
+        hashed.append(sum(value.nbytes for value in tensors.values()))
+        return checksum(tensors)
+
+    monkeypatch.setattr(storage, "tensors_checksum", counted)
+    hasher = Hasher.load(tmp_path)
+    assert hasher.fingerprint() == lite.fingerprint()
+    feature_rows(hasher.runtime, open_data("sample"), np.array([0]))
+    large = [size for size in hashed if size > 5_000_000]
+    assert len(large) == 1
+
+
 @pytest.fixture
 def saved(tmp_path):
     """A saved hasher's folder and the codes of some images."""
     hasher = tiny_hasher()
-    hasher.details = {"data": {"name": "a | b", "images": 3}, "results": {"mAP": 0.123456}}
+    hasher.details = {
+        "reference": "A title, VENUE 2002",
+        "data": {"name": "a | b", "images": 3},
+        "results": {"mAP": 0.123456},
+    }
     hasher.save(tmp_path / "model")
     return tmp_path / "model", hasher.encode(noise(5))
 
@@ -254,7 +346,7 @@ def test_the_card_says_what_it_is_and_its_example_runs(saved):
     card = (folder / "README.md").read_text()
     for text in (
         f"# {BITS}-bit image hasher (lsh)",
-        "Similarity estimation techniques from rounding algorithms, STOC 2002",
+        "Method: A title, VENUE 2002",
         "| backbone | tiny |",
         "| image size | 32 px |",
         "| classes | 2: cat, dog |",
@@ -272,7 +364,7 @@ def test_the_card_says_what_it_is_and_its_example_runs(saved):
         scope,
     )
     np.testing.assert_array_equal(scope["codes"], expected[:1])
-    assert "# uint8, 8 bytes an image" in code
+    assert "# uint8, 8 bytes per image" in code
 
 
 def test_a_card_of_an_unknown_method_and_of_no_classes(tmp_path):
@@ -362,7 +454,9 @@ def edit(folder, **changes):
         ({"preprocessing": [1]}, r"config\.json is damaged"),
         ({"classes": 3}, r"config\.json is damaged"),
         ({"details": 3}, r"config\.json is damaged"),
-        ({"weights_sha256": None}, "its checksum is not the one"),
+        ({"weights_sha256": None}, r"config\.json is damaged: 'weights_sha256'"),
+        ({"fingerprint": None}, r"config\.json is damaged: 'fingerprint'"),
+        ({"fingerprint": "0", "weights_sha256": "0"}, "its checksum is not the one"),
     ],
 )
 def test_a_damaged_config(saved, changes, sentence):
@@ -463,6 +557,30 @@ def test_a_network_of_ones_own_must_be_passed_again(tmp_path):
         Hasher.load(tmp_path)
     loaded = Hasher.load(tmp_path, backbone=Mine())
     np.testing.assert_array_equal(loaded.logits(noise(3)), hasher.logits(noise(3)))
+
+
+def test_a_model_says_where_it_came_from(saved, monkeypatch):
+    folder, _ = saved
+    summary = {"method": "lsh", "backbone": "tiny", "bits": BITS}
+    assert tiny_hasher().about == summary
+    monkeypatch.chdir(folder.parent)
+    assert Hasher.load("model").about == {"path": str(folder)} | summary
+    assert Hasher.load("general-64").about == Hasher.load().about == {"builtin": "general-64"}
+
+
+def test_a_folder_comes_before_a_built_in_name(saved, monkeypatch):
+    folder, _ = saved
+    folder.rename(folder.parent / "general-64")
+    monkeypatch.chdir(folder.parent)
+    assert Hasher.load("general-64").bits == BITS
+    assert Hasher.load_builtin("general-64").bits == 64
+
+
+def test_a_name_with_a_typo_and_a_backbone_that_is_not_needed():
+    with pytest.raises(UsageError, match=r"no model 'generl-64'\. Did you mean 'general-64'\?"):
+        Hasher.load("generl-64")
+    with pytest.raises(UsageError, match="'general-64' has a backbone; pass none with it"):
+        Hasher.load("general-64", backbone=torch.nn.Identity())
 
 
 def test_a_model_folder_takes_a_path_or_a_string(saved):

@@ -17,7 +17,7 @@ from fisherhash.model.heads import (
     LinearHead,
     ProductHead,
     SlicedHead,
-    restore,
+    restore_head,
 )
 
 kinds = pytest.mark.parametrize("kind", sorted(HEADS))
@@ -112,7 +112,7 @@ def test_a_restored_head_gives_the_same_logits(kind):
     head = made(kind, 11)
     features = skewed_features()
     head.start(features)
-    other = restore(head.config())
+    other = restore_head(head.config())
     assert type(other) is type(head)
     other.load_state_dict(head.state_dict())
     assert torch.equal(other.eval().logits(features), head.eval().logits(features))
@@ -138,13 +138,13 @@ def test_from_matrix_is_the_matrix():
 
 def test_configs_that_describe_no_head():
     with pytest.raises(UsageError, match=r"unknown head 'liner'\. Did you mean 'linear'"):
-        restore({"kind": "liner", "in_features": 4, "bits": 8})
+        restore_head({"kind": "liner", "in_features": 4, "bits": 8})
     with pytest.raises(UsageError, match="unknown head ''"):
-        restore({})
+        restore_head({})
     with pytest.raises(FisherhashError, match="the head 'linear' cannot be built"):
-        restore({"kind": "linear", "in_features": 4, "bits": 8, "slices": 2})
+        restore_head({"kind": "linear", "in_features": 4, "bits": 8, "slices": 2})
     with pytest.raises(UsageError, match="between 1 and 1024"):
-        restore({"kind": "linear", "in_features": 4, "bits": 0})
+        restore_head({"kind": "linear", "in_features": 4, "bits": 0})
 
 
 def features(count=60, width=16, seed=0):
@@ -227,7 +227,7 @@ def test_a_code_is_the_numbers_of_the_nearest_words(bits):
 
 @pytest.mark.parametrize("bits", [6, 13, 20])
 def test_distances_are_a_sum_of_table_cells(bits, monkeypatch):
-    monkeypatch.setattr("fisherhash.model.heads.BLOCK_PAIRS", 100)
+    monkeypatch.setattr("fisherhash.model.heads.DISTANCES_AT_ONCE", 100)
     head = product(bits)
     z = head(features(7, seed=1)).detach()
     packed = codes.pack(head.logits(features()).numpy())
@@ -258,7 +258,7 @@ def test_numbers_beyond_a_subspaces_bits_are_never_chosen():
 
 def test_the_bottleneck_is_a_multiple_of_the_subspaces():
     assert ProductHead(16, 20, 100).width == 102
-    assert restore(ProductHead(16, 20, 100).config()).width == 102
+    assert restore_head(ProductHead(16, 20, 100).config()).width == 102
 
 
 def test_distances_of_logits_rank_codes_as_squared_distances_do(monkeypatch):
@@ -273,7 +273,7 @@ def test_distances_of_logits_rank_codes_as_squared_distances_do(monkeypatch):
     database = codes.pack(rows)
     squared = ((queries.numpy()[:, None] - rows) ** 2).sum(2)
     for block in (7, 2**20):
-        monkeypatch.setattr("fisherhash.model.heads.BLOCK_PAIRS", block)
+        monkeypatch.setattr("fisherhash.model.heads.DISTANCES_AT_ONCE", block)
         found = torch.cat(list(head.distances(queries, database))).numpy()
         same = (queries.numpy() ** 2).sum(1, keepdims=True) + 10
         assert found + same == pytest.approx(squared, abs=1e-4)
@@ -338,7 +338,7 @@ def test_a_cut_head_starts_with_outputs_of_unit_scale_and_their_signs_as_bits(bi
 def test_a_restored_cut_head_gives_the_same_codes(bits, width):
     head = cut_head(bits, width)
     assert head.config()["width"] == width
-    other = restore(head.config())
+    other = restore_head(head.config())
     assert {"mixing", "offsets"} <= other.state_dict().keys()
     other.load_state_dict(head.state_dict())
     assert torch.equal(other.eval()(features()), head(features()))
@@ -351,7 +351,7 @@ def test_impossible_widths(head, width):
     with pytest.raises(UsageError, match="at least one"):
         head(16, 8, width)
     with pytest.raises(FisherhashError):
-        restore({"kind": head.kind, "in_features": 16, "bits": 8, "slices": 2})
+        restore_head({"kind": head.kind, "in_features": 16, "bits": 8, "slices": 2})
 
 
 @kinds

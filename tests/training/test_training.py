@@ -24,7 +24,7 @@ from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.methods import base
 from fisherhash.model.hasher import Hasher
 from fisherhash.training.checkpoints import is_unfinished
-from fisherhash.training.fitting import fit, save, train
+from fisherhash.training.fitting import fit, train
 from fisherhash.training.loop import Settings
 from fisherhash.training.measuring import encode_split, measure
 
@@ -426,7 +426,7 @@ def test_bad_files_are_counted_and_listed_wherever_they_are(write_photos, tmp_pa
     measured = trained.evaluate()
     assert measured.queries == len(split.query) - 1
     trained.evaluate()
-    save(trained, tmp_path / "m")
+    trained.save(tmp_path / "m")
     with (tmp_path / "m" / "skipped.csv").open(newline="") as file:
         rows = list(csv.reader(file))
     assert rows[0] == ["name", "reason"]
@@ -449,13 +449,13 @@ def test_a_bad_file_does_not_shift_the_labels_of_the_others(write_photos, tmp_pa
 
     monkeypatch.setattr(methods.find("dfh"), "start", spied)
     trained = quick(root)
-    extractor = trained.hasher._extractor
+    runtime = trained.hasher.runtime
     names = [name for name in trained.collection.names if name != "a/00.png"]
     kept = [n for n in names if trained.collection.names.index(n) in trained.split.train]
     for name, label, row in zip(kept, seen["labels"], seen["features"], strict=True):
         assert label.tolist() == ([1.0, 0.0] if name.startswith("a/") else [0.0, 1.0])
         picture = trained.hasher.preprocessing.pixels(Image.open(root / name))
-        expected = extractor.of_pixels(picture.transpose(2, 0, 1)[None])[0]
+        expected = runtime.features(picture.transpose(2, 0, 1)[None])[0]
         np.testing.assert_array_equal(row.numpy(), expected)
 
 
@@ -504,7 +504,7 @@ def test_a_method_of_ones_own_is_trained_with_its_weights(photos, tmp_path, toy_
     assert torch.equal(trained.method.classifier.weight, again.method.classifier.weight)
     assert state(trained) == state(again)
     # Only the head is saved: what is needed to train is not needed to encode.
-    save(trained, tmp_path)
+    trained.save(tmp_path)
     assert (
         "Method: A toy, Nowhere 2024, https://example.org" in (tmp_path / "README.md").read_text()
     )

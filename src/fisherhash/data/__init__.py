@@ -1,7 +1,7 @@
 """Images and labels: where they come from, how they are split, decoded and checked."""
 
 from fisherhash.data.loading import (
-    Block,
+    DecodedBlock,
     Skipped,
     UnreadableImage,
     decode,
@@ -14,8 +14,8 @@ from fisherhash.system.cache import cache_dir
 
 __all__ = [
     "PROTOCOLS",
-    "Block",
     "Collection",
+    "DecodedBlock",
     "Protocol",
     "Reader",
     "Skipped",

@@ -155,7 +155,7 @@ def check(
     with progress("Checking images", len(collection)) as advance:
         for index, answer in answers:
             if isinstance(answer, UnreadableImage):
-                unreadable.append(Skipped(names[index], str(answer)))
+                unreadable.append(Skipped(index, names[index], str(answer)))
             else:
                 stored[index], pixels[index] = answer[:_DIGEST], answer[_DIGEST:]
             advance(1)

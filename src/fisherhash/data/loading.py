@@ -1,59 +1,73 @@
-"""From numbers of images to blocks of pixels, decoded in worker processes; bad files are skipped.
+"""Decode images into blocks of pixels, in worker processes where that is faster.
 
-A bad file is left out and listed with its reason. No other image takes its place: the indices of a
-block say which images its pixels are.
+An image that cannot be read is left out and listed with its reason. No other image takes its
+place: the indices of a block say which images its pixels belong to.
 """
 
 from __future__ import annotations
 
 import csv
+import dataclasses
+import functools
+import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from fisherhash.data.collection import Collection, Reader
-from fisherhash.data.images import MAX_PIXELS, ImageLike, UnreadableImage, load_image
+from fisherhash.data.images import ImageLike, UnreadableImage, load_image
 from fisherhash.data.preprocessing import Preprocessing
-from fisherhash.data.workers import TIMEOUT, run_jobs
+from fisherhash.data.readers import FileReader
+from fisherhash.data.workers import TIMEOUT, LostWorkerError, run_jobs
 from fisherhash.errors import UsageError
+from fisherhash.system.cores import available_cores
 
-__all__ = [
-    "MAX_PIXELS",
-    "Block",
-    "ImageLike",
-    "Skipped",
-    "UnreadableImage",
-    "decode",
-    "load_image",
-    "write_skipped",
-]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ALONE_SECONDS = 30.0
+"""Time limit for an image that is decoded alone after it took a worker process down."""
+
+LOST_IN_A_ROW = 8
+"""Images in a row that may take their worker down before the images are no longer to blame."""
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """An image that could not be read, and why; ``passing`` if another try may succeed."""
+    """An image that could not be read.
 
+    Attributes:
+        index: its number in the source.
+        name: its name in the source.
+        reason: why it could not be read.
+        passing: whether another attempt may succeed.
+    """
+
+    index: int
     name: str
     reason: str
     passing: bool = False
 
 
 @dataclass(frozen=True)
-class Block:
+class DecodedBlock:
     """Some images, decoded.
 
     Attributes:
-        indices: (n,) numbers of the images that were read, in the order asked for.
-        pixels: (n, 3, size, size) bytes, contiguous; row ``i`` is image ``indices[i]``.
+        indices: (n,) numbers of the images that were read, in the order requested.
+        pixels: (n, 3, size, size) bytes; row ``i`` is image ``indices[i]``. A
+            :class:`~fisherhash.data.pixels.PixelBank` yields tensors, all others arrays.
         skipped: the images of this block that could not be read.
     """
 
     indices: NDArray[np.int64]
-    pixels: NDArray[np.uint8]
+    pixels: NDArray[np.uint8] | Tensor
     skipped: list[Skipped]
 
 
@@ -62,8 +76,8 @@ class _PixelJob:
     preprocessing: Preprocessing
 
     def __call__(self, reader: Reader, index: int) -> bytes:
-        picture = self.preprocessing.pixels(reader.open(index))
-        return np.ascontiguousarray(picture.transpose(2, 0, 1)).tobytes()
+        pixels = self.preprocessing.pixels(reader.open(index))
+        return np.ascontiguousarray(pixels.transpose(2, 0, 1)).tobytes()
 
 
 def decode(
@@ -74,22 +88,25 @@ def decode(
     block: int = 256,
     workers: int | None = None,
     timeout: float = TIMEOUT,
-) -> Iterator[Block]:
-    """Decode images in order, a block at a time; memory stays bounded whatever their number.
+) -> Iterator[DecodedBlock]:
+    """Decode images in order, one block at a time, in bounded memory.
+
+    An image whose decoder crashes or hangs is decoded again, alone; if that fails too, it is
+    skipped like any other image that cannot be read.
 
     Args:
         collection: the images.
-        indices: (n,) which ones, in which order; None for all.
+        indices: (n,) which images, in which order; None for all.
         preprocessing: the geometry of the pixels.
-        block: images asked for in a block; the last may be smaller, and a skipped image leaves its
-            block smaller by one.
-        workers: processes; 0 decodes in this one. None times the first few images and starts
-            processes only on Linux and only for work of more than a few seconds.
+        block: images per block; the last block may hold fewer, and every skipped image leaves its
+            block one image smaller.
+        workers: number of processes; 0 decodes in this one. None times the first few images and
+            starts processes only on Linux and only for more than a few seconds of work.
         timeout: seconds without an answer after which a worker counts as hung.
 
     Raises:
-        UsageError: an index outside the collection, or a block below 1.
-        FisherhashError: a worker process hung or was killed.
+        UsageError: an index is outside the collection, or ``block`` is below 1.
+        FisherhashError: worker processes fail image after image, or a reader has a bug.
 
     >>> from fisherhash.data.sources import open_data
     >>> first = next(decode(open_data("sample"), [3, 1], Preprocessing(size=64)))
@@ -105,46 +122,110 @@ def decode(
         raise UsageError(f"image {wrong} does not exist: '{collection.name}' has {total} images")
     if block < 1:
         raise UsageError(f"a block must hold at least 1 image, got {block}")
-    return _blocks(collection, wanted, preprocessing, block, workers, timeout)
+    answers = _answers(collection, _PixelJob(preprocessing), wanted.tolist(), workers, timeout)
+    return _blocks(collection, answers, len(wanted), preprocessing.size, block)
+
+
+def decode_images(
+    images: Iterable[ImageLike], preprocessing: Preprocessing, *, block: int = 256
+) -> Iterator[DecodedBlock]:
+    """Decode images in memory, or image files by their paths; image ``i`` is the i-th one given.
+
+    Images in memory are decoded in this process. An iterator is consumed one block at a time.
+
+    Args:
+        images: paths, bytes, Pillow images or arrays.
+        preprocessing: the geometry of the pixels.
+        block: images per block.
+    """
+    files = isinstance(images, Sequence) and all(isinstance(i, str | os.PathLike) for i in images)
+    waiting, first = iter(images), 0
+    while some := list(itertools.islice(waiting, None if files else block)):
+        names = [
+            os.fspath(image) if isinstance(image, str | os.PathLike) else f"image {number}"
+            for number, image in enumerate(some, first)
+        ]
+        reader = FileReader("", names) if files else _MemoryReader(some)
+        labels = np.zeros((len(some), 0), dtype=np.uint8)
+        given = Collection("images", names, labels, (), reader)
+        workers = None if files else 0
+        for part in decode(given, None, preprocessing, block=block, workers=workers):
+            skipped = [dataclasses.replace(s, index=s.index + first) for s in part.skipped]
+            yield DecodedBlock(part.indices + first, part.pixels, skipped)
+        first += len(some)
+
+
+@dataclass(frozen=True)
+class _MemoryReader:
+    images: Sequence[ImageLike]
+
+    def open(self, index: int) -> Image.Image:
+        return load_image(self.images[index])
+
+    def fingerprint(self) -> str:
+        raise UsageError("images in memory have no fingerprint, so nothing of them can be cached")
 
 
 def _blocks(
     collection: Collection,
-    wanted: NDArray[np.int64],
-    preprocessing: Preprocessing,
+    answers: Generator[tuple[int, bytes | UnreadableImage]],
+    count: int,
+    size: int,
     block: int,
-    workers: int | None,
-    timeout: float,
-) -> Iterator[Block]:
-    size = preprocessing.size
-    answers = run_jobs(
-        collection.reader,
-        _PixelJob(preprocessing),
-        wanted.tolist(),
-        names=collection.names,
-        workers=workers,
-        timeout=timeout,
-    )
+) -> Iterator[DecodedBlock]:
     try:
-        for start in range(0, len(wanted), block):
-            asked = min(block, len(wanted) - start)
-            pixels = np.empty((asked, 3, size, size), dtype=np.uint8)
+        for start in range(0, count, block):
+            length = min(block, count - start)
+            pixels = np.empty((length, 3, size, size), dtype=np.uint8)
             read: list[int] = []
             skipped: list[Skipped] = []
-            for _ in range(asked):
-                index, answer = next(answers)
+            for index, answer in itertools.islice(answers, length):
                 if isinstance(answer, UnreadableImage):
-                    skipped.append(Skipped(collection.names[index], str(answer), answer.passing))
+                    name = collection.names[index]
+                    skipped.append(Skipped(index, name, str(answer), answer.passing))
                     continue
                 pixels[len(read)] = np.frombuffer(answer, dtype=np.uint8).reshape(3, size, size)
                 read.append(index)
-            yield Block(np.array(read, dtype=np.int64), pixels[: len(read)], skipped)
+            yield DecodedBlock(np.array(read, dtype=np.int64), pixels[: len(read)], skipped)
     finally:
         answers.close()
 
 
+def _answers(
+    collection: Collection,
+    job: _PixelJob,
+    wanted: list[int],
+    workers: int | None,
+    timeout: float,
+) -> Generator[tuple[int, bytes | UnreadableImage]]:
+    """The answers of ``run_jobs``; a decoder that crashes or hangs costs one image only."""
+    run = functools.partial(run_jobs, collection.reader, job, names=collection.names)
+    lost = 0
+    while wanted:
+        done = 0
+        try:
+            for pair in run(wanted, workers=workers, timeout=timeout):
+                yield pair
+                done += 1
+            return
+        except LostWorkerError as error:
+            at = wanted.index(error.index, done)
+        # From here on nothing is decoded in this process, which must survive.
+        workers = workers or available_cores()
+        yield from _answers(collection, job, wanted[done:at], workers, timeout)
+        lost = lost + 1 if at == 0 else 1
+        try:
+            yield from run([wanted[at]], workers=1, timeout=min(timeout, ALONE_SECONDS))
+            lost = 0
+        except LostWorkerError as error:
+            if lost > LOST_IN_A_ROW:
+                raise
+            yield wanted[at], UnreadableImage(str(error), passing=True)
+        wanted = wanted[at + 1 :]
+
+
 def write_skipped(path: str | os.PathLike[str], skipped: Iterable[Skipped]) -> int:
-    """Write the skipped images as a CSV ``name,reason``; returns how many there were."""
+    """Write the skipped images as a CSV ``name,reason``; returns their number."""
     rows = [(item.name, item.reason) for item in skipped]
     with Path(path).open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

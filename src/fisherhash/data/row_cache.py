@@ -1,44 +1,99 @@
-"""One row an image, kept on disk: computed once, and after a kill only what is missing."""
+"""Rows computed from images (features, pixels), stored on disk and computed only once."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
-import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fisherhash.data.loading import Block, Skipped
+from fisherhash.data.collection import Collection
+from fisherhash.data.loading import DecodedBlock, Skipped, decode
+from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.errors import FisherhashError
+from fisherhash.system.cache import cache_dir
+from fisherhash.system.progress import progress
 
-logger = logging.getLogger(__name__)
+ROWS_FORMAT = 1
+"""Raise this when decoding or an architecture changes, so that older rows are not used again."""
 
 TODO, DONE, SKIPPED = 0, 1, 2
 
 
-class RowCache:
-    """A sparse file of rows, and a byte a row that says whether it is there.
+@dataclass(frozen=True)
+class Rows:
+    """One row per image.
 
-    A row is marked only after it was written, so an interrupted process loses at most a block.
+    Attributes:
+        values: (n, …) the rows of the images that could be read.
+        indices: (n,) the numbers of these images.
+        skipped: the images that could not be read.
+    """
+
+    values: NDArray
+    indices: NDArray[np.int64]
+    skipped: list[Skipped]
+
+
+def cached_rows(
+    collection: Collection,
+    indices: NDArray[np.int64] | None,
+    preprocessing: Preprocessing,
+    *,
+    what: str,
+    shape: tuple[int, ...],
+    dtype: type,
+    compute: Callable[[NDArray], NDArray],
+) -> Rows:
+    """Rows computed from decoded images; those computed before come from the disk.
 
     Args:
-        folder: where; its name must identify what the rows are made from.
+        collection: the images.
+        indices: (n,) which images; None for all.
+        preprocessing: how to decode them.
+        what: identifies the rows; the first word is shown to the user.
+        shape: shape of one row.
+        dtype: type of its values.
+        compute: bytes (b, 3, size, size) to rows (b, …).
+    """
+    total = len(collection)
+    wanted = np.arange(total) if indices is None else indices
+    key = f"{ROWS_FORMAT} {what} {preprocessing} {collection.reader.fingerprint()} {total}"
+    folder = cache_dir() / "rows" / hashlib.sha256(key.encode()).hexdigest()[:32]
+    cache = RowCache(folder, total, shape, dtype)
+    missing = cache.missing(wanted)
+    if len(missing):
+        with progress(f"{what.split()[0]} of {collection.name}", len(wanted)) as advance:
+            advance(len(wanted) - len(missing))
+            cache.fill(decode(collection, missing, preprocessing), compute, advance)
+    kept = cache.readable(wanted)
+    return Rows(cache.rows[kept], kept, cache.skipped(wanted))
+
+
+class RowCache:
+    """A sparse file of rows, and one byte per row that says whether the row is there.
+
+    A row is marked only after it was written, so an interrupted process loses one block at most.
+
+    Args:
+        folder: where to store the files; its name must identify what the rows are made from.
         count: number of rows.
-        shape: of one row.
-        dtype: of its values.
+        shape: shape of one row.
+        dtype: type of its values.
     """
 
     def __init__(
         self, folder: Path, count: int, shape: tuple[int, ...], dtype: np.dtype | type
     ) -> None:
         self.folder = folder
-        self.count = count
         self._passing: dict[int, Skipped] = {}
         row, mark = np.dtype(dtype), np.dtype(np.uint8)
         sizes = {
@@ -68,36 +123,40 @@ class RowCache:
         lines = path.read_text(encoding="utf-8").splitlines() if bad and path.exists() else []
         for line in lines:
             # A line that a full disk cut short was written again, whole, before its row was marked.
-            with contextlib.suppress(ValueError, KeyError):
-                entry = json.loads(line)
-                if entry["index"] in bad:
-                    found[entry["index"]] = Skipped(entry["name"], entry["reason"])
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                item = Skipped(**json.loads(line))
+                if item.index in bad:
+                    found[item.index] = item
         return [found[i] for i in sorted(found)]
 
     def fill(
         self,
-        blocks: Iterable[Block],
-        compute: Callable[[NDArray[np.uint8]], NDArray],
-        numbers: dict[str, int],
+        blocks: Iterable[DecodedBlock],
+        compute: Callable[[NDArray], NDArray],
         advance: Callable[[int], None],
     ) -> None:
-        """Compute the rows of decoded blocks; ``numbers`` gives an image's row by its name."""
+        """Compute and store the rows of decoded blocks.
+
+        Args:
+            blocks: the images.
+            compute: bytes (b, 3, size, size) to rows (b, …).
+            advance: called with the number of images of each block, for a progress bar.
+        """
         for block in blocks:
-            rows = compute(block.pixels) if len(block.indices) else None
-            # What could not be opened now may be there the next time, and is not remembered.
-            self._passing |= {numbers[item.name]: item for item in block.skipped if item.passing}
+            rows = compute(np.asarray(block.pixels)) if len(block.indices) else None
+            # An image that cannot be opened now may be there next time: it is not stored.
+            self._passing |= {item.index: item for item in block.skipped if item.passing}
             damaged = [item for item in block.skipped if not item.passing]
-            bad = np.array([numbers[item.name] for item in damaged], dtype=np.int64)
             try:
                 if rows is not None:
                     self._write("rows.bin", block.indices, np.asarray(rows, dtype=self.rows.dtype))
                     self._mark(block.indices, DONE)
                 if damaged:
                     with (self.folder / "skipped.jsonl").open("a", encoding="utf-8") as file:
-                        for index, item in zip(bad.tolist(), damaged, strict=True):
-                            entry = {"index": index, "name": item.name, "reason": item.reason}
+                        for item in damaged:
+                            entry = {"index": item.index, "name": item.name, "reason": item.reason}
                             file.write("\n" + json.dumps(entry))
-                    self._mark(bad, SKIPPED)
+                    self._mark(np.array([item.index for item in damaged]), SKIPPED)
             except OSError as error:
                 raise self._full(error) from error
             advance(len(block.indices) + len(block.skipped))
@@ -106,7 +165,7 @@ class RowCache:
         self._write("state.u8", indices, np.full(len(indices), state, dtype=np.uint8))
 
     def _write(self, name: str, indices: NDArray[np.int64], rows: NDArray) -> None:
-        """Through the file, not the map: a full disk is an error there, and a dead process here."""
+        """Write through the file: on a full disk, writing to the map would kill the process."""
         with (self.folder / name).open("rb+") as file:
             for index, row in zip(indices.tolist(), rows, strict=True):
                 file.seek(index * row.nbytes)
@@ -117,27 +176,27 @@ class RowCache:
     def _full(self, error: OSError) -> FisherhashError:
         return FisherhashError(
             f"the cache {self.folder} cannot be written: {error.strerror or error}. "
-            "Set FISHERHASH_CACHE to a folder with room"
+            "Set FISHERHASH_CACHE to a folder with enough space"
         )
 
     def _claim(self, sizes: dict[str, int]) -> None:
-        """Make both files, unless they are there: beside their place, then moved in one step.
+        """Create both files unless they are there: under a draft name, then moved in one step.
 
         Two processes may open a new cache at once; one of them wins, and both use its files. A
-        folder with a file of another size lost something, and marks without their rows would pass
-        zeros for features: it is made anew.
+        folder in which a file has another size lost data, and marks without their rows would pass
+        zeros off as features: it is created anew.
         """
         while not self._whole(sizes):
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             draft = Path(tempfile.mkdtemp(prefix=".new-", dir=self.folder.parent))
             try:
-                draft.chmod(0o755)  # mkdtemp's are for one user only
+                draft.chmod(0o755)  # mkdtemp makes folders for one user only
                 for name, size in sizes.items():
                     with (draft / name).open("wb") as file:
                         file.truncate(size)
                 if self.folder.exists() and not self._whole(sizes):
                     os.rename(self.folder, draft / "old")
-                # Fails where another process was first; the next look then finds its files.
+                # Fails if another process was first; the next check then finds its files.
                 with contextlib.suppress(OSError):
                     os.rename(draft, self.folder)
             finally:

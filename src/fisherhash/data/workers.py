@@ -58,6 +58,14 @@ class Job(Protocol):
 Answer = bytes | UnreadableImage
 
 
+class LostWorkerError(FisherhashError):
+    """A worker process crashed or hung; ``index`` is the image it was reading."""
+
+    def __init__(self, message: str, index: int) -> None:
+        super().__init__(message)
+        self.index = index
+
+
 def run_jobs(
     reader: Reader,
     job: Job,
@@ -186,9 +194,10 @@ class _Pool:
         try:
             return worker.run(chunk)
         except _WorkerEndedError as ended:
-            raise FisherhashError(
+            raise LostWorkerError(
                 f"a worker process ended ({ended}) while it read '{self._name(worker)}'. "
-                "Use fewer workers, or workers=0"
+                "Use fewer workers, or workers=0",
+                worker.current,
             ) from None
         except _JobFailedError as failed:
             raise FisherhashError(f"reading '{self._name(worker)}' failed: {failed}") from None
@@ -200,10 +209,11 @@ class _Pool:
         for worker in self._workers:
             since = worker.waiting_since
             if since is not None and now - since > self._timeout:
-                raise FisherhashError(
+                raise LostWorkerError(
                     f"a worker process gave no answer for {self._timeout:g} s while it read "
                     f"'{self._name(worker)}'; is the disk or the network share hanging? Remove the "
-                    "file or copy the images to a local disk"
+                    "file or copy the images to a local disk",
+                    worker.current,
                 )
 
     def _name(self, worker: _Worker) -> str:

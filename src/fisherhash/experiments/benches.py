@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from fisherhash import backbones, methods
 from fisherhash.backbones import Backbone
 from fisherhash.data.lists import is_list_folder
+from fisherhash.data.pixels import PixelBank, pixel_rows
 from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import NAMED, Collection, open_data
 from fisherhash.data.splits import Split, split_checksum
 from fisherhash.errors import UsageError
-from fisherhash.model.features import Extractor, on_device
+from fisherhash.model.runtime import TorchRuntime, feature_rows, on_device
 from fisherhash.system import storage
 from fisherhash.system.cache import data_dirs
 from fisherhash.training.loop import Settings
-from fisherhash.training.pixels import PixelBank, pixel_rows
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Stage:
         """Fill the caches on disk that every run reads, so that processes do not do it twice."""
         wanted = self.split.train if self.finetune else self.numbers
         network = on_device(self.network, self.device)
-        Extractor(network, self.device).of_collection(self.collection, wanted)
+        feature_rows(TorchRuntime(network, self.device), self.collection, wanted)
         if self.finetune:
             pixel_rows(self.collection, self.numbers, self.network.preprocessing)
 

@@ -14,8 +14,8 @@ from fisherhash.data.splits import hash_order
 from fisherhash.errors import FisherhashError
 from fisherhash.experiments.benches import Stage
 from fisherhash.methods.dfh import DFH
-from fisherhash.model.features import Extractor, on_device
 from fisherhash.model.heads import Head
+from fisherhash.model.runtime import TorchRuntime, feature_rows, on_device
 from fisherhash.training.loop import FrozenImages, Loop, Settings
 
 CLASSES = (3, 5)
@@ -33,7 +33,7 @@ def points(stage: Stage) -> dict[str, Any]:
     """
     collection, train = stage.collection, stage.split.train
     network = on_device(stage.network, stage.device)
-    rows = Extractor(network, stage.device).of_collection(collection, train)
+    rows = feature_rows(TorchRuntime(network, stage.device), collection, train)
     everything = torch.from_numpy(rows.values).to(stage.device)
     where = {int(number): row for row, number in enumerate(rows.indices)}
     drawn: list[int] = []

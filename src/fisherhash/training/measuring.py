@@ -9,31 +9,37 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fisherhash.data.collection import Collection
 from fisherhash.data.loading import Skipped
-from fisherhash.data.protocols import Split
-from fisherhash.data.sources import Collection
+from fisherhash.data.pixels import GRID_BATCH, PixelBank
+from fisherhash.data.splits import Split
 from fisherhash.errors import UsageError
 from fisherhash.evaluation import Evaluation, evaluate, metrics
 from fisherhash.model.hasher import Hasher
 from fisherhash.model.heads import Head
-from fisherhash.training.pixels import PixelBank
 
 
 @dataclass(frozen=True)
 class EncodedSplit:
-    """Codes and labels of a split's queries and database.
+    """Codes and labels of the queries and the database of a split.
 
-    Where queries are real-valued, also what ranks the codes: the queries (n, …) and the head.
+    Attributes:
+        query_codes: (q, bytes) codes of the queries.
+        database_codes: (n, bytes) codes of the database.
+        query_labels: (q, classes) labels of the queries.
+        database_labels: (n, classes) labels of the database.
+        head: the head that computed the codes.
+        skipped: the images that could not be read.
+        real_queries: (q, …) what the head ranks real-valued queries with, if they were encoded.
     """
 
     query_codes: NDArray[np.uint8]
     database_codes: NDArray[np.uint8]
     query_labels: NDArray[np.uint8]
     database_labels: NDArray[np.uint8]
-    bits: int
+    head: Head
     skipped: list[Skipped]
     real_queries: NDArray[np.float32] | None = None
-    head: Head | None = None
 
 
 def encode_split(
@@ -45,39 +51,33 @@ def encode_split(
     bank: PixelBank | None = None,
     real_queries: bool = False,
 ) -> EncodedSplit:
-    """Encode a split's queries and database; unreadable images are left out of both.
+    """Encode the queries and the database of a split; images that cannot be read are left out.
 
     Args:
-        hasher: what encodes.
+        hasher: computes the codes.
         collection: the images.
         split: which of them.
-        cached: keep the features on disk.
-        bank: the images' pixels, where they are at hand; nothing is cached then.
-        real_queries: keep what ranks real-valued queries too; codes that have no Hamming distance
-            always do.
+        cached: store the features on disk.
+        bank: the pixels of the images, if they are in memory; nothing is stored then.
+        real_queries: also encode real-valued queries; codes without a Hamming distance always do.
     """
-    both = np.unique(np.concatenate([split.query, split.database]))
     if bank is None:
         encode = functools.partial(hasher.encode_collection, collection, cached=cached)
     else:
-        encode = functools.partial(bank.encode, hasher)
-    encoded = encode(both)
+        encode = functools.partial(hasher.encode_collection, bank, block=GRID_BATCH)
+    encoded = encode(np.unique(np.concatenate([split.query, split.database])))
     row = np.full(len(collection), -1, dtype=np.int64)
     row[encoded.indices] = np.arange(len(encoded.indices))
     query, database = (part[row[part] >= 0] for part in (split.query, split.database))
-    real, ranker = None, None
-    if real_queries or not hasher.head.hamming:
-        ranker = hasher.head
-        real = encode(query, queries=True).queries
+    real = real_queries or not hasher.head.hamming
     return EncodedSplit(
         encoded.codes[row[query]],
         encoded.codes[row[database]],
         collection.labels[query],
         collection.labels[database],
-        hasher.bits,
+        hasher.head,
         encoded.skipped,
-        real,
-        ranker,
+        encode(query, queries=True).queries if real else None,
     )
 
 
@@ -92,30 +92,30 @@ def measure(
 
     Args:
         encoded: codes and labels.
-        top: the protocol's, cut to the size of the database.
-        self_index: (n_queries,) the row of the database that is the query itself, or -1.
-        real_queries: rank by the distances of real-valued queries to codes, which the split must
-            have been encoded for; codes that have no Hamming distance always are.
+        top: the K of the protocol's metric, cut to the size of the database; None for all.
+        self_index: (q,) the row of the database that is the query itself, or -1.
+        real_queries: rank by distances of real-valued queries, which must have been encoded; codes
+            without a Hamming distance are always ranked so.
     """
     top = None if top is None else min(top, len(encoded.database_codes))
-    head, queries = encoded.head, encoded.real_queries
-    if head is not None and queries is not None and (real_queries or not head.hamming):
+    head = encoded.head
+    if real_queries or not head.hamming:
+        if encoded.real_queries is None:
+            raise UsageError("the split was encoded without real-valued queries")
         return metrics(
-            head.distances(torch.from_numpy(queries), encoded.database_codes),
+            head.distances(torch.from_numpy(encoded.real_queries), encoded.database_codes),
             encoded.query_labels,
             encoded.database_labels,
             top=top,
             self_index=self_index,
             ranking=f"distance of the {head.kind} head",
         )
-    if real_queries:
-        raise UsageError("the split was encoded without real-valued queries")
     return evaluate(
         encoded.query_codes,
         encoded.database_codes,
         encoded.query_labels,
         encoded.database_labels,
-        bits=encoded.bits,
+        bits=head.bits,
         top=top,
         self_index=self_index,
     )

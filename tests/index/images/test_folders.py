@@ -17,7 +17,9 @@ import torch
 from PIL import Image
 
 from fisherhash import backbones
+from fisherhash.data import loading
 from fisherhash.data.images import UnreadableImage, load_image
+from fisherhash.data.workers import LostWorkerError
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.images import folders, hashers, importing
 from fisherhash.index.images.asking import ask
@@ -561,17 +563,15 @@ def test_a_bad_file_added_twice_is_decoded_once(album, model, tmp_path, counted)
 
 def test_a_decoder_that_dies_costs_its_picture_only(album, model, tmp_path, monkeypatch):
     """A worker that ends while it decodes one picture; the others are indexed."""
-    decode = importing.decode
-    bad = "dogs/01.png"
+    run_jobs, bad = loading.run_jobs, "dogs/01.png"
 
-    def dying(collection, indices, preprocessing, **options):
-        wanted = [int(i) for i in indices]
-        for i in wanted:
-            if collection.names[i] == bad:
-                raise FisherhashError("a worker process ended (signal 11) while it read …")
-            yield from decode(collection, [i], preprocessing)
+    def dying(reader, job, indices, *, names, **options):
+        for i in indices:
+            if names[i] == bad:
+                raise LostWorkerError("a worker process ended (signal 11) while it read …", i)
+            yield from run_jobs(reader, job, [i], names=names, workers=0)
 
-    monkeypatch.setattr(importing, "decode", dying)
+    monkeypatch.setattr(loading, "run_jobs", dying)
     path = tmp_path / "album.index"
     report = sync_folder(path, album, model=model, block=4)
     assert skipped(path) == {bad: "a worker process ended (signal 11) while it read …"}

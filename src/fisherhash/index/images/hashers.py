@@ -8,7 +8,6 @@ Nothing here imports torch before a hasher has to be loaded.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import os
 import re
@@ -65,17 +64,8 @@ def load_model(model: str | os.PathLike[str] | None, *, device: str = "cpu") -> 
     """
     from fisherhash.model.hasher import Hasher
 
-    place = Path("" if model is None else model).expanduser()
-    if model is None or not place.exists():
-        from fisherhash.model import builtin
-
-        name = builtin.DEFAULT if model is None else os.fspath(model)
-        if name in builtin.NAMES:
-            return Chosen(builtin.load(name, device=device), {"builtin": name})
-        if near := difflib.get_close_matches(name, builtin.NAMES, n=1):
-            raise UsageError(f"there is no model '{name}'. Did you mean '{near[0]}'?")
-    hasher = Hasher.load(place, device=device)
-    return Chosen(hasher, {"path": os.path.abspath(place)} | _summary(hasher))
+    hasher = Hasher.load(model, device=device)
+    return Chosen(hasher, hasher.about)
 
 
 def fit_model(
@@ -101,7 +91,7 @@ def fit_model(
     known = {
         sample.names[int(i)]: code for i, code in zip(encoded.indices, encoded.codes, strict=True)
     }
-    about = {"fitted": method, "images": len(known)} | _summary(trained.hasher)
+    about = {"fitted": method, "images": len(known)} | trained.hasher.about
     return Chosen(trained.hasher, about, known)
 
 
@@ -195,10 +185,10 @@ def hasher_of(index: LocalIndex, path: str | os.PathLike[str], *, device: str = 
     """
     about, copy = index.model or {}, Path(path) / COPY
     if "builtin" in about:
-        from fisherhash.model import builtin
+        from fisherhash.model.hasher import Hasher
 
         # By its name only: a folder of that name may happen to lie here.
-        hasher = builtin.load(str(about["builtin"]), device=device)
+        hasher = Hasher.load_builtin(str(about["builtin"]), device=device)
         what = f"the built-in hasher '{about['builtin']}' of this version"
     elif about:
         place = copy if copy.is_dir() else Path(str(about.get("path", copy)))
@@ -283,7 +273,3 @@ def verify_model(path: str | os.PathLike[str]) -> list[Problem]:
         except FisherhashError as error:
             return [Problem(COPY, f"cannot be used: {error}", "restore it from a copy")]
     return []
-
-
-def _summary(hasher: Hasher) -> dict[str, Any]:
-    return {"method": hasher.method, "backbone": hasher.backbone.name, "bits": hasher.bits}

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fisherhash.data.loading import Block, Skipped, decode
-from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.images import hashers
 from fisherhash.index.images.skips import Skip, SkipList
 from fisherhash.index.local.guards import CannotWriteError
@@ -20,15 +18,10 @@ from fisherhash.index.local.index import LocalIndex
 from fisherhash.system.progress import progress
 
 if TYPE_CHECKING:
-    from fisherhash.data.collection import Collection
-    from fisherhash.data.preprocessing import Preprocessing
     from fisherhash.model.hasher import Hasher
 
 BLOCK = 128
 """Pictures a commit: a few seconds of work."""
-
-ALONE_SECONDS = 30.0
-"""For one picture, after the decoding of many was cut short by a decoder that died or hung."""
 
 Files = Mapping[str, tuple[int | None, int | None, int]]
 """(size, mtime_ns, id) of the items of an index, by key."""
@@ -146,50 +139,14 @@ def _encoded(
     hasher: Hasher, name: str, pictures: Sequence[Picture], block: int
 ) -> Iterator[tuple[list[Picture], NDArray[np.uint8], list[Skip]]]:
     """The pictures that could be read with their codes, and the others, a block at a time."""
-    from fisherhash.codes import pack
-    from fisherhash.model.features import Extractor
-
-    if not pictures:
-        return
     collection = hashers.image_files(name, [p.key for p in pictures], [p.path for p in pictures])
-    extractor = Extractor(hasher.backbone, hasher.device)
-    place = {picture.key: picture for picture in pictures}
-    for part in _decoded(collection, hasher.preprocessing, block):
-        good = [pictures[int(i)] for i in part.indices]
-        logits = hasher.logits_of_features(extractor.of_pixels(part.pixels))
+    for part in hasher.encode_blocks(collection, block=block):
         bad = []
         for item in part.skipped:
-            picture = place[item.name]
+            picture = pictures[item.index]
             state = (None, None) if item.passing else (picture.size, picture.mtime_ns)
             bad.append(Skip(item.name, item.reason, *state))
-        yield good, pack(logits), bad
-
-
-def _decoded(collection: Collection, preprocessing: Preprocessing, block: int) -> Iterator[Block]:
-    """Decode in order; a picture whose decoder dies or hangs costs that picture only."""
-    start, total = 0, len(collection)
-    while start < total:
-        try:
-            for part in decode(collection, range(start, total), preprocessing, block=block):
-                start += len(part.indices) + len(part.skipped)
-                yield part
-        except UsageError:
-            raise
-        except FisherhashError:
-            end = min(start + block, total)
-            for number in range(start, end):
-                yield _alone(collection, number, preprocessing)
-            start = end
-
-
-def _alone(collection: Collection, number: int, preprocessing: Preprocessing) -> Block:
-    try:
-        return next(decode(collection, [number], preprocessing, workers=1, timeout=ALONE_SECONDS))
-    except FisherhashError as error:
-        size = preprocessing.size
-        skipped = Skipped(collection.names[number], str(error), passing=True)
-        none = np.empty(0, dtype=np.int64)
-        return Block(none, np.empty((0, 3, size, size), dtype=np.uint8), [skipped])
+        yield [pictures[int(i)] for i in part.indices], part.codes, bad
 
 
 def write_block(

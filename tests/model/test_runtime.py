@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from fisherhash import backbones
+from fisherhash.data.pixels import pixel_rows
 from fisherhash.data.sources import open_data
-from fisherhash.model.features import MICRO_BATCH, Extractor, cached_rows, in_fixed_batches
+from fisherhash.model.runtime import MICRO_BATCH, TorchRuntime, feature_rows, in_fixed_batches
+from fisherhash.system import storage
 from fisherhash.system.cache import cache_dir
 
 CPU = torch.device("cpu")
@@ -51,10 +53,8 @@ def test_every_batch_has_one_size_and_the_padding_is_dropped():
     for count in range(10):
         values = np.arange(count * 3, dtype=np.float32).reshape(count, 3)
         rows = in_fixed_batches(double, values, CPU)
-        if count:
-            np.testing.assert_array_equal(rows, values * 2)
-        else:
-            assert len(rows) == 0
+        np.testing.assert_array_equal(rows, values * 2)
+        assert rows.shape == values.shape
     assert set(sizes) == {MICRO_BATCH}
 
 
@@ -62,34 +62,34 @@ def test_every_batch_has_one_size_and_the_padding_is_dropped():
 def test_features_are_the_same_bytes_in_any_company(name):
     network = backbones.create(name, pretrained=False, image_size=32)
     pixels = np.random.default_rng(0).integers(0, 256, (9, 3, 32, 32), dtype=np.uint8)
-    extractor = Extractor(network, CPU)
-    together = extractor.of_pixels(pixels)
+    runtime = TorchRuntime(network, CPU)
+    together = runtime.features(pixels)
     for i in range(9):
-        np.testing.assert_array_equal(extractor.of_pixels(pixels[i : i + 1])[0], together[i])
+        np.testing.assert_array_equal(runtime.features(pixels[i : i + 1])[0], together[i])
     order = np.random.default_rng(1).permutation(9)
-    np.testing.assert_array_equal(extractor.of_pixels(pixels[order]), together[order])
+    np.testing.assert_array_equal(runtime.features(pixels[order]), together[order])
 
 
 def test_the_backbone_is_left_as_it_was():
     network = backbones.create("efficientnet-lite0", pretrained=False, image_size=32)
     before = {k: v.clone() for k, v in network.state_dict().items()}
-    Extractor(network, CPU)
+    TorchRuntime(network, CPU)
     after = network.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[k], after[k]) for k in before)
 
 
 def test_the_second_time_nothing_is_decoded(photos, cache):
-    extractor = Extractor(backbones.create("tiny"), CPU)
+    runtime = TorchRuntime(backbones.create("tiny"), CPU)
     collection, reader = counted(photos)
-    first = extractor.of_collection(collection, np.array([5, 2, 30]))
+    first = feature_rows(runtime, collection, np.array([5, 2, 30]))
     assert reader.opened == [5, 2, 30]
     assert first.indices.tolist() == [5, 2, 30]
-    every = extractor.of_collection(collection)
+    every = feature_rows(runtime, collection)
     assert sorted(reader.opened) == list(range(len(collection)))
     np.testing.assert_array_equal(every.values[[5, 2, 30]], first.values)
     collection, reader = counted(photos)
-    again = extractor.of_collection(collection)
+    again = feature_rows(runtime, collection)
     assert reader.opened == []
     np.testing.assert_array_equal(again.values, every.values)
     assert cache_dir() == cache
@@ -97,36 +97,36 @@ def test_the_second_time_nothing_is_decoded(photos, cache):
 
 def test_a_row_is_the_feature_of_its_image(photos, cache):
     network = backbones.create("tiny")
-    extractor = Extractor(network, CPU)
+    runtime = TorchRuntime(network, CPU)
     collection = open_data(photos)
-    rows = extractor.of_collection(collection)
+    rows = feature_rows(runtime, collection)
     for i in (0, 17, 41):
         pixels = network.preprocessing.pixels(collection.reader.open(i)).transpose(2, 0, 1)
-        np.testing.assert_array_equal(extractor.of_pixels(pixels[None])[0], rows.values[i])
+        np.testing.assert_array_equal(runtime.features(pixels[None])[0], rows.values[i])
         with torch.inference_mode():
             plain = network(torch.from_numpy(pixels.copy())[None].float())[0].numpy()
         np.testing.assert_allclose(rows.values[i], plain, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("change", ["pictures", "weights", "size"])
-def test_other_pictures_weights_or_sizes_are_other_features(photos, cache, change):
+@pytest.mark.parametrize("change", ["images", "weights", "size"])
+def test_other_images_weights_or_sizes_are_other_features(photos, cache, change):
     collection, _ = counted(photos)
-    Extractor(backbones.create("tiny"), CPU).of_collection(collection)
-    collection, reader = counted(photos, mark="2" if change == "pictures" else "1")
+    feature_rows(TorchRuntime(backbones.create("tiny"), CPU), collection)
+    collection, reader = counted(photos, mark="2" if change == "images" else "1")
     network = backbones.create("tiny", image_size=40 if change == "size" else 32)
     if change == "weights":
         with torch.no_grad():
             next(network.parameters())[0, 0, 0, 0] += 1e-3
-    Extractor(network, CPU).of_collection(collection)
+    feature_rows(TorchRuntime(network, CPU), collection)
     assert len(reader.opened) == len(collection)
 
 
 def test_a_bad_file_is_skipped_now_and_remembered(write_photos, tmp_path, cache):
     root = write_photos(tmp_path / "data", {"a": 3, "b": 3})
-    (root / "a" / "01.png").write_bytes(b"no picture")
+    (root / "a" / "01.png").write_bytes(b"no image")
     for _ in range(2):
         collection, reader = counted(root)
-        rows = Extractor(backbones.create("tiny"), CPU).of_collection(collection)
+        rows = feature_rows(TorchRuntime(backbones.create("tiny"), CPU), collection)
         assert rows.indices.tolist() == [0, 2, 3, 4, 5]
         assert rows.values.shape == (5, 32)
         assert [(item.name, "not a picture" in item.reason) for item in rows.skipped] == [
@@ -138,15 +138,43 @@ def test_a_bad_file_is_skipped_now_and_remembered(write_photos, tmp_path, cache)
 def test_pixels_in_the_cache_are_the_decoded_pixels(photos, cache):
     collection = open_data(photos)
     preprocessing = backbones.create("tiny").preprocessing
-    rows = cached_rows(
-        collection,
-        np.array([3, 40]),
-        preprocessing,
-        what="pixels",
-        shape=(3, 32, 32),
-        dtype=np.uint8,
-        compute=lambda pixels: pixels,
-    )
+    rows = pixel_rows(collection, np.array([3, 40]), preprocessing)
     for row, i in zip(rows.values, (3, 40), strict=True):
         expected = preprocessing.pixels(collection.reader.open(i))
         np.testing.assert_array_equal(row.transpose(1, 2, 0), expected)
+
+
+def test_weights_are_hashed_once_and_again_after_a_change(monkeypatch):
+    hashed = []
+    checksum = storage.tensors_checksum
+    monkeypatch.setattr(storage, "tensors_checksum", lambda t: hashed.append(1) or checksum(t))
+    network = backbones.create("tiny")
+    runtime = TorchRuntime(network, CPU)
+    first = runtime.checksum
+    assert runtime.checksum == first == checksum(network.state_dict())
+    assert len(hashed) == 1
+    seen = {first}
+    for change in (in_place, one_step, loaded, replaced):
+        change(network)
+        seen.add(runtime.checksum)
+        assert runtime.checksum == checksum(network.state_dict())
+    assert len(seen) == len(hashed) == 5
+
+
+@torch.no_grad()
+def in_place(network):
+    next(network.parameters())[0, 0, 0, 0] += 1e-3
+
+
+def one_step(network):
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, fused=True)
+    network(torch.rand(2, 3, 32, 32)).sum().backward()
+    optimizer.step()
+
+
+def loaded(network):
+    network.load_state_dict({k: v + 1 for k, v in network.state_dict().items()})
+
+
+def replaced(network):
+    network.layers[0].bias = torch.nn.Parameter(torch.zeros_like(network.layers[0].bias))

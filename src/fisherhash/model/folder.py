@@ -1,0 +1,117 @@
+"""What a model folder holds, and how it is read: weights, a config, a card, an unfinished run."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fisherhash import __version__, backbones
+from fisherhash.data.preprocessing import Preprocessing
+from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.model.heads import restore_head
+from fisherhash.system import storage
+
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+CHECKPOINT = "checkpoint.json"
+MODEL_FORMAT = 1
+
+
+def is_unfinished(folder: Path | None) -> bool:
+    """Whether a folder holds a checkpoint of a run that can be continued."""
+    return folder is not None and (folder / CHECKPOINT).is_file()
+
+
+def versions() -> dict[str, str]:
+    """The versions of the software that a result depends on."""
+    return {
+        "fisherhash": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def read_model(
+    folder: Path, backbone: nn.Module | None
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]:
+    """Read a model folder: the parts of a hasher, the config, and the weights as they are stored.
+
+    The caller compares the checksum of the weights with the one in the config.
+
+    Args:
+        folder: the model folder.
+        backbone: the network, if the model was built on one of the user's own.
+
+    Raises:
+        UsageError: there is no model in the folder.
+        FisherhashError: a file is damaged, or does not belong to the others.
+    """
+    config = _read_config(folder / CONFIG)
+    state = storage.read_tensors(folder / WEIGHTS)
+    draft = folder / (CONFIG + storage.NEW)
+    if draft.is_file() and config.get("weights_sha256") != storage.tensors_checksum(state):
+        # A save was killed after it moved the weights and before it moved the config.
+        config = _read_config(draft)
+    try:
+        preprocessing = Preprocessing.from_config(config["preprocessing"])
+        parts = {
+            "backbone": backbones.restore(config["backbone"], preprocessing, module=backbone),
+            "head": restore_head(config["head"]),
+            "method": str(config["method"]),
+            "classes": tuple(config["classes"]),
+            "details": dict(config["details"]),
+        }
+        config |= {name: str(config[name]) for name in ("fingerprint", "weights_sha256")}
+    except FisherhashError:
+        raise
+    # Values of a wrong type or size fail wherever a constructor first uses them.
+    except Exception as error:
+        raise FisherhashError(f"{folder / CONFIG} is damaged: {error}") from None
+    for part in ("backbone", "head"):
+        _load_part(parts[part], part, state, folder)
+    return parts, config, state
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    folder = path.parent
+    if not path.is_file():
+        if is_unfinished(folder):
+            raise UsageError(
+                f"{folder} holds an unfinished run; finish it with the command that started it"
+            )
+        if folder.is_file():
+            what = "is a file, not a model folder"
+        elif folder.is_dir():
+            what = f"is not a model folder: it has no {CONFIG}"
+        else:
+            what = "does not exist"
+        raise UsageError(f"{folder} {what}. Make a model with: fisherhash train DATA --out MODEL")
+    config = storage.read_json(path)
+    if config.get("format") != MODEL_FORMAT:
+        raise FisherhashError(
+            f"{path} has format {config.get('format')!r}, this version reads {MODEL_FORMAT}; "
+            "update fisherhash or train again"
+        )
+    return config
+
+
+def _load_part(module: nn.Module, part: str, state: Mapping[str, Tensor], folder: Path) -> None:
+    prefix = part + "."
+    found = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+    wanted = module.state_dict()
+    wrong = sorted(
+        {k for k in wanted if k not in found or found[k].shape != wanted[k].shape}
+        | {k for k in found if k not in wanted}
+    )
+    if wrong:
+        raise FisherhashError(
+            f"{folder / WEIGHTS} holds the weights of another architecture than {CONFIG} says: "
+            f"{len(wrong)} tensors of the {part} do not fit, the first is '{wrong[0]}'"
+        )
+    module.load_state_dict(found)
