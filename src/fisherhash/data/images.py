@@ -84,15 +84,20 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
             raise UnreadableImage(f"{kind}, not a file")
         with open(path, "rb") as file:
             return file.read()
-    except FileNotFoundError:
-        raise UnreadableImage("the file does not exist (moved or deleted?)", passing=True) from None
-    except PermissionError:
-        raise UnreadableImage("permission denied", passing=True) from None
     except (OSError, ValueError) as error:
-        code = getattr(error, "errno", None)
-        reason = os.strerror(code) if code else str(error)
-        hint = " (a loop of links)" if code == errno.ELOOP else ""
-        raise UnreadableImage(f"cannot be read: {reason.lower()}{hint}", passing=True) from None
+        raise UnreadableImage(read_failure(error), passing=True) from None
+
+
+def read_failure(error: OSError | ValueError) -> str:
+    """Why a file cannot be opened, in words."""
+    if isinstance(error, FileNotFoundError):
+        return "the file does not exist (moved or deleted?)"
+    if isinstance(error, PermissionError):
+        return "permission denied"
+    code = getattr(error, "errno", None)
+    reason = os.strerror(code) if code else str(error)
+    hint = " (a loop of links)" if code == errno.ELOOP else ""
+    return f"cannot be read: {reason.lower()}{hint}"
 
 
 def _from_bytes(data: bytes) -> Image.Image:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fisherhash.data.cifar import FOLDER, find_cifar10, open_cifar10
 from fisherhash.data.collection import ByteReader, Collection, Reader
-from fisherhash.data.folders import is_image_name, open_folder, walk_images
+from fisherhash.data.folders import image_keys, is_image_name, open_folder, walk_images
 from fisherhash.data.lists import is_list_folder, open_csv, open_lists
 from fisherhash.data.readers import FileReader
 from fisherhash.data.sample import open_sample
@@ -76,7 +76,7 @@ def open_paths(paths: Iterable[str | os.PathLike[str]]) -> Collection:
     for given in paths:
         path = Path(given).expanduser()
         if path.is_dir():
-            inside = [(path / name).as_posix() for name in sorted(walk_images(path))]
+            inside = [(path / key).as_posix() for key in image_keys(walk_images(path), path)]
             if not inside:
                 raise UsageError(f"the folder {path} holds no images")
             names += inside
