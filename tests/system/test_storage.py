@@ -148,9 +148,13 @@ def test_an_empty_folder_is_replaced_and_a_full_one_is_not(tmp_path):
 
 
 def test_a_failure_leaves_no_folder(tmp_path):
-    with pytest.raises(KeyboardInterrupt), storage.draft_folder(tmp_path / "place") as draft:
-        (draft / "file").write_text("half of")
-        raise KeyboardInterrupt
+    def fail():
+        with storage.draft_folder(tmp_path / "place") as draft:
+            (draft / "file").write_text("half of")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
     assert list(tmp_path.iterdir()) == []
 
 
