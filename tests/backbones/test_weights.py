@@ -108,7 +108,7 @@ def test_a_whole_model_instead_of_its_tensors(tmp_path):
 @pytest.mark.parametrize("content", [[1, 2], {"a": 1}, torch.zeros(3), {"layers.0.weight": "x"}])
 def test_no_state_dict(tmp_path, content):
     torch.save(content, tmp_path / "w.pth")
-    refused(tmp_path / "w.pth", UsageError, "no state dict")
+    refused(tmp_path / "w.pth", UsageError, "not a state dict")
 
 
 def test_another_architecture(tmp_path):
