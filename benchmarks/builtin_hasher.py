@@ -7,11 +7,12 @@
 
 Needs the data sets tiny100, coco21 and cifar10 (see FISHERHASH_DATA). Features are cached.
 
-Every candidate learns from 60 classes of tiny100 and from coco21. It is measured on classes of which
-it saw no image and no label: 20 choice classes and 20 report classes of tiny100, and CIFAR-10, whose
-classes are divided into two halves in the same way. No candidate trains on classes of tiny100 or
-labels of coco21 that CIFAR-10 also shows. The hasher is chosen on the choice classes only. Each seed
-draws new choice and training classes and a new start of the method; the report classes stay.
+Every candidate learns from 60 classes of tiny100 and from coco21. It is measured on classes of
+which it saw no image and no label: 20 choice classes and 20 report classes of tiny100, and
+CIFAR-10, whose classes are divided into two halves in the same way. No candidate trains on classes
+of tiny100 or labels of coco21 that CIFAR-10 also shows. The hasher is chosen on the choice classes
+only. Each seed draws new choice and training classes and a new start of the method; the report
+classes stay.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def test_changed_bytes(file):
 )
 def test_something_else_entirely(tmp_path, text):
     (tmp_path / "w.pth").write_bytes(text)
-    refused(tmp_path / "w.pth", FisherhashError, "no weights file")
+    refused(tmp_path / "w.pth", FisherhashError, "not a weights file")
 
 
 class Evil:
