@@ -37,7 +37,9 @@ class Wrapped(Backbone):
         name: str,
         unwanted: Iterable[str] = (),
     ) -> None:
-        super().__init__(name, _width(module, preprocessing, name), preprocessing)
+        super().__init__(preprocessing)
+        self.name = name
+        self.features = _width(module, preprocessing, name)
         self.module = module
         self.unwanted = tuple(unwanted)
 

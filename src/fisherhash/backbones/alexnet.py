@@ -23,11 +23,16 @@ class AlexNet(Backbone):
     torchvision. Reads torchvision's checkpoint (.pth or .safetensors).
     """
 
+    name = "alexnet"
+    title = "AlexNet, one column (2014)"
+    features = 4096
+    smallest = 63
+    source = "are torchvision's: https://download.pytorch.org/models/alexnet-owt-7be5be79.pth"
     checkpoint = "AlexNet with torchvision's names (features.0.weight, …, classifier.4.bias)"
     unwanted = ("classifier.6.",)
 
     def __init__(self, preprocessing: Preprocessing) -> None:
-        super().__init__("alexnet", 4096, preprocessing)
+        super().__init__(preprocessing)
         self.layers = nn.Sequential(
             nn.Conv2d(3, 64, 11, stride=4, padding=2),
             nn.ReLU(inplace=True),

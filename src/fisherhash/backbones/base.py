@@ -14,31 +14,36 @@ from fisherhash.errors import UsageError
 
 
 class Backbone(nn.Module):
-    """A network that turns pixels into features.
+    """A network that turns pixels into features; a subclass declares what it is.
 
     Attributes:
         name: what ``backbones.create`` takes; saved with a model.
+        title: the common name, with the year.
         features: width of the feature vector.
-        preprocessing: geometry and normalisation; saved with a model.
+        preprocessing: geometry and normalisation; saved with a model. The class has those that its
+            weights were trained for.
+        smallest: the smallest side of an image, in pixels, that leaves something to average.
         early: how many of its first layers should stay fixed when it is fine-tuned.
+        source: where its weights come from, as the end of a sentence that begins with "weights".
         checkpoint: which weights it reads, for error messages; empty for its own state dict only.
         unwanted: prefixes of tensors that a checkpoint may hold and the backbone does not use, such
             as the classifier.
     """
 
+    name: str
+    title: ClassVar[str] = ""
+    features: int
+    preprocessing: Preprocessing = Preprocessing()
+    smallest: ClassVar[int] = 8
     early: ClassVar[int] = 0
+    source: ClassVar[str] = ""
     checkpoint: ClassVar[str] = ""
     unwanted: tuple[str, ...] = ()
-    name: str
-    features: int
-    preprocessing: Preprocessing
     mean: Tensor
     std: Tensor
 
-    def __init__(self, name: str, features: int, preprocessing: Preprocessing) -> None:
+    def __init__(self, preprocessing: Preprocessing) -> None:
         super().__init__()
-        self.name = name
-        self.features = features
         self.preprocessing = preprocessing
         self._fixed = 0
         # Buffers, so that a captured CUDA graph never copies from the host; derived, so not saved.
@@ -80,6 +85,18 @@ class Backbone(nn.Module):
         for layer in self.layers_in_order()[: self._fixed] if mode else ():
             layer.eval()
         return self
+
+    @classmethod
+    def installed_weights(cls) -> Path | None:
+        """Find the weights that are used by default; None if there are none at all.
+
+        Raises:
+            UsageError: the user must give a file.
+        """
+        raise UsageError(
+            f"{cls.name} needs a weights file (weights=FILE, or --weights FILE): its weights "
+            f"{cls.source}"
+        )
 
     def own_name(self, name: str) -> str:
         """Translate the name of a tensor in a published checkpoint into the name it has here."""

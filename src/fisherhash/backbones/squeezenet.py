@@ -43,12 +43,20 @@ class SqueezeNet(Backbone):
     features. Reads torchvision's checkpoint (.pth or .safetensors).
     """
 
+    name = "squeezenet1.0"
+    title = "SqueezeNet 1.0 (2016)"
+    features = 512
+    smallest = 21
+    source = (
+        "are torchvision's: https://download.pytorch.org/models/squeezenet1_0-b66bff10.pth, or the "
+        "same tensors as .safetensors"
+    )
     early = 3  # the same share of the network as in EfficientNet-Lite0
     checkpoint = "SqueezeNet 1.0 with torchvision's names (features.0.weight, …)"
     unwanted = ("classifier.",)
 
     def __init__(self, preprocessing: Preprocessing) -> None:
-        super().__init__("squeezenet1.0", 512, preprocessing)
+        super().__init__(preprocessing)
         layers: list[nn.Module] = [nn.Conv2d(3, 96, 7, stride=2), nn.ReLU(inplace=True), _pool()]
         width = 96
         for fire in FIRES:

@@ -18,8 +18,14 @@ class Tiny(Backbone):
     caller's random numbers stay untouched.
     """
 
+    name = "tiny"
+    title = "Small convolutional network for tests, never trained"
+    features = WIDTHS[-1]
+    preprocessing = Preprocessing(size=32, interpolation="bilinear")
+    source = "are drawn with a fixed seed"
+
     def __init__(self, preprocessing: Preprocessing) -> None:
-        super().__init__("tiny", WIDTHS[-1], preprocessing)
+        super().__init__(preprocessing)
         layers: list[nn.Module] = []
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -30,6 +36,10 @@ class Tiny(Backbone):
                 layers += [conv, nn.ReLU(inplace=True)]
                 inputs = width
         self.layers = nn.Sequential(*layers)
+
+    @classmethod
+    def installed_weights(cls) -> None:
+        """There are no trained weights."""
 
     def extract(self, images: Tensor) -> Tensor:
         """Turn normalised images (n, 3, height, width) into non-negative features (n, 32)."""

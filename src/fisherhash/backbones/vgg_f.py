@@ -23,7 +23,6 @@ from fisherhash.data.preprocessing import IMAGENET_MEAN, Preprocessing
 from fisherhash.errors import UsageError, missing_extra
 
 WINDOW = 5
-PIXELS = Preprocessing(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 CONVOLUTIONS = ("conv1", "conv2", "conv3", "conv4", "conv5", "fc6", "fc7")
 
 
@@ -59,10 +58,17 @@ class VGGF(Backbone):
     """
 
     average: Tensor
+    name = "vgg-f"
+    title = "VGG-F, also CNN-F (2014)"
+    features = 4096
+    # Raw pixels: the average image is subtracted by the network itself.
+    preprocessing = Preprocessing(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    smallest = 39
+    source = "are MatConvNet's: https://www.vlfeat.org/matconvnet/models/imagenet-vgg-f.mat"
     checkpoint = "VGG-F (imagenet-vgg-f.mat of MatConvNet, or a state dict of this class)"
 
     def __init__(self, preprocessing: Preprocessing) -> None:
-        super().__init__("vgg-f", 4096, preprocessing)
+        super().__init__(preprocessing)
         average = torch.tensor(IMAGENET_MEAN).view(1, 3, 1, 1)
         side = preprocessing.size
         self.register_buffer("average", average.repeat(1, 1, side, side))
