@@ -100,7 +100,7 @@ def run_demo(
     began = time.perf_counter()
 
     def lap(part: str) -> str:
-        """Store the seconds since the parts before; return them for a line."""
+        """Store the seconds that this part took; return them for a message."""
         seconds[part] = max(0.0, time.perf_counter() - began - sum(seconds.values()))
         return f"{seconds[part]:.1f} s"
 
@@ -126,7 +126,7 @@ def run_demo(
         out=folder / MODEL,
         overwrite=True,
     )
-    # What fit spent besides, it spent on writing the model.
+    # The rest of the time in fit went into writing the model.
     seconds["training"] = sum(trained.seconds.values())
     say(f"DFH, {bits} bits, {epochs} epochs: {seconds['training']:.1f} s")
     say(f"the model is in {folder / MODEL}: {lap('saving')}")

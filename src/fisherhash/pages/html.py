@@ -192,7 +192,7 @@ def _query_row(query: Query, bits: int) -> str:
     notes = "".join(f"<span>{escape(note)}</span>" for note in query.notes)
     results = "\n".join(_result(result, query, bits) for result in query.results)
     return (
-        '<article class="query">\n<div class="asked">'
+        '<article class="query">\n<div class="subject">'
         f'<img src="{data_uri(query.image)}" alt="query: {escape(query.caption)}">'
         f'<div><h3>{escape(query.caption)}</h3><p class="notes">{notes}</p>'
         f"{bits_svg(query.code, bits)}</div></div>\n"
