@@ -19,6 +19,7 @@ test: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/lint-imports
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
 # Minutes: writers killed at random moments, damaged index files, thousands of damaged pictures.

@@ -1,18 +1,18 @@
-"""How the built-in hasher was chosen, measured and made; run it again to check or to remake it.
+"""How the built-in hasher was chosen, measured and built; run it to check or to rebuild it.
 
     python benchmarks/builtin_hasher.py --json FILE            measure and choose
     python benchmarks/builtin_hasher.py --json FILE --write    … and write the shipped files
     python benchmarks/builtin_hasher.py --from-json FILE --only NAME --json FILE
-                                                               add or measure again some candidates
+                                                               add or re-measure some candidates
 
 Needs the data sets tiny100, coco21 and cifar10 (see FISHERHASH_DATA). Features are cached.
 
-Every candidate learns from 60 classes of tiny100 and from coco21, and is measured on classes that
-it was given no image and no label of: 20 choice classes and 20 report classes of tiny100, and
-CIFAR-10, whose classes are cut into two halves in the same way. Classes of tiny100 and labels of
-coco21 that show what CIFAR-10 shows are never trained on. The choice classes decide, the report
-classes decide nothing. A seed draws the choice and training classes anew, and the start of the
-method; the report classes stay.
+Every candidate learns from 60 classes of tiny100 and from coco21. It is measured on classes of
+which it saw no image and no label: 20 choice classes and 20 report classes of tiny100, and
+CIFAR-10, whose classes are divided into two halves in the same way. No candidate trains on classes
+of tiny100 or labels of coco21 that CIFAR-10 also shows. The hasher is chosen on the choice classes
+only. Each seed draws new choice and training classes and a new start of the method; the report
+classes stay.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from fisherhash import backbones, codes, methods
 from fisherhash.backbones.efficientnet_lite import packaged_weights
-from fisherhash.backbones.weights import read_tensors
+from fisherhash.backbones.weights import read_weights
 from fisherhash.data import Collection, Split, open_data, resolve
 from fisherhash.data.splits import hash_order
 from fisherhash.evaluation import evaluate, metrics
@@ -57,7 +57,7 @@ from fisherhash.training.loop import FrozenImages, Loop, Settings
 BITS, SIZE, SEEDS = 64, 224, 3
 SIZES = (128, 160, 224)
 CIFAR_DATABASE = 5000
-# What CIFAR-10 shows too: geese, penguins, albatrosses, dogs, a cat, cars, vans, boats.
+# Classes that CIFAR-10 also shows: geese, penguins, albatrosses, dogs, a cat, cars, vans, boats.
 KIN = [
     *("n01855672", "n02056570", "n02058221", "n02085620", "n02099712", "n02123045", "n02814533"),
     *("n03100240", "n03670208", "n04285008", "n03796401", "n03977966", "n03662601", "n03447447"),
@@ -76,9 +76,9 @@ class Learning:
     labels: Tensor
     tiny: int
     classifier: Tensor
-    """(rows, d) ImageNet classifier of the backbone, less the rows of held-out classes."""
+    """(rows, d) ImageNet classifier of the backbone, without the rows of held-out classes."""
     stranger: Tensor
-    """The same, less the rows that CIFAR-10's images choose."""
+    """The same, without the rows that CIFAR-10's images choose."""
     seed: int
 
 
@@ -96,7 +96,7 @@ class Data:
         for name in names:
             collection = open_data(name)
             self.of[name] = collection, resolve(collection)
-        self.classifier = read_tensors(packaged_weights())["_fc.weight"].float()
+        self.classifier = read_weights(packaged_weights())["_fc.weight"].float()
         self.runtimes: dict[int, TorchRuntime] = {}
 
     def features(self, name: str, numbers: Numbers, size: int = SIZE) -> Tensor:
@@ -109,7 +109,7 @@ class Data:
         return torch.from_numpy(np.array(rows.values))
 
     def showing(self, name: str, numbers: Numbers, classes: Iterable[str]) -> Numbers:
-        """Those of the images that have one of the classes."""
+        """The images that have one of the classes."""
         collection = self.of[name][0]
         columns = [collection.classes.index(c) for c in classes]
         return numbers[collection.labels[numbers][:, columns].any(1)]
@@ -142,7 +142,7 @@ def drawn(names: Iterable[str], tag: str) -> list[str]:
 
 
 class Trial:
-    """One seed: what is learned from, and the sets it is measured on."""
+    """One seed: the training images, and the sets for measuring."""
 
     def __init__(self, data: Data, seed: int) -> None:
         tiny, tiny_split = data.of["tiny100"]
@@ -199,7 +199,7 @@ class Trial:
         return found
 
     def ceiling(self) -> dict[str, float]:
-        """mAP of the centred features themselves, by cosine: 40,960 bits an image."""
+        """mAP of the centred features themselves, by cosine: 40,960 bits per image."""
         mean = self.learning.features.mean(0)
         found = {}
         for test in TESTS:
@@ -211,7 +211,7 @@ class Trial:
 def learning(
     data: Data, classes: Sequence[str], hidden: Sequence[str], keep: Numbers, seed: int
 ) -> Learning:
-    """The packs' training lists, less what is held out."""
+    """The training lists, without what is held out."""
     tiny, tiny_split = data.of["tiny100"]
     coco, coco_split = data.of["coco21"]
     first = data.showing("tiny100", tiny_split.train, classes)
@@ -241,8 +241,8 @@ def cosine_map(
     return float(metrics(blocks, query_labels, database_labels).map)
 
 
-# Candidates: each gives a head. The linear ones share one form: a metric A (d x k) on the features,
-# the 64 directions in which A^T f varies most, a rotation towards the corners of the cube.
+# Candidates: each returns a head. The linear ones share one form: a metric A (d x k) on the
+# features, the 64 directions in which A^T f varies most, a rotation towards the cube's corners.
 
 
 def rotated(metric: Metric, *, power: float = 1.0) -> Recipe:
@@ -314,7 +314,7 @@ def joined(*metrics_: Metric) -> Metric:
 
 
 def fisher(shrinkage: float) -> Recipe:
-    """Discriminant analysis: the directions that tell the training classes apart, then rotated."""
+    """Discriminant analysis: the directions that separate the training classes, then rotated."""
 
     def metric(given: Learning) -> Tensor:
         whitening = within(shrinkage)(given)
@@ -323,7 +323,7 @@ def fisher(shrinkage: float) -> Recipe:
         spread = (means - features.mean(0)) @ whitening
         _, _, directions = torch.linalg.svd(spread, full_matrices=False)
         rest = whitening - whitening @ directions.T @ directions
-        # 60 classes span 59 directions; what is missing to 64 comes from the rest, weakly.
+        # 60 classes span 59 directions; the rest of the 64 are weak ones from the other features.
         return torch.cat([whitening @ directions[: BITS - 1].T, 0.1 * rest], 1)
 
     return rotated(metric)
@@ -337,7 +337,7 @@ def by_method(
     tiny_only: bool = False,
     begin: Recipe | None = None,
 ) -> Recipe:
-    """A method of the package; ``begin`` gives the linear head that training starts from."""
+    """A method of the package; ``begin`` returns the linear head that training starts from."""
 
     def recipe(given: Learning) -> Head:
         if tiny_only:
@@ -405,7 +405,7 @@ CANDIDATES: dict[str, Recipe] = {
     "Greedy Hash": by_method("greedyhash"),
     "DPN": by_method("dpn"),
 }
-# Not to be chosen: what they are worth without the classifier's rows that CIFAR-10 would choose.
+# For comparison only: the candidates without the classifier rows that CIFAR-10 would choose.
 CHECKS: dict[str, Recipe] = {
     "check: ITQ on the classifier's scores": rotated(stranger),
     "check: ITQ on the classifier's scores and within-class metric 0.7": rotated(
@@ -419,7 +419,7 @@ FLOATS = "centred features, cosine (not a code)"
 
 
 def score(found: dict[str, float]) -> float:
-    """What decides: the mean over the two choice sets."""
+    """The criterion: the mean over the two choice sets."""
     return (found["tiny100 choice"] + found["cifar10 choice"]) / 2
 
 
@@ -494,7 +494,7 @@ CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
 
 
 def changes(data: Data, hasher: Hasher, count: int = 200) -> dict[str, dict[str, float]]:
-    """Bits that differ between an image of coco21 and a changed copy of it, and between others."""
+    """Bits that differ between an image of coco21 and an altered copy, and between other pairs."""
     collection, split = data.of["coco21"]
     numbers = hash_order(collection.names, split.query.tolist(), 0)[:count]
     images = [collection.reader.open(i).convert("RGB") for i in numbers]
@@ -516,7 +516,7 @@ def changes(data: Data, hasher: Hasher, count: int = 200) -> dict[str, dict[str,
 
 
 def make(data: Data, name: str, rows: list[dict[str, float]]) -> Hasher:
-    """The chosen recipe on everything: all classes, all labels, the whole classifier."""
+    """Train the chosen recipe on all classes, all labels and the whole classifier."""
     classes = data.of["tiny100"][0].classes
     given = learning(data, classes, (), np.arange(len(data.classifier)), 0)
     head = CANDIDATES[name](given)

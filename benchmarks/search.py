@@ -1,11 +1,11 @@
-"""Exact Hamming search beside faiss, usearch and numpy: queries per second, in one run.
+"""Compares exact Hamming search with faiss, usearch and numpy: queries per second, in one run.
 
     python benchmarks/search.py [--quick] [--huge] [--codes FILE] [--json FILE] [--plot FILE]
 
-Every round times all engines one after the other on the same codes and queries; the medians of the
-rounds count. An engine that is slow gets fewer queries. faiss is taken at its best: both modes, one
-thread and all threads, with OpenMP waiting passively. Our answers are compared with those of faiss,
-distances and ids, before anything is timed. On a busy machine look at the ratio of processor time.
+Every round times all engines one after the other on the same codes and queries; the result is the
+median over the rounds. A slow engine gets fewer queries. faiss runs at its best: both modes, one
+thread and all threads, with OpenMP waiting passively. Before anything is timed, our distances and
+ids are compared with those of faiss. On a busy machine, look at the ratio of processor time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# spinning threads on a busy machine were seen to make faiss a hundred times slower
+# spinning threads made faiss a hundred times slower on a busy machine
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
@@ -87,8 +87,8 @@ def read_codes(path: Path, bits: int | None) -> tuple[Codes, Codes, int]:
     held = np.load(path)
     if isinstance(held, np.ndarray):
         rows = np.random.default_rng(0).permutation(len(held))
-        asked = max(1, min(1000, len(held) // 10))
-        database, query = held[np.sort(rows[asked:])], held[rows[:asked]]
+        count = max(1, min(1000, len(held) // 10))
+        database, query = held[np.sort(rows[count:])], held[rows[:count]]
     else:
         names = {name.rsplit("_codes")[0]: name for name in held.files}
         database, query = held[names["database"]], held[names["query"]]
@@ -99,7 +99,7 @@ def read_codes(path: Path, bits: int | None) -> tuple[Codes, Codes, int]:
 
 @dataclass
 class Contender:
-    """One way to search; ``exact`` says what part of the queries got the true distances."""
+    """One way to search; ``exact`` is the share of queries with the true distances."""
 
     name: str
     threads: int
@@ -146,7 +146,7 @@ def _faiss(codes: Codes, bits: int, threads: int) -> Iterator[Contender]:
 def _multi_hash(
     codes: Codes, bits: int, threads: int, queries: Codes, k: int, truth: Any
 ) -> Iterator[Contender]:
-    """IndexBinaryMultiHash with as many flips as it needs, up to a second a query."""
+    """IndexBinaryMultiHash with as many flips as it needs, up to one second per query."""
     import faiss  # pyright: ignore[reportMissingImports]
 
     faiss.omp_set_num_threads(threads)
@@ -155,13 +155,13 @@ def _multi_hash(
     index.add(codes)
     built = time.perf_counter() - start
     exact = 0.0
-    asked = min(16, len(queries))
+    count = min(16, len(queries))
     for flips in range(8):
         index.nflip = flips
         start = time.perf_counter()
-        distances, _ = index.search(queries[:asked], k)
-        spent = (time.perf_counter() - start) / asked
-        exact = float(np.mean((distances == truth[:asked]).all(axis=1)))
+        distances, _ = index.search(queries[:count], k)
+        spent = (time.perf_counter() - start) / count
+        exact = float(np.mean((distances == truth[:count]).all(axis=1)))
         if exact == 1 or spent > 0.2:
             break
 
@@ -209,9 +209,9 @@ def contenders(
 
 
 def check(found: list[Contender], queries: Codes, k: int) -> tuple[bool | None, Any]:
-    """Whether our answers are those of faiss, ids included; and the true distances.
+    """Check that our results equal those of faiss, ids included; return the true distances.
 
-    faiss's counting mode keeps ties in the order of ids, so there the ids must be the same.
+    faiss's counting mode orders ties by id, so its ids must be the same as ours.
     """
     ids, distances = found[0].search(queries, k)
     equal: bool | None = None
@@ -230,7 +230,7 @@ def check(found: list[Contender], queries: Codes, k: int) -> tuple[bool | None, 
 def time_all(
     found: list[Contender], queries: Codes, k: int, rounds: int, seconds: float
 ) -> list[dict[str, Any]]:
-    """Median wall and processor time of a query, for each contender."""
+    """Median wall and processor time per query, for each contender."""
     amounts = []
     for one in found:
         start = time.perf_counter()
@@ -245,7 +245,7 @@ def time_all(
     for _ in range(rounds):
         for i, one in enumerate(found):
             part = queries[: amounts[i]]
-            # untimed: the threads of the one before may still be going to sleep
+            # untimed: the threads of the previous contender may still be going to sleep
             one.search(queries[:1], k)
             wall, cpu = time.perf_counter(), time.process_time()
             one.search(part, k)
@@ -269,15 +269,15 @@ def time_all(
 def time_single(
     found: list[Contender], queries: Codes, k: int, rounds: int
 ) -> list[dict[str, Any]]:
-    """Median latency of one query at a time, the contenders taking turns."""
+    """Median latency of single queries; the contenders take turns."""
     walls: list[list[float]] = [[] for _ in found]
-    asked = 0
+    count = 0
     for _ in range(2 * rounds):
         for i, one in enumerate(found):
-            # some queries in a row, each a new one: a cache warmed by itself, not by the answer
+            # several queries in a row, each a new one: the cache is warm, but not with the result
             for _ in range(8):
-                query = queries[asked % len(queries)][None]
-                asked += 1
+                query = queries[count % len(queries)][None]
+                count += 1
                 start = time.perf_counter()
                 one.search(query, k)
                 walls[i].append(time.perf_counter() - start)
@@ -297,7 +297,7 @@ def time_single(
 
 
 def best(rows: list[dict[str, Any]], name: str, threads: int, key: str = "seconds") -> float | None:
-    """The least of an engine's times with at most so many threads."""
+    """The shortest of an engine's times with at most this many threads."""
     times = [r[key] for r in rows if r["engine"].startswith(name) and r["threads"] <= threads]
     return min(times) if times and None not in times else None
 
@@ -330,7 +330,7 @@ def measure(
     for k in case.ks:
         equal, truth = check(found, queries, k)
         if equal is False:
-            raise SystemExit(f"{case}: our answers are not those of faiss")
+            raise SystemExit(f"{case}: our results are not those of faiss")
         entered = list(found)
         if case.multi_hash and "faiss" not in skipped:
             entered += _multi_hash(database, case.bits, threads, queries, k, truth)
@@ -394,7 +394,7 @@ def table_row(result: dict[str, Any], threads: int) -> str:
 
 
 def draw(results: list[dict[str, Any]], threads: int, path: Path) -> None:
-    """Queries per second against N, both axes logarithmic, a panel for each kind of data."""
+    """Plot queries per second against N, both axes logarithmic, one panel per kind of data."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -436,7 +436,7 @@ def draw(results: list[dict[str, Any]], threads: int, path: Path) -> None:
 
 
 def huge(n: int = 100_000_000, bits: int = 32, k: int = 100) -> dict[str, Any]:
-    """100 million clustered codes through an index on disk; how much memory the process took."""
+    """Search 100 million clustered codes in an index on disk, and measure the memory used."""
     queries = make("clustered", 10_000, bits, seed=1)
     block = 10_000_000
     seconds: dict[str, float] = {}
@@ -481,7 +481,7 @@ def main() -> None:
     about = "learned codes: .npy, or .npz with database, query and bits"
     parser.add_argument("--codes", type=Path, action="append", default=[], help=about)
     parser.add_argument("--bits", type=int, help="bits of the codes in --codes files")
-    parser.add_argument("--only", default="", help="cases whose name holds this: uniform-32")
+    parser.add_argument("--only", default="", help="cases whose name contains this: uniform-32")
     parser.add_argument("--threads", type=int, default=available_cores())
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     parser.add_argument("--plot", type=Path, help="draw queries per second against N")
@@ -511,8 +511,8 @@ def main() -> None:
 def compare(options: argparse.Namespace, threads: int) -> list[dict[str, Any]]:
     skipped: set[str] = set()
     results: list[dict[str, Any]] = []
-    print("queries per second; the last columns are ours to the best faiss Flat with as many")
-    print(f"threads or fewer, with one thread, and by processor time\n\n{HEAD}")
+    print("queries per second; the last columns are our speed relative to the best faiss Flat")
+    print(f"with as many threads or fewer, with one thread, and by processor time\n\n{HEAD}")
     cases = list(QUICK if options.quick else FULL)
     if options.plot:
         known = {(c.data, c.n, c.bits) for c in cases if 100 in c.ks}

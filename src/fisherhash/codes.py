@@ -1,4 +1,4 @@
-"""Binary codes: the one place that knows how bits are packed into bytes.
+"""Binary codes: the one place that defines how bits are packed into bytes.
 
 A code of ``bits`` bits is a row of ``ceil(bits / 8)`` bytes in ``numpy.packbits`` order (bit 0 is
 the highest bit of byte 0); the pad bits at the end are zero. A bit is 1 exactly when its logit is
@@ -27,7 +27,7 @@ def check_bits(bits: int) -> int:
 
 
 def code_bytes(bits: int) -> int:
-    """Bytes of one packed code.
+    """Return the bytes per packed code.
 
     >>> code_bytes(12)
     2
@@ -38,7 +38,7 @@ def code_bytes(bits: int) -> int:
 def pack(logits: ArrayLike) -> NDArray[np.uint8]:
     """Pack logits (n, bits) into codes (n, bytes); bit = logit > 0.
 
-    Bits given as 0/1 or as booleans pack to themselves.
+    Bits as 0/1 or as booleans are packed unchanged.
 
     >>> pack([[0.5, -1.0, 2.0]]).tolist()
     [[160]]
@@ -63,7 +63,7 @@ def unpack(codes: ArrayLike, bits: int) -> NDArray[np.uint8]:
 
 
 def check_codes(codes: ArrayLike, bits: int) -> NDArray[np.uint8]:
-    """Return ``codes`` as a contiguous array (n, bytes) of the right width with zero pad bits."""
+    """Return ``codes`` as a contiguous array (n, bytes), or raise a :class:`UsageError`."""
     array = np.asarray(codes)
     if array.dtype != np.uint8:
         if array.dtype.kind not in "iu" or (
@@ -83,7 +83,7 @@ def check_codes(codes: ArrayLike, bits: int) -> NDArray[np.uint8]:
 def hamming(queries: NDArray[np.uint8], database: NDArray[np.uint8]) -> NDArray[np.uint16]:
     """Hamming distances (n_queries, n_database) between packed codes of the same width.
 
-    For blocks: the result is held in memory whole.
+    Use it on blocks: the whole result is held in memory.
 
     >>> hamming(pack([[1, 0, 1]]), pack([[1, 1, 1], [0, 1, 0]])).tolist()
     [[1, 3]]
@@ -101,7 +101,7 @@ def hamming(queries: NDArray[np.uint8], database: NDArray[np.uint8]) -> NDArray[
 
 
 def _as_words(codes: NDArray[np.uint8]) -> NDArray[np.unsignedinteger]:
-    """View codes as few wide words, padding the row with zero bytes where that saves words."""
+    """View codes as few wide words; rows are padded with zero bytes if that saves words."""
     width = codes.shape[1]
     size = next((s for s in (1, 2, 4) if width <= s), 8)
     padded = -width % size
@@ -111,7 +111,7 @@ def _as_words(codes: NDArray[np.uint8]) -> NDArray[np.unsignedinteger]:
 
 
 def to_hex(codes: NDArray[np.uint8]) -> list[str]:
-    """Each code as lower-case hexadecimal, two characters a byte.
+    """Write each code as lower-case hexadecimal, two characters per byte.
 
     >>> to_hex(pack([[1, 0, 1]]))
     ['a0']
@@ -120,7 +120,7 @@ def to_hex(codes: NDArray[np.uint8]) -> list[str]:
 
 
 def from_hex(texts: Sequence[str], bits: int) -> NDArray[np.uint8]:
-    """The inverse of :func:`to_hex`.
+    """Read codes that :func:`to_hex` wrote.
 
     >>> from_hex(["a0"], bits=3).tolist()
     [[160]]

@@ -1,4 +1,4 @@
-"""The errors a user can meet: what was found, where, and what to do next."""
+"""Errors: each message says what was found, where, and what to do next."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Iterable
 
 
 class FisherhashError(Exception):
-    """Something failed; the command line prints the sentence and exits with 1."""
+    """Something failed; the command line prints the message and exits with code 1."""
 
     exit_code = 1
 
 
 class UsageError(FisherhashError):
-    """The request itself is wrong (a name, a number, a folder); exit code 2."""
+    """The request is wrong (a name, a number, a folder); exit code 2."""
 
     exit_code = 2
 
 
 class NotDefinedError(UsageError):
-    """A method does not exist for this data or this length; a comparison prints a dash for it."""
+    """A method is not defined for this data or code length; a comparison prints a dash."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
-    """An error for a name that is not in ``known``, with the nearest one that is.
+    """Return an error for a name that is not in ``known``, with the nearest one that is.
 
     >>> print(unknown_name("method", "dhf", ["dfh", "itq", "lsh"]))
     unknown method 'dhf'. Did you mean 'dfh'? Known: dfh, itq, lsh
@@ -35,7 +35,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
 
 
 def missing_extra(package: str, extra: str, purpose: str) -> FisherhashError:
-    """An error for an optional dependency that is not installed, with the command that adds it."""
+    """Return an error for a missing optional dependency, with the command that installs it."""
     return FisherhashError(
         f"{purpose} needs the package '{package}', which is not installed. "
         f"Install it with: pip install 'fisherhash[{extra}]'"
@@ -43,9 +43,9 @@ def missing_extra(package: str, extra: str, purpose: str) -> FisherhashError:
 
 
 def printable(name: str) -> str:
-    r"""A name for a line of text: what would break the line or steer a terminal, as escapes.
+    r"""Escape the characters of a name that would break a line or control a terminal.
 
-    Bytes of a file name that are not UTF-8 stay as they are.
+    Bytes of a file name that are not UTF-8 stay unchanged.
 
     >>> print(printable("two\nlines.jpg"))
     two\nlines.jpg

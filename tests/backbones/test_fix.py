@@ -97,8 +97,10 @@ def test_only_parts_with_weights_are_counted():
     module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), inner, nn.AdaptiveAvgPool2d(1))
 
     class Chain(Backbone):
+        name, features = "chain", 6
+
         def __init__(self):
-            super().__init__("chain", 6, backbones.info("tiny").preprocessing)
+            super().__init__(backbones.info("tiny").preprocessing)
             self.pool = nn.MaxPool2d(2)
             self.parts = module
             self.last = nn.Linear(4, 6)

@@ -182,7 +182,7 @@ def test_both_ages_of_the_format(tmp_path, old, nested):
 
 def test_a_mat_file_of_something_else(tmp_path):
     scipy_io.savemat(tmp_path / "data.mat", {"x": np.zeros(3)})
-    with pytest.raises(UsageError, match=r"data.mat' is no MatConvNet network.*layers"):
+    with pytest.raises(UsageError, match=r"data.mat' is not a MatConvNet network.*layers"):
         backbones.create("vgg-f", weights=tmp_path / "data.mat")
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fisherhash import backbones
-from fisherhash.backbones.weights import fit, read_tensors
+from fisherhash.backbones.weights import copy_weights, read_weights
 from fisherhash.errors import FisherhashError, UsageError
 
 
@@ -49,13 +49,13 @@ def test_a_good_file_is_read(file, state):
 
 def test_safetensors_under_any_name(tmp_path, state):
     save_file(state, tmp_path / "weights.bin")
-    assert read_tensors(tmp_path / "weights.bin").keys() == state.keys()
+    assert read_weights(tmp_path / "weights.bin").keys() == state.keys()
 
 
 @pytest.mark.parametrize("key", ["state_dict", "model"])
 def test_nested_and_parallel(tmp_path, state, key):
     torch.save({key: {f"module.{n}": t for n, t in state.items()}, "epoch": 3}, tmp_path / "w.pth")
-    assert read_tensors(tmp_path / "w.pth").keys() == state.keys()
+    assert read_weights(tmp_path / "w.pth").keys() == state.keys()
 
 
 def test_missing_file(tmp_path):
@@ -85,7 +85,7 @@ def test_changed_bytes(file):
 )
 def test_something_else_entirely(tmp_path, text):
     (tmp_path / "w.pth").write_bytes(text)
-    refused(tmp_path / "w.pth", FisherhashError, "no weights file")
+    refused(tmp_path / "w.pth", FisherhashError, "not a weights file")
 
 
 class Evil:
@@ -108,7 +108,7 @@ def test_a_whole_model_instead_of_its_tensors(tmp_path):
 @pytest.mark.parametrize("content", [[1, 2], {"a": 1}, torch.zeros(3), {"layers.0.weight": "x"}])
 def test_no_state_dict(tmp_path, content):
     torch.save(content, tmp_path / "w.pth")
-    refused(tmp_path / "w.pth", UsageError, "no state dict")
+    refused(tmp_path / "w.pth", UsageError, "not a state dict")
 
 
 def test_another_architecture(tmp_path):
@@ -139,7 +139,7 @@ def test_nothing_is_copied_when_anything_is_wrong(state):
     bad = {name: tensor + 1 for name, tensor in state.items()}
     bad["layers.4.bias"] = torch.zeros(5)
     with pytest.raises(UsageError):
-        fit(network, bad, path="w.pth", what="tiny")
+        copy_weights(network, bad, path="w.pth", what="tiny")
     assert all(torch.equal(network.state_dict()[name], state[name]) for name in state)
 
 

@@ -83,7 +83,7 @@ def write_bad(folder: Path) -> dict[str, str]:
         "cut.jpg": "truncated",
         "cut.png": "truncated",
         "empty.jpg": "empty",
-        "text.jpg": "not a picture",
+        "text.jpg": "not an image",
         "drawing.png": "SVG",
         "phone.heic": "HEIC",
         "bomb.png": "limit of 89,478,485",

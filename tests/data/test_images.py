@@ -115,7 +115,7 @@ def test_bytes_pil_and_arrays_agree(tmp_path, pictures):
     ids=["float", "two channels", "flat", "a number", "None"],
 )
 def test_what_is_no_image_is_a_usage_error(source):
-    with pytest.raises(UsageError, match=r"uint8|cannot read a picture"):
+    with pytest.raises(UsageError, match=r"uint8|cannot read an image"):
         load_image(source)
 
 

@@ -66,7 +66,7 @@ def test_hidden_files_output_folders_and_other_files_are_left_out(tmp_path, pict
     data = open_data(tmp_path)
     assert data.classes == ("cat", "dog")
     assert len(data) == 4
-    assert any("1 files that are no images" in note for note in data.notes)
+    assert any("1 files that are not images" in note for note in data.notes)
     assert any("'empty class' holds no images" in note for note in data.notes)
 
 
@@ -151,7 +151,7 @@ def test_missing_path_and_mistyped_name(tmp_path):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("a.png", "one picture"),
+        ("a.png", "one image"),
         ("a.zip", "archive; unpack it"),
         ("a.parquet", "neither a folder nor a CSV"),
     ],

@@ -132,7 +132,7 @@ def test_says_a_line_for_every_part(made):
     result, lines, html = made
     assert list(result.seconds) == ["features", "training", "saving", "evaluation", "page"]
     assert sum(bool(re.search(r": \d+\.\d s", line)) for line in lines) == len(result.seconds)
-    for part in demo_page.PARTS.values():
+    for part in demo_page.DEMO_PARTS.values():
         assert part in html
 
 

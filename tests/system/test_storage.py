@@ -22,9 +22,7 @@ TENSORS = {
 
 
 def write_two(folder, word):
-    storage.write_files(
-        folder, {name: storage.write_text(f"{word} {name}") for name in ("one", "two")}
-    )
+    storage.write_files(folder, {name: f"{word} {name}" for name in ("one", "two")})
 
 
 def contents(folder):
@@ -44,7 +42,7 @@ def test_a_failure_in_the_last_file_leaves_the_old_ones(tmp_path):
         raise OSError(28, os.strerror(28))
 
     with pytest.raises(FisherhashError, match=r"No space left on device\. Nothing there was"):
-        storage.write_files(tmp_path, {"one": storage.write_text("new one"), "two": fail})
+        storage.write_files(tmp_path, {"one": "new one", "two": fail})
     assert contents(tmp_path) == {"one": "old one", "two": "old two"}
 
 
@@ -63,7 +61,7 @@ def test_a_real_limit_on_file_sizes_leaves_the_old_files(tmp_path):
         from pathlib import Path
         from fisherhash.system import storage
         from fisherhash.errors import FisherhashError
-        files = {"one": storage.write_text("new"), "two": storage.write_text("x" * 5000)}
+        files = {"one": "new", "two": b"x" * 5000}
         try:
             storage.write_files(Path(sys.argv[1]), files)
         except FisherhashError as error:
@@ -84,6 +82,102 @@ def test_a_real_limit_on_file_sizes_leaves_the_old_files(tmp_path):
     assert done.returncode == 1
     assert "File too large. Nothing there was changed" in done.stderr
     assert contents(tmp_path) == {"one": "old one", "two": "old two"}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, FisherhashError])
+def test_any_failure_of_a_writer_removes_the_drafts(tmp_path, error):
+    write_two(tmp_path, "old")
+
+    def fail(path):
+        path.write_text("half of")
+        raise error
+
+    with pytest.raises(error):
+        storage.write_files(tmp_path, {"one": "new one", "two": fail})
+    with pytest.raises(error):
+        storage.write_file(tmp_path / "one", fail)
+    assert contents(tmp_path) == {"one": "old one", "two": "old two"}
+
+
+def test_one_file_is_replaced_whole(tmp_path):
+    path = tmp_path / "new" / "folder" / "file"
+    for content in ("text", b"bytes", lambda draft: draft.write_text("written")):
+        storage.write_file(path, content)
+    assert contents(path.parent) == {"file": "written"}
+    storage.write_file(os.fspath(path), os.fsdecode(b"\xff"))
+    assert path.read_bytes() == b"\xff"
+
+
+def test_one_file_that_cannot_be_written(tmp_path):
+    write_two(tmp_path, "old")
+
+    def fail(path):
+        path.write_text("half of")
+        raise OSError(28, os.strerror(28))
+
+    with pytest.raises(FisherhashError, match=r"could not write .*one: No space left on device"):
+        storage.write_file(tmp_path / "one", fail)
+    (tmp_path / "sub").mkdir()
+    with pytest.raises(FisherhashError, match=r"could not write .*sub: Is a directory"):
+        storage.write_file(tmp_path / "sub", "text")
+    with pytest.raises(FisherhashError, match="could not write"):
+        storage.write_file(tmp_path / "one" / "below a file", "text")
+    (tmp_path / "sub").rmdir()
+    assert contents(tmp_path) == {"one": "old one", "two": "old two"}
+
+
+def test_a_folder_appears_when_it_is_complete(tmp_path):
+    place = tmp_path / "new" / "place"
+    with storage.draft_folder(place) as draft:
+        (draft / "file").write_text("text")
+        assert not place.exists()
+        assert draft.parent == place.parent
+    assert contents(place) == {"file": "text"}
+    assert list(place.parent.iterdir()) == [place]
+
+
+def test_an_empty_folder_is_replaced_and_a_full_one_is_not(tmp_path):
+    place = tmp_path / "place"
+    place.mkdir()
+    with storage.draft_folder(place) as draft:
+        (draft / "file").write_text("first")
+    with pytest.raises(FileExistsError, match="place exists already"), storage.draft_folder(place):
+        pass
+    assert contents(place) == {"file": "first"}
+    assert list(tmp_path.iterdir()) == [place]
+
+
+def test_a_failure_leaves_no_folder(tmp_path):
+    def fail():
+        with storage.draft_folder(tmp_path / "place") as draft:
+            (draft / "file").write_text("half of")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_drafts_of_killed_processes_are_removed_and_those_of_running_ones_are_not(tmp_path):
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
+                           stdout=subprocess.PIPE, text=True, check=True)  # fmt: skip
+    left = tmp_path / f".place.{int(ended.stdout)}-1f.new"
+    running = tmp_path / f".place.{os.getpid()}-1f.new"
+    other = tmp_path / f".else.{int(ended.stdout)}-1f.new"
+    for folder in (left, running, other):
+        folder.mkdir()
+    storage.remove_old_drafts(tmp_path / "place")
+    assert sorted(tmp_path.iterdir()) == sorted([running, other])
+    os.utime(running, (1, 1))
+    with storage.draft_folder(tmp_path / "place"):
+        pass
+    assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "place", other])
+
+
+@pytest.mark.parametrize("module", ["storage", "devices", "cache", "cores", "progress", "version"])
+def test_no_torch_is_imported(module):
+    code = f"import sys, fisherhash.system.{module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_tensors_come_back_as_they_were(tmp_path):
@@ -142,7 +236,7 @@ def test_json_that_is_no_object(tmp_path, text):
 
 def test_json_round_trip_with_names_in_any_script_and_in_none(tmp_path):
     value = {"classes": ["Übung", "写真", os.fsdecode(b"\xff\xfe")], "n": 1.5}
-    storage.write_files(tmp_path, {"c": storage.write_text(storage.dump_json(value))})
+    storage.write_files(tmp_path, {"c": storage.dump_json(value)})
     assert storage.read_json(tmp_path / "c") == value
     assert "Übung" in storage.dump_json({"classes": ["Übung"]})
 

@@ -2,10 +2,10 @@
 
 An image batch in channels-last order is a matrix of M rows (pixels) and C columns (channels). A
 program works on tiles of ROWS rows and BLOCK_C columns. Sums over rows are split among programs and
-finished by another kernel, always in the same order, so that a step gives the same bits each time.
+finished by another kernel, always in the same order, so that a step is reproducible to the bit.
 """
 
-# Arguments of kernels are pointers and numbers that only Triton's compiler can type.
+# Only Triton's compiler knows the types of kernel arguments (pointers and numbers).
 # pyright: basic, reportArgumentType=false, reportMissingImports=false
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SPLITS = tl.constexpr(64)
 
 @triton.jit
 def moments(x, shift, partial, M, C, EACH, BLOCK_C: tl.constexpr, ROWS: tl.constexpr):
-    """Sums of x - shift and of its square; shifted, so that a large mean cancels nothing."""
+    """Sum x - shift and its square; the shift avoids cancellation when the mean is large."""
     columns = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     split = tl.program_id(1)
     first = split * EACH
@@ -40,7 +40,7 @@ def moments(x, shift, partial, M, C, EACH, BLOCK_C: tl.constexpr, ROWS: tl.const
 
 @triton.jit
 def added(partial, columns, splits, C, BLOCK_C: tl.constexpr):
-    """The sums of all splits (splits, C) for some columns."""
+    """Add up all splits (splits, C) for some columns."""
     total = tl.zeros([SPLITS, BLOCK_C], tl.float32)
     for first in range(0, splits, SPLITS):
         rows = first + tl.arange(0, SPLITS)
@@ -53,7 +53,7 @@ def added(partial, columns, splits, C, BLOCK_C: tl.constexpr):
 def finish_moments(
     partial, saved, mean, variance, splits, M, C, momentum, epsilon, BLOCK_C: tl.constexpr
 ):
-    """Mean and 1 / deviation into ``saved``; the running statistics move towards them."""
+    """Store mean and 1 / deviation in ``saved`` and update the running statistics."""
     columns = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     total = added(partial, columns, splits, C, BLOCK_C)
     squares = added(partial + splits * C, columns, splits, C, BLOCK_C)
@@ -82,7 +82,7 @@ def apply(
     ROWS: tl.constexpr,
     RELU6: tl.constexpr,
 ):
-    """y = (x - mean) / deviation * weight + bias, cut to 0..6 if asked."""
+    """y = (x - mean) / deviation * weight + bias, clamped to 0..6 if RELU6."""
     columns = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     inside = (rows < M)[:, None]
@@ -111,7 +111,7 @@ def slopes(
     ROWS: tl.constexpr,
     RELU6: tl.constexpr,
 ):
-    """Sums of g and of g * xhat, with g the gradient before ReLU6."""
+    """Sum g and g * xhat, where g is the gradient before ReLU6."""
     columns = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     split = tl.program_id(1)
     first = split * EACH
@@ -140,7 +140,7 @@ def slopes(
 
 @triton.jit
 def finish_slopes(partial, sums, splits, C, BLOCK_C: tl.constexpr):
-    """The two sums, which are the gradients of bias and weight."""
+    """Finish the two sums, which are the gradients of bias and weight."""
     columns = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     tl.store(sums + columns, added(partial, columns, splits, C, BLOCK_C))
     tl.store(sums + C + columns, added(partial + splits * C, columns, splits, C, BLOCK_C))

@@ -1,4 +1,4 @@
-"""Networks of others: ``torchvision:NAME``, ``timm:NAME`` and any ``nn.Module`` from Python."""
+"""Other networks as backbones: ``torchvision:NAME``, ``timm:NAME`` and any ``nn.Module``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import difflib
 import importlib
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,22 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from fisherhash.backbones.base import Backbone
-from fisherhash.backbones.weights import fit, read_tensors
 from fisherhash.data.preprocessing import INTERPOLATIONS, Preprocessing
 from fisherhash.errors import FisherhashError, UsageError, missing_extra
 
 LIBRARIES = ("torchvision", "timm")
 MODULE = "module:"
-# What torchvision calls the part of a network that names classes.
+# The names that torchvision uses for the classifier.
 _CLASSIFIERS = ("fc", "classifier", "head", "heads")
-# Outputs that only training used, in GoogLeNet and Inception.
+# Outputs of GoogLeNet and Inception that only their training used.
 _AUXILIARY = ("aux1", "aux2", "AuxLogits")
 
 
 class Wrapped(Backbone):
     """A network as a backbone: its output is the feature vector.
 
-    Feature maps (n, d, height, width) are averaged over the picture.
+    Feature maps (n, d, height, width) are averaged over the image.
     """
 
     def __init__(
@@ -39,33 +37,34 @@ class Wrapped(Backbone):
         name: str,
         unwanted: Iterable[str] = (),
     ) -> None:
-        super().__init__(name, _width(module, preprocessing, name), preprocessing)
+        super().__init__(preprocessing)
+        self.name = name
+        self.features = _width(module, preprocessing, name)
         self.module = module
         self.unwanted = tuple(unwanted)
 
     def extract(self, images: Tensor) -> Tensor:
-        """Normalised images (n, 3, size, size) to features (n, features)."""
+        """Turn normalised images (n, 3, size, size) into features (n, features)."""
         return _pooled(self.module(images))
 
-    def load(self, path: Path) -> None:
-        """A state dict of the module inside, with or without its classifier."""
-        what = f"a state dict of {self.name}"
-        fit(self.module, read_tensors(path), path=path, what=what, ignore=self.unwanted)
+    def weights_module(self) -> nn.Module:
+        """The network inside; its state dict may come with or without the classifier."""
+        return self.module
 
 
 def wrap(
     module: nn.Module, *, preprocessing: Preprocessing | None = None, name: str | None = None
 ) -> Backbone:
-    """Any network as a backbone.
+    """Use any network as a backbone.
 
-    Its feature width is found by one forward pass. A model built on it can be saved, but a saved
-    model knows only the name: the same module must be given again to load it.
+    One forward pass finds the width of its features. A model built on it can be saved, but the
+    saved model stores only the name: to load it, pass the same module again.
 
     Args:
         module: takes normalised images (n, 3, size, size), returns (n, d) or (n, d, h, w). It is
             not copied.
         preprocessing: image size and normalisation; 224 pixels and ImageNet's by default.
-        name: what the model folder calls it, after "module:"; the class by default.
+        name: its name in the model folder, after "module:"; by default the name of the class.
 
     Raises:
         UsageError: the module does not run on such images, or returns something else.
@@ -81,7 +80,7 @@ def adapted(
     image_size: int | None = None,
     preprocessing: Preprocessing | None = None,
 ) -> Backbone:
-    """The network ``torchvision:NAME`` or ``timm:NAME`` without its classifier.
+    """Build the network ``torchvision:NAME`` or ``timm:NAME`` without its classifier.
 
     Args:
         name: with the library's prefix.
@@ -102,7 +101,7 @@ def _torchvision(
 ) -> tuple[nn.Module, Preprocessing, tuple[str, ...]]:
     models = _library("torchvision").models
     _known(model, "torchvision", models.list_models())
-    # torchvision keeps the preprocessing with the weights, so it is known without loading them.
+    # torchvision describes the preprocessing beside the weights; they need not be loaded.
     weights = models.get_model_weights(model).DEFAULT
     with _fetching(f"torchvision:{model}", pretrained):
         module: nn.Module = models.get_model(model, weights=weights if pretrained else None)
@@ -119,7 +118,7 @@ def _torchvision(
         unwanted = _cut_classifier(module)
     except (AttributeError, TypeError, LookupError) as error:
         raise UsageError(
-            f"torchvision:{model} does not classify images, so it has no features to take"
+            f"torchvision:{model} does not classify images, so it has no features to use"
         ) from error
     return module, preprocessing, unwanted
 
@@ -165,7 +164,7 @@ def _library(name: str) -> ModuleType:
 
 
 def _known(model: str, library: str, known: Iterable[str]) -> None:
-    """Raise if the library lacks the model; it knows hundreds, so only near names are listed."""
+    """Raise an error with the nearest names (of hundreds) if the library lacks the model."""
     names = list(known)
     if model in names:
         return
@@ -182,17 +181,17 @@ def _fetching(name: str, pretrained: bool) -> Iterator[None]:
         if not pretrained:
             raise UsageError(f"{name} could not be built: {error}") from error
         raise FisherhashError(
-            f"the pretrained weights of {name} could not be had: {error}. Without a network, give "
-            "a file (weights=FILE, or --weights FILE)"
+            f"the pretrained weights of {name} could not be fetched: {error}. Without a network, "
+            "give a file (weights=FILE, or --weights FILE)"
         ) from error
 
 
 def _cut_classifier(module: nn.Module) -> tuple[str, ...]:
-    """Replace the layer that names classes by the identity; the prefixes of the tensors it had."""
+    """Replace the last layer of the classifier by the identity; return the prefixes it had."""
     for name in _AUXILIARY:
         if hasattr(module, name):
             setattr(module, name, None)
-    # GoogLeNet and Inception behave by how they were made; a saved model must not depend on it.
+    # GoogLeNet and Inception remember how they were built; a saved model must not depend on it.
     for name, value in (("aux_logits", False), ("transform_input", True)):
         if hasattr(module, name):
             setattr(module, name, value)
@@ -224,7 +223,7 @@ def _pooled(output: Tensor) -> Tensor:
 
 
 def _width(module: nn.Module, preprocessing: Preprocessing, name: str) -> int:
-    """The width of the features, by one forward pass that leaves the module as it was."""
+    """Find the width of the features by one forward pass that leaves the module unchanged."""
     modes = [(part, part.training) for part in module.modules()]
     tensor = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(0))
     size = preprocessing.size
@@ -233,7 +232,7 @@ def _width(module: nn.Module, preprocessing: Preprocessing, name: str) -> int:
     try:
         with torch.no_grad():
             output = module(images)
-    # Whatever a foreign network raises, the user needs to know which one and on what.
+    # Whatever the network raises, the user must learn which network failed, and on what.
     except Exception as error:
         raise UsageError(
             f"{name} does not run on images of shape (n, 3, {size}, {size}): {error}"

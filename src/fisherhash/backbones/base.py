@@ -1,4 +1,4 @@
-"""What every backbone is: normalised pixels in, one feature vector an image out."""
+"""The base class of every backbone: pixels in, one feature vector per image out."""
 
 from __future__ import annotations
 
@@ -8,32 +8,42 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from fisherhash.backbones.weights import fit, read_tensors
+from fisherhash.backbones.weights import copy_weights, read_weights
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.errors import UsageError
 
 
 class Backbone(nn.Module):
-    """A network that turns pixels into features.
+    """A network that turns pixels into features; a subclass declares what it is.
 
     Attributes:
-        name: what ``backbones.create`` takes, saved with a model.
-        features: the width of the feature vector.
-        preprocessing: geometry and normalisation, saved with a model.
-        early: how many of its first layers are better left as they are when it is fine-tuned.
+        name: what ``backbones.create`` takes; saved with a model.
+        title: the common name, with the year.
+        features: width of the feature vector.
+        preprocessing: geometry and normalisation; saved with a model. The class has those that its
+            weights were trained for.
+        smallest: the smallest side of an image, in pixels, that leaves something to average.
+        early: how many of its first layers should stay fixed when it is fine-tuned.
+        source: where its weights come from, as the end of a sentence that begins with "weights".
+        checkpoint: which weights it reads, for error messages; empty for its own state dict only.
+        unwanted: prefixes of tensors that a checkpoint may hold and the backbone does not use, such
+            as the classifier.
     """
 
-    early: ClassVar[int] = 0
     name: str
+    title: ClassVar[str] = ""
     features: int
-    preprocessing: Preprocessing
+    preprocessing: Preprocessing = Preprocessing()
+    smallest: ClassVar[int] = 8
+    early: ClassVar[int] = 0
+    source: ClassVar[str] = ""
+    checkpoint: ClassVar[str] = ""
+    unwanted: tuple[str, ...] = ()
     mean: Tensor
     std: Tensor
 
-    def __init__(self, name: str, features: int, preprocessing: Preprocessing) -> None:
+    def __init__(self, preprocessing: Preprocessing) -> None:
         super().__init__()
-        self.name = name
-        self.features = features
         self.preprocessing = preprocessing
         self._fixed = 0
         # Buffers, so that a captured CUDA graph never copies from the host; derived, so not saved.
@@ -42,22 +52,22 @@ class Backbone(nn.Module):
         self.register_buffer("std", torch.tensor(preprocessing.std).view(shape), persistent=False)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Bytes or floats in 0..255 (n, 3, size, size), RGB, to features (n, features)."""
+        """Turn RGB bytes or floats in 0..255 (n, 3, size, size) into features (n, features)."""
         return self.extract((pixels - self.mean) / self.std)
 
     def extract(self, images: Tensor) -> Tensor:
-        """Normalised images (n, 3, size, size) to features (n, features)."""
+        """Turn normalised images (n, 3, size, size) into features (n, features)."""
         raise NotImplementedError
 
     def layers_in_order(self) -> list[nn.Module]:
-        """Its parts that have weights, from the pixels to the features, for :meth:`fix`."""
+        """The layers that have weights, from the pixels to the features, for :meth:`fix`."""
         parts: list[nn.Module] = []
         for child in self.children():
             parts += list(child) if type(child) is nn.Sequential else [child]
         return [part for part in parts if next(part.parameters(), None) is not None]
 
     def fix(self, count: int) -> None:
-        """Keep the weights and statistics of the first ``count`` layers as they are from now on."""
+        """Freeze the weights and statistics of the first ``count`` layers from now on."""
         layers = self.layers_in_order()
         if not 0 <= count < len(layers):
             raise UsageError(
@@ -70,12 +80,42 @@ class Backbone(nn.Module):
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Self:
-        """Into training mode, but for the layers that are fixed."""
+        """Switch to training mode, except for the fixed layers."""
         super().train(mode)
         for layer in self.layers_in_order()[: self._fixed] if mode else ():
             layer.eval()
         return self
 
+    @classmethod
+    def installed_weights(cls) -> Path | None:
+        """Find the weights that are used by default; None if there are none at all.
+
+        Raises:
+            UsageError: the user must give a file.
+        """
+        raise UsageError(
+            f"{cls.name} needs a weights file (weights=FILE, or --weights FILE): its weights "
+            f"{cls.source}"
+        )
+
+    def own_name(self, name: str) -> str:
+        """Translate the name of a tensor in a published checkpoint into the name it has here."""
+        return name
+
+    def weights_module(self) -> nn.Module:
+        """The network whose tensors a weights file holds."""
+        return self
+
+    def read_checkpoint(self, path: Path) -> dict[str, Tensor]:
+        """Read the tensors of a weights file, under the names they have here."""
+        return {self.own_name(name): tensor for name, tensor in read_weights(path).items()}
+
     def load(self, path: Path) -> None:
-        """Weights from a file; a network with a published checkpoint reads that one too."""
-        fit(self, read_tensors(path), path=path, what=f"a state dict of {self.name}")
+        """Read weights from a file: a published checkpoint, or a state dict of this class."""
+        copy_weights(
+            self.weights_module(),
+            self.read_checkpoint(path),
+            path=path,
+            what=self.checkpoint or f"a state dict of {self.name}",
+            ignore=self.unwanted,
+        )

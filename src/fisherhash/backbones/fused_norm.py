@@ -1,13 +1,13 @@
 """Batch normalisation and ReLU6 in one pass each way, for training on CUDA.
 
-PyTorch runs the two apart, and its kernels for channels-last half precision reach a fraction of the
-memory's bandwidth: a large part of a training step of EfficientNet-Lite0. Here the forward pass
-reads the input twice and writes once; the backward pass reads input and gradient twice and writes
-once, and knows from the input where ReLU6 was flat, so that nothing else is kept.
+PyTorch runs the two separately, and its kernels for channels-last half precision reach a fraction
+of the memory bandwidth: a large part of a training step of EfficientNet-Lite0. Here the forward
+pass reads the input twice and writes once. The backward pass reads input and gradient twice and
+writes once; it derives from the input where ReLU6 was flat, so nothing else is stored.
 
-The kernels are Triton's, which comes with PyTorch's CUDA builds. Without it, on other devices or in
-another memory format the layers run as they are; in evaluation they are fused where no gradient is
-asked for.
+The kernels need Triton, which comes with PyTorch's CUDA builds. Without it, on other devices or in
+another memory format, the layers run unfused. In evaluation they are fused if no gradient is
+needed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from torch.autograd.function import once_differentiable
 
 logger = logging.getLogger(__name__)
 
-PROGRAMS = 1056  # eight for each of the multiprocessors of a large GPU
-TILE = 2048  # values a program works on at a time: sums over them stay in registers
+PROGRAMS = 1056  # eight per multiprocessor of a large GPU
+TILE_VALUES = 2048  # values per program at a time: their sums stay in registers
 LARGEST = 64
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def usable(norm: nn.BatchNorm2d, values: Tensor) -> bool:
-    """Whether :func:`normalise` can stand in for a layer on these values (n, channels, h, w)."""
+    """Whether :func:`normalise` can replace a layer on these values (n, channels, h, w)."""
     return (
         values.is_cuda
         and values.dtype in DTYPES
@@ -47,7 +47,7 @@ def usable(norm: nn.BatchNorm2d, values: Tensor) -> bool:
 
 @functools.cache
 def _works(device: torch.device) -> bool:
-    """Whether Triton is there and its kernels compile and run on a device, tried once."""
+    """Whether Triton's kernels compile and run on a device; tried once."""
     try:
         values = torch.zeros(1, 8, 1, 1, device=device)
         saved, ones = torch.zeros(2, 8, device=device), torch.ones(8, device=device)
@@ -55,8 +55,8 @@ def _works(device: torch.device) -> bool:
         torch.cuda.synchronize(device)
     except ImportError:
         return False
-    except Exception as error:  # no C compiler, no headers, a GPU that Triton does not know
-        logger.warning("batch norm runs as PyTorch's, not fused with ReLU6: %s", error)
+    except Exception as error:  # no C compiler, no headers, an unknown GPU
+        logger.warning("batch normalisation is not fused with ReLU6: %s", error)
         return False
     return True
 
@@ -66,8 +66,9 @@ def _has_gradient(norm: nn.BatchNorm2d, values: Tensor) -> bool:
 
 
 def normalise(norm: nn.BatchNorm2d, values: Tensor, *, relu6: bool) -> Tensor:
-    """What the layer, and ReLU6 after it, give for values (n, channels, h, w) in channels-last
-    order; while training the running statistics move as the layer's own would.
+    """Apply the layer, and ReLU6 if asked, to values (n, channels, h, w) in channels-last order.
+
+    While training, the running statistics are updated as the layer itself would update them.
     """
     mean, variance = norm.running_mean, norm.running_var
     if not norm.training:
@@ -87,7 +88,7 @@ def _normalised(values: Tensor, saved: Tensor, weight: Tensor, bias: Tensor, rel
 
 
 def _on(values: Tensor) -> AbstractContextManager:
-    """Triton launches on the current device: make it that of the values."""
+    """Make the device of the values current: Triton launches its kernels there."""
     return torch.cuda.device(values.device) if values.is_cuda else nullcontext()
 
 
@@ -149,15 +150,15 @@ class _FusedNorm(torch.autograd.Function):
 
 
 def _plan(x: Tensor) -> tuple[Any, tuple[int, int], dict[str, int]]:
-    """The kernels, a grid of (blocks of channels, splits of the rows), and the sizes."""
+    """Return the kernels, a grid of (blocks of channels, splits of the rows), and the sizes."""
     channels = x.shape[1]
     rows = x.numel() // channels
     # The largest power of two that divides the channels: no lane is ever masked.
     block = min(channels & -channels, LARGEST)
     blocks = channels // block
     most = max(1, PROGRAMS // blocks)
-    tile = TILE // block
-    each = -(-rows // (tile * most)) * tile  # rows of one split, a multiple of a tile's
+    tile = TILE_VALUES // block
+    each = -(-rows // (tile * most)) * tile  # rows per split, a multiple of the rows per tile
     sizes = {"M": rows, "C": channels, "EACH": each, "BLOCK_C": block, "ROWS": tile}
     return _kernels(), (blocks, -(-rows // each)), sizes
 

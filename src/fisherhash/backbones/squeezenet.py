@@ -1,25 +1,23 @@
 """SqueezeNet 1.0: 0.7 million parameters, 512 features, under 3 MB as half floats.
 
 Iandola et al., *SqueezeNet: AlexNet-level accuracy with 50x fewer parameters and < 0.5 MB model
-size* (2016). Tensors have the names of torchvision's checkpoint.
+size* (2016).
 """
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fisherhash.backbones.base import Backbone
-from fisherhash.backbones.weights import fit, read_tensors
 from fisherhash.data.preprocessing import Preprocessing
 
-FEATURES = 512
 # Squeeze width and the width of each expanding half; None is a 3 x 3 pooling with stride 2.
-FIRES = ((16, 64), (16, 64), (32, 128), None, (32, 128), (48, 192), (48, 192), (64, 256), None)
-FIRES += ((64, 256),)
+FIRES = (
+    *((16, 64), (16, 64), (32, 128), None),
+    *((32, 128), (48, 192), (48, 192), (64, 256), None, (64, 256)),
+)
 
 
 class Fire(nn.Module):
@@ -32,22 +30,33 @@ class Fire(nn.Module):
         self.expand3x3 = nn.Conv2d(squeeze, expand, 3, padding=1)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (n, inputs, height, width) to (n, 2 * expand, height, width)."""
+        """Turn images (n, inputs, height, width) into (n, 2 * expand, height, width)."""
         squeezed = functional.relu(self.squeeze(images))
         expanded = torch.cat((self.expand1x1(squeezed), self.expand3x3(squeezed)), dim=1)
         return functional.relu(expanded)
 
 
 class SqueezeNet(Backbone):
-    """SqueezeNet 1.0 up to the output of fire9, averaged over the picture.
+    """SqueezeNet 1.0 up to the output of fire9, averaged over the image.
 
-    The classifier's 1 x 1 convolution is left out: its 1000 outputs are classes, not features.
+    The 1 x 1 convolution of the classifier is not part of it: its 1000 outputs are classes, not
+    features. Reads torchvision's checkpoint (.pth or .safetensors).
     """
 
-    early = 3  # as much of it as in EfficientNet-Lite0
+    name = "squeezenet1.0"
+    title = "SqueezeNet 1.0 (2016)"
+    features = 512
+    smallest = 21
+    source = (
+        "are torchvision's: https://download.pytorch.org/models/squeezenet1_0-b66bff10.pth, or the "
+        "same tensors as .safetensors"
+    )
+    early = 3  # the same share of the network as in EfficientNet-Lite0
+    checkpoint = "SqueezeNet 1.0 with torchvision's names (features.0.weight, …)"
+    unwanted = ("classifier.",)
 
     def __init__(self, preprocessing: Preprocessing) -> None:
-        super().__init__("squeezenet1.0", FEATURES, preprocessing)
+        super().__init__(preprocessing)
         layers: list[nn.Module] = [nn.Conv2d(3, 96, 7, stride=2), nn.ReLU(inplace=True), _pool()]
         width = 96
         for fire in FIRES:
@@ -56,26 +65,16 @@ class SqueezeNet(Backbone):
             else:
                 layers.append(Fire(width, *fire))
                 width = 2 * fire[1]
-        # torchvision calls this chain "features", a name the contract gives to the width.
+        # torchvision calls this chain "features", a name that a backbone uses for the width.
         self.layers = nn.Sequential(*layers)
 
     def extract(self, images: Tensor) -> Tensor:
-        """Normalised images (n, 3, height, width) to features (n, 512), none negative."""
+        """Turn normalised images (n, 3, height, width) into non-negative features (n, 512)."""
         return self.layers(images).mean((2, 3))
 
-    def load(self, path: Path) -> None:
-        """torchvision's checkpoint (.pth or .safetensors), or tensors with our names."""
-        fit(
-            self,
-            {_translate(name): tensor for name, tensor in read_tensors(path).items()},
-            path=path,
-            what="SqueezeNet 1.0 with torchvision's names (features.0.weight, …)",
-            ignore=("classifier.",),
-        )
-
-
-def _translate(name: str) -> str:
-    return "layers." + name.removeprefix("features.") if name.startswith("features.") else name
+    def own_name(self, name: str) -> str:
+        """Translate a name of torchvision's."""
+        return "layers." + name.removeprefix("features.") if name.startswith("features.") else name
 
 
 def _pool() -> nn.MaxPool2d:

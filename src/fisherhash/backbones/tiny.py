@@ -1,4 +1,4 @@
-"""A backbone for tests: 6,000 parameters, milliseconds, the same weights on every machine."""
+"""A backbone for tests: 6,000 parameters, milliseconds per image, fixed random weights."""
 
 from __future__ import annotations
 
@@ -8,19 +8,24 @@ from torch import Tensor, nn
 from fisherhash.backbones.base import Backbone
 from fisherhash.data.preprocessing import Preprocessing
 
-FEATURES = 32
-WIDTHS = (8, 16, FEATURES)
+WIDTHS = (8, 16, 32)
 
 
 class Tiny(Backbone):
-    """Three strided convolutions with ReLU and the average over the picture; never trained.
+    """Three strided convolutions with ReLU, averaged over the image; never trained.
 
-    The weights are drawn from a generator of their own, so that the caller's random numbers are
-    neither used nor needed.
+    The weights have a random state of their own: they are the same on every machine, and the
+    caller's random numbers stay untouched.
     """
 
+    name = "tiny"
+    title = "Small convolutional network for tests, never trained"
+    features = WIDTHS[-1]
+    preprocessing = Preprocessing(size=32, interpolation="bilinear")
+    source = "are drawn with a fixed seed"
+
     def __init__(self, preprocessing: Preprocessing) -> None:
-        super().__init__("tiny", FEATURES, preprocessing)
+        super().__init__(preprocessing)
         layers: list[nn.Module] = []
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -32,6 +37,10 @@ class Tiny(Backbone):
                 inputs = width
         self.layers = nn.Sequential(*layers)
 
+    @classmethod
+    def installed_weights(cls) -> None:
+        """There are no trained weights."""
+
     def extract(self, images: Tensor) -> Tensor:
-        """Normalised images (n, 3, height, width) to features (n, 32), none negative."""
+        """Turn normalised images (n, 3, height, width) into non-negative features (n, 32)."""
         return self.layers(images).mean((2, 3))

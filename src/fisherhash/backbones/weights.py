@@ -1,4 +1,4 @@
-"""Reading weights that others wrote, and fitting them into a network, with errors that explain."""
+"""Weights that others wrote: reading a file, and copying its tensors into a network."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ _NAMED = 3
 
 
 def existing_file(path: str | os.PathLike[str]) -> Path:
-    """The path, if a file lies there.
+    """Return the path of a weights file that exists.
 
     Raises:
-        UsageError: nothing is there, or a folder.
+        UsageError: there is no such file, or it is a folder.
     """
     file = Path(path).expanduser()
     if file.is_dir():
-        raise UsageError(f"'{file}' is a folder; a weights file is needed")
+        raise UsageError(f"'{file}' is a folder; give a weights file")
     if not file.is_file():
         raise UsageError(f"the weights file '{file}' does not exist")
     return file
 
 
-def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The tensors of a ``.safetensors`` file or of a PyTorch state dict, by name, on the CPU.
+def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """Read a ``.safetensors`` file or a PyTorch state dict: tensors by name, on the CPU.
 
-    A PyTorch file is opened with ``weights_only=True``: no code stored in it can run. A state dict
-    nested under ``state_dict`` or ``model`` is found, the prefix ``module.`` of parallel training
-    is dropped.
+    A PyTorch file is opened with ``weights_only=True``, so that no code stored in it can run. A
+    state dict nested under ``state_dict`` or ``model`` is found, and the prefix ``module.`` of
+    parallel training is dropped.
 
     Raises:
-        UsageError: there is no such file, or it holds something else than tensors by name.
+        UsageError: there is no such file, or it holds anything but tensors by name.
         FisherhashError: the file is damaged, or it is a pickle that is not safe to open.
     """
     file = existing_file(path)
@@ -54,7 +54,7 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     return _state_dict(_unpickle(file), file)
 
 
-def fit(
+def copy_weights(
     network: nn.Module,
     tensors: Mapping[str, Tensor],
     *,
@@ -62,14 +62,14 @@ def fit(
     what: str,
     ignore: Iterable[str] = (),
 ) -> None:
-    """Copy tensors into a network: every one it has, from none that it has not.
+    """Copy tensors into a network; every tensor of the network must be there, and no other.
 
     Args:
-        network: changed in place; nothing is copied when anything is wrong.
+        network: changed in place; nothing is copied if anything is wrong.
         tensors: by the network's own names.
         path: where they come from, for the error.
         what: what was expected, for the error: "SqueezeNet 1.0 with torchvision's names".
-        ignore: prefixes of names that may be there and are not wanted, such as a classifier's.
+        ignore: prefixes of names that are allowed but not used, such as a classifier's.
 
     Raises:
         UsageError: tensors are missing, unexpected or of another shape.
@@ -77,7 +77,7 @@ def fit(
     """
     expected = network.state_dict()
     skip = tuple(ignore)
-    # Batch counters matter to no inference, and some writers leave them out.
+    # Inference needs no batch counters, and some writers omit them.
     needed = {name for name in expected if not name.endswith("num_batches_tracked")}
     missing = sorted(needed - tensors.keys())
     unexpected = sorted(
@@ -116,8 +116,8 @@ def _unpickle(file: Path) -> Any:
         return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if "global" not in str(error).lower():
-            # torch's own sentence advises to open it unsafely.
-            raise damaged(file, ValueError("it is no file of tensors")) from error
+            # torch's own message advises opening it unsafely.
+            raise damaged(file, ValueError("it holds no tensors")) from error
         raise FisherhashError(
             f"'{file}' holds Python objects besides tensors, and opening it could run code, so it "
             "was not opened. Save the tensors alone: torch.save(model.state_dict(), file)"
@@ -135,13 +135,13 @@ def _state_dict(content: Any, file: Path) -> dict[str, Tensor]:
     if not isinstance(content, Mapping) or not all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
     ):
-        raise UsageError(f"'{file}' is no state dict: it does not hold tensors by name")
+        raise UsageError(f"'{file}' is not a state dict: it does not hold tensors by name")
     return {name.removeprefix("module."): value for name, value in content.items()}
 
 
 def damaged(file: Path, error: Exception) -> FisherhashError:
-    """The error for a file that cannot be read to its end."""
+    """Return the error for a file that cannot be read to its end."""
     reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
     return FisherhashError(
-        f"'{file}' is damaged, cut short, or no weights file ({reason}). Fetch the file again"
+        f"'{file}' is damaged, cut short, or not a weights file ({reason}). Fetch the file again"
     )

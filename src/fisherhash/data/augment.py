@@ -8,13 +8,13 @@ from torch import Tensor
 
 
 def augment(pixels: Tensor, *, smallest: float = 0.5) -> Tensor:
-    """Random square crops of bytes (n, 3, s, s), resized back, half of them mirrored.
+    """Cut random squares from bytes (n, 3, s, s), resize them back and mirror half of them.
 
-    Drawn from torch's generator of the batch's device: a captured CUDA graph draws anew each time.
+    Uses torch's generator of the batch's device: a captured CUDA graph draws anew each time.
 
     Args:
         pixels: (n, 3, s, s) bytes.
-        smallest: share of the area that a crop keeps at least.
+        smallest: the smallest share of the area that a crop covers.
 
     Returns:
         (n, 3, s, s) floats in 0..255.

@@ -1,7 +1,8 @@
-"""Look at every image of a data set and report what would spoil a number or stop a run."""
+"""Reads every image of a data set and reports what would distort a result or stop a run."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fisherhash.data.collection import ByteReader, Collection, Reader
-from fisherhash.data.loading import Skipped, UnreadableImage
-from fisherhash.data.protocols import Split
+from fisherhash.data.images import UnreadableImage
+from fisherhash.data.loading import Skipped
+from fisherhash.data.splits import SPLIT_PARTS, Split
 from fisherhash.data.workers import run_jobs
 from fisherhash.system.progress import progress
 
@@ -28,16 +30,16 @@ class Report:
     Attributes:
         name: of the collection.
         images: how many there are.
-        class_sizes: images a class.
-        unreadable: files that are no pictures, with the reason.
-        unlabelled: names of images without a label, where others have one.
+        class_sizes: number of images per class.
+        unreadable: files that cannot be decoded, with the reason.
+        unlabelled: names of images without a label, if others have one.
         duplicates: groups of names with the same bytes.
-        same_pixels: groups of names that show the same pixels but differ in their bytes.
+        same_pixels: groups of names with the same pixels in different bytes.
         conflicts: groups of duplicates (of either kind) whose labels differ.
         single_classes: classes with one image.
         overlaps: ``query in database`` and ``query in train``: names of images in both lists.
-        copies: the same two: pairs of a query and another image with the same pixels.
-        notes: sentences of the source and of the split.
+        copies: for the same two lists, pairs of a query and another image with the same pixels.
+        notes: sentences from the source and from the split.
     """
 
     name: str
@@ -67,24 +69,10 @@ class Report:
         ))  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
-        """Everything that was found, with all names."""
-        return {
-            "name": self.name,
-            "ok": self.ok,
-            "images": self.images,
-            "class_sizes": self.class_sizes,
-            "unreadable": [{"name": item.name, "reason": item.reason} for item in self.unreadable],
-            "unlabelled": self.unlabelled,
-            "duplicates": self.duplicates,
-            "same_pixels": self.same_pixels,
-            "conflicts": self.conflicts,
-            "single_classes": self.single_classes,
-            "overlaps": self.overlaps,
-            "copies": {
-                where: [list(pair) for pair in pairs] for where, pairs in self.copies.items()
-            },
-            "notes": list(self.notes),
-        }
+        """Return everything that was found, with all names."""
+        found = dataclasses.asdict(self)
+        found["unreadable"] = [{"name": i.name, "reason": i.reason} for i in self.unreadable]
+        return {"name": self.name, "ok": self.ok, **found}
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -96,16 +84,16 @@ class Report:
         yield from _listed("classes with one image", self.single_classes)
         groups = (
             ("groups of files with the same bytes", self.duplicates),
-            ("groups of files with the same pixels in other bytes", self.same_pixels),
+            ("groups of files with the same pixels in different bytes", self.same_pixels),
             ("groups of duplicates with different labels", self.conflicts),
         )
         for title, found in groups:
             yield from _listed(title, [" = ".join(group) for group in found])
         for where, names in self.overlaps.items():
-            yield from _listed(_asked(where), names)
+            yield from _listed(_title(where), names)
         for where, pairs in self.copies.items():
             lines = [f"{query} = {other}" for query, other in pairs]
-            yield from _listed(f"{_asked(where)} under another name", lines)
+            yield from _listed(f"{_title(where)} under another name", lines)
         for note in self.notes:
             yield f"note: {note}"
         yield "nothing wrong was found" if self.ok else "see above for what was found"
@@ -119,18 +107,18 @@ class Report:
 
 @dataclass(frozen=True)
 class _DigestJob:
-    """Digests of the stored bytes and of the pixels, one after the other."""
+    """Computes a digest of the stored bytes, followed by one of the pixels."""
 
     def __call__(self, reader: Reader, index: int) -> bytes:
         if isinstance(reader, ByteReader):
             data = reader.read(index)
             stored = _digest(data)
-            picture = reader.parse(index, data)
+            image = reader.parse(index, data)
         else:
             stored = b""
-            picture = reader.open(index)
-        width, height = picture.size
-        pixels = _digest(f"{width} {height} ".encode() + picture.tobytes())
+            image = reader.open(index)
+        width, height = image.size
+        pixels = _digest(f"{width} {height} ".encode() + image.tobytes())
         return (stored or pixels) + pixels
 
 
@@ -141,9 +129,9 @@ def check(
 
     Args:
         collection: the images.
-        split: the split to look for overlap in; None takes the lists of the source as they are,
-            before :func:`~fisherhash.data.protocols.resolve` repairs them.
-        workers: processes, as in :func:`~fisherhash.data.loading.decode`.
+        split: where to look for overlap; None means the lists of the source, before
+            :func:`~fisherhash.data.protocols.resolve` corrects them.
+        workers: number of processes, as in :func:`~fisherhash.data.workers.run_jobs`.
     """
     names, labels = collection.names, collection.labels
     unreadable: list[Skipped] = []
@@ -162,7 +150,8 @@ def check(
     same_bytes = _groups(stored)
     same_pixels = _groups(pixels)
     sizes = labels.sum(axis=0, dtype=np.int64)
-    parts = _parts(collection, split)
+    parts = {part: getattr(split, part) for part in SPLIT_PARTS} if split else collection.splits
+    overlaps, copies = _overlap(parts, same_pixels, names)
     return Report(
         name=collection.name,
         images=len(collection),
@@ -179,9 +168,9 @@ def check(
             if (labels[group] != labels[group[0]]).any()
         ],
         single_classes=[collection.classes[column] for column in np.flatnonzero(sizes == 1)],
-        overlaps=_overlaps(parts, names),
-        copies=_copies(parts, same_pixels, names),
-        notes=(*collection.notes, *(split.notes if split is not None else ())),
+        overlaps=overlaps,
+        copies=copies,
+        notes=(*collection.notes, *(split.notes if split else ())),
     )
 
 
@@ -196,45 +185,29 @@ def _groups(digests: Mapping[int, bytes]) -> list[list[int]]:
     return [group for group in found.values() if len(group) > 1]
 
 
-def _parts(collection: Collection, split: Split | None) -> Mapping[str, NDArray[np.int64]]:
-    if split is None:
-        return collection.splits
-    return {"train": split.train, "query": split.query, "database": split.database}
-
-
-def _overlaps(parts: Mapping[str, NDArray[np.int64]], names: Sequence[str]) -> dict[str, list[str]]:
-    if not parts:
-        return {}
-    return {
-        f"query in {part}": _named(np.intersect1d(parts["query"], parts[part]), names)
-        for part in ("database", "train")
-    }
-
-
-def _copies(
+def _overlap(
     parts: Mapping[str, NDArray[np.int64]], groups: Iterable[list[int]], names: Sequence[str]
-) -> dict[str, list[tuple[str, str]]]:
-    if not parts:
-        return {}
-    query = set(parts["query"].tolist())
-    found: dict[str, list[tuple[str, str]]] = {}
-    for part in ("database", "train"):
-        members = set(parts[part].tolist())
-        found[f"query in {part}"] = [
+) -> tuple[dict[str, list[str]], dict[str, list[tuple[str, str]]]]:
+    """Find queries in the other lists: the same images, and copies under another name."""
+    overlaps, copies = {}, {}
+    for part in ("database", "train") if parts else ():
+        query, members = set(parts["query"].tolist()), set(parts[part].tolist())
+        overlaps[f"query in {part}"] = _named(sorted(query & members), names)
+        copies[f"query in {part}"] = [
             (names[one], names[other])
             for group in groups
             for one in group
             for other in group
             if one != other and one in query and other in members
         ]
-    return found
+    return overlaps, copies
 
 
 def _named(indices: Iterable[int], names: Sequence[str]) -> list[str]:
     return [names[index] for index in indices]
 
 
-def _asked(where: str) -> str:
+def _title(where: str) -> str:
     return where.replace("query in", "queries in the").replace("the train", "the training list")
 
 

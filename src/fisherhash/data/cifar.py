@@ -1,7 +1,8 @@
-"""CIFAR-10 in its official binary layout (Krizhevsky 2009): six files, 3,073 bytes an image."""
+"""CIFAR-10 in its official binary layout (Krizhevsky 2009): six files, 3,073 bytes per image."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from pathlib import Path
@@ -12,44 +13,31 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fisherhash.data.collection import Collection, one_hot
+from fisherhash.data.readers import StoredReader
 from fisherhash.errors import UsageError
 
-FOLDER = "cifar-10-batches-bin"
+CIFAR_FOLDER = "cifar-10-batches-bin"
 BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
-CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-)
-RECORD = 1 + 3 * 32 * 32
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+RECORD_BYTES = 1 + 3 * 32 * 32
 
 
-class CifarReader:
+class CifarReader(StoredReader):
     """Reads records from the memory-mapped batch files: a label, then the R, G and B planes."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = os.fspath(folder)
-        self._batches: list[NDArray[np.uint8]] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder, "_batches": []}
+        return {"folder": self.folder}
 
-    @property
+    @functools.cached_property
     def batches(self) -> list[NDArray[np.uint8]]:
         """The six files as (records, 3073) arrays, mapped on first use."""
-        if not self._batches:
-            self._batches = [_map_batch(Path(self.folder) / f"{name}.bin") for name in BATCHES]
-        return self._batches
+        return [_map_batch(Path(self.folder) / f"{name}.bin") for name in BATCHES]
 
     def read(self, index: int) -> bytes:
-        """The 3,072 pixel bytes of a record, without its label."""
+        """Return the 3,072 pixel bytes of a record, without its label."""
         for batch in self.batches:
             if index < len(batch):
                 return batch[index, 1:].tobytes()
@@ -57,16 +45,12 @@ class CifarReader:
         raise IndexError(index)
 
     def parse(self, index: int, data: bytes) -> Image.Image:
-        """The picture in the pixel bytes of a record."""
+        """Build the 32 x 32 image from the pixel bytes of a record."""
         planes = np.frombuffer(data, dtype=np.uint8).reshape(3, 32, 32)
         return Image.fromarray(np.ascontiguousarray(planes.transpose(1, 2, 0)))
 
-    def open(self, index: int) -> Image.Image:
-        """The picture, 32 x 32 RGB."""
-        return self.parse(index, self.read(index))
-
     def fingerprint(self) -> str:
-        """A checksum over the content of the six files."""
+        """Return a checksum over the content of the six files."""
         digest = hashlib.sha256()
         for batch in self.batches:
             digest.update(np.ascontiguousarray(batch).data)
@@ -74,15 +58,15 @@ class CifarReader:
 
 
 def find_cifar10(folder: Path) -> Path | None:
-    """The folder with the batch files: ``folder`` itself or the one of the archive inside it."""
-    for place in (folder, folder / FOLDER):
+    """Find the batch files in ``folder`` or in the folder of the archive inside it."""
+    for place in (folder, folder / CIFAR_FOLDER):
         if any((place / f"{name}.bin").is_file() for name in BATCHES):
             return place
     return None
 
 
-def open_cifar10(folder: Path, *, name: str = "cifar10") -> Collection:
-    """The 60,000 images of a folder that holds the six batch files."""
+def open_cifar10(folder: Path) -> Collection:
+    """Open the 60,000 images of a folder that holds the six batch files."""
     missing = [f"{batch}.bin" for batch in BATCHES if not (folder / f"{batch}.bin").is_file()]
     if missing:
         raise UsageError(
@@ -102,7 +86,7 @@ def open_cifar10(folder: Path, *, name: str = "cifar10") -> Collection:
         for number in range(len(records))
     ]
     return Collection(
-        name=name,
+        name="cifar10",
         names=names,
         labels=one_hot(numbers.astype(np.int64), 10),
         classes=CLASSES,
@@ -113,9 +97,10 @@ def open_cifar10(folder: Path, *, name: str = "cifar10") -> Collection:
 
 def _map_batch(path: Path) -> NDArray[np.uint8]:
     size = path.stat().st_size
-    if size == 0 or size % RECORD:
+    if size == 0 or size % RECORD_BYTES:
         raise UsageError(
-            f"{path} has {size:,} bytes, which is no whole number of records of {RECORD:,} bytes; "
-            "the file is truncated or not CIFAR-10. Unpack cifar-10-binary.tar.gz again"
+            f"{path} has {size:,} bytes, which is not a whole number of records of "
+            f"{RECORD_BYTES:,} bytes; the file is truncated or not CIFAR-10. Unpack "
+            "cifar-10-binary.tar.gz again"
         )
-    return np.memmap(path, dtype=np.uint8, mode="r").reshape(-1, RECORD)
+    return np.memmap(path, dtype=np.uint8, mode="r").reshape(-1, RECORD_BYTES)

@@ -1,4 +1,4 @@
-"""What every source of images becomes: a :class:`Collection`, read by number."""
+"""Collections: what every source of images is opened as."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from PIL import Image
 
 
 class Reader(Protocol):
-    """Opens image number ``i``. Must be picklable: worker processes are spawned, never forked."""
+    """Opens images by number. Must be picklable: worker processes are spawned, never forked."""
 
     def open(self, index: int) -> Image.Image:
-        """The picture as RGB, upright; raises :class:`~fisherhash.data.loading.UnreadableImage`."""
+        """Return an RGB image, upright; raises :class:`~fisherhash.data.images.UnreadableImage`."""
         ...
 
     def fingerprint(self) -> str:
-        """A checksum that changes when an image changes (content, or path + size + mtime)."""
+        """Return a checksum that changes with any image (content, or path + size + mtime)."""
         ...
 
 
 @runtime_checkable
 class ByteReader(Protocol):
-    """A reader that also gives the stored bytes; ``check`` compares them to find duplicates."""
+    """A reader that also returns the stored bytes, in which ``check`` finds duplicates."""
 
     def read(self, index: int) -> bytes:
-        """The bytes of image ``index`` as they are stored."""
+        """Return the bytes of image ``index`` as they are stored."""
         ...
 
     def parse(self, index: int, data: bytes) -> Image.Image:
-        """The picture that ``data``, read from image ``index``, holds: RGB, upright."""
+        """Decode ``data``, which was read from image ``index``: RGB, upright."""
         ...
 
 
 @dataclass(frozen=True)
 class Collection:
-    """Images that are read by number, with their labels and the splits their files dictate.
+    """Images that are read by number, with their labels and the splits that list files define.
 
     Attributes:
-        name: how the collection is called in logs and model cards.
-        names: one stable, unique, POSIX-style name an image.
+        name: for logs and model cards.
+        names: one stable, unique, POSIX-style name per image.
         labels: (n, classes) matrix of 0 and 1. A row of zeros is an unlabelled image.
-        classes: one name a class.
+        classes: one name per class.
         reader: opens the images.
         splits: ``train``, ``query`` and ``database`` as index arrays, or empty.
-        kind: what the images came from: ``folder``, ``csv``, ``lists``, ``cifar10``, ``sample``
+        kind: where the images came from: ``folder``, ``csv``, ``lists``, ``cifar10``, ``sample``
             or ``photos`` (no labels).
-        descriptions: a longer name of each class, where the source has one, else empty.
-        notes: sentences about what was left out or assumed while opening.
+        descriptions: a longer name per class if the source has them, else empty.
+        notes: sentences about what was skipped or assumed while opening.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Collection:
 
 
 def one_hot(numbers: Sequence[int] | NDArray[np.integer], classes: int) -> NDArray[np.uint8]:
-    """Class numbers (n,) as a label matrix (n, classes); -1 is an unlabelled row.
+    """Turn class numbers (n,) into a label matrix (n, classes); -1 is an unlabelled row.
 
     >>> one_hot([1, -1], 3).tolist()
     [[0, 1, 0], [0, 0, 0]]

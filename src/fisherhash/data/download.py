@@ -1,4 +1,4 @@
-"""Fetch CIFAR-10 from its home page: resumed when broken off, verified, put in place at once."""
+"""Download CIFAR-10 from its home page: resumed after a break, verified, complete or absent."""
 
 from __future__ import annotations
 
@@ -7,29 +7,28 @@ import http.client
 import os
 import shutil
 import tarfile
-import tempfile
 import urllib.error
 import urllib.request
 from pathlib import Path
 
-from fisherhash.data.cifar import FOLDER
+from fisherhash.data.cifar import CIFAR_FOLDER
 from fisherhash.errors import FisherhashError
 from fisherhash.system.progress import progress
+from fisherhash.system.storage import draft_folder
 
 CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 CIFAR10_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
-_BLOCK = 1 << 20
+_CHUNK = 1 << 20
 
 
 def download_cifar10(
     dest: Path, *, url: str = CIFAR10_URL, md5: str = CIFAR10_MD5, timeout: float = 30.0
 ) -> Path:
-    """Fetch, verify and unpack CIFAR-10 into ``dest``; returns the folder of the batch files.
+    """Fetch, verify and unpack CIFAR-10 into ``dest``; return the folder of the batch files.
 
-    A download that broke off is continued by the next call. The folder appears under its name only
-    when every file is in it.
+    The next call continues a download that broke off. The folder appears only when it is complete.
     """
-    place = dest / FOLDER
+    place = dest / CIFAR_FOLDER
     try:
         dest.mkdir(parents=True, exist_ok=True)
         archive = dest / "cifar-10-binary.tar.gz"
@@ -38,7 +37,7 @@ def download_cifar10(
             _fetch(url, part, timeout)
             _verify(part, md5, url)
             os.replace(part, archive)
-        _unpack(archive, dest, place)
+        _unpack(archive, place)
         archive.unlink()
     except OSError as error:
         reason = error.strerror or error
@@ -51,7 +50,7 @@ def _fetch(url: str, part: Path, timeout: float) -> None:
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
         with urllib.request.urlopen(request, timeout=timeout) as answer:
-            # 200 to a request for the rest: the server sends everything, so start again.
+            # Status 200 means that the server ignored the range and sends everything: start again.
             resumed = answer.status == 206
             left = int(answer.headers.get("Content-Length") or 0)
             total = left + (have if resumed else 0)
@@ -60,7 +59,7 @@ def _fetch(url: str, part: Path, timeout: float) -> None:
                 progress("Downloading CIFAR-10", total) as advance,
             ):
                 advance(have if resumed else 0)
-                while block := answer.read(_BLOCK):
+                while block := answer.read(_CHUNK):
                     file.write(block)
                     advance(len(block))
             size = part.stat().st_size
@@ -68,7 +67,7 @@ def _fetch(url: str, part: Path, timeout: float) -> None:
                 raise ConnectionError(f"broken off after {size:,} of {total:,} bytes")
     except urllib.error.HTTPError as error:
         if error.code == 416:
-            # Nothing is left to send: the file is whole, or wrong, and the checksum tells which.
+            # Nothing is left to send: the file is complete or wrong, which the checksum decides.
             return
         raise FisherhashError(f"{url} answered {error.code} {error.reason}") from None
     except (
@@ -79,7 +78,7 @@ def _fetch(url: str, part: Path, timeout: float) -> None:
     ) as error:
         reason = getattr(error, "reason", None) or error
         raise FisherhashError(
-            f"{url} could not be fetched ({reason}); run the same command again to go on, or "
+            f"{url} could not be fetched ({reason}); run the same command again to continue, or "
             "unpack the archive by hand and set FISHERHASH_DATA to its folder"
         ) from None
 
@@ -96,13 +95,15 @@ def _verify(part: Path, md5: str, url: str) -> None:
         )
 
 
-def _unpack(archive: Path, dest: Path, place: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=dest, prefix=".unpack-") as temporary:
+def _unpack(archive: Path, place: Path) -> None:
+    with draft_folder(place) as draft:
         try:
             with tarfile.open(archive) as pack:
-                pack.extractall(temporary, filter="data")
+                pack.extractall(draft, filter="data")
         except tarfile.TarError as error:
             raise FisherhashError(f"{archive} cannot be unpacked: {error}") from None
+        for file in (draft / CIFAR_FOLDER).iterdir():
+            file.rename(draft / file.name)
+        (draft / CIFAR_FOLDER).rmdir()
         if place.exists():
             shutil.rmtree(place)
-        os.replace(Path(temporary) / FOLDER, place)

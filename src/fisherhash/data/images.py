@@ -1,4 +1,4 @@
-"""One picture, from whatever it is stored in, to RGB and upright."""
+"""Decodes one image, however it is stored, to upright RGB."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PIL import Image, UnidentifiedImageError
 from fisherhash.errors import FisherhashError, UsageError
 
 MAX_PIXELS = 89_478_485
-"""Pictures above this many pixels are refused: Pillow's own threshold, a quarter GiB of RGB."""
+"""Images with more pixels are refused: Pillow's own threshold, a quarter GiB of RGB."""
 
 ImageLike = str | os.PathLike[str] | bytes | Image.Image | NDArray[np.generic]
 
@@ -35,10 +35,10 @@ _warning_filters = threading.Lock()
 
 
 class UnreadableImage(FisherhashError):  # noqa: N818
-    """A file that could not be turned into a picture; the message is the reason.
+    """An image that cannot be decoded; the message is the reason.
 
     Attributes:
-        passing: the file could not be opened at all, which may be over the next time.
+        passing: the file could not be opened at all, so another try may succeed.
     """
 
     def __init__(self, reason: str, *, passing: bool = False) -> None:
@@ -47,15 +47,15 @@ class UnreadableImage(FisherhashError):  # noqa: N818
 
 
 def load_image(source: ImageLike) -> Image.Image:
-    """A picture as RGB, upright, from a path, bytes, a Pillow image or an array.
+    """Decode an image to upright RGB from a path, bytes, a Pillow image or an array.
 
-    Orientation in EXIF is applied, transparency is laid on white, 16-bit greys are scaled to 8
-    bits, an animation gives its first frame. Arrays are ``uint8`` of shape (h, w), (h, w, 1),
+    The EXIF orientation is applied, transparency becomes white, 16-bit greys are scaled to 8 bits,
+    and an animation yields its first frame. Arrays are ``uint8`` of shape (h, w), (h, w, 1),
     (h, w, 3) or (h, w, 4), or ``uint16`` of shape (h, w).
 
     Raises:
-        UnreadableImage: the file or the bytes are missing, damaged, truncated, too large, or no
-            picture at all.
+        UnreadableImage: the file or the bytes are missing, damaged, truncated, too large, or not
+            an image.
         UsageError: an array of another shape or type, or an object that is none of these.
 
     >>> load_image(np.zeros((2, 3), dtype=np.uint8)).size
@@ -70,29 +70,34 @@ def load_image(source: ImageLike) -> Image.Image:
     if isinstance(source, str | os.PathLike):
         return _from_bytes(read_file(source))
     raise UsageError(
-        f"cannot read a picture from {type(source).__name__}; "
+        f"cannot read an image from {type(source).__name__}; "
         "give a path, bytes, a Pillow image or a numpy array"
     )
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
-    """The bytes of a file; every way in which that can fail becomes an :class:`UnreadableImage`."""
+    """Read a file; every way in which that can fail becomes an :class:`UnreadableImage`."""
     try:
-        # A pipe or a device is never opened: it could block for ever.
+        # A pipe or a device is never opened: it could block forever.
         if not stat.S_ISREG(os.stat(path).st_mode):
             kind = "a folder" if os.path.isdir(path) else "a pipe, socket or device"
             raise UnreadableImage(f"{kind}, not a file")
         with open(path, "rb") as file:
             return file.read()
-    except FileNotFoundError:
-        raise UnreadableImage("the file does not exist (moved or deleted?)", passing=True) from None
-    except PermissionError:
-        raise UnreadableImage("permission denied", passing=True) from None
     except (OSError, ValueError) as error:
-        code = getattr(error, "errno", None)
-        reason = os.strerror(code) if code else str(error)
-        hint = " (a loop of links)" if code == errno.ELOOP else ""
-        raise UnreadableImage(f"cannot be read: {reason.lower()}{hint}", passing=True) from None
+        raise UnreadableImage(read_failure(error), passing=True) from None
+
+
+def read_failure(error: OSError | ValueError) -> str:
+    """Why a file cannot be opened, in words."""
+    if isinstance(error, FileNotFoundError):
+        return "the file does not exist (moved or deleted?)"
+    if isinstance(error, PermissionError):
+        return "permission denied"
+    code = getattr(error, "errno", None)
+    reason = os.strerror(code) if code else str(error)
+    hint = " (a loop of links)" if code == errno.ELOOP else ""
+    return f"cannot be read: {reason.lower()}{hint}"
 
 
 def _from_bytes(data: bytes) -> Image.Image:
@@ -117,11 +122,11 @@ def _decoded(image: Image.Image) -> Image.Image:
     if width * height > MAX_PIXELS:
         raise UnreadableImage(_too_large(width, height))
     if width == 0 or height == 0:
-        raise UnreadableImage(f"the picture has no pixels ({width} x {height})")
+        raise UnreadableImage(f"the image has no pixels ({width} x {height})")
     try:
         image.load()
         rgb = _to_rgb(image)
-        # After load(): plugins that turn the picture themselves have dropped the tag by now.
+        # After load(): plugins that rotate the image themselves have dropped the tag by now.
         turn = _UPRIGHT.get(_orientation(image))
         return rgb.transpose(turn) if turn is not None else rgb
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
@@ -129,7 +134,7 @@ def _decoded(image: Image.Image) -> Image.Image:
     except MemoryError:
         raise UnreadableImage(f"not enough memory for {width} x {height} pixels") from None
     except Exception as error:
-        # A decoder fed with garbage raises nearly anything: OSError, SyntaxError, struct.error ...
+        # On garbage, decoders raise almost anything: OSError, SyntaxError, struct.error, …
         reason = _reason(error)
         state = "truncated" if "truncated" in reason.lower() else "damaged"
         raise UnreadableImage(f"{state}: {reason}") from None
@@ -139,7 +144,7 @@ def _orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(_ORIENTATION, 1))
     except Exception:
-        # Broken EXIF is common and says nothing about the pixels.
+        # Broken EXIF data is common and says nothing about the pixels.
         return 1
 
 
@@ -156,7 +161,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _deep_grey(image: Image.Image) -> Image.Image:
-    """Greys of more than 8 bits: 16-bit ones are divided by 257, others by what they hold."""
+    """Scale greys of more than 8 bits: 16 bits by 1 / 257, others by the range they use."""
     values = np.nan_to_num(np.asarray(image, dtype=np.float64), nan=0.0, posinf=0.0, neginf=0.0)
     top = float(values.max())
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
@@ -187,10 +192,10 @@ def _from_array(array: NDArray[np.generic]) -> Image.Image:
 
 def _unknown_format(data: bytes) -> str:
     if data[4:8] == b"ftyp" and data[8:12] in _HEIF_BRANDS:
-        return "a HEIC picture, which Pillow cannot read: convert it to JPEG"
+        return "a HEIC image, which Pillow cannot read: convert it to JPEG"
     if data[:512].lstrip().lower().startswith((b"<svg", b"<?xml")):
-        return "an SVG or XML file, not a picture of pixels"
-    return "not a picture in any format that Pillow knows"
+        return "an SVG or XML file, not an image made of pixels"
+    return "not an image in any format that Pillow knows"
 
 
 def _too_large(width: int = 0, height: int = 0) -> str:

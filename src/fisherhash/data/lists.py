@@ -6,7 +6,8 @@ import csv
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,15 +25,15 @@ LIST_FILES = {
     "query": ("query.txt", "test.txt"),
     "database": ("database.txt",),
 }
-"""The files of each split; ``test.txt`` is what the public lists call the queries."""
+"""The file names of each split; public lists call the queries ``test.txt``."""
 
 _FLAGS = re.compile(r"(?:[ \t]+[01])+$")
 
 
 def open_csv(path: Path) -> Collection:
-    """A CSV with the columns ``path`` and ``label``; several labels are separated by ``;``.
+    """Open a CSV with the columns ``path`` and ``label``; ``;`` separates several labels.
 
-    Paths are relative to the CSV's folder. Without a label column the images are unlabelled.
+    Paths are relative to the folder of the CSV. Without a label column, images have no labels.
     """
     rows = _csv_rows(path)
     if not rows:
@@ -61,7 +62,7 @@ def open_csv(path: Path) -> Collection:
             if not own:
                 unlabelled.append(line)
     if not names:
-        raise UsageError(f"{path} has a header but no images; add one line 'path,label' an image")
+        raise UsageError(f"{path} has a header but no images; add one line 'path,label' per image")
     if unlabelled:
         raise UsageError(
             f"{path}, line {unlabelled[0]}: the label is missing "
@@ -92,31 +93,20 @@ def is_list_folder(folder: Path) -> bool:
 
 
 def open_lists(folder: Path) -> Collection:
-    """A folder with ``train.txt``, ``query.txt`` and ``database.txt``.
+    """Open a folder with ``train.txt``, ``query.txt`` and ``database.txt``.
 
-    A line is ``path 0 1 0 …`` (one flag a class) or ``path`` alone (its first folder is the class).
-    ``classes.txt`` may name the classes, with a description after a tab.
+    A line is ``path 0 1 0 …`` (one flag per class) or ``path`` alone (its first folder is the
+    class). ``classes.txt`` may name the classes, with a description after a tab.
     """
-    entries: dict[str, list[tuple[int, str]]] = {}
-    files: dict[str, Path] = {}
-    for split in LIST_FILES:
-        path = _list_path(folder, split)
-        if path is None:
-            raise UsageError(
-                f"{folder} has list files but no {LIST_FILES[split][0]}; "
-                "train.txt, query.txt and database.txt are all needed"
-            )
-        files[split] = path
-        entries[split] = [(n, line) for n, line in enumerate(read_lines(path), 1) if line.strip()]
-        if not entries[split]:
-            raise UsageError(f"{path} is empty; write one image a line")
+    lists = {split: _read_list(folder, split) for split in LIST_FILES}
+    lines = [line for own in lists.values() for line in own]
     classes, descriptions = _read_classes(folder / "classes.txt")
-    width = _flag_count(files, entries, len(classes))
+    width = _flag_count(lines, len(classes))
     if width:
         classes = classes or tuple(f"class {number}" for number in range(width))
     else:
-        classes = classes or _classes_of_paths(files, entries)
-    names, labels, splits, notes = _merge(folder, files, entries, classes, width)
+        classes = classes or tuple(sorted({_first_folder(line) for line in lines}))
+    names, labels, splits, notes = _merge(folder, lists, classes, width)
     names, stripped = _strip_prefix(folder, names)
     return Collection(
         name=folder.name or str(folder),
@@ -131,8 +121,20 @@ def open_lists(folder: Path) -> Collection:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line of a list file, and how to complain about it."""
+
+    file: Path
+    number: int
+    text: str
+
+    def error(self, sentence: str) -> UsageError:
+        return UsageError(f"{self.file}, line {self.number}: {sentence}")
+
+
 def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 text file, without line ends and without a byte-order mark."""
+    """Read the lines of a UTF-8 file, without line ends and without a byte-order mark."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -140,7 +142,7 @@ def read_lines(path: Path) -> list[str]:
         raise UsageError(f"{path}, line {line}: not UTF-8 text; save the list as UTF-8") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    # Not splitlines(): a unicode name may hold one of the odd characters it also splits at.
+    # Not splitlines(): it also splits at characters that file names may contain.
     return [line.rstrip("\r") for line in text.split("\n")]
 
 
@@ -154,7 +156,7 @@ def _csv_rows(path: Path) -> list[tuple[int, list[str]]]:
 
 
 def _csv_columns(path: Path, header: Sequence[str]) -> tuple[int, int | None, int]:
-    """The path column, the label column (or None) and the number of header rows."""
+    """Return the path column, the label column (or None) and the number of header rows."""
     words = [cell.strip().lower() for cell in header]
     paths = [column for column, word in enumerate(words) if word in PATH_HEADERS]
     labels = [column for column, word in enumerate(words) if word in LABEL_HEADERS]
@@ -172,14 +174,20 @@ def _csv_columns(path: Path, header: Sequence[str]) -> tuple[int, int | None, in
     )
 
 
-def _relative_name(value: str, root: Path) -> str:
-    """A path of a list as a POSIX-style name, relative to ``root`` where it lies inside it."""
+def _posix(value: str) -> str:
+    """Normalise a listed path to POSIX style."""
+    value = value.strip()
     if "\\" in value and "/" not in value:
         value = value.replace("\\", "/")
+    return posixpath.normpath(value.replace(os.sep, "/"))
+
+
+def _relative_name(value: str, root: Path) -> str:
+    """Make a listed path relative to ``root`` if it lies inside."""
     if os.path.isabs(value):
         inside = os.path.relpath(value, root.absolute())
         value = value if inside.startswith("..") else inside
-    return posixpath.normpath(value.replace(os.sep, "/"))
+    return _posix(value)
 
 
 def _list_path(folder: Path, split: str) -> Path | None:
@@ -200,104 +208,86 @@ def _read_classes(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return names, tuple(row[-1].strip() for row in rows)
 
 
-def _flag_count(
-    files: dict[str, Path], entries: dict[str, list[tuple[int, str]]], classes: int
-) -> int:
-    """How many 0/1 flags end each line; 0 for plain paths. Every line must agree."""
-    counts: dict[str, list[int]] = {}
-    for split, lines in entries.items():
-        matches = (_FLAGS.search(line.rstrip()) for _, line in lines)
-        counts[split] = [len(match[0].split()) if match else 0 for match in matches]
-    every = [count for own in counts.values() for count in own]
-    if not any(every):
+def _read_list(folder: Path, split: str) -> list[_Line]:
+    path = _list_path(folder, split)
+    if path is None:
+        raise UsageError(
+            f"{folder} has list files but no {LIST_FILES[split][0]}; "
+            "train.txt, query.txt and database.txt are all needed"
+        )
+    texts = (text.strip() for text in read_lines(path))
+    lines = [_Line(path, number, text) for number, text in enumerate(texts, 1) if text]
+    if not lines:
+        raise UsageError(f"{path} is empty; write one image per line")
+    return lines
+
+
+def _flag_count(lines: Sequence[_Line], classes: int) -> int:
+    """Count the 0/1 flags that end every line; 0 for plain paths. Every line must agree."""
+    matches = (_FLAGS.search(line.text) for line in lines)
+    counts = [len(match[0].split()) if match else 0 for match in matches]
+    if not any(counts):
         return 0
     # A path may itself end in ' 1': the shortest run of flags is the one without such a path.
-    width = classes or min((count for count in every if count), default=0)
-    for split, own in counts.items():
-        for (line, _), count in zip(entries[split], own, strict=True):
-            if count < width:
-                found = f"{count} labels" if count else "no labels"
-                reason = f" (classes.txt names {classes})" if classes else ""
-                raise UsageError(
-                    f"{files[split]}, line {line}: found {found}, expected {width} flags "
-                    f"of 0 or 1 after the path{reason}"
-                )
+    width = classes or min(count for count in counts if count)
+    for line, count in zip(lines, counts, strict=True):
+        if count < width:
+            found = f"{count} labels" if count else "no labels"
+            reason = f" (classes.txt names {classes})" if classes else ""
+            raise line.error(
+                f"found {found}, expected {width} flags of 0 or 1 after the path{reason}"
+            )
     return width
 
 
-def _classes_of_paths(
-    files: dict[str, Path], entries: dict[str, list[tuple[int, str]]]
-) -> tuple[str, ...]:
-    found = set()
-    for split, lines in entries.items():
-        for line, text in lines:
-            found.add(_first_folder(_clean(text), files[split], line))
-    return tuple(sorted(found))
-
-
-def _first_folder(name: str, path: Path, line: int) -> str:
+def _first_folder(line: _Line) -> str:
+    name = _posix(line.text)
     folder, slash, _ = name.partition("/")
     if not slash or folder == "..":
-        raise UsageError(
-            f"{path}, line {line}: '{name}' has no labels and no class folder; "
-            "write 'path 0 1 0 …' or 'class/image.jpg'"
+        raise line.error(
+            f"'{name}' has no labels and no class folder; write 'path 0 1 0 …' or 'class/image.jpg'"
         )
     return folder
 
 
-def _clean(text: str) -> str:
-    value = text.strip()
-    if "\\" in value and "/" not in value:
-        value = value.replace("\\", "/")
-    return posixpath.normpath(value)
-
-
 def _merge(
-    folder: Path,
-    files: dict[str, Path],
-    entries: dict[str, list[tuple[int, str]]],
-    classes: tuple[str, ...],
-    width: int,
+    folder: Path, lists: Mapping[str, Sequence[_Line]], classes: Sequence[str], width: int
 ) -> tuple[list[str], NDArray[np.uint8], dict[str, NDArray[np.int64]], list[str]]:
-    """One item an image, however many lists name it: names, labels, splits and notes."""
+    """Merge the lists to one item per image: names, labels, splits and notes."""
     number = {name: column for column, name in enumerate(classes)}
     names: list[str] = []
     rows: list[str] = []
     index: dict[str, int] = {}
-    origin: list[tuple[str, int]] = []
+    origin: list[_Line] = []
     splits: dict[str, NDArray[np.int64]] = {}
     notes: list[str] = []
     # The database first: its order is the order of the collection.
     for split in ("database", "train", "query"):
         members: dict[int, None] = {}
-        for line, text in entries[split]:
+        for line in lists[split]:
             if width:
-                parts = text.rstrip().rsplit(None, width)
-                name = _clean(parts[0])
-                row = "".join(parts[1:])
+                path, *flags = line.text.rsplit(None, width)
+                name, row = _posix(path), "".join(flags)
             else:
-                name = _clean(text)
-                row = _first_folder(name, files[split], line)
+                name, row = _posix(line.text), _first_folder(line)
                 if row not in number:
-                    raise UsageError(
-                        f"{files[split]}, line {line}: the class '{row}' of '{name}' "
-                        f"is not in {folder / 'classes.txt'}"
-                    )
+                    place = folder / "classes.txt"
+                    raise line.error(f"the class '{row}' of '{name}' is not in {place}")
             item = index.setdefault(name, len(names))
             if item == len(names):
                 names.append(name)
                 rows.append(row)
-                origin.append((split, line))
+                origin.append(line)
             elif rows[item] != row:
-                other, other_line = origin[item]
-                raise UsageError(
-                    f"{files[split]}, line {line}: '{name}' has other labels than in "
-                    f"{files[other].name}, line {other_line}"
+                first = origin[item]
+                raise line.error(
+                    f"'{name}' has other labels than in {first.file.name}, line {first.number}"
                 )
             members[item] = None
-        if len(members) < len(entries[split]):
-            repeated = len(entries[split]) - len(members)
-            notes.append(f"{files[split].name} repeats {repeated} lines; each image counts once")
+        repeated = len(lists[split]) - len(members)
+        if repeated:
+            file = lists[split][0].file.name
+            notes.append(f"{file} repeats {repeated} lines; each image counts once")
         splits[split] = np.fromiter(members, dtype=np.int64, count=len(members))
     if width:
         flags = np.frombuffer("".join(rows).encode(), dtype=np.uint8)
@@ -308,10 +298,10 @@ def _merge(
 
 
 def _strip_prefix(folder: Path, names: list[str]) -> tuple[list[str], list[str]]:
-    """Names without the folders of the machine a public list was written on.
+    """Drop the folders of the machine that a public list was written on.
 
-    The images of a list lie below ``folder``; as many leading parts are dropped from every path as
-    make the first ones exist.
+    The images lie below ``folder``; as many leading parts are dropped from every path as make the
+    sampled ones exist.
     """
     sample = names[:: max(1, len(names) // 20)]
     for drop in range(max(name.count("/") for name in sample) + 1):
@@ -332,15 +322,14 @@ def _drop_parts(name: str, count: int) -> str:
 
 
 def _require_some(source: Path, root: Path, names: Sequence[str]) -> None:
-    """Refuse a list none of whose images can be found, instead of skipping every one of them."""
+    """Refuse a list if none of its images exists, instead of skipping them one by one."""
     sample = names[:: max(1, len(names) // 20)]
     if not any((root / name).is_file() for name in sample):
         raise UsageError(f"{source}: {_none_exist(root, sample)}")
 
 
-def _none_exist(root: Path, sample: Iterable[str]) -> str:
-    first = next(iter(sample))
+def _none_exist(root: Path, sample: Sequence[str]) -> str:
     return (
-        f"none of the listed images was found below {root} (looked for '{first}' and others); "
+        f"none of the listed images was found below {root} (looked for '{sample[0]}' and others); "
         "put the images there, or correct the paths in the list"
     )

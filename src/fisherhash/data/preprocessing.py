@@ -1,4 +1,4 @@
-"""From a decoded picture to what a backbone takes in; saved with every model."""
+"""Preprocessing: how a decoded image becomes the input of a backbone; saved with every model."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ INTERPOLATIONS = {
 class Preprocessing:
     """Geometry on the CPU (Pillow); the normalisation runs on the device, inside the backbone.
 
-    The shorter side is resized to ``size / crop``, the centre square of ``size`` pixels is kept.
-    ``mean`` and ``std`` are in units of 0..255, channels are RGB.
+    The shorter side is resized to ``size / crop``, then the central square of ``size`` pixels is
+    cut out. ``mean`` and ``std`` are in units of 0..255, channels are RGB.
     """
 
     size: int = 224
@@ -45,7 +45,7 @@ class Preprocessing:
             raise UsageError(f"interpolation must be one of {', '.join(INTERPOLATIONS)}")
 
     def pixels(self, image: Image.Image) -> NDArray[np.uint8]:
-        """An RGB picture of any size as (size, size, 3) bytes."""
+        """Turn an RGB image of any size into (size, size, 3) bytes."""
         width, height = image.size
         scale = self.size / self.crop / min(width, height)
         # Crop before resizing: a 20,000 x 10 strip must not become 448,000 pixels wide.
@@ -58,10 +58,10 @@ class Preprocessing:
         return np.asarray(resized, dtype=np.uint8)
 
     def to_config(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the fields as a JSON object."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Preprocessing:
-        """The inverse of :meth:`to_config`."""
+        """Build from what :meth:`to_config` returned."""
         return cls(**{**config, "mean": tuple(config["mean"]), "std": tuple(config["std"])})

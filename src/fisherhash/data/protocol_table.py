@@ -1,4 +1,4 @@
-"""The protocols of the field as data: sizes, metric, source, and what a reader should know."""
+"""The field's protocols as data: sizes, metric, source, and what readers should know."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ class Protocol:
         title: one line for people.
         top: the K of mean average precision; None for the whole database.
         source: where the images and lists come from.
-        sizes: (train, query, database) images the protocol is known for; None where it varies.
-        classes: classes the data must have; 0 where it varies.
-        lists: whether the images come with list files that are taken as they are.
-        checksum: of the agreed lists; empty where there are none.
-        notes: what a reader of a number should know.
+        sizes: the usual numbers of (train, query, database) images; None if they vary.
+        classes: number of classes the data must have; 0 if it varies.
+        lists: whether the images come with list files that are used as they are.
+        checksum: of the agreed lists; empty if there are none.
+        notes: what a reader of a number should know. Runs store these sentences and compare them
+            when they resume, so an edit here ends old runs.
     """
 
     name: str
@@ -42,7 +43,7 @@ PROTOCOLS: dict[str, Protocol] = {
     for protocol in (
         Protocol(
             "cifar10-small",
-            "500 a class to train, 100 a class to ask, the other 59,000 to search",
+            "500 per class to train, 100 per class as queries, the other 59,000 to search",
             None,
             _CIFAR,
             (5_000, 1_000, 59_000),
@@ -51,7 +52,7 @@ PROTOCOLS: dict[str, Protocol] = {
         ),
         Protocol(
             "cifar10-small-54k",
-            "as cifar10-small, the training images outside the database",
+            "as cifar10-small, but without the training images in the database",
             None,
             _CIFAR,
             (5_000, 1_000, 54_000),
@@ -60,7 +61,7 @@ PROTOCOLS: dict[str, Protocol] = {
         ),
         Protocol(
             "cifar10-large",
-            "the 50,000 official training images to train and to search, the test images to ask",
+            "the official 50,000 training images to train and to search, the test images to query",
             None,
             _CIFAR,
             (50_000, 10_000, 50_000),
@@ -69,7 +70,7 @@ PROTOCOLS: dict[str, Protocol] = {
         ),
         Protocol(
             "nuswide21-small",
-            "500 a class to train, 100 a class to ask, all others to search; mAP@5000",
+            "500 per class to train, 100 per class as queries, all others to search; mAP@5000",
             5_000,
             _NUS,
             (10_500, 2_100, 193_734),
@@ -78,7 +79,7 @@ PROTOCOLS: dict[str, Protocol] = {
         ),
         Protocol(
             "nuswide21-large",
-            "100 a class to ask, all others to train and to search; mAP@50000",
+            "100 per class as queries, all others to train and to search; mAP@50000",
             50_000,
             _NUS,
             (193_734, 2_100, 193_734),
@@ -86,7 +87,7 @@ PROTOCOLS: dict[str, Protocol] = {
         ),
         Protocol(
             "imagenet100",
-            "100 a class to train, 50 a class to ask, 128,503 to search; mAP@1000",
+            "100 per class to train, 50 per class as queries, 128,503 to search; mAP@1000",
             1_000,
             _IMAGENET,
             (10_000, 5_000, 128_503),
@@ -96,7 +97,7 @@ PROTOCOLS: dict[str, Protocol] = {
         ),
         Protocol(
             "imagenet100-13k",
-            "as imagenet100, with the 130 a class to train of the public list; mAP@1000",
+            "as imagenet100, with the 130 training images per class of the public list; mAP@1000",
             1_000,
             _IMAGENET,
             (13_000, 5_000, 128_503),
@@ -106,7 +107,7 @@ PROTOCOLS: dict[str, Protocol] = {
         ),
         Protocol(
             "coco80",
-            "10,000 to train, 5,000 to ask, all others to search; mAP@5000",
+            "10,000 to train, 5,000 queries, all others to search; mAP@5000",
             5_000,
             "COCO 2014, Lin et al. 2014, 80 classes, lists of HashNet (Cao et al. 2017)",
             (10_000, 5_000, 117_218),
@@ -118,9 +119,9 @@ PROTOCOLS: dict[str, Protocol] = {
         ),
         Protocol(
             "tiny100",
-            "Tiny-ImageNet, 100 classes, 64 x 64: stands in for imagenet100; mAP@1000",
+            "Tiny-ImageNet, 100 classes, 64 x 64: replaces imagenet100; mAP@1000",
             1_000,
-            "Tiny-ImageNet (Stanford CS231n); docs/data.md says how it is built",
+            "Tiny-ImageNet (Stanford CS231n); docs/data.md describes how to build it",
             (10_000, 5_000, 30_000),
             100,
             lists=True,
@@ -129,20 +130,18 @@ PROTOCOLS: dict[str, Protocol] = {
         ),
         Protocol(
             "coco21",
-            "COCO, its 21 most frequent classes, 96 x 96: stands in for nuswide21; mAP@5000",
+            "COCO, its 21 most frequent classes, 96 x 96: replaces nuswide21; mAP@5000",
             5_000,
-            "COCO, Lin et al. 2014; docs/data.md says how it is built",
+            "COCO, Lin et al. 2014; docs/data.md describes how to build it",
             (5_250, 1_050, 13_950),
             21,
             lists=True,
             checksum="b9fc34bfe10d743c874190101f2dbf98f016eee3cbff4d3f233581347d74f7c4",
         ),
-        Protocol(
-            "lists", "the three lists of the folder as they are", None, "the user", lists=True
-        ),
+        Protocol("lists", "the three lists of the folder, unchanged", None, "the user", lists=True),
         Protocol(
             "custom",
-            "about a tenth of each class (1 to 100 images) to ask, the rest to train and to search",
+            "a tenth of each class (1 to 100 images) as queries, the rest to train and to search",
             None,
             "the user",
         ),

@@ -1,9 +1,9 @@
-"""Protocols: which images are learned from, asked and searched, with a checksum over their names.
+"""Protocols: which images are training images, queries and database, with a checksum.
 
-A split that is drawn is drawn by a hash of the seed and the image's name, so it is the same on
-every machine and with every version of every library. A split that comes from list files is taken
-as it is, except that a query is never in the database and never trained on, and that images without
-a label are left out; ``Split.notes`` says how often that happened.
+A drawn split is ordered by a hash of the seed and the name of the image, so it is the same on every
+machine and with every version of every library. A split from list files is used as it is, except
+that queries are removed from the database and the training images, and that images without a label
+are left out; ``Split.notes`` counts both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from fisherhash.data.collection import Collection
 from fisherhash.data.protocol_table import PROTOCOLS, Protocol
-from fisherhash.data.splits import Split, hash_order, split_checksum
+from fisherhash.data.splits import SPLIT_PARTS, Split, hash_order, split_checksum
 from fisherhash.errors import UsageError, unknown_name
 
 __all__ = ["PROTOCOLS", "Protocol", "Split", "hash_order", "resolve", "suggest_protocol"]
@@ -32,10 +32,10 @@ def resolve(
 
     Args:
         collection: the images.
-        protocol: a name of :data:`PROTOCOLS`; None takes ``cifar10-small`` for CIFAR-10, the
-            protocol a list folder matches (else ``lists``), and ``custom`` for anything else.
-        seed: of the draw, where the protocol draws.
-        max_train: with ``custom``, learn from at most this many images of the database.
+        protocol: a name in :data:`PROTOCOLS`. None means ``cifar10-small`` for CIFAR-10, the
+            protocol that a list folder matches (else ``lists``), and ``custom`` for anything else.
+        seed: of the draw, if the protocol draws.
+        max_train: with ``custom``, the largest number of training images.
 
     Raises:
         UsageError: an unknown name, data that do not fit the protocol, or too few images.
@@ -49,11 +49,11 @@ def resolve(
         raise unknown_name("protocol", name, PROTOCOLS)
     chosen = PROTOCOLS[name]
     if max_train is not None and (name != "custom" or max_train < 1):
-        raise UsageError("max_train goes with the protocol 'custom' and must be at least 1")
+        raise UsageError("max_train needs the protocol 'custom' and must be at least 1")
     if not collection.classes:
         raise UsageError(
             f"'{collection.name}' has no labels, so it cannot be split by '{name}'; put the "
-            "images into one sub-folder a class, or give a CSV 'path,label'"
+            "images into one sub-folder per class, or give a CSV 'path,label'"
         )
     _check_fit(collection, chosen)
     if name == "custom":
@@ -66,12 +66,12 @@ def resolve(
 
 
 def suggest_protocol(collection: Collection) -> str:
-    """The protocol a collection is usually split by."""
+    """Return the name of the protocol that a collection is usually split by."""
     if collection.kind == "cifar10":
         return "cifar10-small"
     if not collection.splits:
         return "custom"
-    sizes = tuple(len(collection.splits[part]) for part in ("train", "query", "database"))
+    sizes = tuple(len(collection.splits[part]) for part in SPLIT_PARTS)
     fitting = [
         protocol
         for protocol in PROTOCOLS.values()
@@ -80,7 +80,7 @@ def suggest_protocol(collection: Collection) -> str:
     for protocol in fitting:
         if protocol.name == collection.name.lower():
             return protocol.name
-    # The public databases differ in size, so the whole match comes before the first two.
+    # Public databases differ in size: prefer a match of all three sizes over the first two.
     for compared in (3, 2):
         for protocol in fitting:
             if protocol.sizes and protocol.sizes[:compared] == sizes[:compared]:
@@ -92,13 +92,14 @@ def _split(
     collection: Collection,
     protocol: Protocol,
     seed: int | None,
-    parts: tuple[Iterable[int], Iterable[int], Iterable[int]],
+    parts: Sequence[Iterable[int]],
     notes: Iterable[str] = (),
 ) -> Split:
-    train, query, database = (np.fromiter(part, dtype=np.int64) for part in parts)
-    checksum = split_checksum(
-        protocol.name, seed, collection.names, train=train, query=query, database=database
-    )
+    arrays = {
+        name: np.fromiter(part, dtype=np.int64)
+        for name, part in zip(SPLIT_PARTS, parts, strict=True)
+    }
+    checksum = split_checksum(protocol.name, seed, collection.names, **arrays)
     notes = [*notes, *protocol.notes]
     agreed = None
     if protocol.checksum:
@@ -112,9 +113,7 @@ def _split(
     return Split(
         protocol=protocol.name,
         seed=seed,
-        train=train,
-        query=query,
-        database=database,
+        **arrays,
         top=protocol.top,
         checksum=checksum,
         notes=tuple(notes),
@@ -156,9 +155,9 @@ def _cifar10(collection: Collection, protocol: Protocol, seed: int) -> Split:
 def _draw_per_class(
     collection: Collection, seed: int, counts: Sequence[int]
 ) -> tuple[list[int], ...]:
-    """For each count, that many images a class that no earlier draw took, in hash order.
+    """Draw, for each count, that many unused images per class, in hash order.
 
-    An image with several labels counts for the first class that takes it; rare classes draw first.
+    An image with several labels counts for the first class that draws it; rare classes draw first.
     """
     order = hash_order(collection.names, range(len(collection)), seed)
     sizes = collection.labels.sum(axis=0, dtype=np.int64)
@@ -184,8 +183,8 @@ def _draw_per_class(
 def _drawn_nuswide(collection: Collection, protocol: Protocol, seed: int) -> Split:
     labelled = collection.labels.any(axis=1)
     query, train = _draw_per_class(collection, seed, (100, 500))
-    asked = set(query)
-    database = [int(item) for item in np.flatnonzero(labelled) if item not in asked]
+    queries = set(query)
+    database = [int(item) for item in np.flatnonzero(labelled) if item not in queries]
     learned = database if protocol.name.endswith("large") else sorted(train)
     notes = _unlabelled_note(len(collection) - int(labelled.sum()), "images")
     return _split(collection, protocol, seed, (learned, sorted(query), database), notes)
@@ -195,15 +194,15 @@ def _from_lists(collection: Collection, protocol: Protocol, seed: int) -> Split:
     notes: list[str] = []
     labelled = collection.labels.sum(axis=1, dtype=np.int64) > 0
     parts: dict[str, list[int]] = {}
-    for part in ("train", "query", "database"):
+    for part in SPLIT_PARTS:
         items = collection.splits[part]
         parts[part] = items[labelled[items]].tolist()
         notes += _unlabelled_note(len(items) - len(parts[part]), f"{part} images")
         if not parts[part]:
             raise UsageError(f"no image of the {part} list of '{collection.name}' has a label")
-    asked = set(parts["query"])
+    queries = set(parts["query"])
     for part in ("database", "train"):
-        kept = [item for item in parts[part] if item not in asked]
+        kept = [item for item in parts[part] if item not in queries]
         lost = len(parts[part]) - len(kept)
         if lost:
             notes.append(f"{lost:,} queries were taken out of the {part} list")
@@ -223,8 +222,7 @@ def _from_lists(collection: Collection, protocol: Protocol, seed: int) -> Split:
         parts["train"] = _cap_per_class(collection, parts["train"], seed, 100)
         drawn = seed
     notes += _size_notes(protocol, parts)
-    lists = (parts["train"], parts["query"], parts["database"])
-    return _split(collection, protocol, drawn, lists, notes)
+    return _split(collection, protocol, drawn, tuple(parts.values()), notes)
 
 
 def _cap_per_class(collection: Collection, items: list[int], seed: int, count: int) -> list[int]:
@@ -244,7 +242,7 @@ def _size_notes(protocol: Protocol, parts: dict[str, list[int]]) -> list[str]:
         return []
     return [
         f"{len(parts[part]):,} {part} images, the protocol is known with {size:,}"
-        for part, size in zip(("train", "query", "database"), protocol.sizes, strict=True)
+        for part, size in zip(SPLIT_PARTS, protocol.sizes, strict=True)
         if len(parts[part]) != size
     ]
 
@@ -262,9 +260,9 @@ def _custom(collection: Collection, seed: int, max_train: int | None) -> Split:
         only = f"only one class, '{collection.classes[used[0]]}'" if len(used) else "no class"
         raise UsageError(
             f"'{collection.name}' has {only}; at least two classes are needed. Put the images into "
-            "one sub-folder a class, or list several labels"
+            "one sub-folder per class, or list several labels"
         )
-    # A class with one image cannot be asked for and found; with several labels it may stand beside.
+    # A query needs a second image of its class to find; one of several labels may be alone.
     alone = labels[:, sizes == 1].any(axis=1) & (labels.sum(axis=1, dtype=np.int64) == 1)
     if alone.any():
         single = [collection.classes[int(labels[item].argmax())] for item in np.flatnonzero(alone)]
@@ -274,24 +272,24 @@ def _custom(collection: Collection, seed: int, max_train: int | None) -> Split:
             f"{len(single)} classes of '{collection.name}' have one image only: {shown}{more}. "
             "Add images, or remove these classes"
         )
-    asked: set[int] = set()
+    queries: set[int] = set()
     left = sizes.copy()
     order = hash_order(collection.names, labelled, seed)
     for column in used[np.argsort(sizes[used], kind="stable")]:
         wanted = min(max(1, round(int(sizes[column]) / 10)), 100)
         members = [item for item in order if labels[item, column]]
-        have = sum(item in asked for item in members)
+        have = sum(item in queries for item in members)
         for item in members:
             if have >= wanted:
                 break
             own = labels[item] > 0
-            # The last image of a class stays in the database: a query must have it to find.
-            if item not in asked and (left[own] > 1).all():
-                asked.add(item)
+            # The last image of a class stays in the database, so that queries can find it.
+            if item not in queries and (left[own] > 1).all():
+                queries.add(item)
                 left[own] -= 1
                 have += 1
-    query = sorted(asked)
-    database = [int(item) for item in labelled if item not in asked]
+    query = sorted(queries)
+    database = [int(item) for item in labelled if item not in queries]
     train = database
     if max_train is not None and max_train < len(database):
         train = sorted(hash_order(collection.names, database, seed)[:max_train])

@@ -1,4 +1,4 @@
-"""Readers: from the number of an image to its picture."""
+"""Readers: from the number of an image to its pixels."""
 
 from __future__ import annotations
 
@@ -13,31 +13,43 @@ from PIL import Image
 from fisherhash.data.images import load_image, read_file
 
 
-class FileReader:
-    """Image files: item ``i`` is ``names[i]``, relative to ``root`` (an absolute name stays)."""
+class StoredReader:
+    """A reader whose images are stored bytes: subclasses define ``read`` and ``parse``."""
+
+    def read(self, index: int) -> bytes:
+        """Return the stored bytes of an image."""
+        raise NotImplementedError
+
+    def parse(self, index: int, data: bytes) -> Image.Image:
+        """Decode the bytes of an image."""
+        raise NotImplementedError
+
+    def open(self, index: int) -> Image.Image:
+        """Return an image, RGB and upright."""
+        return self.parse(index, self.read(index))
+
+
+class FileReader(StoredReader):
+    """Image files: item ``i`` is ``names[i]``, relative to ``root`` unless it is absolute."""
 
     def __init__(self, root: str | os.PathLike[str], names: Sequence[str]) -> None:
         self.root = os.fspath(root)
         self.names = names
 
     def path(self, index: int) -> str:
-        """Where image ``index`` lies on disk."""
+        """Return the path of an image file."""
         return os.path.join(self.root, self.names[index])
 
     def read(self, index: int) -> bytes:
-        """The bytes of the file."""
+        """Return the bytes of a file."""
         return read_file(self.path(index))
 
     def parse(self, index: int, data: bytes) -> Image.Image:
-        """The picture in the bytes of a file."""
+        """Decode the bytes of a file."""
         return load_image(data)
 
-    def open(self, index: int) -> Image.Image:
-        """The picture, RGB and upright."""
-        return load_image(self.read(index))
-
     def fingerprint(self) -> str:
-        """A checksum over the name, the size and the time of change of every file."""
+        """Return a checksum over the name, the size and the time of change of every file."""
         digest = hashlib.sha256()
         for index, name in enumerate(self.names):
             try:
@@ -49,25 +61,21 @@ class FileReader:
         return digest.hexdigest()
 
 
-class ArrayReader:
-    """Pictures of one size in memory: ``pixels`` is (n, height, width, 3), uint8."""
+class ArrayReader(StoredReader):
+    """Images of one size in memory: ``pixels`` is (n, height, width, 3), uint8."""
 
     def __init__(self, pixels: NDArray[np.uint8]) -> None:
         self.pixels = pixels
 
     def read(self, index: int) -> bytes:
-        """The pixels as bytes, row by row."""
+        """Return the pixels as bytes, row by row."""
         return self.pixels[index].tobytes()
 
     def parse(self, index: int, data: bytes) -> Image.Image:
-        """The picture in those bytes."""
+        """Build the image from those bytes."""
         height, width = self.pixels.shape[1:3]
         return Image.frombytes("RGB", (width, height), data)
 
-    def open(self, index: int) -> Image.Image:
-        """The picture, RGB."""
-        return Image.fromarray(self.pixels[index])
-
     def fingerprint(self) -> str:
-        """A checksum over all pixels."""
+        """Return a checksum over all pixels."""
         return hashlib.sha256(np.ascontiguousarray(self.pixels).data).hexdigest()

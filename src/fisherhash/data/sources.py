@@ -1,4 +1,4 @@
-"""Where images and labels come from: folders, CSV and list files, CIFAR-10, the built-in sample."""
+"""Opens images and labels: folders, CSV and list files, CIFAR-10, the built-in sample."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fisherhash.data.cifar import FOLDER, find_cifar10, open_cifar10
+from fisherhash.data.cifar import CIFAR_FOLDER, find_cifar10, open_cifar10
 from fisherhash.data.collection import ByteReader, Collection, Reader
-from fisherhash.data.folders import is_image_name, open_folder, walk_images
+from fisherhash.data.folders import image_keys, is_image_name, open_folder, walk_images
 from fisherhash.data.lists import is_list_folder, open_csv, open_lists
 from fisherhash.data.readers import FileReader
 from fisherhash.data.sample import open_sample
@@ -21,10 +21,10 @@ from fisherhash.system.cache import DATA_VARIABLE, cache_dir, data_dirs
 __all__ = ["NAMED", "ByteReader", "Collection", "Reader", "open_data", "open_paths"]
 
 NAMED = ("cifar10", "coco21", "sample", "tiny100")
-"""The data sets that have a name."""
+"""The data sets that can be opened by name."""
 
 _FORMS = (
-    "a folder with one sub-folder of images a class, a CSV file 'path,label', a folder with "
+    "a folder with one sub-folder of images per class, a CSV file 'path,label', a folder with "
     f"train.txt, query.txt and database.txt, or one of {', '.join(NAMED)}"
 )
 
@@ -32,17 +32,17 @@ _FORMS = (
 def open_data(spec: str | os.PathLike[str], *, download: bool = False) -> Collection:
     """Open images and labels from a path or by the name of a data set.
 
-    A name is looked for in ``FISHERHASH_DATA``, then in the cache folder, then beside the current
-    folder; write ``./cifar10`` to mean a folder whatever it is called.
+    A named data set is searched for in ``FISHERHASH_DATA``, then in the cache folder, then in the
+    current folder; write ``./cifar10`` to mean a folder of that name.
 
     Args:
-        spec: a folder of class sub-folders or of photos, a CSV ``path,label[;label…]``, a folder
+        spec: a folder of class sub-folders or of images, a CSV ``path,label[;label…]``, a folder
             with list files, CIFAR-10's binary files, or ``cifar10``, ``coco21``, ``sample``,
             ``tiny100``.
-        download: fetch ``cifar10`` from its home page when it is not on this machine.
+        download: fetch ``cifar10`` from its home page if it is not on this machine.
 
     Raises:
-        UsageError: there is nothing to open; the sentence says what was found and what to do.
+        UsageError: there is nothing to open; the message says what was found and what to do.
 
     >>> data = open_data("sample")
     >>> len(data), data.labels.shape, data.names[0]
@@ -52,7 +52,7 @@ def open_data(spec: str | os.PathLike[str], *, download: bool = False) -> Collec
         return _open_named(spec, download=download)
     if isinstance(spec, str) and not spec.strip():
         raise UsageError(f"no data was named; give {_FORMS}")
-    # abspath: the name of '..' is the name of the folder it stands for.
+    # abspath, so that '..' gets the name of the folder it refers to.
     path = Path(os.path.abspath(Path(spec).expanduser()))
     try:
         if path.is_dir():
@@ -60,23 +60,23 @@ def open_data(spec: str | os.PathLike[str], *, download: bool = False) -> Collec
         if path.is_file():
             return _open_file(path)
     except PermissionError:
-        raise UsageError(f"{path} may not be read: permission denied") from None
+        raise UsageError(f"{path} cannot be read: permission denied") from None
     near = difflib.get_close_matches(str(spec).lower(), NAMED, n=1, cutoff=0.6)
     hint = f"Did you mean '{near[0]}'? " if near else ""
     raise UsageError(f"there is no file or folder '{spec}'. {hint}Give {_FORMS}")
 
 
 def open_paths(paths: Iterable[str | os.PathLike[str]]) -> Collection:
-    """A list of image files, without labels, in the order given; row ``i`` is path ``i``.
+    """Open image files without labels, in the given order.
 
-    A folder stands for the images in it and below it, sorted. Names are the paths as given, in
+    A folder stands for the images in and below it, sorted. Names are the paths as given, in
     POSIX style; a path given twice is read twice.
     """
     names: list[str] = []
     for given in paths:
         path = Path(given).expanduser()
         if path.is_dir():
-            inside = [(path / name).as_posix() for name in sorted(walk_images(path))]
+            inside = [(path / key).as_posix() for key in image_keys(walk_images(path), path)]
             if not inside:
                 raise UsageError(f"the folder {path} holds no images")
             names += inside
@@ -115,7 +115,7 @@ def _open_file(path: Path) -> Collection:
     if path.suffix.lower() in (".csv", ".tsv"):
         return open_csv(path)
     if is_image_name(path.name):
-        raise UsageError(f"{path} is one picture, not a data set; give {_FORMS}")
+        raise UsageError(f"{path} is one image, not a data set; give {_FORMS}")
     if path.suffix.lower() == ".txt" and is_list_folder(path.parent):
         raise UsageError(f"{path} is one of three lists; give its folder: {path.parent}")
     if path.suffix.lower() in (".zip", ".gz", ".tar", ".tgz", ".xz", ".7z", ".rar"):
@@ -144,13 +144,13 @@ def _how_to_get(name: str) -> str:
     places = ", ".join(str(place) for place in data_dirs())
     if name == "cifar10":
         return (
-            f"CIFAR-10 is not on this machine (looked for {FOLDER} in {places}). Allow the "
+            f"CIFAR-10 is not on this machine (looked for {CIFAR_FOLDER} in {places}). Allow the "
             "download (162 MB; fisherhash train cifar10 --download, or download=True), or unpack "
             "cifar-10-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html into a folder "
             f"and set {DATA_VARIABLE} to that folder"
         )
     return (
         f"the data set '{name}' is not on this machine (looked for a folder '{name}' with "
-        f"train.txt, query.txt and database.txt in {places}). Build it as docs/data.md says and "
-        f"set {DATA_VARIABLE} to the folder that holds '{name}'"
+        f"train.txt, query.txt and database.txt in {places}). Build it as described in "
+        f"docs/data.md and set {DATA_VARIABLE} to the folder that holds '{name}'"
     )

@@ -1,4 +1,4 @@
-"""A split of a collection: three lists of images under a checksum over their names."""
+"""A split of a collection: three lists of images, with a checksum over their names."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 from fisherhash.data.collection import Collection
 from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.system.storage import write_file
 
 Indices = NDArray[np.int64]
+SPLIT_PARTS = ("train", "query", "database")
 
 
 @dataclass(frozen=True)
@@ -26,15 +28,15 @@ class Split:
 
     Attributes:
         protocol: name of the protocol.
-        seed: of the draw; None where nothing is drawn.
-        train: numbers of the images to learn from.
-        query: numbers of the images to ask.
+        seed: of the draw; None if nothing is drawn.
+        train: numbers of the training images.
+        query: numbers of the query images.
         database: numbers of the images to search; no query is among them.
         top: the K of mean average precision; None for the whole database.
         checksum: SHA-256 over the protocol, the seed and the names in their order.
         notes: what was left out, and how the lists differ from the agreed ones.
-        agreed: whether the lists are those the protocol's numbers are known for; None where the
-            package has no checksum to compare with.
+        agreed: whether these are the agreed lists of the protocol; None if the package has no
+            checksum to compare with.
         names: names of all images of the collection.
     """
 
@@ -57,7 +59,7 @@ class Split:
         return f"{self.protocol}{seed}: {sizes}, checksum {self.checksum[:16]}"
 
     def to_json(self) -> dict[str, Any]:
-        """The split without its lists: name, seed, sizes, metric, checksum and notes."""
+        """Describe the split without its lists: name, seed, sizes, metric, checksum and notes."""
         return {
             "protocol": self.protocol,
             "seed": self.seed,
@@ -70,16 +72,19 @@ class Split:
             "notes": list(self.notes),
         }
 
+    def dump(self) -> str:
+        """Return the split with the names of its images as JSON."""
+        same = np.array_equal(self.train, self.database)
+        content = self.to_json()
+        for part in SPLIT_PARTS:
+            content[part] = [self.names[i] for i in getattr(self, part)]
+        if same:
+            content["train"] = "database"
+        return json.dumps(content, ensure_ascii=True, indent=0) + "\n"
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the split with the names of its images as JSON."""
-        same = np.array_equal(self.train, self.database)
-        content = self.to_json() | {
-            "train": "database" if same else [self.names[i] for i in self.train],
-            "query": [self.names[i] for i in self.query],
-            "database": [self.names[i] for i in self.database],
-        }
-        text = json.dumps(content, ensure_ascii=True, indent=0)
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        write_file(path, self.dump())
 
     @classmethod
     def load(
@@ -90,17 +95,21 @@ class Split:
         Args:
             path: where it was saved.
             collection: the images, found by their names.
-            drop_missing: leave out, with a note, what the collection no longer holds.
+            drop_missing: leave out, with a note, images that the collection no longer holds.
+
+        Raises:
+            UsageError: the file cannot be read, or names images that are missing.
+            FisherhashError: the file is damaged or was changed.
         """
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
-            lists = {part: content[part] for part in ("train", "query", "database")}
+            lists = {part: content[part] for part in SPLIT_PARTS}
             protocol, seed, checksum = content["protocol"], content["seed"], content["checksum"]
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror}") from None
         except (ValueError, KeyError, TypeError) as error:
             raise FisherhashError(
-                f"{path} is no split of fisherhash, or is damaged ({error})"
+                f"{path} is damaged or not a split of fisherhash ({error})"
             ) from None
         if lists["train"] == "database":
             lists["train"] = lists["database"]
@@ -135,7 +144,7 @@ class Split:
 
 
 def hash_order(names: Sequence[str], items: Iterable[int], seed: int) -> list[int]:
-    """The items in the order of SHA-256 of the seed and their names.
+    """Sort items by the SHA-256 of the seed and their names.
 
     >>> hash_order(["a", "b", "c"], [0, 1, 2], seed=0)
     [2, 0, 1]
@@ -157,7 +166,7 @@ def split_checksum(
     query: Iterable[int],
     database: Iterable[int],
 ) -> str:
-    """SHA-256 over the protocol's name, the seed and the item names of the three lists in order."""
+    """SHA-256 over the name of the protocol, the seed and the names in the three lists."""
     digest = hashlib.sha256(f"{protocol}\0{'' if seed is None else seed}\n".encode())
     for part, items in (("train", train), ("query", query), ("database", database)):
         digest.update(f"{part}\n".encode())
@@ -167,5 +176,5 @@ def split_checksum(
 
 
 def _name_bytes(name: str) -> bytes:
-    # NFC: the same file has another spelling of its accents on macOS.
+    # NFC, because macOS spells the accents of the same file name differently.
     return unicodedata.normalize("NFC", name).encode("utf-8", "surrogateescape")

@@ -1,4 +1,4 @@
-"""The stand-ins tiny100 and coco21: their file lists, kept in the package without the images."""
+"""The stand-ins tiny100 and coco21: the package holds their file lists, not the images."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ import shutil
 from pathlib import Path
 
 from fisherhash.errors import UsageError, unknown_name
+from fisherhash.system.storage import write_file, write_files
 
 LIST_NAMES = ("train.txt", "query.txt", "database.txt", "classes.txt")
 _PACKED = Path(__file__).parent / "standins.json.xz"
 
 
 def write_lists(name: str, dest: str | os.PathLike[str]) -> Path:
-    """Write the four list files of ``tiny100`` or ``coco21`` into ``dest``, which may be new."""
+    """Write the four list files of ``tiny100`` or ``coco21`` into ``dest``, a folder."""
     packed = json.loads(lzma.decompress(_PACKED.read_bytes()))
     if name not in packed:
         raise unknown_name("stand-in", name, packed)
     folder = Path(dest)
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, text in packed[name].items():
-        (folder / file).write_text(text, encoding="utf-8", newline="\n")
+    write_files(folder, packed[name])
     return folder
 
 
 def build_tiny100(tiny_imagenet: str | os.PathLike[str], dest: str | os.PathLike[str]) -> Path:
-    """Make ``dest`` from an unpacked ``tiny-imagenet-200``: lists and 35,000 copied images."""
+    """Build ``dest`` from an unpacked ``tiny-imagenet-200``: lists and 35,000 copied images."""
     source = Path(tiny_imagenet)
     if not (source / "train").is_dir() or not (source / "val" / "images").is_dir():
         raise UsageError(
@@ -54,10 +53,10 @@ def build_tiny100(tiny_imagenet: str | os.PathLike[str], dest: str | os.PathLike
 
 
 def pack_lists(folders: dict[str, str | os.PathLike[str]], dest: str | os.PathLike[str]) -> None:
-    """Pack the list files of some folders into one file, as the package keeps them."""
+    """Pack the list files of several folders into one file, as in the package."""
     texts = {
         name: {file: (Path(folder) / file).read_text(encoding="utf-8") for file in LIST_NAMES}
         for name, folder in folders.items()
     }
     data = json.dumps(texts, ensure_ascii=False, sort_keys=True).encode()
-    Path(dest).write_bytes(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
+    write_file(dest, lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))

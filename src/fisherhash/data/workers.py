@@ -1,8 +1,8 @@
 """Worker processes for reading images: spawned, never forked, and ended with their parent.
 
-A worker is a fresh interpreter that gets a reader and a job over its standard input and answers
-over its standard output, one frame an image. It does not import the caller's main module, so a
-script needs no ``if __name__ == "__main__"`` guard, and it ends by itself when the pipe closes.
+A worker is a fresh interpreter that receives a reader and a job on its standard input and answers
+on its standard output, one frame per image. It does not import the caller's main module, so a
+script needs no ``if __name__ == "__main__"`` guard, and it ends when the pipe closes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.system.cores import available_cores
 
 CHUNK = 32
-"""Images a worker is given at a time."""
+"""Images that a worker is given at a time."""
 
 TIMEOUT = 120.0
-"""Seconds after which an image that gives no answer counts as hung."""
+"""Seconds without an answer after which a worker counts as hung."""
 
 WORTH_STARTING = 3.0
-"""Seconds of work below which starting processes costs more than it saves."""
+"""Seconds of work below which starting processes takes longer than it saves."""
 
 PROBE_IMAGES = 16
 PROBE_SECONDS = 0.25
@@ -48,10 +48,10 @@ _BOOT = (
 
 
 class Job(Protocol):
-    """What a worker does with one image; picklable."""
+    """What a worker does with one image; must be picklable."""
 
     def __call__(self, reader: Reader, index: int) -> bytes:
-        """The answer for image ``index``; raises :class:`UnreadableImage` for a bad one."""
+        """Return the answer for image ``index``; raises :class:`UnreadableImage` for a bad one."""
         ...
 
 
@@ -75,20 +75,24 @@ def run_jobs(
     workers: int | None = None,
     timeout: float = TIMEOUT,
 ) -> Generator[tuple[int, Answer]]:
-    """Do ``job`` for every index, in order: pairs of an index and its answer.
+    """Run a job for every index; yield pairs of an index and its answer, in order.
 
     Args:
         reader: opens the images.
         job: what to do with each.
         indices: numbers of images.
         names: names of all images, for error messages.
-        workers: processes; 0 works in this one. None decides after timing the first few images:
-            processes are started on Linux when the rest would take more than a few seconds.
+        workers: number of processes; 0 means this one. None decides after timing the first few
+            images: on Linux, processes start if the rest would take more than a few seconds.
         timeout: seconds without an answer after which a worker counts as hung.
+
+    Raises:
+        UsageError: a negative number of workers, or a reader that cannot be sent to them.
+        FisherhashError: a worker could not be started, ended, or hung.
     """
     if workers is not None and workers < 0:
         raise UsageError(f"workers must be 0 or more, got {workers}")
-    done = 0
+    done, given = 0, workers
     if workers is None:
         times: list[float] = []
         while done < min(len(indices), PROBE_IMAGES) and sum(times) < PROBE_SECONDS:
@@ -98,25 +102,24 @@ def run_jobs(
             yield indices[done], answer
             done += 1
         workers = choose_workers(times, len(indices) - done)
-        hello = _hello(reader, job) if workers else None
-    else:
-        hello = _hello(reader, job) if workers else None
-        if workers and hello is None:
-            raise UsageError(
-                f"a {type(reader).__name__} cannot be sent to worker processes; define it in a "
-                "module that can be imported, or use workers=0"
-            )
+    hello = _hello(reader, job) if workers else None
+    if given and hello is None:
+        raise UsageError(
+            f"a {type(reader).__name__} cannot be sent to worker processes; define it in a "
+            "module that can be imported, or use workers=0"
+        )
     rest = indices[done:]
     if hello is None or len(rest) == 0:
         for index in rest:
             yield index, _answer(reader, job, index)
         return
-    with _Pool(hello, names, min(workers, -(-len(rest) // CHUNK)), timeout) as pool:
+    pool = _Pool(hello, names, min(workers, -(-len(rest) // CHUNK)), timeout)
+    with contextlib.closing(pool):
         yield from pool.map(rest)
 
 
 def choose_workers(times: Sequence[float], left: int) -> int:
-    """How many processes to start for ``left`` images after some took ``times`` seconds each."""
+    """Decide how many processes to start for ``left`` images, given the seconds of a few."""
     cpus = available_cores()
     if not times or not left or cpus < 2 or not sys.platform.startswith("linux"):
         return 0
@@ -125,7 +128,7 @@ def choose_workers(times: Sequence[float], left: int) -> int:
 
 
 def _hello(reader: Reader, job: Job) -> bytes | None:
-    """What a worker is told first; None where it could not understand it."""
+    """Return the first message to a worker; None if the reader cannot be sent."""
     if not sys.executable or type(reader).__module__ == "__main__":
         return None
     try:
@@ -142,32 +145,25 @@ def _answer(reader: Reader, job: Job, index: int) -> Answer:
 
 
 class _Pool:
-    """A fixed number of workers, each driven by one thread; answers come back in order."""
+    """A fixed number of workers, each driven by one thread; answers arrive in order."""
 
     def __init__(self, hello: bytes, names: Sequence[str], count: int, timeout: float) -> None:
-        self._names = names
         self._timeout = timeout
         self._free: deque[_Worker] = deque()
         self._workers: list[_Worker] = []
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="fisherhash-worker")
         try:
             for _ in range(count):
-                self._workers.append(_Worker(hello))
+                self._workers.append(_Worker(hello, names))
         except OSError as error:
-            self._end()
+            self.close()
             raise FisherhashError(
                 f"a worker process could not be started ({error.strerror}); use workers=0"
             ) from None
         self._free.extend(self._workers)
 
-    def __enter__(self) -> _Pool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
-
     def map(self, indices: Sequence[int]) -> Iterator[tuple[int, Answer]]:
-        """The answers for ``indices``, at most two chunks a worker ahead of the caller."""
+        """Yield the answers for ``indices``, at most two chunks per worker ahead of the caller."""
         chunks = (indices[start : start + CHUNK] for start in range(0, len(indices), CHUNK))
         waiting: deque[tuple[Sequence[int], Future[list[Answer]]]] = deque()
         for chunk in chunks:
@@ -193,14 +189,6 @@ class _Pool:
         worker = self._free.popleft()
         try:
             return worker.run(chunk)
-        except _WorkerEndedError as ended:
-            raise LostWorkerError(
-                f"a worker process ended ({ended}) while it read '{self._name(worker)}'. "
-                "Use fewer workers, or workers=0",
-                worker.current,
-            ) from None
-        except _JobFailedError as failed:
-            raise FisherhashError(f"reading '{self._name(worker)}' failed: {failed}") from None
         finally:
             self._free.append(worker)
 
@@ -211,41 +199,31 @@ class _Pool:
             if since is not None and now - since > self._timeout:
                 raise LostWorkerError(
                     f"a worker process gave no answer for {self._timeout:g} s while it read "
-                    f"'{self._name(worker)}'; is the disk or the network share hanging? Remove the "
+                    f"'{worker.name}'; is the disk or the network share hanging? Remove the "
                     "file or copy the images to a local disk",
                     worker.current,
                 )
 
-    def _name(self, worker: _Worker) -> str:
-        index = worker.current
-        return self._names[index] if 0 <= index < len(self._names) else f"image {index}"
-
-    def _end(self) -> None:
+    def close(self) -> None:
+        """End the workers."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for worker in self._workers:
             worker.kill()
-        # With its process gone, every thread returns from its pipe; then the pipes can be closed.
+        # Without its process, every thread returns from its pipe; then the pipes can be closed.
         self._threads.shutdown(wait=True)
         for worker in self._workers:
             worker.close()
 
 
-class _WorkerEndedError(Exception):
-    """The pipe closed before the answer came."""
-
-
-class _JobFailedError(Exception):
-    """The job raised something other than :class:`UnreadableImage`."""
-
-
 class _Worker:
-    """One process and the two ends of its pipes."""
+    """One process and our ends of its pipes."""
 
-    def __init__(self, hello: bytes) -> None:
+    def __init__(self, hello: bytes, names: Sequence[str]) -> None:
+        self._names = names
         self.current = -1
         self.waiting_since: float | None = None
         self._hello: bytes | None = hello
-        # Its own group: Ctrl-C reaches the parent only, which then ends its workers.
+        # Its own group, so that Ctrl-C reaches only the parent, which then ends its workers.
         flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", _BOOT],
@@ -257,8 +235,14 @@ class _Worker:
         )
         _widen(self._process.stdout)
 
+    @property
+    def name(self) -> str:
+        """The name of the image that it reads."""
+        index = self.current
+        return self._names[index] if 0 <= index < len(self._names) else f"image {index}"
+
     def run(self, chunk: Sequence[int]) -> list[Answer]:
-        """Send a chunk and collect its answers; called by one thread at a time."""
+        """Send a chunk and collect its answers; one thread calls this at a time."""
         send, receive = self._process.stdin, self._process.stdout
         answers: list[Answer] = []
         self.current, self.waiting_since = int(chunk[0]), time.monotonic()
@@ -272,12 +256,26 @@ class _Worker:
             send.flush()
             for index in chunk:
                 self.current, self.waiting_since = int(index), time.monotonic()
-                answers.append(_read_answer(receive))
+                answers.append(self._read_answer(receive))
         except (EOFError, OSError, ValueError):
-            raise _WorkerEndedError(self._fate()) from None
+            raise LostWorkerError(
+                f"a worker process ended ({self._fate()}) while it read '{self.name}'. "
+                "Use fewer workers, or workers=0",
+                self.current,
+            ) from None
         finally:
             self.waiting_since = None
         return answers
+
+    def _read_answer(self, pipe: IO[bytes]) -> Answer:
+        state, length = _FRAME.unpack(_read_exactly(pipe, _FRAME.size))
+        data = _read_exactly(pipe, length)
+        if state == _GOOD:
+            return data
+        text = data.decode("utf-8", "replace")
+        if state == _FAILED:
+            raise FisherhashError(f"reading '{self.name}' failed: {text}")
+        return UnreadableImage(text, passing=state == _PASSING)
 
     def kill(self) -> None:
         """End the process; it holds nothing that could be lost."""
@@ -285,7 +283,7 @@ class _Worker:
         self._process.wait()
 
     def close(self) -> None:
-        """Close the pipes; what could not be sent is of no use any more."""
+        """Close the pipes; what could not be sent is no longer needed."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
@@ -302,24 +300,13 @@ class _Worker:
 
 
 def _widen(pipe: IO[bytes] | None) -> None:
-    """Let a pipe hold several images, where the system can, so that a worker seldom waits."""
+    """Let a pipe hold several images, if the system can, so that a worker seldom waits."""
     if pipe is None or not sys.platform.startswith("linux"):
         return
     import fcntl
 
     with contextlib.suppress(OSError):
         fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, 1 << 20)
-
-
-def _read_answer(pipe: IO[bytes]) -> Answer:
-    state, length = _FRAME.unpack(_read_exactly(pipe, _FRAME.size))
-    data = _read_exactly(pipe, length)
-    if state == _GOOD:
-        return data
-    text = data.decode("utf-8", "replace")
-    if state in (_BAD, _PASSING):
-        return UnreadableImage(text, passing=state == _PASSING)
-    raise _JobFailedError(text)
 
 
 def _read_exactly(pipe: IO[bytes], size: int) -> bytes:
@@ -333,7 +320,7 @@ def serve() -> None:
     """The worker's side: read chunks of indices until the pipe closes."""
     requests = sys.stdin.buffer
     answers = os.fdopen(os.dup(1), "wb")
-    # Whatever a decoder prints must not end up between the frames.
+    # What a decoder prints must not end up between the frames.
     os.dup2(2, 1)
     try:
         reader, job = pickle.load(requests)

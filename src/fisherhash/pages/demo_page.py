@@ -1,21 +1,23 @@
-"""The demo's page: what was learned, ten queries, the centres, the times."""
+"""The page of the demo: what was learned, ten queries, the class centres, the times."""
 
 from __future__ import annotations
 
 import math
 import shlex
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from fisherhash import codes
-from fisherhash.data.protocols import Split
 from fisherhash.data.sample import CITATION
-from fisherhash.data.sources import Collection
-from fisherhash.evaluation import Evaluation, Matches
+from fisherhash.data.splits import Split, hash_order
+from fisherhash.evaluation import Evaluation
+from fisherhash.index.engine.engine import Engine
 from fisherhash.methods.dfh import DFH
 from fisherhash.model.hasher import versions
 from fisherhash.pages import html as pages
@@ -23,9 +25,9 @@ from fisherhash.training.fitting import Trained
 from fisherhash.training.loop import Settings
 
 MODEL = "model"
-SHOWN = 10
-"""Results shown a query."""
-PARTS = {
+RESULTS_SHOWN = 10
+"""Results per query on the page."""
+DEMO_PARTS = {
     "features": "features of all images, or reading them from the cache",
     "training": "training on the features",
     "saving": "saving the model",
@@ -35,56 +37,75 @@ PARTS = {
 
 
 @dataclass(frozen=True)
-class Shown:
-    """The queries on the page: image numbers, codes of all images, and what was retrieved."""
+class Demo:
+    """What the page shows.
 
-    queries: NDArray[np.int64]
+    Attributes:
+        trained: the hasher, and the images it was trained on.
+        split: queries and database.
+        settings: of the training.
+        evaluation: how good the codes are.
+        packed: (n, bytes) codes of all images.
+        folder: where the page and the model are.
+    """
+
+    trained: Trained
+    split: Split
+    settings: Settings
+    evaluation: Evaluation
     packed: NDArray[np.uint8]
-    matches: Matches
-    right: NDArray[np.bool_]
+    folder: Path
+
+    @property
+    def bits(self) -> int:
+        """Length of the codes."""
+        return self.trained.hasher.bits
+
+    @cached_property
+    def numbers(self) -> NDArray[np.int64]:
+        """The number of the class of each image."""
+        return self.trained.collection.labels.argmax(axis=1)
+
+    @cached_property
+    def queries(self) -> NDArray[np.int64]:
+        """The first query of each class in hash order: not chosen by hand."""
+        first: dict[int, int] = {}
+        for item in hash_order(self.trained.collection.names, self.split.query, seed=0):
+            first.setdefault(int(self.numbers[item]), item)
+        return np.array([first[number] for number in sorted(first)], dtype=np.int64)
+
+    def class_name(self, item: int) -> str:
+        """The name of the class of an image."""
+        return self.trained.collection.classes[self.numbers[item]]
+
+    def image(self, item: int) -> Image.Image:
+        """Image number ``item``."""
+        return self.trained.collection.reader.open(int(item))
 
 
-def write(
-    trained: Trained,
-    evaluation: Evaluation,
-    shown: Shown,
-    split: Split,
-    settings: Settings,
-    folder: Path,
-    seconds: dict[str, float],
-) -> str:
-    """The whole page as HTML."""
-    body = "\n".join(
-        [
-            _header(trained, evaluation, shown),
-            _queries(trained, evaluation, shown),
-            _centres(trained, shown),
-            _learning(trained, evaluation),
-            _next_steps(folder),
-            _times(seconds),
-            _footer(trained, split, settings),
-        ]
-    )
+def blocks(demo: Demo) -> list[str]:
+    """Every part of the page except the times and the footer, as HTML."""
+    return [_header(demo), _queries(demo), _centres(demo), _learning(demo), _next_steps(demo)]
+
+
+def demo_html(demo: Demo, blocks: list[str], seconds: dict[str, float]) -> str:
+    """Return the whole page: ``blocks``, then how long each part took."""
+    rows = [(title, seconds[name]) for name, title in DEMO_PARTS.items() if name in seconds]
+    times = pages.section("How long it took", pages.time_table(rows), name="times")
     return pages.page(
-        f"fisherhash: {trained.hasher.bits}-bit image codes",
-        body,
+        f"fisherhash: {demo.bits}-bit image codes",
+        "\n".join([*blocks, times, _footer(demo)]),
         description="Ten queries against binary codes learned with Deep Fisher Hashing.",
     )
 
 
-def _class_name(collection: Collection, item: int) -> str:
-    return collection.classes[int(collection.labels[item].argmax())]
-
-
-def _header(trained: Trained, evaluation: Evaluation, shown: Shown) -> str:
-    bits, collection = trained.hasher.bits, trained.collection
+def _header(demo: Demo) -> str:
+    bits, evaluation = demo.bits, demo.evaluation
     size = codes.code_bytes(bits)
     weight = "1 byte" if size == 1 else f"{size} bytes"
-    rows = ", one byte a row" if bits <= 64 else ""
-    item = int(shown.queries[0])
-    code = shown.packed[item]
-    learned = len(trained.split.train) if trained.split else 0
-    found = evaluation.precision_at.get(SHOWN)
+    rows = ", one byte per row" if bits <= 64 else ""
+    item = demo.queries[0]
+    code = demo.packed[item]
     numbers = [
         (
             f"{evaluation.map:.3f}",
@@ -93,19 +114,20 @@ def _header(trained: Trained, evaluation: Evaluation, shown: Shown) -> str:
         ),
         (
             weight,
-            "an image",
+            "per image",
             f"{bits} bits; {size * evaluation.database:,} bytes for the whole database",
         ),
         (
             f"{evaluation.database:,}",
             "images in the database",
-            f"asked by {evaluation.queries:,} queries that took no part in training",
+            f"searched with {evaluation.queries:,} queries that took no part in training",
         ),
     ]
+    found = evaluation.precision_at.get(RESULTS_SHOWN)
     if found is not None:
         numbers.append(
             (
-                f"{SHOWN * found:.1f} of {SHOWN}",
+                f"{RESULTS_SHOWN * found:.1f} of {RESULTS_SHOWN}",
                 "nearest images are right",
                 "on average over all queries, ties in random order",
             )
@@ -114,15 +136,15 @@ def _header(trained: Trained, evaluation: Evaluation, shown: Shown) -> str:
 <div class="top"><div>
 <p class="eyebrow">fisherhash demo · Deep Fisher Hashing on CIFAR-10</p>
 <h1>Similar images, found with {weight} each</h1>
-<p class="lead">From {learned:,} labelled pictures, fisherhash learned to turn an image into
-{bits} bits, so that images of one class get nearly the same bits and images of different classes
-do not. Searching is then counting: the fewer bits two images differ in, the more alike they
+<p class="lead">From {len(demo.split.train):,} labelled images, fisherhash learned to turn an image
+into {bits} bits, so that images of one class get nearly the same bits and images of different
+classes do not. Searching is then counting: the fewer bits two images differ in, the more alike they
 are.</p>
-<p class="lead">The {evaluation.queries:,} pictures asked with took no part in the training. The
-{evaluation.database:,} pictures searched are the ones it learned from.</p>
+<p class="lead">The {evaluation.queries:,} query images took no part in the training. The
+{evaluation.database:,} images in the database are the training images.</p>
 </div>
-<figure class="sketch"><img src="{pages.data_uri(collection.reader.open(item))}"
-alt="a query of the class {escape(_class_name(collection, item))}">
+<figure class="sketch"><img src="{pages.data_uri(demo.image(item))}"
+alt="a query of the class {escape(demo.class_name(item))}">
 <span class="arrow" aria-hidden="true">→</span>
 <div>{pages.bits_svg(code, bits)}<figcaption>{bits} bits{rows}:
 <code>{" ".join(f"{byte:02x}" for byte in code.tolist())}</code></figcaption></div></figure></div>
@@ -138,39 +160,30 @@ def bounds(evaluation: Evaluation, digits: int) -> str:
     return f"at worst {low:.{digits}f}, at best {high:.{digits}f}"
 
 
-def _queries(trained: Trained, evaluation: Evaluation, shown: Shown) -> str:
-    collection, split = trained.collection, trained.split
-    if split is None:
-        return ""
-    place = {int(item): row for row, item in enumerate(split.query)}
+def _queries(demo: Demo) -> str:
+    database = demo.split.database
+    engine = Engine(demo.packed[database], demo.bits)
+    precisions = dict(
+        zip(demo.split.query.tolist(), demo.evaluation.average_precision, strict=True)
+    )
     rows = []
-    for query, ids, distances, right in zip(
-        shown.queries, shown.matches.ids, shown.matches.distances, shown.right, strict=True
-    ):
-        items = split.database[ids]
+    found = zip(demo.queries, *engine.search(demo.packed[demo.queries], RESULTS_SHOWN), strict=True)
+    for query, positions, distances in found:
+        items = database[positions]
+        right = demo.numbers[items] == demo.numbers[query]
         results = [
-            pages.Result(
-                collection.reader.open(int(item)),
-                int(distance),
-                shown.packed[item],
-                _class_name(collection, int(item)),
-                bool(same),
-            )
-            for item, distance, same in zip(items, distances, right, strict=True)
+            pages.Result(demo.image(i), int(distance), demo.packed[i], demo.class_name(i), bool(ok))
+            for i, distance, ok in zip(items, distances, right, strict=True)
         ]
-        precision = evaluation.average_precision[place[int(query)]]
+        notes = [f"{right.sum()} of {len(results)} right", f"AP {precisions[int(query)]:.3f}"]
         rows.append(
             pages.Query(
-                collection.reader.open(int(query)),
-                shown.packed[query],
-                _class_name(collection, int(query)),
-                results,
-                [f"{int(right.sum())} of {len(results)} right", f"AP {precision:.3f}"],
+                demo.image(query), demo.packed[query], demo.class_name(query), results, notes
             )
         )
     return pages.section(
         "Ten queries, and the ten nearest images of each",
-        pages.legend(marks=True) + pages.query_rows(rows, trained.hasher.bits),
+        pages.legend(marks=True) + pages.query_rows(rows, demo.bits),
         name="queries",
         intro=(
             "Not chosen by hand: each is the first query of its class in the order of a hash of "
@@ -180,28 +193,25 @@ def _queries(trained: Trained, evaluation: Evaluation, shown: Shown) -> str:
     )
 
 
-def _centres(trained: Trained, shown: Shown) -> str:
-    method, split = trained.method, trained.split
-    if not isinstance(method, DFH) or split is None:
+def _centres(demo: Demo) -> str:
+    method = demo.trained.method
+    if not isinstance(method, DFH):
         return ""
-    bits, names = trained.hasher.bits, trained.collection.classes
+    bits, names, database = demo.bits, demo.trained.collection.classes, demo.split.database
     centres = codes.pack(method.centers.T.cpu().numpy())
     distances = codes.hamming(centres, centres).astype(np.int64)
     count = len(names)
     pairs = distances[np.triu_indices(count, 1)]
     # In every bit at most half of the classes can differ from the other half.
     most = bits * (count // 2) * math.ceil(count / 2) / len(pairs)
-    numbers = trained.collection.labels[split.database].argmax(axis=1)
-    own = codes.hamming(shown.packed[split.database], centres)
-    near = own[np.arange(len(numbers)), numbers]
+    numbers = demo.numbers[database]
+    near = codes.hamming(demo.packed[database], centres)[np.arange(len(numbers)), numbers]
     notes = [f"{near[numbers == number].mean():.1f}" for number in range(count)]
-    tables = (
-        pages.code_table(names, centres, bits, notes, "mean distance of its images"),
-        pages.distance_matrix(names, distances),
-    )
+    left = pages.code_table(names, centres, bits, notes, "mean distance of its images")
+    right = pages.distance_matrix(names, distances)
     return pages.section(
-        "One binary centre a class",
-        f'<div class="pair"><div>{tables[0]}</div><div>{tables[1]}</div></div>',
+        "One binary centre per class",
+        f'<div class="pair"><div>{left}</div><div>{right}</div></div>',
         name="centres",
         intro=(
             "Deep Fisher Hashing draws the codes of a class towards a centre and pushes the "
@@ -212,37 +222,30 @@ def _centres(trained: Trained, shown: Shown) -> str:
     )
 
 
-def _learning(trained: Trained, evaluation: Evaluation) -> str:
-    history = trained.history
-    charts = [
-        pages.line_chart(
-            [
-                pages.Series("whole loss", [row["loss"] for row in history], "area"),
-                pages.Series("its pair term", [row["pair"] for row in history], "dashed"),
-            ],
-            [row["epoch"] for row in history],
-            title="Training",
-            x_label="epoch",
-            y_label="mean loss of an epoch; the rest is the distance of the logits to their bits",
-        )
-    ]
-    pairs = evaluation.distances
-    if pairs is not None:
-        charts.append(
-            pages.line_chart(
-                [
-                    pages.Series("same class", _percent(pairs.similar), "area"),
-                    pages.Series("different classes", _percent(pairs.dissimilar), "dashed"),
-                ],
-                pairs.distance,
-                title="How far apart queries and database images are",
-                x_label="Hamming distance",
-                y_label="percent of the pairs of each kind",
-            )
-        )
-    return pages.section(
-        "What was learned", f'<div class="pair">{"".join(charts)}</div>', name="learning"
+def _learning(demo: Demo) -> str:
+    history, pairs = demo.trained.history, demo.evaluation.distances
+    charts = pages.line_chart(
+        [
+            pages.Series("whole loss", [row["loss"] for row in history], "area"),
+            pages.Series("its pair term", [row["pair"] for row in history], "dashed"),
+        ],
+        [row["epoch"] for row in history],
+        title="Training",
+        x_label="epoch",
+        y_label="mean loss per epoch; the rest is the distance of the logits to their bits",
     )
+    if pairs is not None:
+        charts += pages.line_chart(
+            [
+                pages.Series("same class", _percent(pairs.similar), "area"),
+                pages.Series("different classes", _percent(pairs.dissimilar), "dashed"),
+            ],
+            pairs.distance,
+            title="How far apart queries and database images are",
+            x_label="Hamming distance",
+            y_label="percent of the pairs of each kind",
+        )
+    return pages.section("What was learned", f'<div class="pair">{charts}</div>', name="learning")
 
 
 def _percent(counts: list[int]) -> list[float]:
@@ -250,33 +253,28 @@ def _percent(counts: list[int]) -> list[float]:
     return [100 * count / total for count in counts]
 
 
-def _next_steps(folder: Path) -> str:
-    model = escape(shlex.quote(str(folder / MODEL)))
+def _next_steps(demo: Demo) -> str:
+    model = escape(shlex.quote(str(demo.folder / MODEL)))
     return pages.section(
-        "Now with your own pictures",
-        f"""<pre><code><span class="soft"># a folder with one sub-folder of images a class</span>
+        "Now with your own images",
+        f"""<pre><code><span class="soft"># a folder with one sub-folder of images per class</span>
 fisherhash train FOLDER --out MODEL
 fisherhash encode FOLDER --model MODEL --out codes.npz</code></pre>
 <pre><code><span class="soft"># the model of this page</span>
-fisherhash encode PICTURE.jpg --model {model}</code></pre>""",
+fisherhash encode IMAGE.jpg --model {model}</code></pre>""",
         name="next",
     )
 
 
-def _times(seconds: dict[str, float]) -> str:
-    rows = [(PARTS[name], seconds[name]) for name in PARTS if name in seconds]
-    return pages.section("How long it took", pages.time_table(rows), name="times")
-
-
-def _footer(trained: Trained, split: Split, settings: Settings) -> str:
-    hasher, found = trained.hasher, versions()
-    made = ", ".join(f"{name} {number}" for name, number in found.items())
+def _footer(demo: Demo) -> str:
+    hasher, settings, info = demo.trained.hasher, demo.settings, DFH.info
+    made = ", ".join(f"{name} {number}" for name, number in versions().items())
     return f"""<footer>
 <p>Method: Y. Li, W. Pei, Y. Zha, J. van Gemert, <a
-href="{DFH.info.url}">{escape(DFH.info.title)}</a>, {DFH.info.venue} {DFH.info.year}.
+href="{info.url}">{escape(info.title)}</a>, {info.venue} {info.year}.
 Images: {escape(CITATION)}.</p>
-<p>Features: {escape(hasher.backbone.name)} with the weights it comes with; images enlarged
+<p>Features: {escape(hasher.backbone.name)} with its default weights; images enlarged
 to {hasher.preprocessing.size} pixels. Trained: the head only, {settings.epochs} epochs, seed
-{settings.seed}. Split: {escape(str(split))}.</p>
+{settings.seed}. Split: {escape(str(demo.split))}.</p>
 <p>{escape(made)}</p>
 </footer>"""

@@ -1,8 +1,8 @@
-"""Blocks of a self-contained HTML page: queries with what they found, codes as bits, charts.
+"""Blocks of a self-contained HTML page: queries with their results, codes as bits, charts.
 
-Nothing here needs a network or a script: pictures are data URIs, drawings are inline SVG, and the
-style is one sheet that follows the reader's light or dark setting. Every function takes plain text
-and escapes it; what it returns is HTML.
+A page needs no network and no script: images are data URIs, drawings are inline SVG, and one style
+sheet follows the reader's light or dark setting. Every function takes plain text, escapes it and
+returns HTML.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import base64
 import io
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from typing import Literal
@@ -20,11 +20,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
-from fisherhash import __version__, codes
+from fisherhash import codes
 from fisherhash.errors import UsageError
+from fisherhash.system.version import __version__
 
-# Twice the size a picture has on the page, for sharp screens.
 THUMBNAIL = 208
+"""Pixels of a thumbnail: twice its size on the page, for high-resolution screens."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,14 @@ class Result:
     """One retrieved image.
 
     Attributes:
-        picture: what is shown, reduced where it is large.
+        image: shown as a thumbnail.
         distance: Hamming distance from the query.
         code: (bytes,) its packed code.
         caption: its class or its file name.
-        right: whether it is what was asked for; None where nobody knows.
+        right: whether it is a correct result; None if unknown.
     """
 
-    picture: Image.Image
+    image: Image.Image
     distance: int
     code: NDArray[np.uint8]
     caption: str = ""
@@ -48,17 +49,17 @@ class Result:
 
 @dataclass(frozen=True)
 class Query:
-    """One query and what it found, the nearest first.
+    """One query and its results, the nearest first.
 
     Attributes:
-        picture: what was asked with.
+        image: the query image.
         code: (bytes,) its packed code.
         caption: its class or its file name.
-        results: the retrieved images in the order they are shown.
+        results: the retrieved images in the order in which they are shown.
         notes: short lines under the caption.
     """
 
-    picture: Image.Image
+    image: Image.Image
     code: NDArray[np.uint8]
     caption: str
     results: Sequence[Result]
@@ -71,17 +72,18 @@ class Series:
 
     Attributes:
         name: for the legend.
-        values: one a point of the x axis.
+        values: one per point of the x axis.
         kind: a filled area, a line, or a dashed line.
     """
 
     name: str
     values: Sequence[float]
-    kind: Literal["area", "line", "dashed"] = field(default="line")
+    kind: Literal["area", "line", "dashed"] = "line"
 
 
 def page(title: str, body: str, *, description: str = "") -> str:
-    """A whole page around blocks of HTML; only ``title`` and ``description`` are escaped here."""
+    """Wrap blocks of HTML into a page; only ``title`` and ``description`` are escaped here."""
+    style = resources.files("fisherhash.pages").joinpath("pages.css").read_text(encoding="utf-8")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -89,12 +91,16 @@ def page(title: str, body: str, *, description: str = "") -> str:
         f'<meta name="generator" content="fisherhash {escape(__version__)}">\n'
         f'<meta name="description" content="{escape(description)}">\n'
         f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n'
-        f"<style>\n{_style()}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+        f"<style>\n{style}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
 
-def _style() -> str:
-    return resources.files("fisherhash.pages").joinpath("pages.css").read_text(encoding="utf-8")
+def header(eyebrow: str, title: str, lead: str) -> str:
+    """The top of a page: a small line, the title, and a paragraph; all plain text."""
+    return (
+        f'<header>\n<p class="eyebrow">{escape(eyebrow)}</p>\n<h1>{escape(title)}</h1>\n'
+        f'<p class="lead">{escape(lead)}</p>\n</header>'
+    )
 
 
 def section(title: str, body: str, *, name: str, intro: str = "") -> str:
@@ -103,12 +109,12 @@ def section(title: str, body: str, *, name: str, intro: str = "") -> str:
     return f'<section id="{escape(name)}">\n<h2>{escape(title)}</h2>\n{lead}\n{body}\n</section>'
 
 
-def data_uri(picture: Image.Image, *, side: int = THUMBNAIL) -> str:
-    """A picture as a data URI: PNG without loss if it is small, else a JPEG of at most ``side``."""
-    small = picture.convert("RGB")
+def data_uri(image: Image.Image) -> str:
+    """Encode an image as a data URI: a lossless PNG if it is small, else a JPEG thumbnail."""
+    small = image.convert("RGB")
     kind, options = "png", {"optimize": True}
-    if max(small.size) > side:
-        small.thumbnail((side, side), Image.Resampling.LANCZOS)
+    if max(small.size) > THUMBNAIL:
+        small.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
         kind, options = "jpeg", {"quality": 85}
     file = io.BytesIO()
     small.save(file, kind, **options)
@@ -122,13 +128,13 @@ def bits_svg(
     against: NDArray[np.uint8] | None = None,
     columns: int | None = None,
 ) -> str:
-    """A code as a grid of squares, dark for 1; bits that differ from ``against`` are circles.
+    """Draw a code as a grid of squares, dark for 1; bits that differ from ``against`` are circles.
 
     Args:
         code: (bytes,) packed.
         bits: its length.
         against: (bytes,) the code to compare with.
-        columns: squares a row; by default 8, a byte a row, and more for codes above 64 bits.
+        columns: squares per row; by default 8, one byte per row, and more above 64 bits.
     """
     own = codes.unpack(code[None], bits)[0]
     other = own if against is None else codes.unpack(against[None], bits)[0]
@@ -136,10 +142,8 @@ def bits_svg(
     paths = {"b0": "", "b1": "", "d0": "", "d1": ""}
     for place, (bit, differs) in enumerate(zip(own, own != other, strict=True)):
         row, column = divmod(place, wide)
-        if differs:
-            paths[f"d{bit}"] += f"M{column}.17 {row}.5a.33.33 0 1 0 .66 0a.33.33 0 1 0-.66 0z"
-        else:
-            paths[f"b{bit}"] += f"M{column}.2 {row}.2h.6v.6h-.6z"
+        kind, shape = ("d", _CIRCLE) if differs else ("b", _SQUARE)
+        paths[f"{kind}{bit}"] += shape.format(x=column, y=row)
     label = f"code {codes.to_hex(code[None])[0]}"
     if against is not None:
         count = int((own != other).sum())
@@ -152,32 +156,35 @@ def bits_svg(
     )
 
 
-def legend(*, marks: bool) -> str:
-    """What the squares and circles mean and, with ``marks``, the ticks and crosses."""
+_SQUARE = "M{x}.2 {y}.2h.6v.6h-.6z"
+_CIRCLE = "M{x}.17 {y}.5a.33.33 0 1 0 .66 0a.33.33 0 1 0-.66 0z"
 
-    def key(kind: str, text: str) -> str:
-        shape = (
-            "M.17.5a.33.33 0 1 0 .66 0a.33.33 0 1 0-.66 0z"
-            if kind[0] == "d"
-            else "M.2.2h.6v.6h-.6z"
-        )
-        return (
-            '<li><svg class="bits" viewBox="0 0 1 1" aria-hidden="true">'
-            f'<path class="{kind}" d="{shape}"/></svg>{text}</li>'
-        )
 
-    items = key("b1", "bit 1") + key("b0", "bit 0")
-    items += key("d1", "1, differs from the query") + key("d0", "0, differs from the query")
+def legend(*, marks: bool, compared: str = "the query") -> str:
+    """Explain the squares and circles and, with ``marks``, the ticks and crosses."""
+    items = ""
     if marks:
         items = (
             '<li><span class="badge right" aria-hidden="true">✓</span>same class</li>'
             '<li><span class="badge wrong" aria-hidden="true">✕</span>another class</li>'
-        ) + items
+        )
+    keys = {
+        "b1": "bit 1",
+        "b0": "bit 0",
+        "d1": f"1, differs from {compared}",
+        "d0": f"0, differs from {compared}",
+    }
+    for kind, text in keys.items():
+        shape = (_CIRCLE if kind[0] == "d" else _SQUARE).format(x=0, y=0)
+        items += (
+            '<li><svg class="bits" viewBox="0 0 1 1" aria-hidden="true">'
+            f'<path class="{kind}" d="{shape}"/></svg>{escape(text)}</li>'
+        )
     return f'<ul class="legend">{items}</ul>'
 
 
 def query_rows(queries: Sequence[Query], bits: int) -> str:
-    """Every query as a row: its picture and code, then its results with distance, mark and code."""
+    """Show each query as a row: its image and code, then its results."""
     return '<div class="queries">\n' + "\n".join(_query_row(q, bits) for q in queries) + "\n</div>"
 
 
@@ -185,8 +192,8 @@ def _query_row(query: Query, bits: int) -> str:
     notes = "".join(f"<span>{escape(note)}</span>" for note in query.notes)
     results = "\n".join(_result(result, query, bits) for result in query.results)
     return (
-        '<article class="query">\n<div class="asked">'
-        f'<img src="{data_uri(query.picture)}" alt="query: {escape(query.caption)}">'
+        '<article class="query">\n<div class="subject">'
+        f'<img src="{data_uri(query.image)}" alt="query: {escape(query.caption)}">'
         f'<div><h3>{escape(query.caption)}</h3><p class="notes">{notes}</p>'
         f"{bits_svg(query.code, bits)}</div></div>\n"
         f'<ol class="results">\n{results}\n</ol>\n</article>'
@@ -204,7 +211,7 @@ def _result(result: Result, query: Query, bits: int) -> str:
     alt = escape(", ".join(part for part in parts if part))
     return (
         f'<li class="{mark}" data-distance="{result.distance}"><div class="frame">'
-        f'<img src="{data_uri(result.picture)}" alt="{alt}">{badge}</div>'
+        f'<img src="{data_uri(result.image)}" alt="{alt}">{badge}</div>'
         f'<span class="distance">distance <b>{result.distance}</b></span>'
         f'<span class="caption" title="{escape(result.caption)}">{escape(result.caption)}</span>'
         f"{bits_svg(result.code, bits, against=query.code)}</li>"
@@ -212,7 +219,7 @@ def _result(result: Result, query: Query, bits: int) -> str:
 
 
 def tiles(items: Sequence[tuple[str, str, str]]) -> str:
-    """Headline numbers: (number, what it is, a line of detail) each."""
+    """Show headline numbers: (number, what it is, a line of detail) each."""
     inside = "".join(
         f'<div class="tile"><dt>{escape(name)}</dt><dd><b>{escape(number)}</b>'
         f"<span>{escape(detail)}</span></dd></div>"
@@ -224,7 +231,7 @@ def tiles(items: Sequence[tuple[str, str, str]]) -> str:
 def code_table(
     names: Sequence[str], packed: NDArray[np.uint8], bits: int, notes: Sequence[str], heading: str
 ) -> str:
-    """Named codes (n, bytes), one a row and all bits on one line, with a last column of notes."""
+    """Show named codes (n, bytes), one per row with all bits on one line, and a note for each."""
     rows = "".join(
         f'<tr><th scope="row">{escape(name)}</th>'
         f"<td>{bits_svg(code, bits, columns=min(bits, 64))}</td><td>{escape(note)}</td></tr>"
@@ -238,7 +245,7 @@ def code_table(
 
 
 def distance_matrix(names: Sequence[str], distances: ArrayLike) -> str:
-    """Distances (n, n) between named things as a shaded table; the least ones are outlined."""
+    """Show distances (n, n) as a shaded table; the smallest ones are outlined."""
     matrix = np.asarray(distances)
     if matrix.shape != (len(names), len(names)):
         raise UsageError(f"{len(names)} names for distances of shape {matrix.shape}")
@@ -263,7 +270,7 @@ def distance_matrix(names: Sequence[str], distances: ArrayLike) -> str:
 
 
 def time_table(seconds: Sequence[tuple[str, float]]) -> str:
-    """How long each part took, with a bar in proportion, and the sum."""
+    """Show how long each part took, with a proportional bar, and the sum."""
     total = sum(value for _, value in seconds)
     rows = "".join(
         f'<tr><th scope="row">{escape(name)}</th><td><i style="width:'
@@ -279,7 +286,7 @@ def time_table(seconds: Sequence[tuple[str, float]]) -> str:
 def line_chart(
     series: Sequence[Series], x: Sequence[float], *, title: str, x_label: str, y_label: str
 ) -> str:
-    """Lines over a common x axis, from zero up, as inline SVG with a legend."""
+    """Draw lines over a common x axis, from zero up, as inline SVG with a legend."""
     wide, high, left, bottom, top = 520, 250, 40, 46, 10
     ticks = _ticks(max((max(s.values) for s in series), default=1.0))
     first, last = x[0], x[-1]
@@ -326,7 +333,7 @@ def line_chart(
 
 
 def _ticks(highest: float, steps: int = 4) -> list[float]:
-    """Round numbers from 0 to at least ``highest``, in at most ``steps`` steps.
+    """Choose round numbers from 0 to at least ``highest``, in at most ``steps`` steps.
 
     >>> _ticks(4.4)
     [0.0, 2.0, 4.0, 6.0]

@@ -1,4 +1,4 @@
-"""Where downloads and cached features go, and where named data sets are looked for."""
+"""The folders for downloads, cached features and named data sets."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ DATA_VARIABLE = "FISHERHASH_DATA"
 
 
 def cache_dir() -> Path:
-    """The cache folder (not created here): ``FISHERHASH_CACHE``, else the user's cache folder."""
+    """Return ``FISHERHASH_CACHE``, or a folder in the user's cache; it may not exist yet."""
     named = os.environ.get(CACHE_VARIABLE)
     if named:
         return Path(named).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME")
-    # The XDG rule: a relative path is to be ignored.
+    # The XDG specification says to ignore a relative path.
     if base and os.path.isabs(base):
         return Path(base) / "fisherhash"
     return Path("~/.cache/fisherhash").expanduser()
 
 
 def data_dirs() -> list[Path]:
-    """The folders that may hold named data sets, in the order they are searched.
+    """Return the folders that are searched for named data sets, in order.
 
-    ``FISHERHASH_DATA`` may name several, separated as in ``PATH``.
+    ``FISHERHASH_DATA`` may name several folders, separated as in ``PATH``.
     """
     named = os.environ.get(DATA_VARIABLE, "").split(os.pathsep)
     return [Path(part).expanduser().absolute() for part in named if part] + [cache_dir() / "data"]

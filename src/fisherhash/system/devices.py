@@ -1,14 +1,19 @@
-"""Where computation runs."""
+"""The device that computations run on."""
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from fisherhash.errors import UsageError
 
+if TYPE_CHECKING:
+    import torch
+
 
 def choose_device(name: str | torch.device | None) -> torch.device:
-    """The device of that name if it works here; without a name CUDA where there is one."""
+    """Return the named device if it works here; without a name, CUDA if available, else the CPU."""
+    import torch
+
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -21,5 +26,7 @@ def choose_device(name: str | torch.device | None) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """What a device is called, for results: ``cpu``, or the name of the card."""
+    """The name of a device in results: ``cpu``, or the model of the graphics card."""
+    import torch
+
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

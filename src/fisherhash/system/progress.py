@@ -1,4 +1,4 @@
-"""One helper for every progress bar: a bar on a terminal, now and then a line elsewhere."""
+"""Progress: a bar on a terminal, an occasional log line elsewhere."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from contextlib import contextmanager
 logger = logging.getLogger(__name__)
 
 Advance = Callable[[int], None]
-SECONDS = 30.0
-"""Between two lines where there is no terminal; a short job prints none."""
+LINE_SECONDS = 30.0
+"""Time between two log lines where there is no terminal; a short job logs none."""
 
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Advance]:
-    """Yield a function that moves the bar forward by a number of items."""
+    """Yield a function that advances the bar by a number of items."""
     bar = _rich_bar() if sys.stderr.isatty() else None
     if bar is None:
         yield _lines(title, total)
@@ -28,13 +28,13 @@ def progress(title: str, total: int) -> Iterator[Advance]:
 
 
 def _lines(title: str, total: int) -> Advance:
-    done, said = 0, time.monotonic()
+    done, last = 0, time.monotonic()
 
     def advance(step: int) -> None:
-        nonlocal done, said
+        nonlocal done, last
         done += step
-        if time.monotonic() - said >= SECONDS:
-            said = time.monotonic()
+        if time.monotonic() - last >= LINE_SECONDS:
+            last = time.monotonic()
             logger.info("%s: %d of %d", title, done, total)
 
     return advance

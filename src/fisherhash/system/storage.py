@@ -1,69 +1,180 @@
-"""Files that are either whole or not there: written beside their place, then moved into it."""
+"""Files and folders that are complete or absent: written as drafts, then moved into place."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from fisherhash.errors import FisherhashError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 NEW = ".new"
+"""How the name of a draft ends."""
+
+DRAFT_SECONDS = 3600.0
+"""Age at which a draft folder counts as abandoned even if its process number is in use again."""
+
+Content = str | bytes | Callable[[Path], object]
+"""What goes into a file: text, bytes, or a function that writes the file at a given path."""
 
 
-def write_files(folder: Path, files: Mapping[str, Callable[[Path], object]]) -> None:
+def write_files(folder: Path, files: Mapping[str, Content]) -> None:
     """Write several files of a folder so that a failure leaves all the old ones in place.
 
-    Every file is written and flushed under a temporary name first; only when all are on the disk
-    are they moved, in the order given.
+    Every file is written and flushed to disk as a draft first. Only when all of them are on the
+    disk are they moved into place, in the given order.
+
+    Raises:
+        FisherhashError: a file could not be written; the old files are unchanged.
     """
-    written: list[tuple[Path, Path]] = []
+    drafts = {folder / (name + NEW): folder / name for name in files}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, write in files.items():
-            draft = folder / (name + NEW)
-            written.append((draft, folder / name))
-            write(draft)
-            with draft.open("rb+") as file:
-                os.fsync(file.fileno())
+        for draft, content in zip(drafts, files.values(), strict=True):
+            _write(draft, content)
     except OSError as error:
-        for draft, _ in written:
-            draft.unlink(missing_ok=True)
+        _unlink(drafts)
         raise FisherhashError(
             f"could not write {folder}: {error.strerror or error}. Nothing there was changed; "
             "make room or choose another folder, then run the command again"
         ) from error
-    for draft, place in written:
+    except BaseException:
+        _unlink(drafts)
+        raise
+    for draft, place in drafts.items():
         os.replace(draft, place)
 
 
-def write_text(text: str) -> Callable[[Path], None]:
-    """A writer of one text file, for :func:`write_files`."""
-    return _write_bytes(text.encode(errors="surrogateescape"))
+def write_file(path: str | os.PathLike[str], content: Content) -> None:
+    """Write one file: afterwards it is complete, or it is what it was before.
+
+    Args:
+        path: the file; its folder is created if necessary.
+        content: text, bytes, or a function that writes to the path it is given. That path ends in
+            ``.new``, so a writer that chooses a format by the extension must be told the format.
+
+    Raises:
+        FisherhashError: the file could not be written.
+    """
+    place = Path(path)
+    draft = place.with_name(place.name + NEW)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _write(draft, content)
+        os.replace(draft, place)
+    except BaseException as error:
+        _unlink([draft])
+        if isinstance(error, OSError):
+            reason = error.strerror or error
+            raise FisherhashError(f"could not write {place}: {reason}") from error
+        raise
 
 
-def write_tensors(tensors: Mapping[str, Tensor]) -> Callable[[Path], None]:
-    """A writer of one safetensors file, for :func:`write_files`."""
+def _write(draft: Path, content: Content) -> None:
+    if isinstance(content, str):
+        content = content.encode(errors="surrogateescape")
+    if isinstance(content, bytes):
+        draft.write_bytes(content)
+    else:
+        content(draft)
+    with draft.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _unlink(drafts: Iterable[Path]) -> None:
+    for draft in drafts:
+        # A draft that stays behind does no harm, and must not hide why the write failed.
+        with contextlib.suppress(OSError):
+            draft.unlink()
+
+
+@contextlib.contextmanager
+def draft_folder(place: str | os.PathLike[str]) -> Iterator[Path]:
+    """Make a folder that is complete or absent: yields an empty draft, then moves it into place.
+
+    The draft lies beside ``place`` under a name of its own, so that several processes may make the
+    same folder; the first to finish wins. A failure removes the draft. Drafts that killed processes
+    left for the same place are removed first.
+
+    Args:
+        place: the folder to make. It may exist if it is empty.
+
+    Raises:
+        FileExistsError: by the end, ``place`` has content; the draft was removed.
+    """
+    place = Path(os.path.abspath(place))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    remove_old_drafts(place)
+    draft = place.with_name(f".{place.name}.{os.getpid()}-{time.time_ns():x}{NEW}")
+    draft.mkdir()
+    try:
+        yield draft
+        try:
+            if place.is_dir():
+                place.rmdir()
+            os.rename(draft, place)
+        except OSError as error:
+            if place.is_dir() and any(place.iterdir()):
+                raise FileExistsError(f"{place} exists already and is not empty") from error
+            raise
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def remove_old_drafts(place: str | os.PathLike[str]) -> None:
+    """Remove what killed processes left of :func:`draft_folder` for the same place."""
+    place = Path(os.path.abspath(place))
+    form = re.compile(rf"\.{re.escape(place.name)}\.(\d+)-[0-9a-f]+{re.escape(NEW)}")
+    with contextlib.suppress(OSError), os.scandir(place.parent) as entries:
+        for entry in entries:
+            if match := form.fullmatch(entry.name):
+                old = time.time() - entry.stat().st_mtime > DRAFT_SECONDS
+                if old or not _is_running(int(match[1])):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    """Whether a process may exist; True where the system cannot say."""
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def write_text(text: str) -> Content:
+    """A text as the content of a file in :func:`write_files`."""
+    return text
+
+
+def write_tensors(tensors: Mapping[str, Tensor]) -> Content:
+    """Tensors as the content of a safetensors file, for :func:`write_files`."""
     from safetensors.torch import save
 
-    return _write_bytes(save({k: v.detach().cpu().contiguous() for k, v in tensors.items()}))
-
-
-def _write_bytes(data: bytes) -> Callable[[Path], None]:
-    def write(path: Path) -> None:
-        path.write_bytes(data)
-
-    return write
+    return save({k: v.detach().cpu().contiguous() for k, v in tensors.items()})
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, or an error that names the file."""
+    """Read a safetensors file.
+
+    Raises:
+        FisherhashError: the file is missing, unreadable or damaged.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -78,7 +189,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, or an error that names the file."""
+    """Read a JSON object from a file.
+
+    Raises:
+        FisherhashError: the file is missing, unreadable, or holds no JSON object.
+    """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -86,7 +201,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise FisherhashError(f"{path} is damaged: {error}") from None
     if not isinstance(value, dict):
-        raise FisherhashError(f"{path} is damaged: a JSON object is expected")
+        raise FisherhashError(f"{path} is damaged: it holds no JSON object")
     return value
 
 
@@ -97,24 +212,20 @@ def _unreadable(path: Path, error: OSError) -> FisherhashError:
 
 
 def dump_json(value: Any) -> str:
-    """JSON for people and programs, with a final newline."""
+    """JSON that people and programs can read, with a final newline."""
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     try:
         text.encode()
     except UnicodeEncodeError:
-        # A folder's name that is not UTF-8: as escapes, which JSON reads back.
+        # A file name that is not UTF-8: written as escapes, which JSON reads back.
         text = json.dumps(value, indent=2) + "\n"
     return text
 
 
-def file_checksum(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def tensors_checksum(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 over names, types, shapes and values, in the order of the names."""
+    import torch
+
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()

@@ -1,0 +1,133 @@
+"""walk_images: every image once, with its state, whatever else lies in the folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fisherhash.data.folders import FoundImages, ImageFile, open_folder, walk_images
+from fisherhash.data.sources import open_data, open_paths
+from fisherhash.errors import UsageError
+
+
+def write(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(name.encode())
+    return root
+
+
+def keys(found: FoundImages) -> list[str]:
+    return [file.key for file in found.files]
+
+
+def close(monkeypatch, *folders: Path) -> None:
+    """Let no one list these folders, whoever runs the tests."""
+    scan, closed = os.scandir, {os.fspath(folder) for folder in folders}
+
+    def refuse(path):
+        if os.fspath(path) in closed:
+            raise PermissionError(13, "Permission denied")
+        return scan(path)
+
+    monkeypatch.setattr("fisherhash.data.folders.os.scandir", refuse)
+
+
+def test_files_are_sorted_by_key_with_their_state(tmp_path):
+    write(tmp_path, "b/2.png", "b.png", "b/1.JPG", "Ä/x.webp", "a.gif", "b-c/1.png")
+    found = walk_images(tmp_path)
+    assert keys(found) == ["a.gif", "b-c/1.png", "b.png", "b/1.JPG", "b/2.png", "Ä/x.webp"]
+    os.utime(tmp_path / "a.gif", ns=(5, 7))
+    first = walk_images(os.fspath(tmp_path)).files[0]
+    assert first == ImageFile("a.gif", str(tmp_path / "a.gif"), 5, 7)
+    assert not found.broken
+    assert not found.closed
+    assert found.notes() == []
+
+
+def test_what_is_skipped_is_counted_or_hidden(tmp_path):
+    write(tmp_path, "a.png", ".a.png", ".git/b.png", "notes.txt", "c/more.TXT", "c/README")
+    write(tmp_path, "model/x.png", "other/x.png", "index/x.png")
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"fisherhash": "1"}))
+    (tmp_path / "other" / "config.json").write_text("[]")
+    found = walk_images(tmp_path, without=tmp_path / "index")
+    assert keys(found) == ["a.png", "other/x.png"]
+    assert found.other == {".txt": 2, "no extension": 1, ".json": 1}
+    [note] = found.notes()
+    assert note.startswith("files that are not images were skipped: 2 x .txt, 1 x ")
+
+
+def test_the_caller_says_which_folders_are_its_own(tmp_path):
+    write(tmp_path, "a/x.png", "mine/x.png", "b/mine/x.png")
+    found = walk_images(tmp_path, is_own=lambda folder: folder.endswith("mine"))
+    assert keys(found) == ["a/x.png"]
+
+
+def test_a_link_to_a_folder_comes_after_the_folders(tmp_path):
+    write(tmp_path, "z/deep/1.png")
+    os.symlink(tmp_path / "z" / "deep", tmp_path / "a link")
+    os.symlink(tmp_path, tmp_path / "z" / "loop")
+    assert keys(walk_images(tmp_path)) == ["z/deep/1.png"]
+    outside = write(tmp_path.parent / f"{tmp_path.name} outside", "2.png")
+    os.symlink(outside, tmp_path / "b link")
+    os.symlink(outside, tmp_path / "c link")
+    assert keys(walk_images(tmp_path)) == ["b link/2.png", "z/deep/1.png"]
+
+
+def test_what_cannot_be_opened_is_broken(tmp_path):
+    write(tmp_path, "good.png")
+    os.symlink(tmp_path / "nowhere", tmp_path / "gone.png")
+    os.symlink(tmp_path / "self.png", tmp_path / "self.png")
+    os.mkfifo(tmp_path / "pipe.png")
+    found = walk_images(tmp_path)
+    assert keys(found) == ["good.png"]
+    assert found.broken["gone.png"] == "the file does not exist (moved or deleted?)"
+    assert found.broken["pipe.png"] == "a pipe, socket or device, not a file"
+    assert "a loop of links" in found.broken["self.png"]
+    # A data set lists them all the same, so that reading and checking report them.
+    assert list(open_folder(tmp_path).names) == ["gone.png", "good.png", "pipe.png", "self.png"]
+
+
+def test_a_folder_that_cannot_be_listed(tmp_path, monkeypatch):
+    write(tmp_path, "a/1.png", "b/1.png", "b/c/1.png")
+    close(monkeypatch, tmp_path / "b" / "c")
+    found = walk_images(tmp_path)
+    assert keys(found) == ["a/1.png", "b/1.png"]
+    assert found.closed == {"b/c/": "permission denied"}
+    assert [found.is_hidden(key) for key in ("b/c/1.png", "b/1.png")] == [True, False]
+    assert "b/c/ cannot be read (permission denied)" in found.notes()[0]
+    for opened in (open_data, lambda folder: open_paths([folder])):
+        with pytest.raises(UsageError, match=r"b/c cannot be read: permission denied"):
+            opened(tmp_path)
+    close(monkeypatch, tmp_path, tmp_path / "b")
+    for opened in (walk_images, open_data, lambda folder: open_paths([folder / "b"])):
+        with pytest.raises(UsageError, match="cannot be read: permission denied"):
+            opened(tmp_path)
+
+
+def test_names_that_are_not_utf8(tmp_path):
+    name = os.fsdecode(b"caf\xe9.jpg")
+    write(tmp_path, "a.jpg")
+    (tmp_path / name).write_bytes(b"x")
+    assert keys(walk_images(tmp_path)) == ["a.jpg", name]
+    assert os.fsencode(walk_images(tmp_path).files[1].path).endswith(b"/caf\xe9.jpg")
+
+
+def test_two_classes_may_share_a_folder(tmp_path):
+    write(tmp_path, "cat/1.png", "dog/2.png")
+    os.symlink(tmp_path / "cat", tmp_path / "kitten")
+    data = open_folder(tmp_path)
+    assert data.classes == ("cat", "dog", "kitten")
+    assert list(data.names) == ["cat/1.png", "dog/2.png", "kitten/1.png"]
+
+
+def test_why_there_is_nothing():
+    root = Path("x")
+    assert FoundImages().nothing(root) == "x holds no images"
+    assert FoundImages(other=Counter({".txt": 2})).nothing(root) == "x holds no images (2 x .txt)"
+    broken = FoundImages(broken={"a.png": "permission denied"}, other=Counter({".txt": 2}))
+    assert broken.nothing(root) == "x holds no image that can be read; a.png: permission denied"
