@@ -20,7 +20,9 @@ from fisherhash.data.protocols import Split, resolve
 from fisherhash.data.sources import open_data
 from fisherhash.data.splits import hash_order
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.evaluation import Evaluation, retrieve
+from fisherhash.evaluation import Evaluation
+from fisherhash.index.base import Matches
+from fisherhash.index.engine import Engine
 from fisherhash.model.features import Extractor
 from fisherhash.model.hasher import versions
 from fisherhash.pages import demo_page
@@ -213,8 +215,7 @@ def _retrieve(trained: Trained, split: Split) -> Shown:
     for item in hash_order(collection.names, split.query, seed=0):
         first.setdefault(int(numbers[item]), item)
     queries = np.array([first[number] for number in sorted(first)], dtype=np.int64)
-    matches = retrieve(
-        encoded.codes[queries], encoded.codes[split.database], SHOWN, trained.hasher.bits
-    )
-    right = matches.similar(collection.labels[queries], collection.labels[split.database])
+    engine = Engine(encoded.codes[split.database], trained.hasher.bits)
+    matches = Matches(*engine.search(encoded.codes[queries], SHOWN))
+    right = numbers[split.database][matches.ids] == numbers[queries][:, None]
     return Shown(queries, encoded.codes, matches, right)

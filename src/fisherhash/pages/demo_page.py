@@ -15,7 +15,8 @@ from fisherhash import codes
 from fisherhash.data.protocols import Split
 from fisherhash.data.sample import CITATION
 from fisherhash.data.sources import Collection
-from fisherhash.evaluation import Evaluation, Matches
+from fisherhash.evaluation import Evaluation
+from fisherhash.index.base import Matches
 from fisherhash.methods.dfh import DFH
 from fisherhash.model.hasher import versions
 from fisherhash.pages import html as pages
