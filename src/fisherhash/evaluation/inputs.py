@@ -54,9 +54,10 @@ def _masks(labels: NDArray[np.uint8]) -> NDArray[np.uint64]:
     return as_words(np.packbits(padded).reshape(n, -1))
 
 
-@dataclass(frozen=True)
 class EvaluationTask:
-    """The checked arguments that an evaluation and its metrics share.
+    """The arguments that an evaluation and its metrics share, checked.
+
+    The arguments are those of :func:`evaluate`.
 
     Attributes:
         labels: Labels of both sides.
@@ -66,23 +67,41 @@ class EvaluationTask:
         empty: How queries without a relevant item are treated.
         self_rows: (n_queries,) database row of the query itself, or -1.
         ranks: Ranks N of P@N and the like.
-        most: Largest number of shared labels to tell apart; 1 where only yes or no matters.
         graded: Whether metrics that use the number of shared labels are computed.
+        most: Largest number of shared labels to tell apart; 1 where only yes or no matters.
         bits: Code length; None where the distances are not Hamming distances.
         radii: Hamming radii of the metrics within a radius.
     """
 
-    labels: Labels
-    top: int
-    ties: Ties
-    denominator: Denominator
-    empty: Empty
-    self_rows: NDArray[np.int64]
-    ranks: list[int]
-    most: int
-    graded: bool
-    bits: int | None = None
-    radii: tuple[int, ...] = ()
+    def __init__(
+        self,
+        labels: Labels,
+        top: int | None,
+        ties: Ties,
+        denominator: Denominator,
+        empty: Empty,
+        self_index: ArrayLike | None,
+        precision_at: Sequence[int] | None,
+        graded: bool | None,
+        *,
+        bits: int | None = None,
+        radius: Sequence[int] | None = None,
+    ) -> None:
+        check_choice("ties", ties, get_args(Ties))
+        check_choice("denominator", denominator, get_args(Denominator))
+        check_choice("empty", empty, get_args(Empty))
+        self.labels = labels
+        self.top = check_top(top, self.database)
+        self.ties: Ties = ties
+        self.denominator: Denominator = denominator
+        self.empty: Empty = empty
+        self.self_rows = check_self(self_index, self.queries, self.database)
+        self.ranks = _check_ranks(precision_at, self.database)
+        most = labels.most_shared
+        self.graded = most > 1 if graded is None else graded
+        self.most = most if self.graded else 1
+        self.bits = bits
+        self.radii = [] if bits is None else _check_radii(radius, bits)
 
     @property
     def queries(self) -> int:
@@ -108,41 +127,6 @@ class EvaluationTask:
     def all_ranks(self) -> NDArray[np.int64]:
         """``ranks``, then ``curve_ranks``."""
         return np.concatenate([np.array(self.ranks, dtype=np.int64), self.curve_ranks])
-
-
-def check_task(
-    labels: Labels,
-    top: int | None,
-    ties: Ties,
-    denominator: Denominator,
-    empty: Empty,
-    self_index: ArrayLike | None,
-    precision_at: Sequence[int] | None,
-    graded: bool | None,
-    *,
-    bits: int | None = None,
-    radius: Sequence[int] | None = None,
-) -> EvaluationTask:
-    """Check the arguments that :func:`evaluate` and :func:`metrics` share."""
-    check_choice("ties", ties, get_args(Ties))
-    check_choice("denominator", denominator, get_args(Denominator))
-    check_choice("empty", empty, get_args(Empty))
-    queries, database = len(labels.query), len(labels.database)
-    most = labels.most_shared
-    graded = most > 1 if graded is None else graded
-    return EvaluationTask(
-        labels=labels,
-        top=check_top(top, database),
-        ties=ties,
-        denominator=denominator,
-        empty=empty,
-        self_rows=check_self(self_index, queries, database),
-        ranks=_check_ranks(precision_at, database),
-        most=most if graded else 1,
-        graded=graded,
-        bits=bits,
-        radii=() if bits is None else _check_radii(radius, bits),
-    )
 
 
 def as_words(rows: NDArray[np.uint8]) -> NDArray[np.uint64]:
@@ -190,42 +174,46 @@ def check_sizes(queries: int, database: int) -> None:
         raise UsageError("there are no queries")
 
 
-def check_labels(query_labels: ArrayLike, database_labels: ArrayLike) -> Labels:
-    """Return both label matrices as 0/1 bytes."""
-    query, database = (
-        _label_matrix("query", query_labels),
-        _label_matrix("database", database_labels),
+def check_labels(
+    query_labels: ArrayLike,
+    database_labels: ArrayLike,
+    *,
+    queries: int | None = None,
+    database: int | None = None,
+) -> Labels:
+    """Return both label matrices as 0/1 bytes.
+
+    Args:
+        query_labels: (n_queries, classes) of 0 and 1.
+        database_labels: (n_database, classes) of 0 and 1.
+        queries: Expected number of query rows, if known.
+        database: Expected number of database rows, if known.
+    """
+    labels = Labels(
+        _label_matrix("query", query_labels, queries),
+        _label_matrix("database", database_labels, database),
     )
-    if query.shape[1] != database.shape[1]:
+    classes = labels.query.shape[1], labels.database.shape[1]
+    if classes[0] != classes[1]:
         raise UsageError(
-            f"query labels have {query.shape[1]} classes and database labels {database.shape[1]}; "
+            f"query labels have {classes[0]} classes and database labels {classes[1]}; "
             "both need the same columns"
         )
-    return Labels(query, database)
+    return labels
 
 
-def _label_matrix(side: str, labels: ArrayLike) -> NDArray[np.uint8]:
+def _label_matrix(side: str, labels: ArrayLike, rows: int | None) -> NDArray[np.uint8]:
     array = np.asarray(labels)
     if array.ndim != 2 or array.shape[1] == 0:
         raise UsageError(
             f"{side} labels must be a 0/1 matrix of shape (n, classes), got shape {array.shape}; "
             "turn class numbers into rows with numpy.eye(classes)[numbers]"
         )
-    if array.dtype == np.bool_:
-        return array.astype(np.uint8)
-    if array.dtype.kind not in "iuf" or not ((array == 0) | (array == 1)).all():
+    if array.dtype.kind not in "biuf" or not ((array == 0) | (array == 1)).all():
         raise UsageError(f"{side} labels must hold only 0 and 1")
+    if rows is not None and len(array) != rows:
+        raise UsageError(f"{len(array)} rows of {side} labels for {rows} {side} items")
     return array.astype(np.uint8)
-
-
-def check_lengths(labels: Labels, queries: int, database: int) -> None:
-    """Reject labels whose number differs from the number of ranked items."""
-    for side, have, want in (
-        ("query", len(labels.query), queries),
-        ("database", len(labels.database), database),
-    ):
-        if have != want:
-            raise UsageError(f"{have} rows of {side} labels for {want} {side} items")
 
 
 def check_top(top: int | None, database: int) -> int:
@@ -249,14 +237,14 @@ def _check_ranks(ranks: Sequence[int] | None, database: int) -> list[int]:
     return sorted({check_top(rank, database) for rank in ranks})
 
 
-def _check_radii(radii: Sequence[int] | None, bits: int) -> tuple[int, ...]:
+def _check_radii(radii: Sequence[int] | None, bits: int) -> list[int]:
     """Return the sorted radii; drop defaults above ``bits``, reject given radii above it."""
     if radii is None:
-        return tuple(radius for radius in RADII if radius <= bits)
+        return [radius for radius in RADII if radius <= bits]
     for radius in radii:
         if not isinstance(radius, int | np.integer) or not 0 <= radius <= bits:
             raise UsageError(f"a radius must be a whole number from 0 to {bits}, got {radius!r}")
-    return tuple(sorted({int(radius) for radius in radii}))
+    return sorted({int(radius) for radius in radii})
 
 
 def check_self(self_index: ArrayLike | None, queries: int, database: int) -> NDArray[np.int64]:

@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from fisherhash.evaluation.groups import Floats
 from fisherhash.evaluation.inputs import EvaluationTask
@@ -82,11 +81,11 @@ class MeanAt(Metric):
 
     def __init__(self, task: EvaluationTask) -> None:
         super().__init__(task)
-        self.at = list(task.radii if self.by_radius else task.ranks)
-        self.total = np.zeros(len(self.at))
+        self.at = task.radii if self.by_radius else task.ranks
+        self.total: Floats = np.zeros(len(self.at))
 
     @abstractmethod
-    def sums(self, queries: RankedQueries) -> ArrayLike:
+    def sums(self, queries: RankedQueries) -> Floats:
         """Return the values summed over the queries, one sum for each of ``at``."""
 
     def add(self, queries: RankedQueries) -> None:

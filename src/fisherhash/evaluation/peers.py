@@ -139,8 +139,9 @@ def compat(
         raise unknown_name("evaluator", name, EVALUATORS)
     rules = EVALUATORS[name]
     query, database, _ = inputs.check_code_pair(query_codes, database_codes, bits)
-    labels = inputs.check_labels(query_labels, database_labels)
-    inputs.check_lengths(labels, len(query), len(database))
+    labels = inputs.check_labels(
+        query_labels, database_labels, queries=len(query), database=len(database)
+    )
     drops_last = rules.drops_last and top is None
     ranks = inputs.check_top(top, len(database)) - drops_last
     if ranks < 1:

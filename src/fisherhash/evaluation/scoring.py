@@ -92,10 +92,11 @@ def evaluate(
     (0.75, 0.5, 0.5, 1.0)
     """
     query, database, bits = inputs.check_code_pair(query_codes, database_codes, bits)
-    labels = inputs.check_labels(query_labels, database_labels)
-    inputs.check_lengths(labels, len(query), len(database))
+    labels = inputs.check_labels(
+        query_labels, database_labels, queries=len(query), database=len(database)
+    )
     shared = (top, ties, denominator, empty, self_index, precision_at, graded)
-    task = inputs.check_task(labels, *shared, bits=bits, radius=radius)
+    task = EvaluationTask(labels, *shared, bits=bits, radius=radius)
     chosen = choose_backend(backend, len(query) * len(database))
     tally = Tally(task, extra_metrics)
     for block in scan_blocks(Scan(query, database, bits, task, device), chosen):
@@ -151,7 +152,7 @@ def metrics(
     labels = inputs.check_labels(query_labels, database_labels)
     inputs.check_sizes(len(labels.query), len(labels.database))
     shared = (top, ties, denominator, empty, self_index, precision_at, graded)
-    task = inputs.check_task(labels, *shared)
+    task = EvaluationTask(labels, *shared)
     tally = Tally(task, extra_metrics)
     for block in _ranked_blocks(distance_blocks, task):
         tally.add(block)
@@ -203,8 +204,7 @@ def evaluate_reranked(
             f"query logits have {query.shape[1]} bits and database logits {database.shape[1]}"
         )
     inputs.check_sizes(len(query), len(database))
-    labels = inputs.check_labels(query_labels, database_labels)
-    inputs.check_lengths(labels, len(query), len(database))
+    inputs.check_labels(query_labels, database_labels, queries=len(query), database=len(database))
 
     def blocks() -> Iterator[NDArray[np.int64]]:
         step = max(1, _SORT_PAIRS // len(database))

@@ -9,7 +9,6 @@ first N, and s_i is the number of labels that the item at rank i shares with the
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from fisherhash.evaluation import ties as closed_forms
 from fisherhash.evaluation.groups import Floats
@@ -84,7 +83,7 @@ class PrecisionAt(MeanAt):
 
     name = "precision_at"
 
-    def sums(self, queries: RankedQueries) -> ArrayLike:
+    def sums(self, queries: RankedQueries) -> Floats:
         return (queries.found / self.task.all_ranks).sum(axis=0)[: len(self.at)]
 
 
@@ -93,7 +92,7 @@ class RecallAt(MeanAt):
 
     name = "recall_at"
 
-    def sums(self, queries: RankedQueries) -> ArrayLike:
+    def sums(self, queries: RankedQueries) -> Floats:
         return (queries.found / queries.relevant[:, None]).sum(axis=0)[: len(self.at)]
 
 
@@ -143,7 +142,7 @@ class MapWithin(MeanAt):
     name = "map_within"
     by_radius = True
 
-    def sums(self, queries: RankedQueries) -> ArrayLike:
+    def sums(self, queries: RankedQueries) -> Floats:
         return queries.within.average_precision.sum(axis=0)[self.at]
 
 
@@ -153,7 +152,7 @@ class PrecisionWithin(MeanAt):
     name = "precision_within"
     by_radius = True
 
-    def sums(self, queries: RankedQueries) -> ArrayLike:
+    def sums(self, queries: RankedQueries) -> Floats:
         return queries.within.precision.sum(axis=0)[self.at]
 
 
@@ -167,9 +166,9 @@ class EmptyWithin(MeanAt):
         super().__init__(task)
         self.counted = 0
 
-    def sums(self, queries: RankedQueries) -> ArrayLike:
+    def sums(self, queries: RankedQueries) -> Floats:
         self.counted += len(queries.rows)
-        return (queries.within.items == 0).sum(axis=0)[self.at]
+        return (queries.within.items == 0).sum(axis=0, dtype=np.float64)[self.at]
 
     def result(self, share: float) -> dict[int, float]:
         return {
@@ -202,7 +201,7 @@ class GainAt(MeanAt):
     name = "acg_at"
     needs_shared_labels = True
 
-    def sums(self, queries: RankedQueries) -> ArrayLike:
+    def sums(self, queries: RankedQueries) -> Floats:
         ranks = np.array(self.at, dtype=np.int64)
         weight = closed_forms.expected_weight(queries.groups, ranks, self.task.database)
         return (weight / ranks).sum(axis=0)
@@ -217,8 +216,9 @@ class NormalisedGainAt(MeanAt):
     name = "ndcg_at"
     needs_shared_labels = True
 
-    def sums(self, queries: RankedQueries) -> ArrayLike:
-        return [closed_forms.expected_ndcg(queries.groups, rank).sum() for rank in self.at]
+    def sums(self, queries: RankedQueries) -> Floats:
+        gains = [closed_forms.expected_ndcg(queries.groups, rank).sum() for rank in self.at]
+        return np.array(gains)
 
 
 STANDARD: tuple[type[Metric], ...] = (
