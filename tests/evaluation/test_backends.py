@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.evaluation import evaluate, hamming, retrieve
+from fisherhash.evaluation import evaluate, hamming
 
 SHAPES = [(1, 5), (12, 3), (48, 10), (64, 70), (70, 130), (254, 3), (255, 3), (300, 2)]
 
@@ -77,47 +77,19 @@ def test_backends_agree_on_any_shape(seed, queries, database, top, graded, denom
 def test_blocks_do_not_change_the_result(monkeypatch, backend):
     case = random_case(3, 29, 211, 16, 4)
     whole = evaluate(*case, backend=backend)
-    monkeypatch.setattr(hamming, "BLOCK_PAIRS", 500)
+    monkeypatch.setattr(hamming, "_BLOCK_PAIRS", 500)
     monkeypatch.setattr(hamming, "_BLOCK_COUNTS", 200)
     compare(evaluate(*case, backend=backend), whole)
 
 
 def test_a_database_longer_than_a_tile_of_the_kernel():
-    from fisherhash.evaluation.kernels import TILE
+    from fisherhash.evaluation.kernels import SCAN_TILE
 
     case = random_case(5, 5, 20_001, 12, 3)
-    options = {"bits": 12, "self_index": [0, TILE - 1, TILE, 20_000, -1]}
+    options = {"bits": 12, "self_index": [0, SCAN_TILE - 1, SCAN_TILE, 20_000, -1]}
     compare(
         evaluate(*case, **options, backend="numba"), evaluate(*case, **options, backend="numpy")
     )
-
-
-@given(
-    seed=st.integers(0, 1000),
-    queries=st.integers(1, 6),
-    database=st.integers(1, 60),
-    share=st.floats(0.01, 1),
-    own=st.booleans(),
-)
-@settings(max_examples=50, deadline=None)
-def test_retrieve_orders_by_distance_then_row(seed, queries, database, share, own):
-    query, base, _, _ = random_case(seed, queries, database, 5, 2)
-    k = max(1, int(share * database))
-    self_index = [q % database if own else -1 for q in range(queries)]
-    results = [
-        retrieve(query, base, k, bits=5, self_index=self_index, backend=b)
-        for b in ("numpy", "numba")
-    ]
-    for q in range(queries):
-        pairs = sorted(
-            (int(np.bitwise_count(query[q] ^ base[j]).sum()), j)
-            for j in range(database)
-            if j != self_index[q]
-        )[:k]
-        pairs += [(-1, -1)] * (k - len(pairs))
-        for matches in results:
-            assert matches.ids[q].tolist() == [j for _, j in pairs]
-            assert matches.distances[q].tolist() == [d for d, _ in pairs]
 
 
 def test_auto_takes_numpy_for_small_inputs_and_numba_for_large_ones():

@@ -13,7 +13,6 @@ from fisherhash.evaluation import (
     evaluate_reranked,
     metrics,
     rerank,
-    retrieve,
 )
 
 CODES = np.zeros((3, 2), dtype=np.uint8)
@@ -52,7 +51,6 @@ def test_nothing_to_rank():
     bad("the database is empty", CODES, CODES[:0], LABELS, LABELS[:0])
     bad("there are no queries", CODES[:0], CODES, LABELS[:0], LABELS)
     bad("the database is empty", [], LABELS, LABELS[:0], call=metrics)
-    bad("the database is empty", CODES, CODES[:0], 1, call=retrieve)
     bad("no codes", CODES[:0], 16, call=describe_bits)
 
 
@@ -94,7 +92,6 @@ def test_other_arguments():
     bad("unknown backend 'nump'", CODES, CODES, LABELS, LABELS, backend="nump")
     bad("self_index must be 3 whole numbers", CODES, CODES, LABELS, LABELS, self_index=[0])
     bad("self_index holds 3", CODES, CODES, LABELS, LABELS, self_index=[0, 1, 3])
-    bad("k must be between 1 and the database size 3, got 4", CODES, CODES, 4, call=retrieve)
     bad(
         "unknown evaluator 'hashnt'. Did you mean 'hashnet'",
         "hashnt",

@@ -20,7 +20,6 @@ from fisherhash.evaluation import (
     metrics,
     plot,
     rerank,
-    retrieve,
 )
 
 
@@ -126,17 +125,6 @@ def test_bit_statistics_against_numpy(bits):
         assert stats.max_correlation == pytest.approx(1.0)
 
 
-def test_matches_say_who_was_right():
-    matches = retrieve([[0], [0]], [[0], [1], [3]], k=3, self_index=[0, -1])
-    assert matches.ids.tolist() == [[1, 2, -1], [0, 1, 2]]
-    marks = matches.similar([[1, 0], [0, 1]], [[1, 0], [1, 1], [0, 1]])
-    assert marks.tolist() == [[True, False, False], [False, True, True]]
-    with pytest.raises(UsageError, match="1 rows of query labels for 2 queries"):
-        matches.similar([[1, 0]], [[1, 0]] * 3)
-    with pytest.raises(UsageError, match="row 2 was retrieved"):
-        matches.similar([[1, 0], [0, 1]], [[1, 0]] * 2)
-
-
 def field_loop(distances, relevant, ranks, kind):
     """The evaluator that the field passes around, in its own few lines; None without a hit."""
     ranked = relevant[np.argsort(distances, kind=kind)]
@@ -206,7 +194,7 @@ def test_plots_that_cannot_be_drawn(case, tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="no evaluation"):
         plot({}, tmp_path / "x.png")
     real = metrics([np.arange(300.0)[None]], case[2][:1], case[3])
-    with pytest.raises(UsageError, match="needs Hamming distances, 'dqn' has none"):
+    with pytest.raises(UsageError, match="needs Hamming distances; 'dqn' has none"):
         plot({"dqn": real}, tmp_path / "x.png", kind="distances")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(FisherhashError, match=r"pip install 'fisherhash\[plots\]'"):

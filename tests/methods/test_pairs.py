@@ -78,7 +78,7 @@ CASES = [
 @pytest.mark.parametrize(("labels", "single"), CASES)
 @pytest.mark.parametrize("shares", [False, True])
 def test_compact_labels_are_the_label_matrix(labels, single, shares, monkeypatch):
-    monkeypatch.setattr("fisherhash.methods._pairs.ROWS", 7)  # several chunks
+    monkeypatch.setattr("fisherhash.methods._pairs.LABEL_ROWS", 7)  # several chunks
     table = filled(labels)
     assert table.single == single
     assert len(table.rows) == (0 if single else 30)
@@ -97,7 +97,7 @@ def test_compact_labels_are_the_label_matrix(labels, single, shares, monkeypatch
 
 @pytest.mark.parametrize("labels", [case.values[0] for case in CASES])
 def test_means_are_those_of_each_class_by_shares(labels, monkeypatch):
-    monkeypatch.setattr("fisherhash.methods._pairs.ROWS", 7)  # several chunks
+    monkeypatch.setattr("fisherhash.methods._pairs.LABEL_ROWS", 7)  # several chunks
     values = torch.randn(30, 5, generator=torch.Generator().manual_seed(0))
     means = filled(labels).means(values)
     assert means.shape == (5, labels.shape[1])

@@ -1,16 +1,11 @@
-"""Evaluation: rankings → tie-aware metrics, what others would have printed, and plots."""
+"""Evaluation: tie-aware metrics of rankings, the rules of other evaluators, and plots."""
 
 from fisherhash.evaluation.bit_statistics import describe_bits
+from fisherhash.evaluation.metric import MeanAt, Metric, QueryMean
 from fisherhash.evaluation.peers import EVALUATORS, Compat, compat
 from fisherhash.evaluation.plots import plot
-from fisherhash.evaluation.rankings import retrieve
-from fisherhash.evaluation.results import (
-    BitStatistics,
-    Curve,
-    DistanceHistogram,
-    Evaluation,
-    Matches,
-)
+from fisherhash.evaluation.ranked import RankedQueries
+from fisherhash.evaluation.results import BitStatistics, Curve, DistanceHistogram, Evaluation
 from fisherhash.evaluation.scoring import evaluate, evaluate_reranked, metrics, rerank
 
 __all__ = [
@@ -20,7 +15,10 @@ __all__ = [
     "Curve",
     "DistanceHistogram",
     "Evaluation",
-    "Matches",
+    "MeanAt",
+    "Metric",
+    "QueryMean",
+    "RankedQueries",
     "compat",
     "describe_bits",
     "evaluate",
@@ -28,5 +26,4 @@ __all__ = [
     "metrics",
     "plot",
     "rerank",
-    "retrieve",
 ]

@@ -1,4 +1,4 @@
-"""How well codes use their bits."""
+"""Statistics of the bits of codes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from fisherhash.evaluation.results import BitStatistics
 
 
 def describe_bits(codes: ArrayLike, bits: int) -> BitStatistics:
-    """Balance, entropy and correlation of the bits of codes (n, bytes), and the distinct codes.
+    """Return balance, entropy and correlation of the bits of codes (n, bytes).
+
+    It also counts the distinct codes.
 
     >>> stats = describe_bits([[0b11000000], [0b00000000]], bits=3)
     >>> stats.balance, stats.constant_bits, stats.max_correlation, stats.distinct_codes

@@ -1,28 +1,26 @@
-"""Tie groups, a cut through them, and the sums that average precision is made of."""
+"""Tie groups, the cut at rank K, and the sums behind average precision."""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-Denominator = Literal["found", "min(K, relevant)"]
 Counts = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class TieGroups:
-    """The tie groups of some queries, nearest first; an empty group counts nothing.
+    """The tie groups of some queries, nearest first; groups may be empty.
 
     Attributes:
         items: (queries, groups) items in each group.
         relevant: (queries, groups) items of the group that share a label with the query.
-        weight: (queries, groups) sum of the shared labels over the group; ``relevant`` itself
-            where nothing but yes or no is known.
+        weight: (queries, groups) sum of the shared labels over the group; the same array as
+            ``relevant`` where items are only relevant or not.
         gain: (queries, groups) sum of ``2 ** shared - 1`` over the group.
         grades: (queries, most) items of the whole ranking sharing 1, 2, … labels.
     """
@@ -49,9 +47,15 @@ class TieGroups:
             grades=grades.sum(axis=1),
         )
 
+    def of(self, rows: NDArray[np.bool_]) -> TieGroups:
+        """Return the groups of the queries marked in ``rows`` (queries,)."""
+        relevant = self.relevant[rows]
+        weight = relevant if self.weight is self.relevant else self.weight[rows]
+        return TieGroups(self.items[rows], relevant, weight, self.gain[rows], self.grades[rows])
+
 
 def harmonic(n: int) -> Floats:
-    """Harmonic numbers H(0) to at least H(n).
+    """Return the harmonic numbers H(0) to at least H(n).
 
     >>> harmonic(3)[:4].round(4).tolist()
     [0.0, 1.0, 1.5, 1.8333]
@@ -67,7 +71,7 @@ def _harmonic(log_size: int) -> Floats:
 
 
 def _reciprocals(after: Counts, many: Counts, table: Floats) -> Floats:
-    """Sum of 1 / rank over the ``many`` ranks that follow rank ``after``."""
+    """Return the sum of 1 / rank over the ``many`` ranks that follow rank ``after``."""
     return np.where(many == 1, 1.0 / (after + 1), table[after + many] - table[after])
 
 
@@ -80,10 +84,10 @@ def expected_sum(
     inside: Counts,
     table: Floats,
 ) -> Floats:
-    """Expected sum of (weight up to the rank) / rank over the relevant ranks of a group.
+    """Return the expected sum of (weight up to the rank) / rank over a group's relevant ranks.
 
     Only the first ``inside`` places of the group count. With weight = relevant this is the sum of
-    the precisions that average precision is made of.
+    precisions that average precision averages.
     """
     pair = weight * (relevant - 1) / np.maximum(items - 1, 1)
     constant = relevant * weight_before + weight - pair * (before + 1)
@@ -92,20 +96,20 @@ def expected_sum(
 
 
 def first_sum(relevant: Counts, before: Counts, rel_before: Counts, table: Floats) -> Floats:
-    """Sum of the precisions when a group's relevant items come first."""
+    """Return the sum of precisions when a group's relevant items come first."""
     return relevant + (rel_before - before) * _reciprocals(before, relevant, table)
 
 
 def last_sum(
     items: Counts, relevant: Counts, before: Counts, rel_before: Counts, table: Floats
 ) -> Floats:
-    """Sum of the precisions when a group's relevant items come last."""
+    """Return the sum of precisions when a group's relevant items come last."""
     return first_sum(relevant, before + items - relevant, rel_before, table)
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Tie groups seen from a cut at rank ``top``: whole groups before it, one group across it.
+    """Tie groups split at rank ``top``: whole groups above the cut, at most one group across it.
 
     All arrays are (queries, groups), except those of the group across the cut: (queries,).
     """
@@ -122,7 +126,7 @@ class Cut:
 
     @classmethod
     def of(cls, groups: TieGroups, top: Counts) -> Cut:
-        """Cut each ranking behind its rank ``top`` (queries,)."""
+        """Cut each ranking after its rank ``top`` (queries,)."""
         items = groups.items
         before = np.cumsum(items, axis=1) - items
         rel_before = np.cumsum(groups.relevant, axis=1) - groups.relevant
@@ -145,7 +149,7 @@ class Cut:
 
     @functools.cached_property
     def whole(self) -> NDArray[np.bool_]:
-        """Groups wholly above the cut, (queries, groups); empty groups count as such."""
+        """Groups wholly above the cut, (queries, groups); empty groups are included."""
         return self.inside == self.groups.items
 
     @functools.cached_property
@@ -154,11 +158,11 @@ class Cut:
         return np.where(self.whole, self.groups.relevant, 0).sum(axis=1)
 
     def across(self, values: Counts, rows: NDArray[np.intp]) -> Counts:
-        """Values (queries, groups) of the group across the cut, for the chosen queries."""
+        """Return the values (queries, groups) of the group across the cut, for the given rows."""
         return values[rows, self.at[rows]]
 
     def relevant_range(self, rows: NDArray[np.intp]) -> tuple[Counts, Counts]:
-        """Fewest and most relevant items that the group across the cut can bring above it."""
+        """Return the fewest and the most relevant items of the group across the cut above it."""
         items, relevant = self.groups.items, self.groups.relevant
         n, r = self.across(items, rows), self.across(relevant, rows)
         m = self.across(self.inside, rows)
@@ -166,7 +170,7 @@ class Cut:
 
 
 def over(numerator: Floats, denominator: Counts | Floats) -> Floats:
-    """Divide, with 0 where nothing was found."""
+    """Divide; 0 where the denominator is 0."""
     return np.divide(
         numerator, denominator, out=np.zeros(np.shape(numerator)), where=denominator > 0
     )

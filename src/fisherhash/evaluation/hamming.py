@@ -1,7 +1,7 @@
-"""Tie groups and nearest rows from packed codes: the fast case of the distance layer.
+"""Tie groups from packed codes: the fast path for Hamming distances.
 
-Three backends give the same counts. ``numpy`` starts at once and suits small inputs, ``numba`` is
-the fast one on a CPU, ``torch`` runs on a GPU or where numba is not installed.
+Three backends return the same counts. ``numpy`` has no start-up cost and suits small inputs,
+``numba`` is the fastest on a CPU, ``torch`` runs on a GPU or where numba is not installed.
 """
 
 from __future__ import annotations
@@ -12,62 +12,49 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fisherhash.codes import hamming, unpack
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.evaluation.inputs import Labels, as_words, check_choice
+from fisherhash.evaluation.groups import TieGroups
+from fisherhash.evaluation.inputs import EvaluationTask, as_words, check_choice
+from fisherhash.evaluation.ranked import RankedQueries
 from fisherhash.system.cores import available_cores
 
-BACKENDS = ("auto", "numpy", "numba", "torch")
+Backend = Literal["auto", "numpy", "numba", "torch"]
 
-# below this many pairs plain numpy ends before numba has loaded
+# below this many pairs numpy finishes before numba has loaded
 _SMALL = 20_000_000
-# bounds the counts of one block of queries, and the pairs of one block in numpy and torch
+# limits of one block of queries: counts with numba, pairs with numpy and torch
 _BLOCK_COUNTS = 1 << 22
-BLOCK_PAIRS = 1 << 21
+_BLOCK_PAIRS = 1 << 21
 _BLOCK_PAIRS_CUDA = 1 << 25
 
 
 @dataclass(frozen=True)
-class GroupBlock:
-    """Tie groups of the queries ``rows`` and what the stable order makes of them.
+class Scan:
+    """Codes (n, bytes) of both sides, and what to count.
 
     Attributes:
-        rows: (b,) query numbers.
-        items: (b, groups) items of each group.
-        grades: (b, groups, most) items of each group that share 1, 2, … labels.
-        stable: (b,) sum of the precisions at relevant ranks up to top, ties in database order.
-        stable_found: (b,) number of those ranks.
+        query: Query codes.
+        database: Database codes.
+        bits: Bits of a code.
+        task: Labels, the queries' own rows, and the cut.
+        device: Torch device, for the torch backend.
     """
-
-    rows: NDArray[np.int64]
-    items: NDArray[np.int64]
-    grades: NDArray[np.int64]
-    stable: NDArray[np.float64]
-    stable_found: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Scan:
-    """What is to be scanned: codes (n, bytes), labels, own rows (n_queries,) and the cut."""
 
     query: NDArray[np.uint8]
     database: NDArray[np.uint8]
     bits: int
-    labels: Labels
-    self_rows: NDArray[np.int64]
-    top: int
-    most: int
+    task: EvaluationTask
     device: str | None = None
 
     @property
     def levels(self) -> int:
-        """Distances 0 to bits."""
+        """Number of distances: 0 to bits."""
         return self.bits + 1
 
 
@@ -77,11 +64,12 @@ def choose_backend(backend: str, pairs: int) -> str:
     >>> choose_backend("auto", 1000)
     'numpy'
     """
-    check_choice("backend", backend, BACKENDS)
-    if backend == "numba" and not _installed("numba"):
-        raise FisherhashError("backend 'numba' needs the package numba; use 'torch' or 'numpy'")
-    if backend == "torch" and not _installed("torch"):
-        raise FisherhashError("backend 'torch' needs the package torch; use 'numba' or 'numpy'")
+    check_choice("backend", backend, get_args(Backend))
+    for name, other in (("numba", "torch"), ("torch", "numba")):
+        if backend == name and not _installed(name):
+            raise FisherhashError(
+                f"backend '{name}' needs the package {name}; use '{other}' or 'numpy'"
+            )
     if backend != "auto":
         return backend
     if pairs < _SMALL:
@@ -95,43 +83,35 @@ def _installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def scan_blocks(scan: Scan, backend: str) -> Iterator[GroupBlock]:
-    """Yield the tie groups of all queries, block by block."""
+def scan_blocks(scan: Scan, backend: str) -> Iterator[RankedQueries]:
+    """Yield all queries with their tie groups, block by block."""
     if scan.device is not None and backend != "torch":
         raise UsageError(f"device '{scan.device}' needs backend 'torch', not '{backend}'")
-    if backend == "numba":
-        yield from _numba_blocks(scan)
-    elif backend == "torch":
-        yield from _torch_blocks(scan)
-    else:
-        yield from _numpy_blocks(scan)
+    blocks = {"numpy": _numpy_blocks, "numba": _numba_blocks, "torch": _torch_blocks}
+    yield from blocks[backend](scan)
 
 
 def rank_block(
     distances: NDArray[Any],
-    grades: NDArray[Any],
-    self_rows: NDArray[np.int64],
     rows: NDArray[np.int64],
-    top: int,
-    most: int,
+    task: EvaluationTask,
     levels: int | None = None,
-) -> GroupBlock:
+) -> RankedQueries:
     """Rank a block by sorting: any distances, any number of tie groups.
 
     Args:
-        distances: (b, n) of integers or reals.
-        grades: (b, n) labels shared, at most ``most``.
-        self_rows: (b,) database row of the query itself, or -1.
-        rows: (b,) query numbers, passed on.
-        top: Ranks that count for the stable order.
-        most: Largest grade.
-        levels: Number of groups when the distance itself (0, 1, …) is the group.
+        distances: (b, n) integers or reals.
+        rows: (b,) query numbers.
+        task: Labels, the queries' own rows, and the cut.
+        levels: Number of groups where the distance itself (0, 1, …) is the group.
     """
+    grades = shared_labels(task.labels.query[rows], task.labels.database, task.most)
+    self_rows = task.self_rows[rows]
     b, n = distances.shape
     order = np.argsort(distances, axis=1, kind="stable")
     own = self_rows >= 0
     if own.any():
-        # the query itself goes to the end of its row, where it counts as irrelevant
+        # the query itself moves to the end of its row, where it counts as irrelevant
         last = np.argsort(order == self_rows[:, None], axis=1, kind="stable")
         order = np.take_along_axis(order, last, axis=1)
     shared = np.take_along_axis(grades, order, axis=1)
@@ -143,28 +123,23 @@ def rank_block(
         levels = int(group[:, -1].max()) + 1
     else:
         group = ranked.astype(np.int64)
-    width = most + 1
+    width = task.most + 1
     place = (group + np.arange(b)[:, None] * levels) * width + shared
     joint = np.bincount(place.ravel(), minlength=b * levels * width)
     np.subtract.at(joint, place[own, -1], 1)
     joint = joint.reshape(b, levels, width)
-    at_row, at_rank = np.nonzero(shared[:, :top])
+    at_row, at_rank = np.nonzero(shared[:, : task.top])
     found = np.bincount(at_row, minlength=b)
     nth = np.arange(len(at_row)) - np.repeat(np.cumsum(found) - found, found)
     sums = np.bincount(at_row, weights=(nth + 1) / (at_rank + 1), minlength=b)
-    return GroupBlock(
-        rows=rows,
-        items=joint.sum(axis=2),
-        grades=np.ascontiguousarray(joint[:, :, 1:]),
-        stable=np.asarray(sums, dtype=np.float64),
-        stable_found=found,
-    )
+    groups = TieGroups.from_counts(joint.sum(axis=2), np.ascontiguousarray(joint[:, :, 1:]))
+    return RankedQueries(task, rows, groups, np.asarray(sums, dtype=np.float64), found)
 
 
 def shared_labels(
     query: NDArray[np.uint8], database: NDArray[np.uint8], most: int
 ) -> NDArray[np.unsignedinteger]:
-    """Labels shared by each pair of a block, (b, n_database), cut off at ``most``.
+    """Return the labels shared by each pair, (b, n_database), clipped to ``most``.
 
     >>> shared_labels(np.array([[1, 1]], np.uint8), np.array([[1, 1], [0, 0]], np.uint8), 1)
     array([[1, 0]], dtype=uint8)
@@ -173,98 +148,84 @@ def shared_labels(
     return np.minimum(products, most).astype(np.uint8 if most < 256 else np.uint16)
 
 
-def _numpy_blocks(scan: Scan) -> Iterator[GroupBlock]:
-    step = max(1, BLOCK_PAIRS // len(scan.database))
+def _numpy_blocks(scan: Scan) -> Iterator[RankedQueries]:
+    step = max(1, _BLOCK_PAIRS // len(scan.database))
     for start in range(0, len(scan.query), step):
-        part = slice(start, start + step)
-        distances = hamming(scan.query[part], scan.database)
+        distances = hamming(scan.query[start : start + step], scan.database)
         if scan.bits < 256:
             distances = distances.astype(np.uint8)
-        yield rank_block(
-            distances,
-            shared_labels(scan.labels.query[part], scan.labels.database, scan.most),
-            scan.self_rows[part],
-            np.arange(start, start + len(distances)),
-            scan.top,
-            scan.most,
-            scan.levels,
-        )
+        rows = np.arange(start, start + len(distances))
+        yield rank_block(distances, rows, scan.task, scan.levels)
 
 
-def kernels() -> ModuleType:
-    """The numba kernels, imported when first needed."""
+def _numba_blocks(scan: Scan) -> Iterator[RankedQueries]:
     from fisherhash.evaluation import kernels
 
-    return kernels
-
-
-def _numba_blocks(scan: Scan) -> Iterator[GroupBlock]:
-    jit = kernels()
+    task = scan.task
     query, database = as_words(scan.query), np.ascontiguousarray(as_words(scan.database).T)
-    query_masks, database_masks = scan.labels.masks
+    query_masks, database_masks = task.labels.masks
     masks = np.ascontiguousarray(database_masks.T)
-    # queries with the same labels side by side share their list of relevant rows
+    # neighbouring queries with the same labels share their list of relevant rows
     order = np.lexsort(query_masks.T)
     workers = available_cores()
-    step = max(2 * workers, _BLOCK_COUNTS // (scan.levels * (scan.most + 1)))
-    tops = np.full(len(query), scan.top, dtype=np.int64)
+    step = max(2 * workers, _BLOCK_COUNTS // (scan.levels * (task.most + 1)))
     scratch = np.uint8 if scan.levels < 256 else np.uint16
     with ThreadPoolExecutor(workers) as pool:
         for start in range(0, len(query), step):
             rows = order[start : start + step]
             b = len(rows)
-            block = GroupBlock(
-                rows=rows,
-                items=np.zeros((b, scan.levels), dtype=np.int64),
-                grades=np.zeros((b, scan.levels, scan.most), dtype=np.int64),
-                stable=np.zeros(b),
-                stable_found=np.zeros(b, dtype=np.int64),
-            )
-            q, m = query[rows], query_masks[rows]
-            own, cut = scan.self_rows[rows], tops[rows]
-            # more pieces than threads, for a core that is busy with something else
+            items = np.zeros((b, scan.levels), dtype=np.int64)
+            grades = np.zeros((b, scan.levels, task.most), dtype=np.int64)
+            stable, found = np.zeros(b), np.zeros(b, dtype=np.int64)
+            q, m, own = query[rows], query_masks[rows], task.self_rows[rows]
+            # more pieces than threads, in case a core is busy with something else
             pieces = np.linspace(0, b, min(4 * workers, (b + 1) // 2) + 1).astype(int)
             jobs = [
                 pool.submit(
-                    jit.scan,
-                    *(q, database, m, masks, own, cut, int(first), int(last)),
-                    np.zeros(jit.TILE, dtype=scratch),
-                    *(block.items, block.grades, block.stable, block.stable_found),
+                    kernels.scan_queries,
+                    *(q, database, m, masks, own, task.top, int(first), int(last)),
+                    np.zeros(kernels.SCAN_TILE, dtype=scratch),
+                    *(items, grades, stable, found),
                 )
                 for first, last in itertools.pairwise(pieces)
             ]
             for job in jobs:
                 job.result()
-            yield block
+            groups = TieGroups.from_counts(items, grades)
+            yield RankedQueries(task, rows, groups, stable, found)
 
 
-def _torch_blocks(scan: Scan) -> Iterator[GroupBlock]:
+def _torch_blocks(scan: Scan) -> Iterator[RankedQueries]:
     import torch
 
+    task = scan.task
     device = torch.device(scan.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    # sums of at most 1024 terms of size 1 are exact in every one of these types
+    # sums of at most 1024 terms of size 1 are exact in both types
     real = torch.float16 if device.type == "cuda" else torch.float32
     small = torch.uint8 if scan.bits < 255 else torch.int16
 
     def signs(codes: NDArray[np.uint8]) -> torch.Tensor:
         return torch.from_numpy(unpack(codes, scan.bits)).to(device, real) * 2 - 1
 
-    database, masks = signs(scan.database), _to(scan.labels.database, device, real)
+    def labels_of(rows: NDArray[np.uint8]) -> torch.Tensor:
+        return torch.from_numpy(rows).to(device, real)
+
+    database, masks = signs(scan.database), labels_of(task.labels.database)
     n = len(scan.database)
     ranks = torch.arange(1, n + 1, device=device, dtype=torch.float64)
-    pairs = _BLOCK_PAIRS_CUDA if device.type == "cuda" else BLOCK_PAIRS
+    pairs = _BLOCK_PAIRS_CUDA if device.type == "cuda" else _BLOCK_PAIRS
     step = max(1, pairs // n)
-    width = scan.most + 1
+    width = task.most + 1
     for start in range(0, len(scan.query), step):
         part = slice(start, start + step)
         distances = ((scan.bits - signs(scan.query[part]) @ database.T) / 2).to(small)
         b = len(distances)
-        grades = (_to(scan.labels.query[part], device, real) @ masks.T).clamp_(max=scan.most)
-        own = torch.from_numpy(scan.self_rows[part]).to(device)
+        grades = (labels_of(task.labels.query[part]) @ masks.T).clamp_(max=task.most)
+        own = torch.from_numpy(task.self_rows[part]).to(device)
         here = torch.nonzero(own >= 0).squeeze(1)
         distances[here, own[here]] = scan.bits + 1
         grades[here, own[here]] = 0
-        # one level more than a distance can be, for the query itself
+        # one extra level for the query itself
         place = torch.arange(b, device=device)[:, None] * (scan.levels + 1) + distances.long()
         joint = torch.bincount(
             (place * width + grades.long()).flatten(), minlength=b * (scan.levels + 1) * width
@@ -274,17 +235,13 @@ def _torch_blocks(scan: Scan) -> Iterator[GroupBlock]:
         relevant = torch.gather(grades, 1, order) > 0
         del order
         precision = torch.cumsum(relevant, dim=1, dtype=torch.int32) / ranks
-        relevant[:, scan.top :] = False
-        yield GroupBlock(
+        relevant[:, task.top :] = False
+        yield RankedQueries(
+            task=task,
             rows=np.arange(start, start + b),
-            items=joint.sum(dim=2).cpu().numpy(),
-            grades=joint[:, :, 1:].contiguous().cpu().numpy(),
-            stable=torch.where(relevant, precision, 0.0).sum(dim=1).cpu().numpy(),
+            groups=TieGroups.from_counts(
+                joint.sum(dim=2).cpu().numpy(), joint[:, :, 1:].contiguous().cpu().numpy()
+            ),
+            stable_sum=torch.where(relevant, precision, 0.0).sum(dim=1).cpu().numpy(),
             stable_found=relevant.sum(dim=1).cpu().numpy(),
         )
-
-
-def _to(labels: NDArray[np.uint8], device: Any, real: Any) -> Any:
-    import torch
-
-    return torch.from_numpy(labels).to(device, real)

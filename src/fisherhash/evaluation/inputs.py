@@ -1,10 +1,11 @@
-"""Checks of what the evaluation is given; every refusal says what was found and what to do."""
+"""Checks of the arguments; every error says what was found and what to do."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,14 +13,18 @@ from numpy.typing import ArrayLike, NDArray
 from fisherhash.codes import check_bits, check_codes
 from fisherhash.errors import FisherhashError, UsageError, unknown_name
 
-TIES = ("expected", "stable")
-DENOMINATORS = ("found", "min(K, relevant)")
-EMPTY = ("skip", "zero")
+Denominator = Literal["found", "min(K, relevant)"]
+Ties = Literal["expected", "stable"]
+Empty = Literal["skip", "zero"]
+
+RANKS = (1, 5, 10, 50, 100, 500, 1000, 5000)
+RADII = (0, 1, 2, 3)
+CURVE_POINTS = 40
 
 
 @dataclass(frozen=True)
 class Labels:
-    """Checked labels of both sides.
+    """The checked labels of both sides.
 
     Attributes:
         query: (n_queries, classes) of uint8, 0 or 1.
@@ -31,26 +36,101 @@ class Labels:
 
     @functools.cached_property
     def masks(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """The rows of both sides as bits, (n, words)."""
+        """The rows of both sides packed into bits, (n, words)."""
         return _masks(self.query), _masks(self.database)
 
     @property
     def most_shared(self) -> int:
-        """No query and database item can share more labels than this; at least 1."""
+        """An upper bound on the labels that a query and an item share; at least 1."""
         counts = (int(np.bitwise_count(m).sum(axis=1, dtype=int).max()) for m in self.masks)
         return max(1, min(counts))
 
 
 def _masks(labels: NDArray[np.uint8]) -> NDArray[np.uint64]:
     n, classes = labels.shape
-    # whole bytes a row, so that all rows are packed in one go
+    # padded to whole bytes per row, so that one call packs all rows
     padded = np.zeros((n, -(-classes // 8) * 8), dtype=np.uint8)
     padded[:, :classes] = labels
     return as_words(np.packbits(padded).reshape(n, -1))
 
 
+class EvaluationTask:
+    """The arguments that an evaluation and its metrics share, checked.
+
+    The arguments are those of :func:`evaluate`.
+
+    Attributes:
+        labels: Labels of both sides.
+        top: Ranks that count (K of AP@K).
+        ties: What the headline is: ``"expected"`` or ``"stable"``.
+        denominator: Of AP@K.
+        empty: How queries without a relevant item are treated.
+        self_rows: (n_queries,) database row of the query itself, or -1.
+        ranks: Ranks N of P@N and the like.
+        graded: Whether metrics that use the number of shared labels are computed.
+        most: Largest number of shared labels to tell apart; 1 where only yes or no matters.
+        bits: Code length; None where the distances are not Hamming distances.
+        radii: Hamming radii of the metrics within a radius.
+    """
+
+    def __init__(
+        self,
+        labels: Labels,
+        top: int | None,
+        ties: Ties,
+        denominator: Denominator,
+        empty: Empty,
+        self_index: ArrayLike | None,
+        precision_at: Sequence[int] | None,
+        graded: bool | None,
+        *,
+        bits: int | None = None,
+        radius: Sequence[int] | None = None,
+    ) -> None:
+        check_choice("ties", ties, get_args(Ties))
+        check_choice("denominator", denominator, get_args(Denominator))
+        check_choice("empty", empty, get_args(Empty))
+        self.labels = labels
+        self.top = check_top(top, self.database)
+        self.ties: Ties = ties
+        self.denominator: Denominator = denominator
+        self.empty: Empty = empty
+        self.self_rows = check_self(self_index, self.queries, self.database)
+        self.ranks = _check_ranks(precision_at, self.database)
+        most = labels.most_shared
+        self.graded = most > 1 if graded is None else graded
+        self.most = most if self.graded else 1
+        self.bits = bits
+        self.radii = [] if bits is None else _check_radii(radius, bits)
+
+    @property
+    def queries(self) -> int:
+        """Number of queries."""
+        return len(self.labels.query)
+
+    @property
+    def database(self) -> int:
+        """Number of database items."""
+        return len(self.labels.database)
+
+    @functools.cached_property
+    def curve_ranks(self) -> NDArray[np.int64]:
+        """Ranks of the precision-recall curve.
+
+        They are dense at the first ranks, which people look at, and along the recall, where curves
+        bend.
+        """
+        points = [f(1, self.top, CURVE_POINTS) for f in (np.geomspace, np.linspace)]
+        return np.unique(np.concatenate(points).round().astype(np.int64))
+
+    @functools.cached_property
+    def all_ranks(self) -> NDArray[np.int64]:
+        """``ranks``, then ``curve_ranks``."""
+        return np.concatenate([np.array(self.ranks, dtype=np.int64), self.curve_ranks])
+
+
 def as_words(rows: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """Bytes (n, width) as zero-padded words (n, ceil(width / 8)).
+    """Return bytes (n, width) as zero-padded words (n, ceil(width / 8)).
 
     >>> as_words(np.ones((2, 9), dtype=np.uint8)).shape
     (2, 2)
@@ -62,7 +142,7 @@ def as_words(rows: NDArray[np.uint8]) -> NDArray[np.uint64]:
 
 
 def check_choice(kind: str, value: str, known: Sequence[str]) -> None:
-    """Refuse a word that is not in ``known``."""
+    """Reject a word that is not in ``known``."""
     if value not in known:
         raise unknown_name(kind, str(value), known)
 
@@ -87,49 +167,53 @@ def check_code_pair(
 
 
 def check_sizes(queries: int, database: int) -> None:
-    """Refuse an empty side."""
+    """Reject an empty side."""
     if database == 0:
         raise UsageError("the database is empty; there is nothing to rank")
     if queries == 0:
         raise UsageError("there are no queries")
 
 
-def check_labels(query_labels: ArrayLike, database_labels: ArrayLike) -> Labels:
-    """Return both label matrices as 0/1 bytes."""
-    query, database = (
-        _label_matrix("query", query_labels),
-        _label_matrix("database", database_labels),
+def check_labels(
+    query_labels: ArrayLike,
+    database_labels: ArrayLike,
+    *,
+    queries: int | None = None,
+    database: int | None = None,
+) -> Labels:
+    """Return both label matrices as 0/1 bytes.
+
+    Args:
+        query_labels: (n_queries, classes) of 0 and 1.
+        database_labels: (n_database, classes) of 0 and 1.
+        queries: Expected number of query rows, if known.
+        database: Expected number of database rows, if known.
+    """
+    labels = Labels(
+        _label_matrix("query", query_labels, queries),
+        _label_matrix("database", database_labels, database),
     )
-    if query.shape[1] != database.shape[1]:
+    classes = labels.query.shape[1], labels.database.shape[1]
+    if classes[0] != classes[1]:
         raise UsageError(
-            f"query labels have {query.shape[1]} classes and database labels {database.shape[1]}; "
+            f"query labels have {classes[0]} classes and database labels {classes[1]}; "
             "both need the same columns"
         )
-    return Labels(query, database)
+    return labels
 
 
-def _label_matrix(side: str, labels: ArrayLike) -> NDArray[np.uint8]:
+def _label_matrix(side: str, labels: ArrayLike, rows: int | None) -> NDArray[np.uint8]:
     array = np.asarray(labels)
     if array.ndim != 2 or array.shape[1] == 0:
         raise UsageError(
             f"{side} labels must be a 0/1 matrix of shape (n, classes), got shape {array.shape}; "
-            "turn class numbers into one row each with numpy.eye(classes)[numbers]"
+            "turn class numbers into rows with numpy.eye(classes)[numbers]"
         )
-    if array.dtype == np.bool_:
-        return array.astype(np.uint8)
-    if array.dtype.kind not in "iuf" or not ((array == 0) | (array == 1)).all():
+    if array.dtype.kind not in "biuf" or not ((array == 0) | (array == 1)).all():
         raise UsageError(f"{side} labels must hold only 0 and 1")
+    if rows is not None and len(array) != rows:
+        raise UsageError(f"{len(array)} rows of {side} labels for {rows} {side} items")
     return array.astype(np.uint8)
-
-
-def check_lengths(labels: Labels, queries: int, database: int) -> None:
-    """Refuse labels that do not belong to the ranked items."""
-    for side, have, want in (
-        ("query", len(labels.query), queries),
-        ("database", len(labels.database), database),
-    ):
-        if have != want:
-            raise UsageError(f"{have} rows of {side} labels for {want} {side} items")
 
 
 def check_top(top: int | None, database: int) -> int:
@@ -146,17 +230,17 @@ def check_top(top: int | None, database: int) -> int:
     return int(top)
 
 
-def check_ranks(ranks: Sequence[int] | None, defaults: Sequence[int], database: int) -> list[int]:
-    """Return the sorted cut-offs; defaults beyond the database are dropped, requests refused."""
+def _check_ranks(ranks: Sequence[int] | None, database: int) -> list[int]:
+    """Return the sorted ranks; drop defaults beyond the database, reject given ranks beyond it."""
     if ranks is None:
-        return [rank for rank in defaults if rank <= database] or [database]
+        return [rank for rank in RANKS if rank <= database] or [database]
     return sorted({check_top(rank, database) for rank in ranks})
 
 
-def check_radii(radii: Sequence[int] | None, defaults: Sequence[int], bits: int) -> list[int]:
-    """Return the sorted radii; defaults above ``bits`` are dropped, requests refused."""
+def _check_radii(radii: Sequence[int] | None, bits: int) -> list[int]:
+    """Return the sorted radii; drop defaults above ``bits``, reject given radii above it."""
     if radii is None:
-        return [radius for radius in defaults if radius <= bits]
+        return [radius for radius in RADII if radius <= bits]
     for radius in radii:
         if not isinstance(radius, int | np.integer) or not 0 <= radius <= bits:
             raise UsageError(f"a radius must be a whole number from 0 to {bits}, got {radius!r}")
@@ -170,21 +254,21 @@ def check_self(self_index: ArrayLike | None, queries: int, database: int) -> NDA
     rows = np.asarray(self_index)
     if rows.shape != (queries,) or rows.dtype.kind not in "iu":
         raise UsageError(
-            f"self_index must be {queries} whole numbers, one a query (-1: not in the database), "
+            f"self_index must be {queries} whole numbers, one per query (-1: not in the database), "
             f"got shape {rows.shape} of {rows.dtype}"
         )
     rows = rows.astype(np.int64)
     if ((rows < -1) | (rows >= database)).any():
         bad = int(rows[(rows < -1) | (rows >= database)][0])
-        raise UsageError(f"self_index holds {bad}, the database has the rows 0 to {database - 1}")
+        raise UsageError(f"self_index holds {bad}; the database has rows 0 to {database - 1}")
     return rows
 
 
 def check_finite(block: NDArray[np.generic], first_query: int) -> None:
-    """Refuse NaN distances."""
+    """Reject NaN distances."""
     if block.dtype.kind == "f" and np.isnan(block).any():
         row, column = np.argwhere(np.isnan(block))[0]
         raise FisherhashError(
             f"the distance of query {first_query + row} to database row {column} is NaN; "
-            "look for NaN in the logits it comes from"
+            "check the logits it was computed from for NaN"
         )

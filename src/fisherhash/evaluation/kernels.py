@@ -1,7 +1,7 @@
-"""The numba kernels behind ``backend="numba"``; imported only when that backend runs.
+"""The numba kernels of ``backend="numba"``; imported only when that backend runs.
 
-They release the GIL and are called from plain threads: numba's own parallel layer would make a
-later ``fork`` of the process unsafe and would compile for much longer.
+They release the GIL and run in plain threads. Numba's own parallel layer would make a later
+``fork`` of the process unsafe and would take much longer to compile.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-LANES = 64
-TILE = 64 * LANES
+_LANES = 64
+SCAN_TILE = 64 * _LANES
 
 _INDEX = ir.IntType(32)
 
@@ -30,7 +30,7 @@ def _jit(function: Callable[..., Any]) -> Any:
     try:
         return numba.njit(cache=True, **options)(function)
     except RuntimeError:
-        # numba found no folder it may write its cache to: compile in memory instead
+        # numba found no writable folder for its cache, so compile in memory
         return numba.njit(**options)(function)
 
 
@@ -42,23 +42,23 @@ def _typed_popcount(typing_context: Any, word: Any) -> Any:
 
 
 def _typed_equal_mask(typing_context: Any, values: Any, start: Any, value: Any) -> Any:
-    """A bit for each of the 64 values from ``start`` on: is it equal to ``value``?
+    """Return one bit for each of the 64 values from ``start`` on: whether it equals ``value``.
 
-    Written as one vector comparison, which no loop is turned into by itself.
+    Written as one vector comparison, because the compiler does not turn a loop into one.
     """
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, args[0])
         element = context.get_value_type(signature.args[0].dtype)
-        block = ir.VectorType(element, LANES)
+        block = ir.VectorType(element, _LANES)
         place = builder.bitcast(builder.gep(array.data, [args[1]]), block.as_pointer())
         loaded = builder.load(place)
         loaded.align = 1
         one = builder.insert_element(ir.Constant(block, ir.Undefined), args[2], _INDEX(0))
-        zeros = ir.Constant(ir.VectorType(_INDEX, LANES), [0] * LANES)
+        zeros = ir.Constant(ir.VectorType(_INDEX, _LANES), [0] * _LANES)
         copies = builder.shuffle_vector(one, ir.Constant(block, ir.Undefined), zeros)
         equal = builder.icmp_unsigned("==", loaded, copies)
-        return builder.bitcast(equal, ir.IntType(LANES))
+        return builder.bitcast(equal, ir.IntType(_LANES))
 
     return types.uint64(values, types.int64, values.dtype), emit
 
@@ -82,7 +82,7 @@ def _tile_distances(query: Any, words: Any, start: int, stop: int, out: Any) -> 
 
 @_jit
 def _mark_relevant(mask: Any, masks: Any, most: int, marks: Any, grades: Any) -> None:
-    """Fill marks with a bit, and grades with the labels shared, for each database row."""
+    """Fill ``marks`` with one bit and ``grades`` with the shared labels per database row."""
     total = masks.shape[1]
     grades[:] = 0
     for v in range(masks.shape[0]):
@@ -93,17 +93,17 @@ def _mark_relevant(mask: Any, masks: Any, most: int, marks: Any, grades: Any) ->
     for j in range(total):
         grades[j] = min(grades[j], most)
     for block in range(len(marks)):
-        marks[block] = ~_equal_mask(grades, block * LANES, np.uint16(0))
+        marks[block] = ~_equal_mask(grades, block * _LANES, np.uint16(0))
 
 
 @_jit
-def scan(
+def scan_queries(
     queries: Any,
     words: Any,
     query_masks: Any,
     masks: Any,
     self_rows: Any,
-    tops: Any,
+    top: int,
     first: int,
     last: int,
     distances: Any,
@@ -114,23 +114,31 @@ def scan(
 ) -> None:
     """Fill the tie groups and the stable-order sums of the queries ``first`` to ``last``.
 
-    queries (n_queries, words) and words (words, n_database) are uint64, as are the label masks
-    query_masks (n_queries, v) and masks (v, n_database); queries with equal masks should follow
-    each other. distances (TILE,) is scratch of an unsigned type whose largest value is above any
-    distance. items (n_queries, levels) and grades (n_queries, levels, most), zero at the start,
-    receive counts; stable (n_queries,) the sum of the precisions at the relevant ranks up to
-    tops, and stable_found (n_queries,) the number of those ranks.
+    Args:
+        queries: (n_queries, words) uint64.
+        words: (words, n_database) uint64.
+        query_masks: (n_queries, v) uint64 label masks; equal masks should be neighbours.
+        masks: (v, n_database) uint64 label masks.
+        self_rows: (n_queries,) database row of the query itself, or -1.
+        top: Ranks that count in ``stable``.
+        first: First query.
+        last: One past the last query.
+        distances: (SCAN_TILE,) scratch of an unsigned type whose largest value is no distance.
+        items: (n_queries, levels) zeros, filled with counts.
+        grades: (n_queries, levels, most) zeros, filled with counts.
+        stable: (n_queries,) filled with the sum of precisions at relevant ranks up to ``top``.
+        stable_found: (n_queries,) filled with the number of those ranks.
     """
     total = words.shape[1]
     levels = items.shape[1]
     most = grades.shape[2]
     nowhere = ~distances.dtype.type(0)
-    blocks = (total + LANES - 1) // LANES
+    blocks = (total + _LANES - 1) // _LANES
     marks = np.zeros(blocks, dtype=np.uint64)
-    row_grades = np.zeros(blocks * LANES, dtype=np.uint16)
-    # of each relevant item: (place inside its level << 16) | distance
+    row_grades = np.zeros(blocks * _LANES, dtype=np.uint16)
+    # per relevant item: (place inside its level << 16) | distance
     keys = np.zeros(total, dtype=np.uint64)
-    # one more, because the levels are counted in twos
+    # one more, because the levels are counted in pairs
     counts = np.zeros(levels + 1, dtype=np.uint64)
     rel_counts = np.zeros(levels, dtype=np.int64)
     items_before = np.zeros(levels, dtype=np.int64)
@@ -143,8 +151,8 @@ def scan(
         counts[:] = 0
         rel_counts[:] = 0
         relevant = 0
-        for start in range(0, total, TILE):
-            stop = min(start + TILE, total)
+        for start in range(0, total, SCAN_TILE):
+            stop = min(start + SCAN_TILE, total)
             size = stop - start
             _tile_distances(queries[q], words, start, stop, distances)
             least = distances[0]
@@ -152,17 +160,17 @@ def scan(
             for i in range(size):
                 least = min(least, distances[i])
                 greatest = max(greatest, distances[i])
-            padded = (size + LANES - 1) // LANES * LANES
+            padded = (size + _LANES - 1) // _LANES * _LANES
             distances[size:padded] = nowhere
             own = self_rows[q] - start
             if 0 <= own < size:
                 distances[own] = nowhere
-            for block in range(0, padded, LANES):
-                waiting = marks[(start + block) // LANES]
-                if block <= own < block + LANES:
+            for block in range(0, padded, _LANES):
+                waiting = marks[(start + block) // _LANES]
+                if block <= own < block + _LANES:
                     waiting &= ~(_ONE << np.uint64(own - block))
                 while waiting:
-                    # all bits below the lowest one that is set
+                    # all bits below the lowest set bit
                     below = (waiting & (~waiting + _ONE)) - _ONE
                     i = block + np.int64(_popcount(below))
                     d = distances[i]
@@ -191,7 +199,6 @@ def scan(
                 grades[q, level, 0] = inside
             rel_counts[level] = rel_before
             rel_before += inside
-        top = tops[q]
         value = 0.0
         found = 0
         for k in range(relevant):
@@ -203,45 +210,3 @@ def scan(
                 found += 1
         stable[q] = value
         stable_found[q] = found
-
-
-@_jit
-def nearest(
-    queries: Any,
-    words: Any,
-    self_rows: Any,
-    first: int,
-    last: int,
-    bits: int,
-    ids: Any,
-    distances: Any,
-) -> None:
-    """Fill ids and distances (n_queries, k) with the nearest rows by (distance, row)."""
-    total = words.shape[1]
-    k = ids.shape[1]
-    row = np.zeros(total, dtype=np.uint16)
-    counts = np.zeros(bits + 2, dtype=np.int64)
-    for q in range(first, last):
-        counts[:] = 0
-        _tile_distances(queries[q], words, 0, total, row)
-        if self_rows[q] >= 0:
-            row[self_rows[q]] = bits + 1
-        for j in range(total):
-            counts[row[j]] += 1
-        before = 0
-        limit = bits
-        for level in range(bits + 1):
-            inside = counts[level]
-            counts[level] = before
-            before += inside
-            if before >= k:
-                limit = level
-                break
-        for j in range(total):
-            d = row[j]
-            if d <= limit:
-                place = counts[d]
-                if place < k:
-                    ids[q, place] = j
-                    distances[q, place] = d
-                    counts[d] = place + 1

@@ -1,8 +1,8 @@
-"""What common evaluators would print on the same codes, so that an old number can be explained.
+"""What common evaluators print for the same codes, to explain published numbers.
 
-Each is described by four choices: how it sorts, which ranks it looks at, what it divides by, and
-what it does with a query that finds nothing. All of them sort with an unstable routine: inside
-ties their number depends on the order of the database, the NumPy version and the processor.
+Four choices describe an evaluator: how it sorts, which ranks it uses, what it divides by, and how
+it treats a query that finds nothing. All of them use an unstable sort, so inside ties their result
+depends on the order of the database, the NumPy version and the processor.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from fisherhash.codes import hamming
 from fisherhash.errors import UsageError, unknown_name
 from fisherhash.evaluation import inputs
-from fisherhash.evaluation.groups import Denominator
 from fisherhash.evaluation.hamming import shared_labels
+from fisherhash.evaluation.inputs import Denominator
 
 UNSTABLE = "unstable (numpy.argsort default): depends on database order, NumPy version, processor"
 
@@ -30,11 +30,11 @@ class Evaluator:
     """The choices of one evaluator.
 
     Attributes:
-        name: The name to ask for.
-        title: Where it comes from.
+        name: Its name in :func:`compat`.
+        title: Its source.
         denominator: What it divides the sum of precisions by.
-        no_hit: A query that finds nothing in the ranks looked at: ``"skip"`` or ``"zero"``.
-        drops_last: Without ``top`` it slices ``[0:-1]``, which leaves out the last ranked item.
+        no_hit: How it treats a query that finds nothing in those ranks: ``"skip"`` or ``"zero"``.
+        drops_last: Whether, without ``top``, it slices ``[0:-1]`` and so drops the last item.
     """
 
     name: str
@@ -57,21 +57,21 @@ EVALUATORS = {
 
 @dataclass(frozen=True)
 class Compat:
-    """What an evaluator prints, and the same rules with a sort that can be repeated.
+    """What an evaluator prints, and what its rules yield with a reproducible sort.
 
     Attributes:
         name: The evaluator.
-        title: Where it comes from.
-        map: The number it prints with its unstable sort, here and now.
-        map_stable: Its rules with ties in database order.
-        ranks: Ranks it looks at.
+        title: Its source.
+        map: The number it prints with its unstable sort on this machine.
+        map_stable: The same rules with ties in database order.
+        ranks: Ranks it uses.
         queries: Queries given.
         counted: Queries in its mean.
         no_hit_queries: Queries that found nothing in those ranks (unstable sort).
         denominator: What it divides by.
-        no_hit: What it does with queries that find nothing: ``"skip"`` or ``"zero"``.
+        no_hit: How it treats queries that find nothing: ``"skip"`` or ``"zero"``.
         last_item_dropped: Whether the last ranked item was left out.
-        sort: The sort, named as what it is.
+        sort: A description of its sort.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Compat:
     sort: str = UNSTABLE
 
     def to_json(self) -> dict[str, Any]:
-        """All fields as plain Python values."""
+        """Return all fields as plain Python values."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -124,10 +124,10 @@ def compat(
         database_codes: (n_database, bytes) packed codes.
         query_labels: (n_queries, classes) of 0 and 1.
         database_labels: (n_database, classes) of 0 and 1.
-        bits: Bits of a code; by default all bits of its bytes.
-        top: Ranks to look at; None is the evaluator's own way of saying all.
+        bits: Code length; by default all bits of the bytes.
+        top: Ranks to use; None is what the evaluator itself does for "all".
 
-    The item that ranks last is relevant, and this evaluator never looks at it:
+    The last item is relevant, and the first evaluator never looks at it:
 
     >>> codes, labels = [[0], [1], [3]], [[1], [0], [1]]
     >>> compat("swuxyj", [[0]], codes, [[1]], labels).map
@@ -139,12 +139,13 @@ def compat(
         raise unknown_name("evaluator", name, EVALUATORS)
     rules = EVALUATORS[name]
     query, database, _ = inputs.check_code_pair(query_codes, database_codes, bits)
-    labels = inputs.check_labels(query_labels, database_labels)
-    inputs.check_lengths(labels, len(query), len(database))
+    labels = inputs.check_labels(
+        query_labels, database_labels, queries=len(query), database=len(database)
+    )
     drops_last = rules.drops_last and top is None
     ranks = inputs.check_top(top, len(database)) - drops_last
     if ranks < 1:
-        raise UsageError(f"{name} leaves out the last item, and the database has only one")
+        raise UsageError(f"{name} drops the last item, and the database has only one")
     values: dict[str | None, list[float | None]] = {None: [], "stable": []}
     for distances, relevant in _rows(query, database, labels):
         for kind, into in values.items():
@@ -175,7 +176,7 @@ def _rows(
         part = slice(start, start + step)
         relevant = shared_labels(labels.query[part], labels.database, 1) > 0
         # they rank by 0.5 * (bits - product of the signs) in single precision; the type matters,
-        # because the unstable sort is another one for each type
+        # because NumPy has a different unstable sort for each type
         distances = hamming(query[part], database).astype(np.float32)
         yield from zip(distances, relevant, strict=True)
 
@@ -183,7 +184,7 @@ def _rows(
 def _average_precision(
     ranked: NDArray[np.bool_], ranks: int, denominator: Denominator
 ) -> float | None:
-    """AP of one ranking; None where nothing is found."""
+    """Return the AP of one ranking; None where nothing is found."""
     hits = np.flatnonzero(ranked[:ranks]) + 1
     if not len(hits):
         return None

@@ -1,11 +1,11 @@
-"""Pictures of evaluations: curves and distance histograms as PNG or SVG files."""
+"""Plots of evaluations: curves and distance histograms as PNG or SVG files."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from fisherhash.evaluation.inputs import check_choice
 from fisherhash.evaluation.results import Curve, Evaluation
 
 Kind = Literal["pr", "pr-radius", "precision", "recall", "distances"]
-KINDS = ("pr", "pr-radius", "precision", "recall", "distances")
 
 _TITLES = {
     "pr": ("recall", "precision"),
@@ -32,15 +31,15 @@ def plot(
     kind: Kind = "pr",
     title: str | None = None,
 ) -> Path:
-    """Draw one or several evaluations and write the picture.
+    """Draw one or several evaluations and write the plot to a file.
 
     Args:
-        evaluations: One, or several by the name they have in the legend.
-        path: Where to write; the suffix ``.png`` or ``.svg`` decides the format.
+        evaluations: One evaluation, or several by their names in the legend.
+        path: The file to write; its suffix, ``.png`` or ``.svg``, decides the format.
         kind: ``"pr"`` (precision over recall by rank), ``"pr-radius"`` (by Hamming radius),
             ``"precision"`` (P@N), ``"recall"`` (R@N), or ``"distances"`` (histograms of similar
             and dissimilar pairs).
-        title: Text above the picture.
+        title: Text above the plot.
 
     Returns:
         The path written.
@@ -48,20 +47,20 @@ def plot(
     target = Path(path)
     if target.suffix.lower() not in (".png", ".svg"):
         raise UsageError(f"a plot is written as .png or .svg, got '{target.name}'")
-    check_choice("plot", kind, KINDS)
+    check_choice("plot", kind, get_args(Kind))
     named = {"": evaluations} if isinstance(evaluations, Evaluation) else dict(evaluations)
     if not named:
         raise UsageError("there is no evaluation to plot")
     for name, evaluation in named.items():
         if kind in ("pr-radius", "distances") and evaluation.distances is None:
             which = f"'{name}'" if name else "this evaluation"
-            raise UsageError(f"plot '{kind}' needs Hamming distances, {which} has none")
+            raise UsageError(f"plot '{kind}' needs Hamming distances; {which} has none")
     try:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError:
         raise missing_extra("matplotlib", "plots", "drawing a plot") from None
-    # a fixed salt and no date: the same evaluation gives the same file
+    # a fixed salt and no date, so that the same evaluation always writes the same file
     with matplotlib.rc_context({"svg.hashsalt": "fisherhash"}):
         figure = Figure(figsize=(6, 4), layout="constrained")
         axes = figure.add_subplot()

@@ -1,4 +1,4 @@
-"""What an evaluation says: who was retrieved (:class:`Matches`) and how good it was."""
+"""The result of an evaluation."""
 
 from __future__ import annotations
 
@@ -8,53 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
-from fisherhash.errors import UsageError
-from fisherhash.evaluation.inputs import check_labels
-
-
-@dataclass(frozen=True)
-class Matches:
-    """Who was retrieved: the nearest database rows of each query by (distance, row).
-
-    Attributes:
-        ids: (n_queries, k) database rows; -1 where nothing was left to retrieve.
-        distances: (n_queries, k) Hamming distances; -1 where ids is -1.
-    """
-
-    ids: NDArray[np.int64]
-    distances: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def similar(self, query_labels: ArrayLike, database_labels: ArrayLike) -> NDArray[np.bool_]:
-        """Mark the retrieved items that share a label with their query, (n_queries, k).
-
-        >>> matches = Matches(np.array([[1, 0]]), np.array([[0, 2]]))
-        >>> matches.similar([[1, 0]], [[0, 1], [1, 1]]).tolist()
-        [[True, False]]
-        """
-        labels = check_labels(query_labels, database_labels)
-        if len(labels.query) != len(self.ids):
-            raise UsageError(
-                f"{len(labels.query)} rows of query labels for {len(self.ids)} queries"
-            )
-        if self.ids.max(initial=-1) >= len(labels.database):
-            raise UsageError(
-                f"row {self.ids.max()} was retrieved, there are labels for {len(labels.database)}"
-            )
-        marks = [
-            labels.database[np.maximum(ids, 0)] @ row > 0
-            for ids, row in zip(self.ids, labels.query.astype(np.int64), strict=True)
-        ]
-        return np.array(marks).reshape(self.ids.shape) & (self.ids >= 0)
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Mean precision and recall over the queries at growing ranks or radii.
+    """Mean precision and recall over the queries at increasing ranks or radii.
 
     Attributes:
         at: Ranks, or Hamming radii.
@@ -69,7 +28,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class DistanceHistogram:
-    """How many similar and dissimilar pairs lie at each Hamming distance.
+    """Numbers of similar and dissimilar pairs at each Hamming distance.
 
     Attributes:
         distance: 0 to bits.
@@ -87,13 +46,13 @@ class BitStatistics:
     """How well the database codes use their bits.
 
     Attributes:
-        balance: Share of ones of each bit; 0.5 is best.
-        entropy: Entropy of each bit in bits; 1 is best.
-        mean_correlation: Mean absolute correlation between two different bits; 0 is best. A bit
-            that never changes correlates with nothing.
-        max_correlation: The largest of them.
-        constant_bits: Bits that are the same in every code.
-        distinct_codes: Different codes in the database.
+        balance: Share of ones per bit; 0.5 is best.
+        entropy: Entropy per bit, in bits; 1 is best.
+        mean_correlation: Mean absolute correlation between two different bits; 0 is best. A
+            constant bit has correlation 0 with every other bit.
+        max_correlation: The largest absolute correlation.
+        constant_bits: Number of bits that are the same in every code.
+        distinct_codes: Number of different codes in the database.
     """
 
     balance: list[float]
@@ -106,44 +65,46 @@ class BitStatistics:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How good a ranking is; prints as a table, :meth:`to_json` gives plain numbers.
+    """The scores of the rankings. Prints as a table; :meth:`to_json` returns plain numbers.
 
-    All means are over the queries that count: with ``empty="skip"`` those with a relevant item in
-    the database, with ``empty="zero"`` all of them, the empty ones with the value 0. Every value
-    but ``map_stable`` and the bounds is the expectation over random order inside ties.
+    With ``empty="skip"`` means are over the queries that have a relevant item in the database.
+    With ``empty="zero"`` they are over all queries, and the others have the value 0. Every value
+    except ``map_stable`` and the bounds is the expectation over random order inside ties.
 
     Attributes:
         map: The headline: ``map_expected`` or ``map_stable``, as ``ties`` says.
         map_expected: Mean average precision, averaged over all orders inside ties.
-        map_stable: The same with ties in database order.
-        map_lower: The least value any order inside ties can give; None: not available.
-        map_upper: The greatest value; None: not available.
+        map_stable: Mean average precision with ties in database order.
+        map_lower: The least value that any order inside ties can reach; None if not available.
+        map_upper: The greatest such value; None if not available.
         top: Ranks that count (K of AP@K); the database size means all.
         ties: ``"expected"`` or ``"stable"``.
         denominator: Of AP@K: ``"found"`` or ``"min(K, relevant)"``.
-        empty: What happened to empty queries: ``"skip"`` or ``"zero"``.
-        queries: Queries, the empty ones included.
+        empty: How empty queries were treated: ``"skip"`` or ``"zero"``.
+        queries: Queries, including the empty ones.
         database: Database items.
         empty_queries: Queries without a relevant item in the database.
         bits: Code length; None when the ranking did not come from codes.
-        ranking: What was ranked by.
+        ranking: What the database was ranked by.
         precision_at: P@N by N.
         recall_at: R@N by N.
-        pr_by_rank: Precision and recall at growing ranks up to ``top``.
-        pr_by_radius: The same by Hamming radius; an empty ball has precision 0.
+        pr_by_rank: Precision and recall at increasing ranks up to ``top``.
+        pr_by_radius: Precision and recall by Hamming radius; precision is 0 where nothing lies
+            within the radius.
         map_within: Mean average precision of the items within a Hamming radius, by radius.
         precision_within: Precision of those items, by radius.
         empty_within: Share of queries that find nothing within the radius, by radius.
-        distances: Histogram of the distances of similar and dissimilar pairs.
-        bit_statistics: Balance, entropy, correlation of the bits and the distinct codes.
-        weighted_map: Mean average of the cumulative gain (multi-label), up to ``top``.
+        distances: Histograms of the distances of similar and dissimilar pairs.
+        bit_statistics: Balance, entropy and correlation of the bits, and the distinct codes.
+        weighted_map: Mean average cumulative gain (multi-label), up to ``top``.
         acg_at: Average cumulative gain (mean number of shared labels) by N.
         ndcg_at: Normalised discounted cumulative gain by N.
-        backend: What computed it.
-        primary_metric: The name of the number to select by.
+        backend: The backend that computed it.
+        primary_metric: The name of the number to select models by.
         greater_is_better: True.
-        average_precision: (n_queries,) the headline's value of each query, NaN for empty ones;
+        average_precision: (n_queries,) the headline's value per query, NaN for empty queries;
             not part of the JSON.
+        extra: Values of further metrics by name; in the JSON they stand beside the others.
     """
 
     map: float
@@ -178,14 +139,15 @@ class Evaluation:
     average_precision: NDArray[np.float64] = field(
         default_factory=lambda: np.empty(0), repr=False, compare=False
     )
+    extra: dict[str, Any] = field(default_factory=dict)
 
     @property
     def distinct_codes(self) -> int | None:
-        """Different codes in the database; None when the ranking did not come from codes."""
+        """Number of different codes in the database; None when the ranking did not use codes."""
         return self.bit_statistics.distinct_codes if self.bit_statistics else None
 
     def summary(self) -> dict[str, float | None]:
-        """The headline and what belongs to it, by the names people read."""
+        """Return the headline, its bounds and its stable value, by readable names."""
         return {
             "mAP": self.map,
             "mAP lower bound": self.map_lower,
@@ -194,16 +156,16 @@ class Evaluation:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """All fields but ``average_precision`` as plain Python numbers, lists and dicts.
+        """Return all fields except ``average_precision`` as plain numbers, lists and dicts.
 
-        The keys of the dicts by rank or radius become text, as JSON wants them.
+        Ranks and radii become text keys, as JSON requires. Entries of ``extra`` follow the fields.
         """
         values = {
             f.name: getattr(self, f.name)
             for f in dataclasses.fields(self)
-            if f.name != "average_precision"
+            if f.name not in ("average_precision", "extra")
         }
-        values["distinct_codes"] = self.distinct_codes
+        values |= {"distinct_codes": self.distinct_codes, **self.extra}
         if self.primary_metric != "map":
             values[self.primary_metric] = self.map
         return {name: _plain(value) for name, value in values.items()}
@@ -227,8 +189,10 @@ class Evaluation:
             ("NDCG@", self.ndcg_at),
             ("mAP within radius ", self.map_within),
             ("P within radius ", self.precision_within),
+            *((f"{name} ", by) for name, by in self.extra.items() if isinstance(by, dict)),
         ):
             rows += [(f"{title}{at}", _number(value)) for at, value in (by or {}).items()]
+        rows += [(name, _number(x)) for name, x in self.extra.items() if isinstance(x, float)]
         empties = "skipped" if self.empty == "skip" else "counted as 0"
         rows += [
             ("queries", f"{self.queries:,}"),

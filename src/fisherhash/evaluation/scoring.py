@@ -1,9 +1,9 @@
-"""``evaluate`` for codes, ``metrics`` for blocks of any distances: rankings → numbers."""
+"""``evaluate`` for codes, ``metrics`` for blocks of any distances."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,19 +12,18 @@ from fisherhash.codes import hamming, pack
 from fisherhash.errors import UsageError
 from fisherhash.evaluation import inputs
 from fisherhash.evaluation.bit_statistics import describe_bits
-from fisherhash.evaluation.groups import Denominator
 from fisherhash.evaluation.hamming import (
-    GroupBlock,
+    Backend,
     Scan,
     choose_backend,
     rank_block,
     scan_blocks,
-    shared_labels,
 )
+from fisherhash.evaluation.inputs import Denominator, Empty, EvaluationTask, Ties
+from fisherhash.evaluation.metric import Metric
+from fisherhash.evaluation.ranked import RankedQueries
 from fisherhash.evaluation.results import Evaluation
-from fisherhash.evaluation.tally import RADII, Empty, Request, Tally, Ties, make_request
-
-Backend = Literal["auto", "numpy", "numba", "torch"]
+from fisherhash.evaluation.tally import Tally
 
 _SORT_PAIRS = 1 << 20
 
@@ -45,73 +44,65 @@ def evaluate(
     radius: Sequence[int] | None = None,
     graded: bool | None = None,
     bit_statistics: bool = True,
+    extra_metrics: Sequence[type[Metric]] = (),
     backend: Backend = "auto",
     device: str | None = None,
 ) -> Evaluation:
-    """Rank the database for every query by Hamming distance and say how good the rankings are.
+    """Rank the database by Hamming distance for every query and score the rankings.
 
-    Items are similar when they share at least one label. Equal distances are ties; the headline
-    is the expectation over all their orders, unless ``ties="stable"`` asks for database order.
+    Items are similar when they share at least one label. Equal distances are ties. The headline
+    is the expectation over all orders inside ties, or with ``ties="stable"`` the database order.
 
     Args:
         query_codes: (n_queries, bytes) packed codes.
         database_codes: (n_database, bytes) packed codes.
         query_labels: (n_queries, classes) of 0 and 1.
         database_labels: (n_database, classes) of 0 and 1.
-        bits: Bits of a code; by default all bits of its bytes.
+        bits: Code length; by default all bits of the bytes.
         top: Ranks that count in average precision, K of mAP@K; None counts all.
-        ties: The headline: ``"expected"`` or ``"stable"``; both are always computed.
+        ties: Which value is the headline: ``"expected"`` or ``"stable"``; both are computed.
         denominator: Of AP@K: relevant items ``"found"`` among the first K, or
             ``"min(K, relevant)"``.
         empty: Queries without a relevant item in the database: ``"skip"`` them or count them as
-            ``"zero"``. A query whose relevant items all lie behind ``top`` has the value 0.
-        self_index: (n_queries,) database row that is the query itself and is never retrieved by
-            it; -1 where there is none.
+            ``"zero"``. A query whose relevant items all rank below ``top`` has the value 0.
+        self_index: (n_queries,) database row that is the query itself, which is left out of its
+            ranking; -1 where there is none.
         precision_at: Ranks N of P@N, R@N, ACG@N and NDCG@N.
         radius: Hamming radii of mAP and precision within a radius; they ignore ``top``.
-        graded: Also compute what needs the number of shared labels (ACG, NDCG, weighted mAP); by
-            default exactly when a pair can share more than one.
+        graded: Also compute the metrics that use the number of shared labels (ACG, NDCG, weighted
+            mAP); by default only when a pair can share more than one.
         bit_statistics: Also compute the balance, entropy and correlation of the database's bits.
-        backend: ``"numba"``, ``"torch"`` (on a GPU if there is one), ``"numpy"``; ``"auto"`` takes
-            numpy for small inputs, else numba, else torch.
+        extra_metrics: More metrics to compute; their values are in ``extra`` and in the JSON.
+        backend: ``"numba"``, ``"torch"`` (on a GPU if there is one) or ``"numpy"``; ``"auto"``
+            chooses numpy for small inputs, else numba, else torch.
         device: Torch device for ``backend="torch"``.
 
     Returns:
-        The numbers, as an :class:`Evaluation`.
+        An :class:`Evaluation`.
 
     Raises:
-        UsageError: The inputs do not fit together.
+        UsageError: The arguments do not fit together.
         FisherhashError: No query has a relevant item.
 
-    One query, two items at the same distance, one of them relevant: the average precision is 1 or
-    1/2, whichever comes first.
+    One query and two items at the same distance, one of them relevant: the average precision is 1
+    if the relevant item comes first, else 1/2.
 
     >>> result = evaluate([[0]], [[128], [1]], [[1, 0]], [[0, 1], [1, 0]])
     >>> result.map, result.map_stable, result.map_lower, result.map_upper
     (0.75, 0.5, 0.5, 1.0)
     """
     query, database, bits = inputs.check_code_pair(query_codes, database_codes, bits)
-    labels = inputs.check_labels(query_labels, database_labels)
-    inputs.check_lengths(labels, len(query), len(database))
-    request = make_request(labels, top, ties, denominator, empty, self_index, precision_at, graded)
-    radii = inputs.check_radii(radius, RADII, bits)
-    chosen = choose_backend(backend, len(query) * len(database))
-    scan = Scan(
-        query=query,
-        database=database,
-        bits=bits,
-        labels=labels,
-        self_rows=request.self_rows,
-        top=request.top,
-        most=request.most,
-        device=device,
+    labels = inputs.check_labels(
+        query_labels, database_labels, queries=len(query), database=len(database)
     )
-    tally = Tally(request, levels=bits + 1, radii=radii)
-    for block in scan_blocks(scan, chosen):
+    shared = (top, ties, denominator, empty, self_index, precision_at, graded)
+    task = EvaluationTask(labels, *shared, bits=bits, radius=radius)
+    chosen = choose_backend(backend, len(query) * len(database))
+    tally = Tally(task, extra_metrics)
+    for block in scan_blocks(Scan(query, database, bits, task, device), chosen):
         tally.add(block)
     return tally.evaluation(
         ranking="Hamming distance",
-        bits=bits,
         backend=chosen,
         statistics=describe_bits(database, bits) if bit_statistics else None,
     )
@@ -129,28 +120,30 @@ def metrics(
     self_index: ArrayLike | None = None,
     precision_at: Sequence[int] | None = None,
     graded: bool | None = None,
+    extra_metrics: Sequence[type[Metric]] = (),
     ranking: str = "given distances",
     primary_metric: str = "map",
 ) -> Evaluation:
-    """Say how good any ranking is, from its distances; smaller is nearer, equal is a tie.
+    """Score rankings by any distances; smaller is nearer, and equal distances are ties.
 
     Args:
         distance_blocks: Blocks (b, n_database) of integer or real distances (arrays or tensors),
-            the queries in order.
+            queries in order.
         query_labels: (n_queries, classes) of 0 and 1.
         database_labels: (n_database, classes) of 0 and 1.
-        top: As in :func:`evaluate`, like every argument up to ``graded``.
-        ties: See there.
-        denominator: See there.
-        empty: See there.
-        self_index: See there.
-        precision_at: See there.
-        graded: See there.
-        ranking: What the distances are, for the table.
+        top: As in :func:`evaluate`, like every argument up to ``extra_metrics``.
+        ties: See :func:`evaluate`.
+        denominator: See :func:`evaluate`.
+        empty: See :func:`evaluate`.
+        self_index: See :func:`evaluate`.
+        precision_at: See :func:`evaluate`.
+        graded: See :func:`evaluate`.
+        extra_metrics: See :func:`evaluate`.
+        ranking: What the distances are; shown in the table.
         primary_metric: Name of the headline number.
 
     Returns:
-        The numbers; those that need Hamming distances are empty or None.
+        An :class:`Evaluation`; entries that need Hamming distances are empty or None.
 
     >>> result = metrics([[[0.1, 0.4, 0.4]]], [[1]], [[0], [1], [0]])
     >>> round(result.map, 4), round(result.map_stable, 4)
@@ -158,13 +151,12 @@ def metrics(
     """
     labels = inputs.check_labels(query_labels, database_labels)
     inputs.check_sizes(len(labels.query), len(labels.database))
-    request = make_request(labels, top, ties, denominator, empty, self_index, precision_at, graded)
-    tally = Tally(request, levels=None, radii=[])
-    for block in _ranked_blocks(distance_blocks, request):
+    shared = (top, ties, denominator, empty, self_index, precision_at, graded)
+    task = EvaluationTask(labels, *shared)
+    tally = Tally(task, extra_metrics)
+    for block in _ranked_blocks(distance_blocks, task):
         tally.add(block)
-    return tally.evaluation(
-        ranking=ranking, bits=None, backend="numpy", primary_metric=primary_metric
-    )
+    return tally.evaluation(ranking=ranking, backend="numpy", primary_metric=primary_metric)
 
 
 def evaluate_reranked(
@@ -180,24 +172,26 @@ def evaluate_reranked(
     self_index: ArrayLike | None = None,
     precision_at: Sequence[int] | None = None,
     graded: bool | None = None,
+    extra_metrics: Sequence[type[Metric]] = (),
 ) -> Evaluation:
     """Rank by Hamming distance, and inside ties by the inner product of the logits.
 
     Some papers report this as mAP. It needs the real outputs of the whole database at search time,
-    so it is no property of the codes, and it has its own name here: ``map_reranked``.
+    so it is not a property of the codes. It therefore has its own name: ``map_reranked``.
 
     Args:
         query_logits: (n_queries, bits).
         database_logits: (n_database, bits).
-        query_labels: As in :func:`evaluate`, like all that follows.
-        database_labels: See there.
-        top: See there.
-        ties: See there; what is still equal after re-ranking is a tie.
-        denominator: See there.
-        empty: See there.
-        self_index: See there.
-        precision_at: See there.
-        graded: See there.
+        query_labels: As in :func:`evaluate`, like all arguments below.
+        database_labels: See :func:`evaluate`.
+        top: See :func:`evaluate`.
+        ties: See :func:`evaluate`; pairs that are still equal after re-ranking are ties.
+        denominator: See :func:`evaluate`.
+        empty: See :func:`evaluate`.
+        self_index: See :func:`evaluate`.
+        precision_at: See :func:`evaluate`.
+        graded: See :func:`evaluate`.
+        extra_metrics: See :func:`evaluate`.
 
     >>> result = evaluate_reranked([[1.0, 1.0]], [[0.2, 0.1], [2.0, 3.0]], [[1]], [[0], [1]])
     >>> result.primary_metric, result.map
@@ -210,8 +204,7 @@ def evaluate_reranked(
             f"query logits have {query.shape[1]} bits and database logits {database.shape[1]}"
         )
     inputs.check_sizes(len(query), len(database))
-    labels = inputs.check_labels(query_labels, database_labels)
-    inputs.check_lengths(labels, len(query), len(database))
+    inputs.check_labels(query_labels, database_labels, queries=len(query), database=len(database))
 
     def blocks() -> Iterator[NDArray[np.int64]]:
         step = max(1, _SORT_PAIRS // len(database))
@@ -231,13 +224,14 @@ def evaluate_reranked(
         self_index=self_index,
         precision_at=precision_at,
         graded=graded,
+        extra_metrics=extra_metrics,
         ranking="Hamming distance, then inner product of the logits",
         primary_metric="map_reranked",
     )
 
 
 def rerank(first: ArrayLike, second: ArrayLike) -> NDArray[np.int64]:
-    """Distances that order by ``first`` and inside its ties by ``second``, (b, n_database).
+    """Return distances (b, n_database) that order by ``first``, and inside its ties by ``second``.
 
     Pairs equal in both stay tied.
 
@@ -257,9 +251,8 @@ def rerank(first: ArrayLike, second: ArrayLike) -> NDArray[np.int64]:
     return result
 
 
-def _ranked_blocks(blocks: Iterable[Any], request: Request) -> Iterator[GroupBlock]:
-    labels = request.labels
-    queries, n = len(labels.query), len(labels.database)
+def _ranked_blocks(blocks: Iterable[Any], task: EvaluationTask) -> Iterator[RankedQueries]:
+    queries, n = task.queries, task.database
     done = 0
     for block in blocks:
         if hasattr(block, "detach"):
@@ -267,7 +260,7 @@ def _ranked_blocks(blocks: Iterable[Any], request: Request) -> Iterator[GroupBlo
         distances = np.asarray(block)
         if distances.ndim != 2 or distances.shape[1] != n:
             raise UsageError(
-                f"a block of distances must have shape (b, {n}), one column a database item, "
+                f"a block of distances must have shape (b, {n}), one column per database item, "
                 f"got {distances.shape}"
             )
         if distances.dtype.kind not in "iufb":
@@ -278,15 +271,7 @@ def _ranked_blocks(blocks: Iterable[Any], request: Request) -> Iterator[GroupBlo
         step = max(1, _SORT_PAIRS // n)
         for start in range(0, len(distances), step):
             part = distances[start : start + step]
-            rows = np.arange(done, done + len(part))
-            yield rank_block(
-                part,
-                shared_labels(labels.query[rows], labels.database, request.most),
-                request.self_rows[rows],
-                rows,
-                request.top,
-                request.most,
-            )
+            yield rank_block(part, np.arange(done, done + len(part)), task)
             done += len(part)
     if done != queries:
         raise UsageError(f"the blocks hold {done} rows of distances for {queries} queries")

@@ -1,8 +1,8 @@
-"""Closed forms over tie groups: what a ranking with equal distances is worth.
+"""Metrics over tie groups in closed form.
 
-A query's ranking is a row of tie groups, nearest first. Inside a group every order is as good as
-any other, so a metric is a distribution; here are its mean (``expected``) and its ends.
-Everything works on the counts of :class:`TieGroups` and never sees a single item.
+A query's ranking is a row of tie groups, nearest first. Every order inside a group is equally
+likely, so a metric has a distribution. This module computes its mean (``expected``) and its bounds
+from the counts of :class:`TieGroups`; no function looks at a single item.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from fisherhash.evaluation.groups import (
     Counts,
     Cut,
-    Denominator,
     Floats,
     TieGroups,
     expected_sum,
@@ -24,6 +23,7 @@ from fisherhash.evaluation.groups import (
     last_sum,
     over,
 )
+from fisherhash.evaluation.inputs import Denominator
 
 _CHUNK = 1 << 21
 
@@ -31,18 +31,18 @@ _CHUNK = 1 << 21
 def average_precision_bounds(
     groups: TieGroups, top: Counts, denominator: Denominator
 ) -> tuple[Floats, Floats]:
-    """Least and greatest average precision over all orders inside ties, (queries,) each.
+    """Return the least and greatest average precision over all orders inside ties, (queries,).
 
     Both are reached by some order, at every cut and with either denominator:
 
-    * Moving a relevant item ahead of an irrelevant one never lowers the sum of precisions, so with
-      a denominator that does not depend on the order the ends are "relevant last" and "relevant
-      first".
+    * Moving a relevant item ahead of an irrelevant one never lowers the sum of precisions. With a
+      denominator that does not depend on the order, the bounds are therefore "relevant last" and
+      "relevant first".
     * With the number found as denominator, the order of the group across the cut also decides
-      how many relevant items, ``x``, are found. For a fixed ``x`` the ends are as above. As a
+      how many relevant items, ``x``, are found. For a fixed ``x`` the bounds are as above. As a
       function of ``x`` the best value first falls, then rises (each further item adds a precision
-      no smaller than the one before), so its maximum is at an end of the range; the worst value
-      first falls, then rises, too, and its minimum is found by bisection on the sign of the step.
+      no smaller than the one before), so its maximum is at an end of the range. The worst value
+      also falls, then rises; bisection on the sign of the step finds its minimum.
 
     >>> groups = TieGroups.from_counts(np.array([[2]]), np.array([[[1]]]))
     >>> [float(b[0]) for b in average_precision_bounds(groups, np.array([2]), "found")]
@@ -83,9 +83,9 @@ def average_precision_bounds(
 def _worst_found(
     fewest: Counts, most: Counts, rel_before: Counts, top: Counts, low: Floats, table: Floats
 ) -> Counts:
-    """How many relevant items of the group across the cut make the worst case worst, (queries,).
+    """Return the number found in the group across the cut that minimises the worst value.
 
-    One item more lowers the worst value exactly while ``step > 0``, and ``step`` only falls.
+    One more item lowers the worst value exactly while ``step > 0``, and ``step`` only falls.
     """
     left, right = fewest.copy(), most.copy()
     while (left < right).any():
@@ -94,7 +94,7 @@ def _worst_found(
         recent = table[top] - table[top - x]
         step = 1 - (rel_before + 1) / np.maximum(top - x, 1)
         step = step - (top * recent + rel_before - low) / found
-        # nothing found is worth 0, which no order can undercut
+        # nothing found has the value 0, and no order can be below it
         falls = (step > 0) & (rel_before + x > 0)
         moving = left < right
         left = np.where(moving & falls, x + 1, left)
@@ -105,7 +105,7 @@ def _worst_found(
 def expected_average_precision(
     groups: TieGroups, top: Counts, denominator: Denominator, weighted: bool = False
 ) -> Floats:
-    """Mean average precision of each query over all orders inside ties, (queries,).
+    """Return each query's average precision, averaged over all orders inside ties, (queries,).
 
     Args:
         groups: The rankings.
@@ -156,10 +156,10 @@ def expected_average_precision(
 
 
 def _hypergeometric(cut: Cut, rows: NDArray[np.intp]) -> tuple[Counts, Floats]:
-    """Numbers found in the group across the cut and their chances, (queries, width) each.
+    """Return the numbers found in the group across the cut and their probabilities.
 
-    Values further than 5 sqrt(m) from the mean are left out: Hoeffding's inequality gives them
-    less than 4e-22 together.
+    Both are (queries, width). Values further than 5 sqrt(m) from the mean are left out: by
+    Hoeffding's inequality their total probability is below 4e-22.
     """
     n = cut.across(cut.groups.items, rows)
     r = cut.across(cut.groups.relevant, rows)
@@ -184,9 +184,9 @@ def _hypergeometric(cut: Cut, rows: NDArray[np.intp]) -> tuple[Counts, Floats]:
 
 
 def expected_found(groups: TieGroups, ranks: Counts, total: int) -> Floats:
-    """Expected relevant items among the first ``ranks`` items, (queries, ranks).
+    """Return the expected relevant items among the first ``ranks`` items, (queries, ranks).
 
-    Three tied items, one relevant: 1/3 of it is expected at rank 1, 2/3 up to rank 2.
+    Three tied items, one of them relevant: 1/3 is expected at rank 1, 2/3 up to rank 2.
 
     >>> groups = TieGroups.from_counts(np.array([[3]]), np.array([[[1]]]))
     >>> expected_found(groups, np.array([1, 2, 3]), 3).round(3).tolist()
@@ -196,7 +196,9 @@ def expected_found(groups: TieGroups, ranks: Counts, total: int) -> Floats:
 
 
 def expected_weight(groups: TieGroups, ranks: Counts, total: int) -> Floats:
-    """Expected sum of shared labels among the first ``ranks`` items, (queries, ranks).
+    """Return the expected sum of shared labels among the first ``ranks`` items.
+
+    The result is (queries, ranks).
 
     >>> groups = TieGroups.from_counts(np.array([[2]]), np.array([[[0, 1]]]))
     >>> expected_weight(groups, np.array([1, 2]), 2).tolist()
@@ -206,12 +208,12 @@ def expected_weight(groups: TieGroups, ranks: Counts, total: int) -> Floats:
 
 
 def _interpolate(items: Counts, values: Counts, ranks: Counts, total: int) -> Floats:
-    """A sum over the first ranks is linear in the rank inside a tie, so it is interpolation."""
+    """Interpolate: inside a tie, a sum over the first ranks is linear in the rank."""
     queries = len(items)
     edge = np.zeros((queries, 1), dtype=np.int64)
     reached = np.cumsum(items, axis=1)
     summed = np.cumsum(values, axis=1)
-    # one long axis for all queries, each with an end point, makes this a single call
+    # all queries on one long axis, each with an end point, need only one call
     x = np.hstack([edge, reached, edge + total]) + np.arange(queries)[:, None] * (total + 1)
     y = np.hstack([edge, summed, summed[:, -1:]])
     at = ranks + np.arange(queries)[:, None] * (total + 1)
@@ -219,7 +221,7 @@ def _interpolate(items: Counts, values: Counts, ranks: Counts, total: int) -> Fl
 
 
 def expected_ndcg(groups: TieGroups, rank: int) -> Floats:
-    """Expected normalised discounted cumulative gain at ``rank``, (queries,).
+    """Return the expected normalised discounted cumulative gain at ``rank``, (queries,).
 
     The gain of an item is ``2 ** shared - 1``, the discount ``1 / log2(1 + rank)``.
 
@@ -246,8 +248,8 @@ def _discounts(log_size: int) -> Floats:
 
 
 @dataclass(frozen=True)
-class Within:
-    """Metrics of everything up to each group, (queries, groups) each.
+class WithinGroups:
+    """Metrics of all items up to each group, (queries, groups) each.
 
     Attributes:
         precision: Relevant share of the items; 0 where there are none.
@@ -262,8 +264,8 @@ class Within:
     items: Counts
 
 
-def within_groups(groups: TieGroups) -> Within:
-    """Precision, recall and expected average precision of the items up to each group.
+def within_groups(groups: TieGroups) -> WithinGroups:
+    """Return precision, recall and expected average precision of the items up to each group.
 
     With groups for the Hamming distances 0, 1, … these are the metrics within a radius; no tie
     is cut, so precision and recall do not depend on the order.
@@ -285,7 +287,7 @@ def within_groups(groups: TieGroups) -> Within:
     )
     found = cut.rel_before + groups.relevant
     items = cut.before + groups.items
-    return Within(
+    return WithinGroups(
         precision=over(found.astype(np.float64), items),
         recall=over(found.astype(np.float64), np.broadcast_to(found[:, -1:], found.shape)),
         average_precision=over(np.cumsum(terms, axis=1), found),

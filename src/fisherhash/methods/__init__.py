@@ -1,4 +1,4 @@
-"""Ways to learn codes, each in one file. Adding one: write the file, name it here, test it."""
+"""Methods that learn codes, one file each. To add one: write the file, import it here, test it."""
 
 from fisherhash.methods import (  # noqa: F401 - importing a method registers it
     adsh,

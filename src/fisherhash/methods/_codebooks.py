@@ -1,7 +1,7 @@
-"""Far-apart code books: one fixed binary code a class, for the methods that learn towards them.
+"""Far-apart code books: one fixed binary code per class, for the methods that use them as targets.
 
-Everything here is integer arithmetic on draws of numpy's PCG64, so that a code book depends on
-(classes, bits, seed) and on nothing else: not on the machine, the threads or the version of torch.
+Everything here is integer arithmetic on draws of numpy's PCG64, so a code book depends only on
+(classes, bits, seed), not on the machine, the threads or the version of torch.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ Signs = NDArray[np.int8]
 Words = NDArray[np.uint64]
 
 MAX_ORDER = 2048
-"""Largest Hadamard matrix that is built; codes have at most 1,024 bits."""
+"""Order of the largest Hadamard matrix that is built; codes have at most 1,024 bits."""
 LINEAR_WORK = 2**21
 """Most distances computed at once while a linear code grows."""
 DRAWS = 16
-"""How many sets of Hadamard rows are compared."""
+"""Number of sets of Hadamard rows that are compared."""
 ATTEMPTS = 4
-"""How often a linear code is tried for one distance."""
+"""Number of attempts to grow a linear code for one distance."""
 SEARCH_WORK = 2**24
 """Most distances computed by the local search for one more unit of minimum distance."""
 
 
 def far_apart(classes: int, bits: int, *, seed: int = 0) -> Tensor:
-    """Codes in {-1, 1} (classes, bits) whose smallest pairwise Hamming distance is large.
+    """Return codes in {-1, 1} (classes, bits) whose smallest pairwise Hamming distance is large.
 
-    * Up to four classes: as far apart as any, two thirds of the bits and more.
+    * Up to four classes: the largest possible distance, two thirds of the bits or more.
     * Else, where a Hadamard matrix of order ``bits`` is easily built and has enough rows: its rows
-      and their negatives, every distance at least bits / 2. The all-ones row, the only unbalanced
-      one, comes last. Up to bits - 1 classes the codes are orthogonal.
+      and their negatives, with every distance at least bits / 2. The all-ones row, the only
+      unbalanced one, comes last. Up to bits - 1 classes the codes are orthogonal.
     * Else the better of a larger Hadamard matrix with columns cut off and a linear code grown
-      greedily, then a coordinate search that flips single bits for as long as that raises the
-      minimum distance, within a fixed amount of work: seconds for 10,000 classes.
+      greedily. A coordinate search then flips single bits as long as that raises the minimum
+      distance, within a fixed amount of work: seconds for 10,000 classes.
 
-    With fewer codes than classes (2^bits < classes) codes repeat evenly, and a warning says so.
+    With fewer codes than classes (2^bits < classes) codes repeat evenly, and a warning is logged.
 
     >>> codes = far_apart(5, 8)
     >>> torch.equal(codes @ codes.T, 8 * torch.eye(5))
@@ -69,7 +69,7 @@ def far_apart(classes: int, bits: int, *, seed: int = 0) -> Tensor:
     starts = [_linear_code(classes, bits, rng)]
     order = next((n for n in range(bits + 1, MAX_ORDER) if is_hadamard_order(n)), MAX_ORDER)
     if classes <= order:
-        # The first column is constant: without it the rows keep their distance, order / 2.
+        # The first column is constant, so the distance stays order / 2 without it.
         rows = np.append(1 + _shuffled(order - 1, rng), 0)[:classes]
         columns = 1 + _shuffled(order - 1, rng)[:bits]
         starts.append(hadamard(order)[np.ix_(rows, columns)])
@@ -81,12 +81,12 @@ def far_apart(classes: int, bits: int, *, seed: int = 0) -> Tensor:
 
 
 def minimum_distance(codes: Signs) -> int:
-    """The smallest Hamming distance of two rows of codes in {-1, 1} (n, bits).
+    """Return the smallest Hamming distance of two rows of codes in {-1, 1} (n, bits).
 
     >>> minimum_distance(np.array([[1, 1, 1], [1, -1, -1], [-1, 1, -1]], dtype=np.int8))
     2
     """
-    # float32 holds these inner products exactly, and multiplies far faster than integers.
+    # float32 represents these inner products exactly, and multiplies far faster than integers.
     rows = codes.astype(np.float32)
     largest = -rows.shape[1]
     for first in range(0, len(rows), 1024):
@@ -97,7 +97,7 @@ def minimum_distance(codes: Signs) -> int:
 
 
 def distance_bound(classes: int, bits: int) -> int:
-    """Plotkin's bound: no code book of this size has a larger minimum distance.
+    """Return Plotkin's bound: no code book of this size has a larger minimum distance.
 
     >>> distance_bound(2, 12), distance_bound(3, 12), distance_bound(10, 12)
     (12, 8, 6)
@@ -110,10 +110,10 @@ def distance_bound(classes: int, bits: int) -> int:
 
 @cache
 def is_hadamard_order(order: int) -> bool:
-    """Whether :func:`hadamard` can build a matrix of this order.
+    """Return whether :func:`hadamard` can build a matrix of this order.
 
-    Sylvester's 2^n, Paley's q + 1 and 2 (q + 1) for q a prime or the square of one, and products
-    of these; up to 100 all multiples of four but 92.
+    It can for Sylvester's 2^n, for Paley's q + 1 and 2 (q + 1) with q a prime or the square of one,
+    and for products of these: up to 100 all multiples of four except 92.
 
     >>> [n for n in range(1, 60) if is_hadamard_order(n)]
     [1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56]
@@ -122,13 +122,13 @@ def is_hadamard_order(order: int) -> bool:
 
 
 def hadamard(order: int) -> Signs:
-    """A Hadamard matrix (order, order), its first row and column all ones.
+    """Return a Hadamard matrix (order, order) whose first row and column are all ones.
 
     >>> hadamard(4).tolist()
     [[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]
     """
     if not is_hadamard_order(order):
-        raise UsageError(f"no easy construction of a Hadamard matrix of order {order}")
+        raise UsageError(f"there is no easy construction of a Hadamard matrix of order {order}")
     matrix = _hadamard(order)
     matrix = matrix * matrix[0]
     return matrix * matrix[:, :1]
@@ -157,7 +157,7 @@ def _hadamard(order: int) -> Signs:
 
 @cache
 def _construction(order: int) -> tuple[str, int] | None:
-    """How a matrix of this order, a multiple of four, is made, and from which number."""
+    """Return how a matrix of this order, a multiple of four, is built, and from which number."""
     if order & (order - 1) == 0:
         return "product", 2
     if _is_prime(order - 1):
@@ -182,7 +182,7 @@ def _is_prime_square(number: int) -> bool:
 
 
 def _jacobsthal(q: int) -> Signs:
-    """(q, q): whether the difference of two elements of the field with q elements is a square.
+    """Return (q, q): whether the difference of two elements of the field of q elements is a square.
 
     Entries are 1, -1, or 0 on the diagonal; q is an odd prime or the square of one.
     """
@@ -193,7 +193,7 @@ def _jacobsthal(q: int) -> Signs:
     if p == q:
         elements = np.arange(q)
         return legendre[(elements[:, None] - elements) % q]
-    # a + b w with w^2 = n no square: it is a square where its norm a^2 - n b^2 is one modulo p.
+    # a + b w, where w^2 = n is not a square, is one where its norm a^2 - n b^2 is one modulo p.
     n = int(np.flatnonzero(legendre == -1)[0])
     a, b = np.divmod(np.arange(q), p)
     a, b = a[:, None] - a, b[:, None] - b
@@ -201,12 +201,12 @@ def _jacobsthal(q: int) -> Signs:
 
 
 def _shuffled(count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """0 … count - 1 in a drawn order; unlike numpy's own shuffle, tied to no version of it."""
+    """Return 0 … count - 1 in random order; unlike numpy's shuffle, the same in every version."""
     return np.argsort(rng.integers(0, 2**63, count), kind="stable")
 
 
 def _few(count: int, bits: int, rng: np.random.Generator) -> Signs:
-    """Up to four codes as far apart as any: the same few splits of the classes, repeated.
+    """Return up to four codes at the largest possible distance: a few repeated class splits.
 
     Every other repetition is negated, which balances the codes.
     """
@@ -218,10 +218,10 @@ def _few(count: int, bits: int, rng: np.random.Generator) -> Signs:
 
 
 def _hadamard_rows(count: int, order: int, rng: np.random.Generator) -> Signs:
-    """Rows of a Hadamard matrix in a drawn order, then their negatives, the all-ones row last.
+    """Return rows of a Hadamard matrix in random order, then their negatives, all-ones row last.
 
-    Every other row is negated, or else the first bit would be the same for all classes. Of a few
-    draws the one is kept whose most one-sided bit is least so: a constant bit tells nothing.
+    Every other row is negated; otherwise the first bit would be the same for all classes. Of a few
+    draws it returns the one whose least balanced bit is most balanced: a constant bit is useless.
     """
     matrix = hadamard(order)
 
@@ -234,9 +234,9 @@ def _hadamard_rows(count: int, order: int, rng: np.random.Generator) -> Signs:
 
 
 def _linear_code(count: int, bits: int, rng: np.random.Generator) -> Signs:
-    """The most balanced words of a binary linear code with a large minimum distance.
+    """Return the most balanced words of a binary linear code with a large minimum distance.
 
-    The distance aimed at is bisected: growing a code for it succeeds or fails.
+    It bisects the distance: growing a code for it succeeds or fails.
     """
     dimension = (count - 1).bit_length()
     best = _candidates(2**bits, bits, rng) if dimension == bits else None
@@ -250,7 +250,7 @@ def _linear_code(count: int, bits: int, rng: np.random.Generator) -> Signs:
         else:
             best, low = found, distance + 1
     if best is None:
-        # Generators that are unit vectors: distance 1 is always had.
+        # With unit vectors as generators, distance 1 is always possible.
         best = np.zeros((2**dimension, (bits + 63) // 64), dtype=np.uint64)
         best[:, 0] = np.arange(2**dimension, dtype=np.uint64)
     unbalance = np.abs(2 * np.bitwise_count(best).sum(1, dtype=np.int32) - bits)
@@ -258,10 +258,10 @@ def _linear_code(count: int, bits: int, rng: np.random.Generator) -> Signs:
 
 
 def _grow(dimension: int, bits: int, distance: int, rng: np.random.Generator) -> Words | None:
-    """All words of a linear code, or None where no candidate keeps the distance.
+    """Return all words of a linear code, or None where no candidate keeps the distance.
 
-    The words of a linear code are as far apart as their smallest weight says. Among the generators
-    that keep it, the one that makes most words of exactly that weight leaves most room for others.
+    The minimum distance of a linear code is the smallest weight of its words. Among the generators
+    that keep it, the one with most words of exactly that weight leaves most room for others.
     """
     width = (bits + 63) // 64
     words: Words = np.zeros((1, width), dtype=np.uint64)
@@ -283,7 +283,7 @@ def _grow(dimension: int, bits: int, distance: int, rng: np.random.Generator) ->
 
 
 def _candidates(count: int, bits: int, rng: np.random.Generator) -> Words:
-    """Words (n, width) to choose a generator from: all of them where there are few."""
+    """Return words (n, width) to choose a generator from: all of them where there are few."""
     if 2**bits <= count:
         return _shuffled(2**bits, rng).astype(np.uint64)[:, None]
     width = (bits + 63) // 64
@@ -293,14 +293,14 @@ def _candidates(count: int, bits: int, rng: np.random.Generator) -> Words:
 
 
 def _signs(words: Words, bits: int) -> Signs:
-    """Words (n, width) of 64 bits to codes in {-1, 1} (n, bits)."""
+    """Return words (n, width) of 64 bits as codes in {-1, 1} (n, bits)."""
     shifts = np.arange(64, dtype=np.uint64)
     unpacked = (words[:, :, None] >> shifts) & np.uint64(1)
     return (2 * unpacked.reshape(len(words), -1)[:, :bits].astype(np.int8) - 1).astype(np.int8)
 
 
 def _use_every_bit(codes: Signs, rng: np.random.Generator) -> Signs:
-    """Bits that are the same for all codes are drawn anew, half and half: nothing gets nearer."""
+    """Redraw bits that are the same for all codes, half and half; no distance shrinks."""
     codes = codes.copy()
     for k in np.flatnonzero(abs(codes.sum(0, dtype=np.int64)) == len(codes)):
         codes[:, k] = 1 - 2 * (_shuffled(len(codes), rng) % 2)
@@ -308,11 +308,11 @@ def _use_every_bit(codes: Signs, rng: np.random.Generator) -> Signs:
 
 
 def _search(codes: Signs, rng: np.random.Generator) -> Signs:
-    """Flip bits until no two codes are nearer than a goal, which rises while that succeeds.
+    """Flip bits until no two codes are nearer than a goal, and raise the goal while that works.
 
     A step takes a code of a pair that is too near and flips the bit that leaves the smallest sum
-    of squared shortfalls; a flipped bit rests for a few steps, so that the search leaves a dead
-    end. The result is at least as far apart as the start.
+    of squared shortfalls. A flipped bit then rests for a few steps, so that the search can leave a
+    dead end. The result is at least as far apart as the start.
     """
     count, bits = codes.shape
     steps = min(SEARCH_WORK // (count * bits), 3000)
@@ -329,7 +329,7 @@ def _search(codes: Signs, rng: np.random.Generator) -> Signs:
 
 
 def _reach(codes: Signs, goal: int, steps: int, rng: np.random.Generator) -> Signs | None:
-    """Codes at least ``goal`` apart, or None when ``steps`` flips did not find them."""
+    """Return codes at least ``goal`` apart, or None if ``steps`` flips did not find them."""
     C = codes.astype(np.int32)
     count, bits = C.shape
     distances = (bits - C @ C.T) // 2

@@ -1,16 +1,16 @@
-"""Codes cut from trained outputs so that Hamming distances keep the outputs' likeness.
+"""Codes cut from trained outputs so that Hamming distances follow the outputs' similarity.
 
-Trained to the end, the outputs of a class lie in one point, and their signs say nothing but the
-class; an image that lies between two classes, as many do that were not trained on, gets the code of
-one of them. Here W and t are sought such that the codes sgn(W u + t) of outputs u *and of points
-between them* are as alike as the outputs themselves: with h = tanh(beta (W u + t)),
+When training ends, the outputs of a class lie in one point, and their signs reveal only the class.
+An image between two classes, like many that were not trained on, gets the code of one of them. This
+module finds W and t such that the codes sgn(W u + t) of outputs u *and of points between them* are
+as similar as the outputs themselves: with h = tanh(beta (W u + t)), it minimises
 
     sum_ij (1 + 2 max(0, s_ij) / a) (h_i . h_j / K - s_ij)^2,    s_ij = cos(u_i, u_j),
 
-a the mean of max(0, s_ij), so that near pairs, fewer the more classes there are, weigh two thirds,
-over batches in which every other point lies at random between two training outputs, beta rising
-from 2 to 8. No label is used, but for the start: the least-squares map of the outputs to a code
-book of the classes.
+where a is the mean of max(0, s_ij), so that near pairs, which are rarer the more classes there are,
+get two thirds of the weight. It runs over batches in which every other point lies at random between
+two training outputs, while beta rises from 2 to 8. Labels are used only for the start: the
+least-squares map of the outputs to a code book of the classes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 STEPS = 600
 BATCH = 512
-RATE = 0.01
+CUT_RATE = 0.01
 BETWEEN = 0.5
 SOFTEST, HARDEST = 2.0, 8.0
 NEARNESS = 2.0
@@ -29,11 +29,11 @@ RIDGE = 1e-3
 
 
 def cut(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """W (bits, width) and t (bits,) for training outputs (N, width).
+    """Return W (bits, width) and t (bits,) for training outputs.
 
     Args:
-        outputs: u.
-        targets: (N, bits) the codes of the images' classes, where W and t start.
+        outputs: u, (N, width).
+        targets: (N, bits) the codes of the images' classes, which W and t start from.
     """
     outputs = outputs.detach().float()
     mixing, offsets = least_squares(outputs, targets)
@@ -47,7 +47,7 @@ def cut(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     share = torch.where(alone, 1.0, share).to(outputs)[:, :, None]
     with torch.enable_grad():
         mixing, offsets = mixing.clone().requires_grad_(), offsets.clone().requires_grad_()
-        optimizer = torch.optim.Adam([mixing, offsets], lr=RATE)
+        optimizer = torch.optim.Adam([mixing, offsets], lr=CUT_RATE)
         for step in range(STEPS):
             done = step / STEPS
             between = share[step]
@@ -56,13 +56,13 @@ def cut(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             loss = unlikeness(points, points @ mixing.T + offsets, sharpness)
             optimizer.zero_grad()
             loss.backward()
-            optimizer.param_groups[0]["lr"] = RATE * (1.0 - done)
+            optimizer.param_groups[0]["lr"] = CUT_RATE * (1.0 - done)
             optimizer.step()
     return mixing.detach(), offsets.detach()
 
 
 def unlikeness(points: Tensor, logits: Tensor, sharpness: float) -> Tensor:
-    """How far the soft codes' inner products are from the points' cosines, near pairs first."""
+    """Return how far the soft codes' inner products are from the points' cosines, weighted."""
     directions = F.normalize(points, eps=1e-6)
     wanted = directions @ directions.T
     codes = torch.tanh(sharpness * logits)
@@ -73,7 +73,7 @@ def unlikeness(points: Tensor, logits: Tensor, sharpness: float) -> Tensor:
 
 
 def least_squares(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The affine map of outputs (N, width) to targets (N, bits) with least squared error."""
+    """Return the affine map of outputs (N, width) to targets (N, bits) of least squared error."""
     inputs = torch.cat([outputs, torch.ones_like(outputs[:, :1])], dim=1).double()
     gram = inputs.T @ inputs
     gram.diagonal().add_(RIDGE * len(inputs))

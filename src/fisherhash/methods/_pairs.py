@@ -1,7 +1,8 @@
-"""Pieces shared by the methods that learn from pairs.
+"""Code shared by the methods that learn from pairs.
 
-Two kinds of pairs: batch x all training images, the latter as last seen (:class:`PairMemory`), and
-the pairs inside a batch (:class:`BatchPairs`). Similar means: at least one label in common.
+There are two kinds of pairs: batch x all training images, the latter with their last outputs
+(:class:`PairMemory`), and the pairs inside a batch (:class:`BatchPairs`). Two images are similar
+when they have at least one label in common.
 """
 
 from __future__ import annotations
@@ -14,17 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fisherhash.errors import UsageError
-from fisherhash.methods.base import Batch, TrainingSet, sign
+from fisherhash.methods.base import Batch, HashMethod, TrainingSet, sign
 
-ROWS = 16_384  # label rows turned into floats at a time
+LABEL_ROWS = 16_384  # label rows converted to floats at once
 
 
 class TrainingLabels(nn.Module):
     """The labels Y of all N training images: class numbers, or bytes where images have several.
 
-    ``shares`` in the methods below turns a row of m ones into m times 1/m. An image without a
-    label is similar to none, and its row of Y is zero.
+    With ``shares``, each of an image's m labels counts 1/m instead of 1. An image without a label
+    is similar to no image, and its row of Y is zero.
     """
 
     numbers: Tensor
@@ -34,12 +34,12 @@ class TrainingLabels(nn.Module):
         super().__init__()
         self.classes = 0
         self.single = True
-        # The labels are the training set's own; a checkpoint has no need of a second copy.
+        # Not in checkpoints, because the training set has the labels.
         self.register_buffer("numbers", torch.empty(0, dtype=torch.int64), persistent=False)
         self.register_buffer("rows", torch.empty(0, 0, dtype=torch.uint8), persistent=False)
 
     def fill(self, labels: Tensor) -> None:
-        """Take over labels (N, classes)."""
+        """Store labels (N, classes)."""
         rows = (labels > 0).to(torch.uint8)
         counts = rows.sum(1)
         self.classes = labels.shape[1]
@@ -53,17 +53,17 @@ class TrainingLabels(nn.Module):
             self.rows = rows
 
     def similar(self, index: Tensor) -> Tensor:
-        """(b, N) whether the images at ``index`` share a label with each training image."""
+        """Return whether the images at ``index`` share a label with each training image, (b, N)."""
         if self.single:
             own = self.numbers[index]
             return (own[:, None] == self.numbers) & (own >= 0)[:, None]
         return self.rows[index].float() @ self.rows.float().T > 0
 
     def similar_share(self, most: int = 512) -> float:
-        """Share of similar pairs among all pairs of two images.
+        """Return the share of similar pairs among all pairs of two images.
 
-        Counted with one label an image; with several, by the pairs of ``most`` random images with
-        all, always the same ones.
+        With one label per image it is exact. With several it is estimated from the pairs of
+        ``most`` random images, always the same ones, with all images.
         """
         if self.single:
             counts = self.gram(shares=False).double()
@@ -76,7 +76,7 @@ class TrainingLabels(nn.Module):
         return float(similar.sum()) / max(len(index) * (total - 1), 1)
 
     def mix(self, columns: Tensor, *, shares: bool) -> Tensor:
-        """(N, k) a column per class of ``columns`` (k, classes), summed over each image's labels.
+        """Return the columns (k, classes) summed over each image's labels, (N, k).
 
         With C the columns, row i is C y_i.
         """
@@ -86,42 +86,42 @@ class TrainingLabels(nn.Module):
         return torch.cat([rows @ columns.T for rows in self._chunks(shares)])
 
     def collect(self, values: Tensor, *, shares: bool) -> Tensor:
-        """(k, classes) the sum of ``values`` (N, k) over the images of each class.
+        """Return the sum of ``values`` (N, k) over the images of each class, (k, classes).
 
         With V the values as columns (k, N), this is V Y^T.
         """
-        # In double precision, so that the order in which a device adds does not show.
+        # In double precision, so that the order in which a device adds does not matter.
         sums = torch.zeros(self.classes + 1, values.shape[1], dtype=torch.float64).to(values.device)
         if self.single:
             sums.index_add_(0, self.numbers % (self.classes + 1), values.double())
         else:
-            parts = zip(self._chunks(shares), values.split(ROWS), strict=True)
+            parts = zip(self._chunks(shares), values.split(LABEL_ROWS), strict=True)
             for rows, part in parts:
                 sums[:-1] += rows.double().T @ part.double()
         return sums[:-1].T.to(values.dtype)
 
     def means(self, values: Tensor) -> Tensor:
-        """(k, classes) the mean of ``values`` (N, k) of each class, images by their shares."""
+        """Return the mean of ``values`` (N, k) per class, weighted by shares, (k, classes)."""
         weight = self.collect(torch.ones_like(values[:, :1]), shares=True)
         return self.collect(values, shares=True) / weight.clamp_min(1e-12)
 
     def gram(self, *, shares: bool) -> Tensor:
-        """Y Y^T (classes, classes); with one label an image only its diagonal (classes,)."""
+        """Return Y Y^T (classes, classes); with one label per image its diagonal (classes,)."""
         if self.single:
             return torch.bincount(self.numbers + 1, minlength=self.classes + 1)[1:].float()
         zero = torch.zeros(self.classes, self.classes, device=self.rows.device)
         return sum((rows.T @ rows for rows in self._chunks(shares)), zero)
 
     def _chunks(self, shares: bool) -> Iterator[Tensor]:
-        for rows in self.rows.split(ROWS):
+        for rows in self.rows.split(LABEL_ROWS):
             yield class_proportions(rows.float()) if shares else rows.float()
 
 
 class PairMemory(nn.Module):
-    """The outputs of all N training images as each was last seen, with their labels.
+    """The last outputs of all N training images, with their labels.
 
     Pairs are then batch x N instead of batch x batch. Rows of the memory are constants: the
-    gradient reaches the batch's own outputs only.
+    gradient reaches only the batch's own outputs.
     """
 
     outputs: Tensor
@@ -132,20 +132,23 @@ class PairMemory(nn.Module):
         self.register_buffer("outputs", torch.empty(0, 0))
 
     def fill(self, train: TrainingSet) -> None:
-        """One pass over the training set: no row starts at zero, where the pair loss is flat."""
+        """Store the outputs of one pass over the training set.
+
+        So no row starts at zero, where the pair loss is flat.
+        """
         self.outputs = train.outputs().float().clone()
         self.labels.fill(train.labels.to(self.outputs.device))
 
     def refresh(self, outputs: Tensor, batch: Batch) -> None:
-        """Remember the batch's outputs (b, bits)."""
+        """Store the batch's outputs (b, bits)."""
         self.outputs.index_copy_(0, batch.index, outputs.detach().to(self.outputs))
 
     def pair_loss(
         self, outputs: Tensor, batch: Batch, *, margin: float = 0.0, positive_weight: float = 1.0
     ) -> Tensor:
-        """Mean :func:`logistic` loss of the pairs batch x memory, self pairs left out.
+        """Return the mean :func:`logistic` loss of the pairs batch x memory, without self pairs.
 
-        theta = u_i . u_j / 2, with u_j from the memory; labels are the memory's own.
+        theta = u_i . u_j / 2, with u_j from the memory, which also supplies the labels.
         """
         theta = 0.5 * outputs.float() @ self.outputs.T
         similar = self.labels.similar(batch.index)
@@ -155,14 +158,30 @@ class PairMemory(nn.Module):
         return (losses * weights).sum() / weights.sum().clamp_min(1.0)
 
 
+class MemoryMethod(HashMethod):
+    """A method that remembers the last outputs of all training images."""
+
+    def __init__(self, *, bits: int, classes: int) -> None:
+        super().__init__(bits=bits, classes=classes)
+        self.memory = PairMemory()
+
+    def start(self, train: TrainingSet) -> None:
+        """Fill the memory of outputs."""
+        self.memory.fill(train)
+
+    def after_step(self, outputs: Tensor, batch: Batch) -> None:
+        """Store the batch's outputs in the memory."""
+        self.memory.refresh(outputs, batch)
+
+
 @dataclass(frozen=True)
 class BatchPairs:
-    """All pairs of different images in a batch, both orders, by their labels.
+    """All pairs of different images in a batch, in both orders.
 
     Attributes:
-        similar: (b, b) whether a label is shared; False on the diagonal.
-        dissimilar: (b, b) whether none is shared; False on the diagonal.
-        overlap: (b, b) labels shared as a share of the labels either has (the Jaccard index).
+        similar: (b, b) whether the pair shares a label; False on the diagonal.
+        dissimilar: (b, b) whether it shares none; False on the diagonal.
+        overlap: (b, b) shared labels over the labels that either has (the Jaccard index).
     """
 
     similar: Tensor
@@ -171,7 +190,7 @@ class BatchPairs:
 
     @classmethod
     def of(cls, labels: Tensor) -> BatchPairs:
-        """The pairs of a batch's labels (b, classes)."""
+        """Return the pairs of a batch with labels (b, classes)."""
         labels = labels.float()
         shared = labels @ labels.T
         either = labels.sum(1)[:, None] + labels.sum(1) - shared
@@ -183,15 +202,15 @@ class BatchPairs:
         )
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean of values (b, b) over all pairs; 0, without gradient, where there are none."""
+        """Return the mean of values (b, b) over all pairs; 0 with zero gradient without pairs."""
         return _mean(values, self.similar | self.dissimilar)
 
     def balanced(self, values: Tensor) -> Tensor:
-        """Mean of values (b, b) over the similar pairs, plus that over the dissimilar ones.
+        """Return the mean of values (b, b) over similar pairs plus that over dissimilar pairs.
 
         With S all pairs, S1 the similar and S0 the dissimilar ones, this is (1/|S|) sum w_ij v_ij
         with w_ij = |S|/|S1| on similar and |S|/|S0| on dissimilar pairs: the weights of HashNet and
-        Deep Cauchy Hashing, taken in the batch. A side that is absent adds nothing.
+        Deep Cauchy Hashing within the batch. A kind that is absent adds nothing.
         """
         return _mean(values, self.similar) + _mean(values, self.dissimilar)
 
@@ -201,7 +220,7 @@ def _mean(values: Tensor, where: Tensor) -> Tensor:
 
 
 def logistic(theta: Tensor, similar: Tensor, *, margin: float = 0.0) -> Tensor:
-    """log(1 + e^(margin - theta)) for a similar pair, log(1 + e^(margin + theta)) for another.
+    """Return log(1 + e^(margin - theta)) for similar, log(1 + e^(margin + theta)) for other pairs.
 
     Without margin this is log(1 + e^theta) - s theta, with s = 1 for similar pairs, else 0.
 
@@ -212,7 +231,7 @@ def logistic(theta: Tensor, similar: Tensor, *, margin: float = 0.0) -> Tensor:
 
 
 def log_cosh(values: Tensor) -> Tensor:
-    """log((e^x + e^-x) / 2), without overflow.
+    """Return log((e^x + e^-x) / 2), without overflow.
 
     >>> [round(x, 3) for x in log_cosh(torch.tensor([0.0, 1000.0])).tolist()]
     [0.0, 999.307]
@@ -222,30 +241,16 @@ def log_cosh(values: Tensor) -> Tensor:
 
 
 def quantization_error(outputs: Tensor, codes: Tensor | None = None) -> Tensor:
-    """Mean over images of ||b - u||^2, with b the given codes (n, bits) or the signs of outputs."""
+    """Return the mean of ||b - u||^2 over images; b are codes (n, bits), or the outputs' signs."""
     outputs = outputs.float()
     target = sign(outputs.detach()) if codes is None else codes.to(outputs)
     return (outputs - target).square().sum(1).mean()
 
 
 def class_proportions(labels: Tensor) -> Tensor:
-    """Rows that sum to 1: 1/m on each of an image's m labels; an unlabelled row stays zero.
+    """Return rows that sum to 1: 1/m on each of an image's m labels; an unlabelled row is zero.
 
     >>> class_proportions(torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]])).tolist()
     [[0.5, 0.0, 0.5], [0.0, 1.0, 0.0]]
     """
     return labels / labels.sum(1, keepdim=True).clamp_min(1.0)
-
-
-def check_positive(method: str, **values: float) -> None:
-    """Refuse hyper-parameters that must be greater than 0."""
-    for name, value in values.items():
-        if not value > 0:
-            raise UsageError(f"{method}: {name} must be greater than 0, got {value}")
-
-
-def check_not_negative(method: str, **values: float) -> None:
-    """Refuse hyper-parameters that must be 0 or more."""
-    for name, value in values.items():
-        if not value >= 0:
-            raise UsageError(f"{method}: {name} must not be negative, got {value}")

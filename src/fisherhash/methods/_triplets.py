@@ -1,10 +1,10 @@
 """Triplets of a batch: a query, an image that should be nearer to it, one that should be farther.
 
-All triplets of a batch of b images are up to b^3. A step takes at most ``limit`` of them, in
-tensors whose shapes depend on b alone, so that a captured step stays right: every query gets up to
-P nearer and N farther images, b P N <= limit. Where a query has more, it takes those that follow it
-in the batch, around the end. The order of a batch is drawn anew in every epoch, so this fixed
-pattern is a random choice. A query is never its own nearer or farther image.
+A batch of b images has up to b^3 triplets. A step uses at most ``limit`` of them, in tensors whose
+shapes depend on b alone, so that a captured step stays correct: every query gets up to P nearer and
+N farther images, with b P N <= limit. A query with more uses those that follow it in the batch,
+wrapping around at the end. Batches are drawn in a new order every epoch, so this fixed pattern is a
+random choice. A query is never its own nearer or farther image.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from fisherhash.errors import UsageError
+from fisherhash.methods._pairs import BatchPairs
 
 LIMIT = 2**18
-"""Triplets a step of the methods that take them, unless told otherwise."""
+"""Default number of triplets per step."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Triplets:
     Attributes:
         near: (b, P) columns of the nearer images of each query.
         far: (b, N) columns of the farther ones.
-        valid: (b, P, N) whether that triplet exists; the others only fill the shape.
+        valid: (b, P, N) whether that triplet exists; the others are padding.
     """
 
     near: Tensor
@@ -37,26 +38,27 @@ class Triplets:
 
     @classmethod
     def of(cls, near: Tensor, far: Tensor, *, limit: int = LIMIT) -> Triplets:
-        """Choose triplets where ``near`` and ``far``, (b, b) booleans, say what may be which."""
+        """Choose triplets; ``near`` and ``far``, (b, b) booleans, mark the candidates per query."""
         most_near, most_far = sides(len(near), limit)
         near_columns, near_found = _following(near, most_near)
         far_columns, far_found = _following(far, most_far)
         return cls(near_columns, far_columns, near_found[:, :, None] & far_found[:, None, :])
 
-    def nearer(self, values: Tensor) -> Tensor:
-        """Values (b, b) of query and nearer image, (b, P, 1)."""
-        return values.gather(1, self.near)[:, :, None]
-
-    def farther(self, values: Tensor) -> Tensor:
-        """Values (b, b) of query and farther image, (b, 1, N)."""
-        return values.gather(1, self.far)[:, None, :]
+    @classmethod
+    def of_labels(cls, labels: Tensor, *, limit: int = LIMIT) -> Triplets:
+        """Choose triplets of a similar and a dissimilar image, from labels (b, classes)."""
+        pairs = BatchPairs.of(labels)
+        return cls.of(pairs.similar, pairs.dissimilar, limit=limit)
 
     def gap(self, values: Tensor) -> Tensor:
-        """Values of query and nearer image less those of query and farther one, (b, P, N)."""
-        return self.nearer(values) - self.farther(values)
+        """Return the values (b, b) of query and nearer image minus those of the farther one.
+
+        The result is (b, P, N).
+        """
+        return values.gather(1, self.near)[:, :, None] - values.gather(1, self.far)[:, None, :]
 
     def mean(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
-        """The (weighted) mean of losses (b, P, N); 0, without gradient, where no triplet exists."""
+        """Return the (weighted) mean of losses (b, P, N); 0 with zero gradient without triplets."""
         kept = self.valid.to(losses) if weights is None else torch.where(self.valid, weights, 0.0)
         total = kept.sum()
         share = torch.where(total > 0, 1.0 / total.clamp_min(1e-30), 0.0)
@@ -64,33 +66,33 @@ class Triplets:
 
 
 def sides(batch: int, limit: int) -> tuple[int, int]:
-    """How many nearer and farther images each of ``batch`` queries gets.
+    """Return how many nearer and farther images each of ``batch`` queries gets.
 
-    Similar images are rarer, so the farther ones get four times the places; what one side has no
-    use for goes to the other. Up to 64 images 2^18 triplets are all there are.
+    Similar images are rarer, so the farther ones get four times as many places; places that one
+    side cannot use go to the other. For up to 64 images 2^18 covers all triplets.
 
     >>> sides(64, 2**18), sides(128, 2**18), sides(1000, 2**18)
     ((64, 64), (22, 93), (8, 32))
     """
     if limit < batch:
-        raise UsageError(f"{limit} triplets a step are fewer than the {batch} images of a batch")
+        raise UsageError(f"{limit} triplets per step are fewer than the {batch} images of a batch")
     near = min(batch, max(1, math.isqrt(limit // (4 * batch))))
     far = min(batch, limit // (batch * near))
     return min(batch, limit // (batch * far)), far
 
 
 def squared_distances(values: Tensor) -> Tensor:
-    """||v_i - v_j||^2 (b, b) of the rows of values (b, d), without a (b, b, d) tensor."""
+    """Return ||v_i - v_j||^2 (b, b) of the rows of values (b, d), without a (b, b, d) tensor."""
     squares = values.square().sum(1)
     return (squares[:, None] + squares - 2.0 * values @ values.T).clamp_min(0.0)
 
 
 def _following(wanted: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The first ``count`` wanted columns of each row after its own, and whether they are wanted."""
+    """Return the first ``count`` wanted columns after each row's own, and whether they exist."""
     batch = len(wanted)
     place = torch.arange(batch, device=wanted.device)
     ahead = (place - place[:, None]) % batch
-    # From 1 (the last in turn) to b - 1 (the next one); 0 is not wanted, or the query itself.
+    # From 1 (the last in turn) to b - 1 (the next one); 0 is unwanted, or the query itself.
     score = torch.where(wanted & (ahead > 0), batch - ahead, 0)
     found = score.topk(count, dim=1)
     return found.indices, found.values > 0

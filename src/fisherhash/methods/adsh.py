@@ -6,23 +6,16 @@ import torch
 from torch import Tensor
 
 from fisherhash.methods._discrete import coordinate_descent
-from fisherhash.methods._pairs import PairMemory, check_not_negative, check_positive
-from fisherhash.methods.base import (
-    Batch,
-    HashMethod,
-    MethodInfo,
-    Progress,
-    TrainingSet,
-    register,
-    sign,
-)
+from fisherhash.methods._options import NotNegative, PositiveInt
+from fisherhash.methods._pairs import MemoryMethod
+from fisherhash.methods.base import Batch, MethodInfo, Progress, TrainingSet, register, sign
 
-ROWS = 256  # sampled images whose similarity to all others is held at a time
+SAMPLE_ROWS = 256  # sampled images whose similarity to all others is in memory at once
 
 
 @register
-class ADSH(HashMethod):
-    """Asymmetric Deep Supervised Hashing: outputs of a network against free binary codes.
+class ADSH(MemoryMethod):
+    """Asymmetric Deep Supervised Hashing: a network's outputs against free binary codes.
 
     With u_i = tanh of the K logits of image i, v_j in {-1, 1}^K a free code for every training
     image (V all of them), Omega a sample of images and S_ij = 1 for similar pairs, -r for others,
@@ -36,20 +29,21 @@ class ADSH(HashMethod):
     * **V**: bit by bit for all images, v_jk = sgn(p_jk - sum_(l != k) G_kl v_jl) with G = U U^T and
       p_j = K sum_i S_ij u_i, plus gamma u_j for j in Omega: the exact minimum over that bit.
 
-    The code of an image is sgn(u), whether query or database.
+    The code of an image is sgn(u), for queries and for the database.
 
-    How it differs from the paper and the authors' code:
+    What differs from the paper and the authors' code:
 
     * Only the training split is used. In the paper V are the codes of the whole database, learned
-      from the labels of the whole database, which the other methods do not see; here V serves the
-      training and is then dropped, and the network encodes everything.
-    * U learns on batches from all training images, not from Omega: the one loop for all methods
-      passes over everything. The V-step, at the start of every epoch, samples Omega as in the
-      paper; U are the outputs as each image was last seen.
-    * Sums become means: our loss is the sum divided by N K |batch| (the authors' code divides by
-      N |batch|; the K more makes a bit's gradient independent of the number of bits). gamma keeps
-      its scale, so the quantisation term has the weight gamma / (N K).
-    * r is at most 1: no inner product is below -K. Without dissimilar pairs it plays no part.
+      from the labels of the whole database, which the other methods do not see. Here V is used for
+      training and then dropped, and the network encodes all images.
+    * U learns on batches from all training images, not from Omega, because the loop that all
+      methods share passes over the whole training set. The V-step, at the start of every epoch,
+      samples Omega as in the paper; U are the last outputs of each image.
+    * Sums become means: our loss is the sum divided by N K |batch|. The authors' code divides by
+      N |batch|; our additional K makes a bit's gradient independent of the number of bits. gamma
+      keeps its scale, so the quantisation term has the weight gamma / (N K).
+    * r is at most 1, because no inner product is below -K. Without dissimilar pairs it has no
+      effect.
     * V starts at the signs of the first outputs; theirs starts at 0.
     * sgn(0) is -1, the bit of a logit that is not greater than 0; no bit is ever 0.
 
@@ -57,8 +51,8 @@ class ADSH(HashMethod):
         bits: K.
         classes: M.
         quantization: gamma, 200 in the paper.
-        sample: size of Omega, 2,000 in the paper; the V-step's work grows with it.
-        sweeps: passes over the bits in a V-step, 1 in the authors' code.
+        sample: Size of Omega, 2,000 in the paper; the V-step's work grows with it.
+        sweeps: Passes over the bits in a V-step, 1 in the authors' code.
     """
 
     info = MethodInfo(
@@ -68,8 +62,6 @@ class ADSH(HashMethod):
         year=2018,
         url="https://arxiv.org/abs/1707.08325",
         supervision="pairs",
-        multilabel=True,
-        fit="gradient",
     )
     codes: Tensor
     ratio: Tensor
@@ -79,53 +71,43 @@ class ADSH(HashMethod):
         *,
         bits: int,
         classes: int,
-        quantization: float = 200.0,
-        sample: int = 2000,
-        sweeps: int = 1,
+        quantization: NotNegative = 200.0,
+        sample: PositiveInt = 2000,
+        sweeps: PositiveInt = 1,
     ) -> None:
         super().__init__(bits=bits, classes=classes)
-        check_not_negative("adsh", quantization=quantization)
-        check_positive("adsh", sample=sample, sweeps=sweeps)
         self.quantization = quantization
         self.sample = sample
         self.sweeps = sweeps
-        self.memory = PairMemory()
         self.register_buffer("codes", torch.empty(0, bits))
         self.register_buffer("ratio", torch.zeros(()))
 
     def start(self, train: TrainingSet) -> None:
         """Fill the memory of outputs; V starts at their signs."""
-        self.memory.fill(train)
+        super().start(train)
         self.codes = sign(self.memory.outputs)
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """The U-step's objective on one batch."""
+        """Return the U-step's objective on one batch."""
         u = outputs.float().tanh()
         target = torch.where(self.memory.labels.similar(batch.index), 1.0, -self.ratio)
         pair = self.bits * (u @ self.codes.T / self.bits - target).square().mean()
         quantization = (self.codes[batch.index] - u).square().sum(1).mean()
         weight = self.quantization / (len(self.codes) * self.bits)
-        return {
-            "loss": pair + weight * quantization,
-            "pair": pair,
-            "quantization": quantization,
-        }
-
-    def after_step(self, outputs: Tensor, batch: Batch) -> None:
-        """Remember the outputs."""
-        self.memory.refresh(outputs, batch)
+        loss = pair + weight * quantization
+        return {"loss": loss, "pair": pair, "quantization": quantization}
 
     def on_epoch_start(self, progress: Progress) -> None:
-        """Draw Omega, from the generator that the loop seeds anew each epoch; take the V-step."""
+        """Draw Omega from the generator that the loop seeds each epoch; take the V-step."""
         order = torch.randperm(len(self.codes))
         self.update_codes(order[: self.sample].sort().values.to(self.codes.device))
 
     def update_codes(self, omega: Tensor) -> None:
-        """The V-step, with Omega the images at ``omega`` (n,); sets r from their pairs."""
+        """Take the V-step, with Omega the images at ``omega`` (n,); set r from their pairs."""
         U = self.memory.outputs[omega].tanh()
         sums = torch.zeros_like(self.codes)
         similar_pairs = torch.zeros((), dtype=torch.float64, device=omega.device)
-        for index, rows in zip(omega.split(ROWS), U.split(ROWS), strict=True):
+        for index, rows in zip(omega.split(SAMPLE_ROWS), U.split(SAMPLE_ROWS), strict=True):
             similar = self.memory.labels.similar(index)
             similar_pairs += similar.sum()
             sums += similar.float().T @ rows

@@ -1,7 +1,11 @@
 """The contract between a method and the training loop.
 
 A method never touches the loop, the loader, the device or the evaluation. What is needed to encode
-an image lives in the head and is saved; what is needed only to train lives in the method.
+an image lives in the head and is saved. What is needed only for training lives in the method.
+
+The base classes check the contract around a method's own code: the ranges of its options, the
+shapes it is given, and what it returns. These checks read shapes and types only, never values on
+the device, so they cost nothing when a captured CUDA graph is replayed.
 """
 
 from __future__ import annotations
@@ -15,22 +19,23 @@ import torch
 from torch import Tensor, nn
 
 from fisherhash.codes import check_bits
-from fisherhash.errors import UsageError, unknown_name
+from fisherhash.errors import FisherhashError, UsageError, unknown_name
+from fisherhash.methods._options import CheckedOptions, convert_option
 from fisherhash.model.heads import Head, LinearHead
 
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """What a method is, and where it comes from.
+    """What a method is, and where it was published.
 
     Attributes:
-        name: the registry's word, also the file's name.
-        title: the paper's title.
-        venue: where it appeared.
-        year: when.
-        url: where to read it.
-        supervision: what the labels are used for.
-        multilabel: whether the method is defined for images with several labels.
+        name: Its name in the registry, also the name of its file.
+        title: Title of the paper.
+        venue: Conference or journal.
+        year: Year of publication.
+        url: Where to read the paper.
+        supervision: What the labels are used for.
+        multilabel: Whether the method is defined for images with several labels.
         fit: ``gradient`` (trained by the loop) or ``closed-form`` (fitted on features).
     """
 
@@ -40,18 +45,18 @@ class MethodInfo:
     year: int
     url: str
     supervision: Literal["none", "pairs", "triplets", "classes", "pairs and classes"]
-    multilabel: bool
-    fit: Literal["gradient", "closed-form"]
+    multilabel: bool = True
+    fit: Literal["gradient", "closed-form"] = "gradient"
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's images as a method sees them.
+    """The images of one step.
 
     Attributes:
         labels: (b, classes) floats, 0 or 1.
         index: (b,) positions in the training set.
-        features: (b, d) the backbone's output.
+        features: (b, d) output of the backbone.
     """
 
     labels: Tensor
@@ -61,7 +66,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the training is, both counted from 0."""
+    """How far the training is; epoch and step count from 0."""
 
     epoch: int
     epochs: int
@@ -78,57 +83,114 @@ class TrainingSet(Protocol):
         ...
 
     def outputs(self) -> Tensor:
-        """(N, …) outputs of the head as it is now, in evaluation mode."""
+        """Return the current outputs of the head in evaluation mode, (N, output_width)."""
         ...
 
     def features(self) -> Tensor:
-        """(N, d) features of the backbone as it is now."""
+        """Return the current features of the backbone, (N, d)."""
         ...
 
 
-class HashMethod(nn.Module):
+class HashMethod(CheckedOptions, nn.Module):
     """A method trained by gradient. Subclasses take keyword-only hyper-parameters after these two.
 
-    Everything that changes during training is a buffer, so that checkpoints hold it and a captured
-    CUDA graph sees it.
+    The loop calls the method itself, ``method(outputs, batch)``, which checks the contract around
+    ``loss``. Subclasses write ``loss``, and override the other functions where they need them.
+
+    Everything that changes during training is a buffer or a parameter, so that checkpoints store it
+    and a captured CUDA graph reads it.
+
+    Args:
+        bits: Length of the codes.
+        classes: Number of classes.
     """
 
     info: ClassVar[MethodInfo]
     capturable: bool = True
-    """Whether a step stays on the device, so that a CUDA graph can hold it."""
+    """Whether a step stays on the device, so that a CUDA graph can capture it."""
 
     def __init__(self, *, bits: int, classes: int) -> None:
         super().__init__()
         self.bits = check_bits(bits)
         self.classes = classes
 
+    @property
+    def output_width(self) -> int:
+        """Outputs of the head per image; override it if they are not the logits."""
+        return self.bits
+
     def head(self, in_features: int) -> Head:
-        """The head this method trains."""
+        """Return the head that this method trains."""
         return LinearHead(in_features, self.bits)
 
     def start(self, train: TrainingSet) -> None:
-        """Before the first step of a stage, without gradient: allocate and fill the state.
+        """Allocate and fill the state, before the first step of a stage, without gradient.
 
-        Fine-tuning has two stages, the head alone and the whole network: what the second must not
-        lose or draw anew (targets, a classifier) is kept from the first.
+        Fine-tuning has two stages: the head alone, then the whole network. State that the second
+        stage must neither lose nor draw again (targets, a classifier) stays as the first left it.
         """
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """The batch's loss under the key ``loss``; other keys are logged. Changes nothing."""
+        """Return the batch's loss under the key ``loss``, and other terms to log. Pure."""
         raise NotImplementedError
 
     def after_step(self, outputs: Tensor, batch: Batch) -> None:
-        """After the optimiser's step, without gradient; outputs are those the loss saw."""
+        """Update the state after the optimiser's step, without gradient.
+
+        The outputs are those that the loss was computed from.
+        """
 
     def on_epoch_start(self, progress: Progress) -> None:
-        """Before each epoch, without gradient."""
+        """Update the state before each epoch, without gradient."""
 
     def finish(self) -> None:
-        """After the last epoch, without gradient: what the head must hold to encode is final."""
+        """Make final what the head needs to encode, after the last epoch, without gradient."""
+
+    def forward(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return ``loss(outputs, batch)``, with arguments and result checked.
+
+        Raises:
+            UsageError: A shape is wrong, or ``loss`` did not return what it must; the message
+                names the method and what was expected.
+        """
+        name, b = self.info.name, len(batch.index)
+        for what, tensor, shape in (
+            ("outputs", outputs, (b, self.output_width)),
+            ("labels", batch.labels, (b, self.classes)),
+            ("index", batch.index, (b,)),
+            ("features", batch.features, (b, batch.features.shape[-1])),
+        ):
+            if tensor.shape != shape:
+                raise UsageError(f"{name}: {what} must have shape {shape}, got {(*tensor.shape,)}")
+        terms = self.loss(outputs, batch)
+        if not isinstance(terms, dict) or "loss" not in terms:
+            found = f"the keys {', '.join(terms)}" if isinstance(terms, dict) else repr(terms)
+            raise UsageError(f"{name}: loss() must return a dict with the key 'loss', got {found}")
+        for key, term in terms.items():
+            if not isinstance(term, Tensor) or term.ndim:
+                found = f"shape {(*term.shape,)}" if isinstance(term, Tensor) else repr(term)
+                raise UsageError(
+                    f"{name}: every term of loss() must be a tensor with one number, shape (); "
+                    f"'{key}' is {found}"
+                )
+        wanted = torch.is_grad_enabled() and outputs.requires_grad
+        if wanted and not terms["loss"].requires_grad:
+            raise UsageError(
+                f"{name}: the term 'loss' has no gradient; compute it from the outputs without "
+                "detach() or no_grad()"
+            )
+        return terms
 
 
-class FeatureMethod:
-    """A method with a closed form or its own solver, fitted on features."""
+class FeatureMethod(CheckedOptions):
+    """A method with a closed form or its own solver, fitted on features.
+
+    Callers use ``fit``, which checks the contract around ``solve``. Subclasses write ``solve``.
+
+    Args:
+        bits: Length of the codes.
+        classes: Number of classes; 0 without labels.
+    """
 
     info: ClassVar[MethodInfo]
 
@@ -136,9 +198,51 @@ class FeatureMethod:
         self.bits = check_bits(bits)
         self.classes = classes
 
-    def fit(self, features: Tensor, labels: Tensor | None = None, *, seed: int = 0) -> Head:
-        """Features (N, d), labels (N, classes) where the method uses them, to a fitted head."""
+    def solve(self, features: Tensor, labels: Tensor | None, *, seed: int) -> Head:
+        """Return a head fitted on features (N, d) and labels (N, classes)."""
         raise NotImplementedError
+
+    def fit(self, features: Tensor, labels: Tensor | None = None, *, seed: int = 0) -> Head:
+        """Return ``solve(features, labels, seed=seed)``, with arguments and result checked.
+
+        Args:
+            features: (N, d).
+            labels: (N, classes), where the method uses them.
+            seed: Of everything that is drawn at random.
+
+        Raises:
+            UsageError: A shape is wrong, or ``solve`` did not return a head of these bits.
+            FisherhashError: The features, or the head, hold NaN or infinite values.
+        """
+        name = self.info.name
+        if features.ndim != 2 or not features.numel():
+            raise UsageError(
+                f"{name}: features must have shape (N, d), neither 0, got {(*features.shape,)}"
+            )
+        if labels is not None and labels.shape != (len(features), self.classes):
+            raise UsageError(
+                f"{name}: labels must have shape {(len(features), self.classes)}, one row per "
+                f"image, got {(*labels.shape,)}"
+            )
+        broken = torch.nonzero(~torch.isfinite(features).all(1))[:, 0]
+        if len(broken):
+            raise FisherhashError(
+                f"{name}: features hold NaN or infinite values in {len(broken)} rows, the first is "
+                f"row {int(broken[0])}"
+            )
+        head = self.solve(features, labels, seed=seed)
+        if not isinstance(head, Head):
+            raise UsageError(f"{name}: solve() must return a Head, got {type(head).__name__}")
+        expected = (features.shape[1], self.bits)
+        if (head.in_features, head.bits) != expected:
+            raise UsageError(
+                f"{name}: solve() must return a head from {expected[0]} features to {expected[1]} "
+                f"bits, got one from {head.in_features} to {head.bits}"
+            )
+        for key, values in head.state_dict().items():
+            if not torch.isfinite(values).all():
+                raise FisherhashError(f"{name}: '{key}' of the head holds NaN or infinite values")
+        return head
 
 
 AnyMethod = HashMethod | FeatureMethod
@@ -147,7 +251,7 @@ M = TypeVar("M", bound=type[AnyMethod])
 
 
 def register(method: M) -> M:
-    """Class decorator: make a method known under ``info.name``."""
+    """Register a method under ``info.name``; a class decorator."""
     name = method.info.name
     if name in _REGISTRY and _REGISTRY[name].__qualname__ != method.__qualname__:
         raise ValueError(f"two methods are called '{name}': {_REGISTRY[name]} and {method}")
@@ -156,19 +260,19 @@ def register(method: M) -> M:
 
 
 def registry() -> Mapping[str, type[AnyMethod]]:
-    """Every registered method by name."""
+    """Return every registered method by name."""
     return dict(sorted(_REGISTRY.items()))
 
 
 def find(name: str) -> type[AnyMethod]:
-    """The class of a method."""
+    """Return the class of a method."""
     if name not in _REGISTRY:
         raise unknown_name("method", name, _REGISTRY)
     return _REGISTRY[name]
 
 
 def hyper_parameters(method: type[AnyMethod]) -> dict[str, inspect.Parameter]:
-    """A method's own hyper-parameters by name, with their defaults."""
+    """Return a method's own hyper-parameters by name, with their defaults."""
     parameters = inspect.signature(method.__init__).parameters
     return {k: p for k, p in parameters.items() if k not in ("self", "bits", "classes")}
 
@@ -176,9 +280,16 @@ def hyper_parameters(method: type[AnyMethod]) -> dict[str, inspect.Parameter]:
 def create(
     name: str, *, bits: int, classes: int, options: Mapping[str, Any] | None = None
 ) -> AnyMethod:
-    """Build a method by name; an unknown option is an error that names the nearest one.
+    """Build a method by name.
 
-    Option values may be text, as they come from the command line.
+    Args:
+        name: Its name in the registry.
+        bits: Length of the codes.
+        classes: Number of classes.
+        options: Hyper-parameters; values may be text, as from the command line.
+
+    Raises:
+        UsageError: A name or a value is wrong; the message names the nearest name.
     """
     method = find(name)
     known = hyper_parameters(method)
@@ -187,38 +298,18 @@ def create(
     for key, value in (options or {}).items():
         if key not in known:
             raise unknown_name(f"option of {name}", key, known)
-        values[key] = _convert(name, key, value, hints[key])
+        values[key] = convert_option(name, key, value, hints[key])
     build: Callable[..., AnyMethod] = method
     return build(bits=bits, classes=classes, **values)
 
 
 def resolved_options(method: AnyMethod) -> dict[str, Any]:
-    """Every hyper-parameter's value as JSON; a method stores each under its own name."""
+    """Return every hyper-parameter's value as JSON; a method stores each under its own name."""
     return {key: getattr(method, key) for key in hyper_parameters(type(method))}
 
 
-def _convert(method: str, key: str, value: Any, kind: Any) -> Any:
-    if not isinstance(value, str) or kind is str:
-        return value
-    choices = getattr(kind, "__args__", ())
-    if choices and all(isinstance(c, str) for c in choices):
-        if value not in choices:
-            raise unknown_name(f"value of {method}'s option {key}", value, choices)
-        return value
-    if kind is bool:
-        words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-        if value.lower() not in words:
-            raise UsageError(f"{method}: {key} must be true or false, got '{value}'")
-        return words[value.lower()]
-    try:
-        return (int if kind is int else float)(value)
-    except ValueError:
-        what = "a whole number" if kind is int else "a number"
-        raise UsageError(f"{method}: {key} must be {what}, got '{value}'") from None
-
-
 def sign(values: Tensor) -> Tensor:
-    """-1 and +1, never 0: +1 exactly where a code's bit would be 1 (value > 0).
+    """Return -1 and +1, never 0: +1 exactly where a code's bit would be 1 (value > 0).
 
     >>> sign(torch.tensor([-2.0, 0.0, 0.5])).tolist()
     [-1.0, -1.0, 1.0]

@@ -8,48 +8,48 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fisherhash.methods._pairs import check_not_negative
+from fisherhash.methods._options import NotNegative
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, TrainingSet, register
 
 
 @register
 class BiHalf(HashMethod):
-    """The bi-half layer: every bit is +1 on half of the batch, so that it carries a whole bit.
+    """The bi-half layer: every bit is +1 on half of the batch, so that its entropy is one bit.
 
-    Without labels. Forward, over a batch of n logits U (n x K), each bit is +1 on the n/2 images
-    with the largest logits and -1 on the others; that B is the nearest one whose bits have maximal
-    entropy. Backward, the gradient g of B is handed to U with a pull towards B:
+    It uses no labels. Forward, over a batch of n logits U (n x K), each bit is +1 on the n/2 images
+    with the largest logits and -1 on the others. That B is the nearest one whose bits have maximal
+    entropy. Backward, the gradient g of B is passed to U with a pull towards B:
 
         dL/dU = g + gamma (U - B) / (n K).
 
-    The batch is cut into two halves, image i of the first beside image j of the second, and B is to
-    keep the angles of the features f:
+    The batch is cut into two halves, image i of the first is paired with image j of the second, and
+    B should preserve the angles of the features f:
 
         L = mean_(i,j) ( cos(b_i, b_j) - cos(f_i, f_j) )^2.
 
-    The code of an image is sgn(u): the threshold that half of a batch passes is learnt to be 0.
+    The code of an image is sgn(u): the network learns logits whose batch median is 0.
 
-    How the paper is read, and what differs from it:
+    How we read the paper, and what differs:
 
-    * Both parts of the gradient are multiplied by K / 4. In the paper they shrink with K, as those
-      of other methods here do not; so one learning rate serves all.
-    * gamma is 1 where the paper has 6, chosen on the built-in sample after about twenty settings
-      were tried on its queries: 40 epochs there (frozen features, 48 bits, three seeds) give a mAP
-      of 0.38 with 1 and 0.23 with 6; lsh gives 0.23. The paper trains for 300 epochs.
-    * The features are centred by the mean of the training set before their angles are taken
-      (``center``). Bits that are +1 on half of the images have cosines of mean 0, which features
-      after a ReLU, all cosines positive, do not. The paper takes them as they are; on the sample
-      that gives 0.17 with gamma 1 and 0.20 with 6, below lsh.
+    * Both parts of the gradient are multiplied by K / 4. In the paper they shrink with K, unlike
+      those of the other methods here; with the factor one learning rate suits all.
+    * gamma is 1 where the paper has 6. We chose it on the built-in sample after trying about twenty
+      settings on its queries: 40 epochs there (frozen features, 48 bits, three seeds) reach mAP
+      0.38 with 1 and 0.23 with 6; lsh reaches 0.23. The paper trains for 300 epochs.
+    * The features are centred by the mean of the training set before their angles are computed
+      (``center``). Bits that are +1 on half of the images have cosines of mean 0; features after a
+      ReLU have positive cosines only. The paper does not centre them; on the sample that reaches
+      0.17 with gamma 1 and 0.20 with 6, below lsh.
     * An odd batch of n has +1 on floor(n/2) images; the last image has no partner in L.
-    * In a batch of one image there is no half and no pair: loss 0, no gradient.
+    * A batch of one image has no half and no pair: loss 0 and zero gradient.
     * The features in L are constants, also while the backbone is fine-tuned (the paper freezes it).
-    * Equal logits are told apart by their order in the batch.
+    * Equal logits are ordered by their place in the batch.
 
     Args:
         bits: K.
-        classes: not used; 0 for data without labels.
-        gamma: weight of the pull; ours, see above. The paper's and the released code's is 6.
-        center: whether the angles are those of centred features; ours, see above.
+        classes: Not used; 0 for data without labels.
+        gamma: Weight of the pull; our choice, see above. 6 in the paper and the released code.
+        center: Whether the angles are those of centred features; our choice, see above.
     """
 
     info = MethodInfo(
@@ -59,15 +59,14 @@ class BiHalf(HashMethod):
         year=2021,
         url="https://arxiv.org/abs/2012.12334",
         supervision="none",
-        multilabel=True,
-        fit="gradient",
     )
 
     middle: Tensor
 
-    def __init__(self, *, bits: int, classes: int, gamma: float = 1.0, center: bool = True) -> None:
+    def __init__(
+        self, *, bits: int, classes: int, gamma: NotNegative = 1.0, center: bool = True
+    ) -> None:
         super().__init__(bits=bits, classes=classes)
-        check_not_negative("bihalf", gamma=gamma)
         self.gamma = gamma
         self.center = center
         self.register_buffer("middle", torch.zeros(1))
@@ -78,7 +77,7 @@ class BiHalf(HashMethod):
             self.middle = train.features().float().mean(0)
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """The difference of angles between codes and features, on the pairs of two halves."""
+        """Return the difference of angles between codes and features, on pairs of two halves."""
         outputs = outputs.float()
         half = len(outputs) // 2
         if half == 0:
@@ -95,7 +94,7 @@ class BiHalf(HashMethod):
 
 
 def bi_half(outputs: Tensor, gamma: float) -> Tensor:
-    """Codes (n, bits): +1 on the upper half of each column of outputs (n, bits), else -1.
+    """Return codes (n, bits): +1 on the upper half of each column of outputs (n, bits), else -1.
 
     The gradient of outputs is that of the codes plus gamma (outputs - codes) / (n bits).
 

@@ -12,18 +12,18 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fisherhash.methods._pairs import check_not_negative, check_positive, class_proportions
+from fisherhash.methods._centers import Matrix
+from fisherhash.methods._options import NotNegative, PositiveInt
+from fisherhash.methods._pairs import class_proportions
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, TrainingSet, register
 from fisherhash.model.heads import Head
 
 logger = logging.getLogger(__name__)
 
-Matrix = NDArray[np.float64]
-
 
 @register
 class CNNH(HashMethod):
-    """CNN Hashing (Xia, Pan, Lai, Liu, Yan): first find codes for the pairs, then learn them.
+    """CNN Hashing (Xia, Pan, Lai, Liu, Yan): first find codes that fit the pairs, then learn them.
 
     Stage 1, before training: with S_ij = 1 for similar and -1 for dissimilar images,
 
@@ -39,33 +39,34 @@ class CNNH(HashMethod):
 
     CNNH+ (``plus``) adds the classes as outputs beside the code. The code of an image is sgn(u).
 
-    How the paper is read, and what differs from it:
+    How we read the paper, and what differs:
 
     * Images with equal labels have equal rows of S, so they share one row of H, weighted by their
-      number: the objective is the paper's, with that constraint. S and L are never formed; the step
+      number. The objective is the paper's, with that constraint. S and L are never formed; the step
       needs only H^T W H, and sums over the rows that share a label. Single-label data are thus
-      solved on one row a class.
+      solved with one row per class.
     * Images with several labels have many different label rows. Stage 1 is solved on the
-      ``representatives`` most frequent ones; every other row then takes the sign of the h that is
-      best against those, by least squares with H fixed: h = K (H^T W H)^-1 H^T W s.
-    * A step is accepted only if the objective falls, computed exactly for each entry (it is a
-      polynomial of degree 4 in the entry). Where F'' is not positive, the step goes to the bound.
+      ``representatives`` most frequent ones. Every other row then takes the sign of the h that fits
+      those best, by least squares with H fixed: h = K (H^T W H)^-1 H^T W s.
+    * A step is accepted only if the objective falls. The change is computed exactly for each entry
+      (it is a polynomial of degree 4 in the entry). Where F'' is not positive, the step goes to the
+      bound.
     * Target codes follow the index in the training set, whatever the order of the batches.
     * Stage 2 takes the sum over bits and the mean over images. tanh and the squares are our
       reading of "regress".
-    * An image without labels is similar to no other, so it has no target and no part in the loss.
+    * An image without labels is similar to no other, so it has no target and adds no loss.
     * CNNH+: classes are a softmax with cross-entropy (proportions 1/m for m labels) on normalised
-      features. Codes and classes share the backbone only, so it changes the codes only where the
+      features. Codes and classes share only the backbone, so this changes the codes only where the
       backbone is fine-tuned.
 
     Args:
         bits: K.
         classes: M.
-        sweeps: passes over H in stage 1; they end early when one hardly lowers the objective. The
+        sweeps: Passes over H in stage 1; they end early when one hardly lowers the objective. The
             paper and its re-implementations use 5 to 10.
-        representatives: label rows in stage 1 for images with several labels; ours.
-        plus: CNNH+.
-        class_weight: of the cross-entropy in CNNH+; ours.
+        representatives: Label rows in stage 1 for images with several labels; our choice.
+        plus: Whether to train CNNH+.
+        class_weight: Of the cross-entropy in CNNH+; our choice.
     """
 
     info = MethodInfo(
@@ -75,8 +76,6 @@ class CNNH(HashMethod):
         year=2014,
         url="https://ojs.aaai.org/index.php/AAAI/article/view/8952",
         supervision="pairs",
-        multilabel=True,
-        fit="gradient",
     )
     targets: Tensor
     rows: Tensor
@@ -86,14 +85,12 @@ class CNNH(HashMethod):
         *,
         bits: int,
         classes: int,
-        sweeps: int = 10,
-        representatives: int = 2048,
+        sweeps: PositiveInt = 10,
+        representatives: PositiveInt = 2048,
         plus: bool = False,
-        class_weight: float = 1.0,
+        class_weight: NotNegative = 1.0,
     ) -> None:
         super().__init__(bits=bits, classes=classes)
-        check_positive("cnnh", sweeps=sweeps, representatives=representatives)
-        check_not_negative("cnnh", class_weight=class_weight)
         self.sweeps = sweeps
         self.representatives = representatives
         self.plus = plus
@@ -104,17 +101,17 @@ class CNNH(HashMethod):
         self.register_buffer("rows", torch.empty(0, dtype=torch.int64))
 
     def head(self, in_features: int) -> Head:
-        """One linear layer; CNNH+ has its class outputs beside it, and needs them to train only."""
+        """Return one linear layer; CNNH+ also has class outputs, used only in training."""
         if self.plus:
             self.classifier = nn.Linear(in_features, self.classes)
         return super().head(in_features)
 
     def start(self, train: TrainingSet) -> None:
-        """Stage 1: the target code of every label row, and the row of every image."""
+        """Run stage 1: find the target code of every label row, and the row of every image."""
         labels = train.labels.cpu().numpy() > 0
         groups = LabelRows.of(labels)
-        # Drawn from torch's generator, so that the seed of the training decides; and drawn once,
-        # so that the stages of a fine-tuning regress the same codes.
+        # Drawn from torch's generator, so that it depends on the training's seed; and drawn once,
+        # so that both stages of fine-tuning regress the same codes.
         if self._seed is None:
             self._seed = int(torch.randint(2**31, ()))
         rng = np.random.default_rng(self._seed)
@@ -127,12 +124,12 @@ class CNNH(HashMethod):
                 self.bits,
             )
         device = train.labels.device
-        # One more row of zeros, which -1 (no label) points to.
+        # The additional row of zeros is what -1 (no label) points to.
         self.targets = F.pad(torch.from_numpy(H).float(), (0, 0, 0, 1)).to(device)
         self.rows = torch.from_numpy(groups.row_of).to(device)
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Stage 2 on one batch."""
+        """Return the loss of stage 2 on one batch."""
         rows = self.rows[batch.index]
         errors = (torch.tanh(outputs.float()) - self.targets[rows]).square().sum(1)
         known = (rows >= 0).to(errors)
@@ -149,13 +146,13 @@ class CNNH(HashMethod):
 
 @dataclass(frozen=True)
 class LabelRows:
-    """The different rows of a label matrix, the most frequent first; those without a label apart.
+    """The distinct rows of a label matrix, most frequent first, without the all-zero row.
 
     Attributes:
         labels: (R, classes) the rows.
-        counts: (R,) images that have each.
+        counts: (R,) images per row.
         row_of: (N,) the row of each image, -1 without a label.
-        single: whether no image has two labels.
+        single: Whether no image has two labels.
     """
 
     labels: NDArray[np.bool_]
@@ -184,7 +181,7 @@ class LabelRows:
 def target_codes(
     groups: LabelRows, bits: int, sweeps: int, representatives: int, rng: np.random.Generator
 ) -> Matrix:
-    """Stage 1: codes (R, bits) in {-1, 1} of all label rows."""
+    """Run stage 1: return codes (R, bits) in {-1, 1} of all label rows."""
     count = len(groups.labels)
     solved = count if groups.single else min(count, representatives)
     sharing = Sharing(groups.labels[:solved])
@@ -218,13 +215,13 @@ class Sharing:
         self._members = [columns[a:b] for a, b in itertools.pairwise(ends)]
 
     def with_labels(self, row: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Numbers of the rows that share a label with ``row`` (classes,)."""
+        """Return the numbers of the rows that share a label with ``row`` (classes,)."""
         parts = [self._members[label] for label in np.flatnonzero(row)]
         return parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts))
 
 
 def newton_sweep(H: Matrix, weights: Matrix, sharing: Sharing, rng: np.random.Generator) -> float:
-    """One Newton step on every entry of H (R, K), in place; returns by how much F fell.
+    """Take one Newton step on every entry of H (R, K), in place; return by how much F fell.
 
     F = sum_rs w_r w_s (h_r . h_s - K S_rs)^2, with w the weights (R,).
     """
@@ -262,5 +259,5 @@ def newton_sweep(H: Matrix, weights: Matrix, sharing: Sharing, rng: np.random.Ge
 
 
 def _pull(H: Matrix, weights: Matrix, near: NDArray[np.int64]) -> Matrix:
-    """H^T W s (K,) for a row with s = 1 at ``near`` and -1 elsewhere."""
+    """Return H^T W s (K,) for a row with s = 1 at ``near`` and -1 elsewhere."""
     return 2.0 * (weights[near] @ H[near]) - weights @ H

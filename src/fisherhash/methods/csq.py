@@ -8,42 +8,42 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fisherhash.methods._codebooks import far_apart
-from fisherhash.methods._pairs import check_not_negative
+from fisherhash.methods._options import NotNegative
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, register
 
 
 @register
 class CSQ(HashMethod):
-    """Central Similarity Quantization: every image is drawn to its class's fixed, far-away code.
+    """Central Similarity Quantization: every image is pulled to its class's fixed, distant code.
 
     With u_i the K logits of image i, h_i = tanh(u_i), and c_i in {-1, 1}^K the centre of its class,
     a row of a Hadamard matrix or of its negative, the authors' code minimises
 
         (1/NK) sum_ik [ BCE((h_ik + 1)/2, (c_ik + 1)/2) + lambda * (|h_ik| - 1)^2 ].
 
-    An image with several labels has the sign of the sum of its classes' centres for a centre; bits
+    The centre of an image with several labels is the sign of the sum of its classes' centres; bits
     on which they split evenly come from one random vector, drawn once. The code is sgn(u).
 
-    How it differs from the paper and the authors' code:
+    What differs from the paper and the authors' code:
 
-    * The mean over bits is a sum here, the mean over images stays. The authors' optimiser, Adam,
-      does not feel the scale of a loss; with SGD a bit would learn K times slower. In their scale
-      our loss is K times theirs, lambda unchanged.
+    * The mean over bits is a sum here; the mean over images stays. The scale of a loss does not
+      matter to the authors' optimiser, Adam; with SGD a bit would learn K times slower. Our loss is
+      K times theirs, with the same lambda.
     * BCE((tanh u + 1)/2, …) is computed as softplus(-2 c u), which it equals, without overflow.
-    * The quantisation term is the square of their code; the paper prints log cosh.
-    * Hadamard matrices of every order that Sylvester's and Paley's constructions reach, not only
-      powers of two; elsewhere, and for more than 2 K classes, a search for the largest minimum
-      distance instead of random codes with mean distance K / 2.
+    * The quantisation term is the square, as in their code; the paper prints log cosh.
+    * We use Hadamard matrices of every order that Sylvester's and Paley's constructions reach, not
+      only powers of two. Elsewhere, and for more than 2 K classes, we search for the largest
+      minimum distance instead of drawing random codes with mean distance K / 2.
     * The all-ones row, which is not balanced, is used last.
     * The head is one linear layer, as for every method; theirs has two more layers before it.
-    * No pair term: its weight is 0 in every command the authors publish.
+    * There is no pair term: its weight is 0 in every command that the authors publish.
     * An image without a label has no centre and adds nothing.
 
     Args:
         bits: K.
         classes: M.
         quantization: lambda; the authors publish 0.05 for ResNet-50, 0.001 and 0.0001 for AlexNet.
-        codebook_seed: which centres, and which random vector.
+        codebook_seed: Selects the centres and the random vector.
     """
 
     info = MethodInfo(
@@ -53,17 +53,14 @@ class CSQ(HashMethod):
         year=2020,
         url="https://arxiv.org/abs/1908.00347",
         supervision="classes",
-        multilabel=True,
-        fit="gradient",
     )
     centers: Tensor
     tie: Tensor
 
     def __init__(
-        self, *, bits: int, classes: int, quantization: float = 0.05, codebook_seed: int = 0
+        self, *, bits: int, classes: int, quantization: NotNegative = 0.05, codebook_seed: int = 0
     ) -> None:
         super().__init__(bits=bits, classes=classes)
-        check_not_negative("csq", quantization=quantization)
         self.quantization = quantization
         self.codebook_seed = codebook_seed
         self.register_buffer("centers", far_apart(classes, bits, seed=codebook_seed))
@@ -71,19 +68,16 @@ class CSQ(HashMethod):
         self.register_buffer("tie", torch.from_numpy(2.0 * drawn - 1.0).float())
 
     def center_of(self, labels: Tensor) -> Tensor:
-        """The centres in {-1, 1} (n, bits) of images with labels (n, classes)."""
+        """Return the centres in {-1, 1} (n, bits) of images with labels (n, classes)."""
         # Whole numbers, so an even split is exactly 0.
         votes = labels.float() @ self.centers
         return torch.where(votes == 0, self.tie, votes.sign())
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Binary cross-entropy to the centre, and the distance of |tanh u| from 1."""
+        """Return the binary cross-entropy to the centre, plus the distance of |tanh u| from 1."""
         u = outputs.float()
         weight = (batch.labels.sum(1) > 0).float()
         center = (F.softplus(-2.0 * self.center_of(batch.labels) * u).sum(1) * weight).mean()
         quantization = ((u.tanh().abs() - 1.0).square().sum(1) * weight).mean()
-        return {
-            "loss": center + self.quantization * quantization,
-            "center": center,
-            "quantization": quantization,
-        }
+        loss = center + self.quantization * quantization
+        return {"loss": loss, "center": center, "quantization": quantization}

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fisherhash.methods._pairs import BatchPairs, check_not_negative, check_positive
+from fisherhash.methods._options import NotNegative, Positive
+from fisherhash.methods._pairs import BatchPairs
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, register
 
 NEAREST = 1e-6
@@ -14,7 +15,7 @@ NEAREST = 1e-6
 
 @register
 class DCH(HashMethod):
-    """Deep Cauchy Hashing: a heavy-tailed probability that asks for small Hamming distances.
+    """Deep Cauchy Hashing: a heavy-tailed probability that favours small Hamming distances.
 
     With h_i = tanh(u_i) the squashed K logits of image i, d(x, y) = (K/2) (1 - cos(x, y)), which is
     the Hamming distance of codes, d_ij = d(h_i, h_j), s_ij = 1 for similar pairs and 0 for others,
@@ -25,32 +26,32 @@ class DCH(HashMethod):
 
     with w_ij = |S| / |S1| for similar and |S| / |S0| for dissimilar pairs (S all pairs, S1 the
     similar, S0 the dissimilar ones) and 1 the vector of ones. Unlike a logistic probability, this
-    one falls off at small distances already. The code of an image is sgn(u).
+    one already drops at small distances. The code of an image is sgn(u).
 
-    How it is implemented where the paper leaves a choice, or released code does something else:
+    Where the paper leaves a choice, or the released code differs:
 
     * A similar pair is computed as log(1 + d / gamma), a dissimilar one as that plus
-      log(gamma / d): the same, without the difference of two large numbers. d is at least 1e-6, so
-      the loss of two dissimilar images with one direction is finite, and has no gradient.
-    * Pairs are those inside a batch; a pair of an image with itself is left out. S, S1 and S0 are
-      the batch's.
-    * Sums become means: the pair term is divided by |S|, so that it is a mean over the similar plus
-      a mean over the dissimilar pairs; the quantisation term is a mean over images.
-    * The authors' code measures squared Euclidean distances by default, weighs similar pairs only,
-      and gives a quantisation term (|h| - 1)^2 the weight 0. Ours is the printed loss.
-    * Several labels: a pair is similar when it shares at least one.
+      log(gamma / d). This equals the printed loss and avoids the difference of two large numbers. d
+      is at least 1e-6, so the loss of two dissimilar images with the same direction is finite, and
+      has no gradient.
+    * Pairs are those inside a batch, without the pair of an image with itself. S, S1 and S0 are the
+      batch's.
+    * Sums become means: the pair term is divided by |S|, so it is a mean over the similar pairs
+      plus a mean over the dissimilar pairs; the quantisation term is a mean over images.
+    * The authors' code uses squared Euclidean distances by default, weights similar pairs only, and
+      gives a quantisation term (|h| - 1)^2 the weight 0. We use the printed loss.
+    * With several labels, a pair is similar when it shares at least one.
 
-    The paper reports precision within Hamming radius 2, which must not be compared with the mean
+    The paper reports precision within Hamming radius 2, which cannot be compared with the mean
     average precision of a whole ranking.
 
     Args:
         bits: K.
-        classes: not used; similarity is all the method sees.
-        gamma: the distance at which a pair is as likely similar as not; 20 in the authors' code.
-        quantization: lambda, for means; ours.
-        loss_scale: multiplies the whole loss. The loop has one learning rate for every method, and
-            the gradient of a mean over pairs is small; 10 is the factor the authors
-            give the last layer's rate.
+        classes: Not used; the method sees similarity only.
+        gamma: The distance at which a pair is as likely similar as not; 20 in the authors' code.
+        quantization: lambda, for means; our choice.
+        loss_scale: Multiplies the whole loss. All methods share one learning rate, and the gradient
+            of a mean over pairs is small. 10 is the factor of the authors' rate for the last layer.
     """
 
     info = MethodInfo(
@@ -60,8 +61,6 @@ class DCH(HashMethod):
         year=2018,
         url="https://doi.org/10.1109/CVPR.2018.00134",
         supervision="pairs",
-        multilabel=True,
-        fit="gradient",
     )
 
     def __init__(
@@ -69,19 +68,17 @@ class DCH(HashMethod):
         *,
         bits: int,
         classes: int,
-        gamma: float = 20.0,
-        quantization: float = 0.1,
-        loss_scale: float = 10.0,
+        gamma: Positive = 20.0,
+        quantization: NotNegative = 0.1,
+        loss_scale: Positive = 10.0,
     ) -> None:
         super().__init__(bits=bits, classes=classes)
-        check_positive("dch", gamma=gamma, loss_scale=loss_scale)
-        check_not_negative("dch", quantization=quantization)
         self.gamma = gamma
         self.quantization = quantization
         self.loss_scale = loss_scale
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """The negative log-posterior of one batch."""
+        """Return the negative log-posterior of one batch."""
         h = torch.tanh(outputs.float())
         pairs = BatchPairs.of(batch.labels)
         directions = F.normalize(h, eps=1e-3)
@@ -95,5 +92,5 @@ class DCH(HashMethod):
         return {"pair": pair, "quantization": quantization, "loss": loss}
 
     def _distance(self, cosine: Tensor) -> Tensor:
-        """The Hamming distance that codes with this cosine have; at least ``NEAREST``."""
+        """Return the Hamming distance of codes with this cosine; at least ``NEAREST``."""
         return (0.5 * self.bits * (1.0 - cosine)).clamp_min(NEAREST)

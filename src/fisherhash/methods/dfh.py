@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -12,30 +12,17 @@ from fisherhash.codes import MAX_BITS
 from fisherhash.errors import UsageError, unknown_name
 from fisherhash.methods import _centers, _cutting
 from fisherhash.methods._codebooks import far_apart
-from fisherhash.methods._pairs import (
-    PairMemory,
-    check_not_negative,
-    check_positive,
-    class_proportions,
-    quantization_error,
-)
-from fisherhash.methods.base import (
-    Batch,
-    HashMethod,
-    MethodInfo,
-    Progress,
-    TrainingSet,
-    register,
-    sign,
-)
+from fisherhash.methods._options import NotNegative, PositiveInt, Range
+from fisherhash.methods._pairs import MemoryMethod, class_proportions, quantization_error
+from fisherhash.methods.base import Batch, MethodInfo, Progress, TrainingSet, register, sign
 from fisherhash.model.heads import CutHead, Head
 
-PARTS = ("pair", "margin", "intra", "inter")
+DFH_PARTS = ("pair", "margin", "intra", "inter")
 
 
 @register
-class DFH(HashMethod):
-    """Deep Fisher Hashing: a pairwise margin, and one binary centre a class, pushed far apart.
+class DFH(MemoryMethod):
+    """Deep Fisher Hashing: a pairwise margin, and one binary centre per class, pushed far apart.
 
     With u_i the K logits of image i, U all of them (K x N), b_i in {-1, 1}^K its code, C the class
     centres (K x M, binary), y_i the class proportions (one-hot, or 1/m on each of m labels; Y all
@@ -49,78 +36,79 @@ class DFH(HashMethod):
     * **U**: back-propagation through the pair term and ||b_i - u_i||^2, with B and C fixed;
     * **B** = sgn(mu C Y + U), which is the exact minimum;
     * **C**: ``exact`` coordinate descent on the binary problem (default), ``gradient`` descent on a
-      relaxed V as printed in the paper, or the ``released`` code's step, kept for comparison.
+      relaxed V as printed in the paper, or the step of the ``released`` code, for comparison.
 
     The code of an image is sgn(u).
 
-    How the paper is read where it is silent, ambiguous or wrong:
+    How we read the paper where it is silent, ambiguous or wrong:
 
     * Centres are indexed by class: the sums of the inter-class term run to M, and I and J in A are
       M x M. The paper prints N and J_K.
     * The inter-class term is the quadratic one (Eq. 6, 7). It is not equivalent to maximising the
       sum of distances (Eq. 5), as the paper says: that sum is as large for centres that collapse
       onto v and -v. The released step uses it nevertheless.
-    * Pairs are batch x all N training images, the latter as each was last seen (the paper sums
-      over all pairs but trains by batches); the memory is filled by one pass before the first
-      step; a pair of an image with itself is left out.
+    * Pairs are batch x all N training images, each of the latter with its last output. (The paper
+      sums over all pairs but trains by batches.) One pass before the first step fills this memory.
+      The pair of an image with itself is left out.
     * Sums become means: the pair term over its pairs, the quantisation term over images. Its
       weight ``quantization`` is psi of Eq. 3; in the scaling of Eq. 8 that is phi = 1 / (psi N),
-      pairs taken in both orders. The term appears once (the paper writes it twice).
-    * psi and eta are penalties that stay constant; the paper calls them Lagrange multipliers.
+      with pairs in both orders. The term appears once (the paper writes it twice).
+    * psi and eta are constant penalties; the paper calls them Lagrange multipliers.
     * The centre step is solved on the whole training set, at the start of every epoch, with
       B = sgn(mu C Y + U) from the remembered outputs, ``alternations`` times C then B.
     * V starts at the class means of the outputs of the first pass (weighted by y for several
-      labels), C at sgn(V). C, not V, enters the B-step.
+      labels), C at sgn(V). The B-step uses C, not V.
     * sgn(0) is -1, the bit of a logit that is not greater than 0; no bit is ever 0.
-    * The gradient step has no step size in the paper: ours backtracks.
-    * Without the pair part the quantisation term has weight 1, having nothing to balance.
+    * The paper states no step size for the gradient step; ours backtracks.
+    * Without the pair part the quantisation term has weight 1, because it has nothing to balance.
 
-    Beyond the paper, and off by default. Trained to the end, the images of a class share one code
-    and all other classes are equally far: right at the top of a ranking, with nothing to say about
-    the images that lie between two classes.
+    The following options go beyond the paper and are off by default. They address one weakness:
+    when training ends, the images of a class share one code, and all other classes are equally far.
+    That is right at the top of a ranking, but it orders nothing among the images that lie between
+    two classes.
 
-    * ``initial_centers="graded"``: classes that look alike get nearer centres than classes that do
-      not. Off the diagonal A = K (a G - (1 - a) / (M - 1)), with G the cosines between the class
-      means of the first features, measured from the mean of all, and a the ``affinity``; -1/(M-1)
-      is what M equally far codes can reach, where -1, as printed, is out of reach for M > 2. C
-      starts at the best of several local minima of ||C^T C - A||_F^2.
-    * ``width``: everything above is trained with so many outputs, and K bits are then cut from
-      them such that images between classes get codes between those of the classes
-      (``methods/_cutting.py``; ``cut="between"``), or are the signs of the first K
-      (``cut="outputs"``). Few bits no longer mean few outputs to learn with, and many bits may be
-      cut from few.
-    * ``positive_weight``, since of M classes one pair in M is similar; and
+    * ``initial_centers="graded"``: classes that look similar get nearer centres than others. Off
+      the diagonal A = K (a G - (1 - a) / (M - 1)), with G the cosines between the class means of
+      the first features, measured from the mean of all, and a the ``affinity``. -1/(M-1) is what M
+      equally distant codes can reach; -1, as printed, cannot be reached for M > 2. C starts at the
+      best of several local minima of ||C^T C - A||_F^2.
+    * ``width``: everything above is trained with this many outputs, and K bits are then cut from
+      them. The cut gives images between classes codes between those of the classes
+      (``methods/_cutting.py``; ``cut="between"``), or takes the signs of the first K outputs
+      (``cut="outputs"``). So few bits can be trained with many outputs, and many bits can be cut
+      from few.
+    * ``positive_weight``, because with M classes one pair in M is similar; and
       ``initial_centers="far-apart"``.
 
-    The paper tunes its weights by cross-validation and prints none of them. The defaults below were
-    checked on a held-out fifth of CIFAR-10's 5,000 training images, at 12 and 48 bits.
+    The paper tunes its weights by cross-validation and prints none of them. We checked the defaults
+    below on a held-out fifth of CIFAR-10's 5,000 training images, at 12 and 48 bits.
 
     Args:
         bits: K.
         classes: M.
-        parts: which parts of the objective are on: ``pair``, ``margin``, ``intra``, ``inter``,
+        parts: Which parts of the objective are on: ``pair``, ``margin``, ``intra``, ``inter``,
             joined by commas. The paper's ablation switches them.
-        margin: m, the paper chooses it from {0.5, 1, 1.5, 2}.
+        margin: m; the paper chooses it from {0.5, 1, 1.5, 2}.
         quantization: psi, the weight of ||b - u||^2 against the pair term.
         intra: mu; a bit of b follows its class centre unless u disagrees by more than mu.
-        inter: nu, in units of N / M^2, so that one value serves data of any size: the pull of a
+        inter: nu, in units of N / M^2, so that one value suits data of any size: the pull of a
             class on its centre grows with N / M images, the push of the other centres with M.
-            The released step has its own weight, 1, while this is not 0.
+            The released step has its own weight, 1, unless this is 0.
         relaxation: eta, of the gradient centre step.
-        center_step: how C is found.
-        alternations: how often C and B take turns at the start of an epoch.
-        sweeps: passes over the classes in an exact step, which ends early when nothing flips.
-        gradient_steps: steps on V in a gradient step.
-        positive_weight: how much a similar pair counts against a dissimilar one; 0 balances them,
-            so that each kind counts half.
-        initial_centers: the signs of the class ``means``, as in the paper, a ``far-apart`` code
-            book that does not depend on the data, or ``graded`` by how alike the classes look.
+        center_step: How C is found.
+        alternations: How often C and B take turns at the start of an epoch.
+        sweeps: Passes over the classes in an exact step, which ends early when nothing flips.
+        gradient_steps: Steps on V in a gradient step.
+        positive_weight: Weight of a similar pair against a dissimilar one; 0 balances them, so that
+            each kind has half of the weight.
+        initial_centers: The signs of the class ``means``, as in the paper; a ``far-apart`` code
+            book that does not depend on the data; or ``graded`` by how similar the classes look.
         affinity: a, how much graded centres, and the code book that a cut starts from, follow the
-            classes' likeness; 0 is not at all.
-        width: outputs to train and to cut the bits from; 0 for K outputs, whose signs are the
+            classes' similarity; 0 is not at all.
+        width: Outputs to train and to cut the bits from; 0 for K outputs, whose signs are the
             bits, as in the paper.
-        cut: how K bits are cut from the ``width`` outputs: so that images ``between`` classes get
-            codes between theirs, or the signs of the first K ``outputs``.
+        cut: How K bits are cut from the ``width`` outputs: so that images ``between`` classes get
+            codes between theirs, or as the signs of the first K ``outputs``.
     """
 
     info = MethodInfo(
@@ -130,8 +118,6 @@ class DFH(HashMethod):
         year=2019,
         url="https://arxiv.org/abs/1909.00206",
         supervision="pairs and classes",
-        multilabel=True,
-        fit="gradient",
     )
     centers: Tensor
     relaxed: Tensor
@@ -142,49 +128,28 @@ class DFH(HashMethod):
         bits: int,
         classes: int,
         parts: str = "pair,margin,intra,inter",
-        margin: float = 1.0,
-        quantization: float = 0.1,
-        intra: float = 1.0,
-        inter: float = 2.0,
-        relaxation: float = 1.0,
+        margin: NotNegative = 1.0,
+        quantization: NotNegative = 0.1,
+        intra: NotNegative = 1.0,
+        inter: NotNegative = 2.0,
+        relaxation: NotNegative = 1.0,
         center_step: Literal["exact", "gradient", "released"] = "exact",
-        alternations: int = 2,
-        sweeps: int = 5,
-        gradient_steps: int = 50,
-        positive_weight: float = 1.0,
+        alternations: PositiveInt = 2,
+        sweeps: PositiveInt = 5,
+        gradient_steps: PositiveInt = 50,
+        positive_weight: NotNegative = 1.0,
         initial_centers: Literal["means", "far-apart", "graded"] = "means",
-        affinity: float = 0.5,
-        width: int = 0,
+        affinity: Annotated[float, Range(least=0, most=1)] = 0.5,
+        width: Annotated[int, Range(least=0, most=MAX_BITS)] = 0,
         cut: Literal["between", "outputs"] = "between",
     ) -> None:
         super().__init__(bits=bits, classes=classes)
         on = _check_parts(parts)
-        check_not_negative(
-            "dfh",
-            margin=margin,
-            quantization=quantization,
-            intra=intra,
-            inter=inter,
-            relaxation=relaxation,
-            positive_weight=positive_weight,
-            affinity=affinity,
-            width=width,
-        )
-        check_positive(
-            "dfh",
-            alternations=alternations,
-            sweeps=sweeps,
-            gradient_steps=gradient_steps,
-        )
-        if width > MAX_BITS:
-            raise UsageError(f"dfh: width must be at most {MAX_BITS}, got {width}")
         if cut == "outputs" and 0 < width < bits:
             raise UsageError(
                 f"dfh: {bits} bits cannot be the signs of {width} outputs; give a width of at "
                 "least the bits, or cut='between'"
             )
-        if affinity > 1:
-            raise UsageError(f"dfh: affinity must be at most 1, got {affinity}")
         self.parts = parts
         self.margin = margin
         self.quantization = quantization
@@ -206,30 +171,34 @@ class DFH(HashMethod):
         self._nu = inter if "inter" in on else 0.0
         self._nu_scaled = self._nu
         self._quantization = quantization if self._pair else 1.0
-        self.capturable = center_step != "released"  # that one works on the host in every step
-        self.memory = PairMemory()
+        self.capturable = center_step != "released"  # that step runs on the host
         self._outputs = width or bits
         self.register_buffer("centers", torch.ones(self._outputs, classes))
         self.register_buffer("relaxed", torch.zeros(self._outputs, classes))
         self._positive_weight = positive_weight
-        # A of the inter-class term; and the graded code book, found once for all stages.
+        # A of the inter-class term, and the graded code book, which is found once for all stages.
         self._target = _centers.opposed(self._outputs, classes)
         self._graded: _centers.Matrix | None = None
-        # Both belong to others: what cuts the bits is saved in the head, the images nowhere.
+        # Others own both: the head is saved with the model, the images are not saved.
         self._heads: list[CutHead] = []
         self._train: TrainingSet | None = None
 
+    @property
+    def output_width(self) -> int:
+        """``width`` outputs, or ``bits`` where it is 0."""
+        return self._outputs
+
     def head(self, in_features: int) -> Head:
-        """A linear layer; where ``width`` is given, of so many outputs, and a cut of the bits."""
+        """Return a linear layer; with ``width``, one of that many outputs and a cut of the bits."""
         if not self.width:
             return super().head(in_features)
         self._heads = [CutHead(in_features, self.bits, self.width)]
         return self._heads[0]
 
     def start(self, train: TrainingSet) -> None:
-        """Fill the memory of outputs, and put the centres where they begin."""
+        """Fill the memory of outputs, and set the initial centres."""
         self._train = train
-        self.memory.fill(train)
+        super().start(train)
         outputs, labels = self.memory.outputs, self.memory.labels
         self._nu_scaled = self._nu * len(outputs) / max(self.classes, 1) ** 2
         if self.positive_weight == 0:
@@ -248,14 +217,14 @@ class DFH(HashMethod):
         self.centers = sign(self.relaxed)
 
     def binary(self, outputs: Tensor, proportions: Tensor) -> Tensor:
-        """The B-step: the codes in {-1, 1} (n, bits) nearest to outputs and class centres."""
+        """Take the B-step: return the codes (n, bits) nearest to outputs and class centres."""
         return self._nearest(outputs, proportions @ self.centers.T)
 
     def _nearest(self, outputs: Tensor, centers: Tensor) -> Tensor:
         return sign(self._mu * centers + outputs.detach().float())
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """The U-step's objective on one batch."""
+        """Return the U-step's objective on one batch."""
         target = self.binary(outputs, class_proportions(batch.labels))
         quantization = quantization_error(outputs, target)
         terms = {"quantization": quantization, "loss": self._quantization * quantization}
@@ -267,57 +236,52 @@ class DFH(HashMethod):
         return terms
 
     def after_step(self, outputs: Tensor, batch: Batch) -> None:
-        """Remember the outputs; the released centre step also runs here, on the batch alone."""
-        self.memory.refresh(outputs, batch)
+        """Store the outputs; the released centre step also runs here, on the batch alone."""
+        super().after_step(outputs, batch)
         if self.center_step == "released" and self._mu > 0:
             proportions = class_proportions(batch.labels)
-            S = _numpy(self.binary(outputs, proportions).T @ proportions)
-            T = _numpy(proportions.T @ proportions)
-            C = _centers.linear_sweep(_numpy(self.centers), S, T, inter=1.0 if self._nu else 0.0)
-            self.centers.copy_(torch.from_numpy(C))
+            codes = self.binary(outputs, proportions)
+            problem = self._problem(
+                codes, codes.T @ proportions, proportions.T @ proportions, 1.0 if self._nu else 0.0
+            )
+            self.centers.copy_(torch.from_numpy(problem.linear_sweep(_numpy(self.centers))))
 
     def on_epoch_start(self, progress: Progress) -> None:
-        """The C-step over the whole training set, alternating with the B-step."""
+        """Take the C-step over the whole training set, alternating with the B-step."""
         if self._mu == 0 or self.center_step == "released":
             return
         labels = self.memory.labels
-        T = _numpy(labels.gram(shares=True))
+        T = labels.gram(shares=True)
         for _ in range(self.alternations):
             codes = self._nearest(self.memory.outputs, labels.mix(self.centers, shares=True))
-            S = _numpy(labels.collect(codes, shares=True))
+            S = labels.collect(codes, shares=True)
+            problem = self._problem(codes, S, T, self._nu_scaled)
             if self.center_step == "exact":
-                C, flips = _centers.exact_sweeps(
-                    _numpy(self.centers),
-                    S,
-                    T,
-                    intra=self._mu,
-                    inter=self._nu_scaled,
-                    sweeps=self.sweeps,
-                    A=self._target,
-                )
+                C, flips = problem.exact_sweeps(_numpy(self.centers), self.sweeps)
                 self.centers.copy_(torch.from_numpy(C))
                 if not flips:
                     break
             else:
-                V = _centers.descend(
-                    _numpy(self.relaxed),
-                    S,
-                    T,
-                    codes=codes.numel(),
-                    intra=self._mu,
-                    inter=self._nu_scaled,
-                    relaxation=self.relaxation,
-                    steps=self.gradient_steps,
-                    A=self._target,
-                )
+                V = problem.descend(_numpy(self.relaxed), self.gradient_steps)
                 self.relaxed.copy_(torch.from_numpy(V))
                 self.centers.copy_(sign(self.relaxed))
 
+    def _problem(self, codes: Tensor, S: Tensor, T: Tensor, inter: float) -> _centers.CenterProblem:
+        return _centers.CenterProblem(
+            _numpy(S),
+            _numpy(T),
+            self._target,
+            codes=codes.numel(),
+            intra=self._mu,
+            inter=inter,
+            relaxation=self.relaxation,
+        )
+
     def finish(self) -> None:
-        """Cut the bits from the outputs of the training images as they are now."""
-        train, self._train = self._train, None  # pixels and network: the method outlives them
+        """Cut the bits from the current outputs of the training images."""
+        train, self._train = self._train, None  # frees pixels and network, which are large
         if not self._heads or train is None or self.cut == "outputs":
-            return  # a head starts with the first outputs' signs
+            return  # a new head already takes the first outputs' signs
         outputs, labels = train.outputs().float(), self.memory.labels
         means = _numpy(labels.means(outputs))
         book = _centers.code_book(_centers.graded(means, self.bits, self.affinity), means)
@@ -328,7 +292,7 @@ class DFH(HashMethod):
 
 
 def _standardised(features: Tensor) -> Tensor:
-    """Features (N, d) with mean 0, and deviation 1 where they vary at all."""
+    """Return features (N, d) with mean 0, and deviation 1 where they vary at all."""
     features = features.float() - features.float().mean(0)
     deviation = features.std(0, correction=0)
     return features * torch.where(deviation > 1e-6, 1.0 / deviation.clamp_min(1e-6), 0.0)
@@ -341,8 +305,8 @@ def _numpy(values: Tensor) -> _centers.Matrix:
 def _check_parts(parts: str) -> set[str]:
     on = {part.strip() for part in parts.split(",") if part.strip()}
     for part in on:
-        if part not in PARTS:
-            raise unknown_name("part of dfh", part, PARTS)
+        if part not in DFH_PARTS:
+            raise unknown_name("part of dfh", part, DFH_PARTS)
     if not on & {"pair", "intra"}:
         raise UsageError("dfh: nothing is left to train; parts need at least 'pair' or 'intra'")
     if "margin" in on and "pair" not in on:

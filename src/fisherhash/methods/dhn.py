@@ -5,19 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fisherhash.methods._pairs import (
-    BatchPairs,
-    check_not_negative,
-    check_positive,
-    log_cosh,
-    logistic,
-)
+from fisherhash.methods._options import NotNegative, Positive
+from fisherhash.methods._pairs import BatchPairs, log_cosh, logistic
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, register
 
 
 @register
 class DHN(HashMethod):
-    """Deep Hashing Network: likely pairs, and a prior that draws each output to -1 or 1.
+    """Deep Hashing Network: a pair likelihood, and a prior that pulls each output to -1 or 1.
 
     With z_i = tanh(u_i) the squashed K logits of image i, s_ij = 1 for similar pairs and 0 for
     others, and sigma(a z_i . z_j) the probability of s_ij = 1, the paper minimises the negative
@@ -28,26 +23,25 @@ class DHN(HashMethod):
 
     where log cosh is a smooth |x|. The code of an image is sgn(u).
 
-    How it is implemented where the paper leaves a choice, or released code does something else:
+    Where the paper leaves a choice, or the released code differs:
 
-    * Pairs are those inside a batch; a pair of an image with itself is left out.
+    * Pairs are those inside a batch, without the pair of an image with itself.
     * Sums become means: the pair term over its pairs, the prior over images (summed over bits).
       ``quantization`` is lambda in this scaling; in the paper's sums over N images and N^2 pairs it
       is lambda / N.
-    * a = 1/2 makes a z_i . z_j, for codes, K/2 minus the Hamming distance, as in DPSH. As we read
-      the paper, it has a = 1, which saturates at long codes.
-    * The prior is log cosh as printed. The group's TensorFlow code has (|z| - 1)^2 there, weighs
-      similar pairs up and gives the prior the weight 0 in its script.
-    * Several labels: a pair is similar when it shares at least one.
+    * With a = 1/2, a z_i . z_j is K/2 minus the Hamming distance for codes, as in DPSH. As we read
+      the paper, it has a = 1, which saturates for long codes.
+    * The prior is log cosh as printed. The group's TensorFlow code uses (|z| - 1)^2, weights
+      similar pairs more and gives the prior the weight 0 in its script.
+    * With several labels, a pair is similar when it shares at least one.
 
     Args:
         bits: K.
-        classes: not used; similarity is all the method sees.
+        classes: Not used; the method sees similarity only.
         scale: a. 0.5 is the default of the loss in the group's TensorFlow code.
-        quantization: lambda, for means; ours.
-        loss_scale: multiplies the whole loss. The loop has one learning rate for every method, and
-            the gradient of a mean over pairs is small; 10 is the factor the authors
-            give the last layer's rate.
+        quantization: lambda, for means; our choice.
+        loss_scale: Multiplies the whole loss. All methods share one learning rate, and the gradient
+            of a mean over pairs is small. 10 is the factor of the authors' rate for the last layer.
     """
 
     info = MethodInfo(
@@ -57,8 +51,6 @@ class DHN(HashMethod):
         year=2016,
         url="https://doi.org/10.1609/aaai.v30i1.10235",
         supervision="pairs",
-        multilabel=True,
-        fit="gradient",
     )
 
     def __init__(
@@ -66,19 +58,17 @@ class DHN(HashMethod):
         *,
         bits: int,
         classes: int,
-        scale: float = 0.5,
-        quantization: float = 0.1,
-        loss_scale: float = 10.0,
+        scale: Positive = 0.5,
+        quantization: NotNegative = 0.1,
+        loss_scale: Positive = 10.0,
     ) -> None:
         super().__init__(bits=bits, classes=classes)
-        check_positive("dhn", scale=scale, loss_scale=loss_scale)
-        check_not_negative("dhn", quantization=quantization)
         self.scale = scale
         self.quantization = quantization
         self.loss_scale = loss_scale
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """The negative log-posterior of one batch."""
+        """Return the negative log-posterior of one batch."""
         z = torch.tanh(outputs.float())
         pairs = BatchPairs.of(batch.labels)
         pair = pairs.mean(logistic(self.scale * z @ z.T, pairs.similar))

@@ -5,28 +5,29 @@ from __future__ import annotations
 from torch import Tensor
 
 from fisherhash.methods._codebooks import far_apart
-from fisherhash.methods._pairs import check_positive, class_proportions
+from fisherhash.methods._options import Positive
+from fisherhash.methods._pairs import class_proportions
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, register
 
 
 @register
 class DPN(HashMethod):
-    """Deep Polarized Network: a hinge a bit pushes logits to the right side, a margin from zero.
+    """Deep Polarized Network: a hinge per bit pushes logits to the right side, a margin from zero.
 
     With u_i the K logits of image i and t_c in {-1, 1}^K the fixed target code of class c, the
     paper's polarisation loss is
 
         (1/N) sum_i sum_k max(0, m - t_(y_i)k u_ik).
 
-    Several labels: the mean of this sum over the image's labels. The code is sgn(u).
+    With several labels, it is the mean of this sum over the image's labels. The code is sgn(u).
 
-    How it differs from the paper and the authors' code:
+    What differs from the paper and the authors' code:
 
-    * Targets come from a Hadamard matrix or a search for the largest minimum distance; the authors'
-      default are signs of Gaussian draws, so that two classes may be close.
-    * Over several labels it is the mean where the authors take the sum: an image with many labels
+    * Targets come from a Hadamard matrix or a search for the largest minimum distance. The authors'
+      default is the signs of Gaussian draws, with which two classes may be close.
+    * Over several labels we take the mean where the authors take the sum: an image with many labels
       would otherwise count more.
-    * Targets stay fixed, as by the authors' default: the paper's update of targets to class means,
+    * Targets stay fixed, as in the authors' default. The paper's update of targets to class means,
       and its ternary codes (|u| < m counts as unknown) at query time, are left out.
     * An image without a label adds nothing.
 
@@ -34,7 +35,7 @@ class DPN(HashMethod):
         bits: K.
         classes: M.
         margin: m, 1 in the paper and in the authors' code.
-        codebook_seed: which targets.
+        codebook_seed: Selects the targets.
     """
 
     info = MethodInfo(
@@ -44,25 +45,22 @@ class DPN(HashMethod):
         year=2020,
         url="https://www.ijcai.org/proceedings/2020/115",
         supervision="classes",
-        multilabel=True,
-        fit="gradient",
     )
     targets: Tensor
 
     def __init__(
-        self, *, bits: int, classes: int, margin: float = 1.0, codebook_seed: int = 0
+        self, *, bits: int, classes: int, margin: Positive = 1.0, codebook_seed: int = 0
     ) -> None:
         super().__init__(bits=bits, classes=classes)
-        check_positive("dpn", margin=margin)
         self.margin = margin
         self.codebook_seed = codebook_seed
         self.register_buffer("targets", far_apart(classes, bits, seed=codebook_seed))
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """The hinge to each of an image's targets, averaged over its labels."""
+        """Return the hinge to each of an image's targets, averaged over its labels."""
         u = outputs.float()
         shares = class_proportions(batch.labels.float())
-        # A bit has two possible hinges; each is weighted by the share of labels that ask for it.
+        # A bit has two possible hinges, each weighted by the share of labels that want it.
         wanted = shares @ self.targets.clamp_min(0.0)
         unwanted = shares @ (-self.targets).clamp_min(0.0)
         hinges = wanted * (self.margin - u).relu() + unwanted * (self.margin + u).relu()

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fisherhash.methods._pairs import (
-    PairMemory,
-    check_not_negative,
-    check_positive,
-    quantization_error,
-)
-from fisherhash.methods.base import Batch, HashMethod, MethodInfo, TrainingSet, register
+from fisherhash.methods._options import NotNegative, Positive
+from fisherhash.methods._pairs import MemoryMethod, quantization_error
+from fisherhash.methods.base import Batch, MethodInfo, register
 
 
 @register
-class DPSH(HashMethod):
+class DPSH(MemoryMethod):
     """Deep Pairwise-Supervised Hashing: codes under which similar pairs are likely.
 
     With u_i the K logits of image i, b_i = sgn(u_i) its code, s_ij = 1 for similar pairs and 0 for
@@ -26,26 +22,25 @@ class DPSH(HashMethod):
     by turns: b_i = sgn(u_i), then back-propagation with b fixed. It is Deep Fisher Hashing without
     margin and without class centres, and shares its code.
 
-    How it is implemented where the paper leaves a choice:
+    Where the paper leaves a choice:
 
-    * Pairs are batch x all N training images, the latter as each was last seen: the authors' code
-      does this too. The memory is filled by one pass before the first step (theirs starts at zero,
-      where a pair has no gradient), and a pair of an image with itself is left out.
+    * Pairs are batch x all N training images, each of the latter with its last output, as in the
+      authors' code. One pass before the first step fills this memory (theirs starts at zero, where
+      a pair has no gradient). The pair of an image with itself is left out.
     * Sums become means: the pair term over its pairs, the quantisation term over images. Divided by
       the b N pairs of a batch, the authors' loss is the mean pair term plus (eta / N) times the
-      mean of ||b - u||^2. ``quantization`` stands for eta / N, so that one value serves training
+      mean of ||b - u||^2. ``quantization`` stands for eta / N, so that one value suits training
       sets of any size.
     * sgn(0) is -1, the bit of a logit that is not greater than 0.
-    * Several labels: a pair is similar when it shares at least one.
+    * With several labels, a pair is similar when it shares at least one.
 
     Args:
         bits: K.
-        classes: not used; similarity is all the method sees.
+        classes: Not used; the method sees similarity only.
         quantization: eta / N. 0.01 is eta = 50, the value in the authors' code, for the N = 5,000
-            images of the CIFAR-10 protocol it is written for.
-        loss_scale: multiplies the whole loss. The loop has one learning rate for every method, and
-            the gradient of a mean over pairs is small; 5 is the authors' rate, 0.05,
-            over the loop's 0.01.
+            images of its CIFAR-10 protocol.
+        loss_scale: Multiplies the whole loss. All methods share one learning rate, and the gradient
+            of a mean over pairs is small. 5 is the authors' rate, 0.05, over the loop's 0.01.
     """
 
     info = MethodInfo(
@@ -55,31 +50,23 @@ class DPSH(HashMethod):
         year=2016,
         url="https://arxiv.org/abs/1511.03855",
         supervision="pairs",
-        multilabel=True,
-        fit="gradient",
     )
 
     def __init__(
-        self, *, bits: int, classes: int, quantization: float = 0.01, loss_scale: float = 5.0
+        self,
+        *,
+        bits: int,
+        classes: int,
+        quantization: NotNegative = 0.01,
+        loss_scale: Positive = 5.0,
     ) -> None:
         super().__init__(bits=bits, classes=classes)
-        check_not_negative("dpsh", quantization=quantization)
-        check_positive("dpsh", loss_scale=loss_scale)
         self.quantization = quantization
         self.loss_scale = loss_scale
-        self.memory = PairMemory()
-
-    def start(self, train: TrainingSet) -> None:
-        """Fill the memory of outputs."""
-        self.memory.fill(train)
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """The negative log-likelihood of the batch's pairs, plus the quantisation term."""
+        """Return the negative log-likelihood of the batch's pairs, plus the quantisation term."""
         pair = self.memory.pair_loss(outputs, batch)
         quantization = quantization_error(outputs)
         loss = self.loss_scale * (pair + self.quantization * quantization)
         return {"pair": pair, "quantization": quantization, "loss": loss}
-
-    def after_step(self, outputs: Tensor, batch: Batch) -> None:
-        """Remember the outputs."""
-        self.memory.refresh(outputs, batch)

@@ -9,24 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fisherhash.errors import UsageError
-from fisherhash.methods._pairs import BatchPairs, check_not_negative, check_positive
-from fisherhash.methods.base import (
-    Batch,
-    HashMethod,
-    MethodInfo,
-    Progress,
-    TrainingSet,
-    register,
-)
+from fisherhash.methods._options import NotNegative, NotNegativeInt, PositiveInt
+from fisherhash.methods._pairs import BatchPairs
+from fisherhash.methods.base import Batch, HashMethod, MethodInfo, Progress, TrainingSet, register
 from fisherhash.model.heads import Head, ProductHead
 
-SEED_ROWS = 16_384  # images among which the first words are drawn
-TABLE_CELLS = 2**22  # distances to words held at a time
+SEED_ROWS = 16_384  # images from which the first words are drawn
+TABLE_CELLS = 2**22  # distances to words in memory at once
 
 
 @register
 class DQN(HashMethod):
-    """Deep Quantization Network: angles that follow the pairs, and product codebooks for them.
+    """Deep Quantization Network: angles that follow the pairs, encoded by product codebooks.
 
     With z_i the outputs of a tanh bottleneck (R reals), s_ij = 1 for similar and -1 for dissimilar
     pairs, C the codebooks of all subspaces (block-diagonal) and h_i the word chosen in each, the
@@ -34,35 +28,35 @@ class DQN(HashMethod):
 
         sum_(i,j) ( s_ij - cos(z_i, z_j) )^2 + lambda sum_i || z_i - C h_i ||^2
 
-    by turns: z by back-propagation, C by k-means in each subspace, h by the nearest word. A code is
-    the word numbers; a database is ranked by the asymmetric quantiser distance, a real query
-    against words: it is no Hamming distance. How bits become subspaces: see
-    :class:`fisherhash.model.heads.ProductHead`.
+    by turns: z by back-propagation, C by k-means in each subspace, h by the nearest word. A code
+    consists of the word numbers. A database is ranked by the asymmetric quantiser distance of a
+    real query to the words, which is not a Hamming distance.
+    :class:`fisherhash.model.heads.ProductHead` explains how bits become subspaces.
 
-    How the paper is read, and what differs from it:
+    How we read the paper, and what differs:
 
     * Sums become means, over the pairs of different images in the batch and over images. Both are
-      then multiplied by R: a cosine divides an inner product of R numbers by about R, and with it
-      the gradient, which those of other methods are not; so one learning rate serves all.
-    * Codebooks are refined by k-means on the outputs of the whole training set (as they are then)
-      at the start of every epoch, from where they stand; the released code begins anew every two
-      epochs. They start by k-means++ seeding, and a word that no image chooses moves to the image
-      that is farthest from its own word.
+      then multiplied by R: a cosine divides an inner product of R numbers, and so its gradient, by
+      about R, unlike the losses of other methods. With the factor one learning rate suits all.
+    * At the start of every epoch, k-means refines the current codebooks on the current outputs of
+      the whole training set; the released code starts afresh every two epochs. The first codebooks
+      come from k-means++ seeding. A word that no image chooses moves to the image that is farthest
+      from its own word.
     * h is the nearest word in each subspace. Codebooks of different subspaces do not overlap, so
       that is the exact minimum, which the paper's ICM sweeps also reach.
-    * lambda is 0 for the first ``warm_up`` epochs, as in the released code: words found before
-      anything is learnt would hold the outputs where they started.
-    * The paper's words are 8 bits a subspace; ours at most 8, so that any length is possible.
+    * lambda is 0 for the first ``warm_up`` epochs, as in the released code: words found before the
+      network has learned anything would hold the outputs where they started.
+    * The paper's words have 8 bits per subspace; ours at most 8, so that any length is possible.
     * A batch of one image has the quantisation term alone.
 
     Args:
-        bits: of all word numbers together.
+        bits: Of all word numbers together.
         classes: M.
-        width: R of the bottleneck; 300 by our memory of the paper.
+        width: R of the bottleneck; 300 in the paper, as far as we remember.
         quantization: lambda; 0.0001 is the default of a public CIFAR-10 script derived from the
-            released code, which itself names none; the paper's is not known to us.
-        warm_up: epochs without quantisation; the released code's 2.
-        sweeps: k-means steps at the start of an epoch; ours.
+            released code, which itself states none; we do not know the paper's.
+        warm_up: Epochs without quantisation; 2 in the released code.
+        sweeps: k-means steps at the start of an epoch; our choice.
     """
 
     info = MethodInfo(
@@ -72,8 +66,6 @@ class DQN(HashMethod):
         year=2016,
         url="https://ojs.aaai.org/index.php/AAAI/article/view/10455",
         supervision="pairs",
-        multilabel=True,
-        fit="gradient",
     )
     strength: Tensor
 
@@ -82,47 +74,50 @@ class DQN(HashMethod):
         *,
         bits: int,
         classes: int,
-        width: int = 300,
-        quantization: float = 0.0001,
-        warm_up: int = 2,
-        sweeps: int = 5,
+        width: PositiveInt = 300,
+        quantization: NotNegative = 0.0001,
+        warm_up: NotNegativeInt = 2,
+        sweeps: PositiveInt = 5,
     ) -> None:
         super().__init__(bits=bits, classes=classes)
-        check_not_negative("dqn", quantization=quantization, warm_up=warm_up)
-        check_positive("dqn", width=width, sweeps=sweeps)
         self.width = width
         self.quantization = quantization
         self.warm_up = warm_up
         self.sweeps = sweeps
         self.register_buffer("strength", torch.tensor(0.0 if warm_up else quantization))
-        # Both belong to others and are saved there: the codebooks in the head, the images nowhere.
+        # Others own both: the head is saved with the model, the images are not saved.
         self._heads: list[ProductHead] = []
         self._train: TrainingSet | None = None
 
+    @property
+    def output_width(self) -> int:
+        """Width of the bottleneck, a multiple of the number of subspaces."""
+        return self._head.width
+
     def head(self, in_features: int) -> Head:
-        """A tanh bottleneck with codebooks."""
+        """Return a tanh bottleneck with codebooks."""
         self._heads = [ProductHead(in_features, self.bits, self.width)]
         return self._heads[0]
 
     def start(self, train: TrainingSet) -> None:
-        """The first codebooks."""
+        """Find the first codebooks."""
         self._train = train
         outputs = train.outputs()
         seed(self._head, outputs)
         refine(self._head, outputs, self.sweeps)
 
     def on_epoch_start(self, progress: Progress) -> None:
-        """Refine the codebooks on the outputs of the whole training set."""
+        """Refine the codebooks on the current outputs of the whole training set."""
         self.strength.fill_(self.quantization if progress.epoch >= self.warm_up else 0.0)
         self.finish()
 
     def finish(self) -> None:
-        """Fit the codebooks to the outputs as they are now."""
+        """Fit the codebooks to the current outputs."""
         if self._train is not None:
             refine(self._head, self._train.outputs(), self.sweeps)
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """The objective on the pairs of one batch."""
+        """Return the objective on the pairs of one batch."""
         z = outputs.float()
         unit = F.normalize(z, dim=1)
         pairs = BatchPairs.of(batch.labels)
@@ -146,15 +141,17 @@ class DQN(HashMethod):
 
 @torch.no_grad()
 def seed(head: ProductHead, outputs: Tensor) -> None:
-    """First words of every subspace by k-means++: images drawn with the square of their distance
-    to the words before them. outputs: (n, width).
+    """Set the first words of every subspace by k-means++.
+
+    Each word is an image, drawn with a probability that grows with the square of its distance to
+    the words before it. outputs: (n, width).
     """
     some = outputs[torch.randperm(len(outputs))[:SEED_ROWS].to(outputs.device)].float()
     points = some.unflatten(1, (head.subspaces, -1)).transpose(0, 1)  # (subspaces, n, d)
     each = torch.arange(head.subspaces, device=points.device)
     nearest = torch.ones(points.shape[:2], device=points.device)
     for word in range(head.codebooks.shape[1]):
-        # Where fewer different images than words exist, all are at 0: then any will do.
+        # With fewer distinct images than words all distances are 0, and any image will do.
         drawn = torch.multinomial((nearest + 1e-12).cpu(), 1)[:, 0].to(points.device)
         chosen = points[each, drawn]
         head.codebooks[:, word] = chosen
@@ -164,7 +161,7 @@ def seed(head: ProductHead, outputs: Tensor) -> None:
 
 @torch.no_grad()
 def refine(head: ProductHead, outputs: Tensor, sweeps: int) -> None:
-    """Steps of Lloyd's k-means in every subspace; none raises the quantisation error."""
+    """Run Lloyd's k-means in every subspace; no step raises the quantisation error."""
     parts = outputs.float().unflatten(1, (head.subspaces, -1))
     for _ in range(sweeps):
         chosen, errors = (torch.cat(some) for some in zip(*_nearest(head, outputs), strict=True))
@@ -180,7 +177,7 @@ def refine(head: ProductHead, outputs: Tensor, sweeps: int) -> None:
 
 
 def _nearest(head: ProductHead, outputs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Nearest words (n, subspaces) and squared distances to them, for blocks of outputs."""
+    """Yield the nearest words (n, subspaces) and their squared distances, per block of outputs."""
     rows = max(1, TABLE_CELLS // head.unused.numel())
     for block in outputs.split(rows):
         errors, chosen = head.tables(block).min(2)

@@ -6,25 +6,13 @@ import torch
 from torch import Tensor
 
 from fisherhash.methods._discrete import coordinate_descent, ridge_classifier
-from fisherhash.methods._pairs import (
-    PairMemory,
-    check_not_negative,
-    check_positive,
-    quantization_error,
-)
-from fisherhash.methods.base import (
-    Batch,
-    HashMethod,
-    MethodInfo,
-    Progress,
-    TrainingSet,
-    register,
-    sign,
-)
+from fisherhash.methods._options import NotNegative, NotNegativeInt, Positive
+from fisherhash.methods._pairs import MemoryMethod, quantization_error
+from fisherhash.methods.base import Batch, MethodInfo, Progress, TrainingSet, register, sign
 
 
 @register
-class DSDH(HashMethod):
+class DSDH(MemoryMethod):
     """Deep Supervised Discrete Hashing: likely pairs, and codes a linear classifier can read.
 
     With u_i the K logits of image i, b_i in {-1, 1}^K its code, B all codes (K x N), y_i its 0/1
@@ -41,34 +29,34 @@ class DSDH(HashMethod):
       sgn(p_k - sum_(l != k) w_k . w_l b_l) with p = W y + (eta / mu) u and w_k row k of W;
     * **U**: back-propagation through the pair term and ||b_i - u_i||^2, with B fixed.
 
-    The class term reaches the network through B only: the codes that u is drawn to.
+    The class term reaches the network only through B, the codes that u is pulled to.
 
-    How it is implemented where the paper leaves a choice, or released code does something else:
+    Where the paper leaves a choice, or the released code differs:
 
     * W and B are solved over the whole training set, from the remembered outputs, at the start of
       every epoch. The authors' code solves both on each batch alone, from codes that start at 0.
-    * B starts at sgn(u) of the first pass, and afterwards where the last epoch left it.
-    * Pairs are batch x all N training images, the latter as each was last seen; the memory is
-      filled by one pass before the first step; a pair of an image with itself is left out.
+    * B starts at sgn(u) of the first pass, and later where the last epoch left it.
+    * Pairs are batch x all N training images, each of the latter with its last output. One pass
+      before the first step fills this memory. The pair of an image with itself is left out.
     * Sums become means: the pair term over its pairs, the others over images. Divided by N^2 the
       paper's weights are mu / N and eta / N; ``classification`` and ``quantization`` stand for
-      these, so that one value serves training sets of any size. nu / mu is ``ridge``.
+      these, so that one value suits training sets of any size. nu / mu is ``ridge``.
     * sgn(0) is -1, the bit of a logit that is not greater than 0.
 
     Args:
         bits: K.
         classes: M.
-        quantization: eta / N, how strongly u is drawn to b. 0.011 is eta = 55 of the authors'
+        quantization: eta / N, how strongly u is pulled to b. 0.011 is eta = 55 of the authors'
             code, for the N = 5,000 images of the CIFAR-10 protocol.
-        classification: mu / N, how strongly the labels draw b away from u in the B-step, where only
-            classification / quantization matters. Ours: mu = 1 of the authors' code would be
-            0.0002, which leaves b = sgn(u) but for logits very near 0.
+        classification: mu / N, how strongly the labels pull b away from u in the B-step, where only
+            classification / quantization matters. Our choice: mu = 1 of the authors' code would be
+            0.0002, which leaves b = sgn(u) except for logits very near 0.
         ridge: nu / mu; 0.1 as in the authors' code.
-        sweeps: passes over the bits in a B-step, which ends early when nothing flips; 10 as in the
+        sweeps: Passes over the bits in a B-step, which ends early when nothing flips; 10 as in the
             authors' code.
-        loss_scale: multiplies the whole loss. The loop has one learning rate for every method, and
-            the gradient of a mean over pairs is small; ours, the value of DPSH, with
-            which this method shares its pair term.
+        loss_scale: Multiplies the whole loss. All methods share one learning rate, and the gradient
+            of a mean over pairs is small. Our choice is the value of DPSH, which has the same pair
+            term.
     """
 
     info = MethodInfo(
@@ -78,8 +66,6 @@ class DSDH(HashMethod):
         year=2017,
         url="https://arxiv.org/abs/1705.10999",
         supervision="pairs and classes",
-        multilabel=True,
-        fit="gradient",
     )
     codes: Tensor
     classifier: Tensor
@@ -89,48 +75,41 @@ class DSDH(HashMethod):
         *,
         bits: int,
         classes: int,
-        quantization: float = 0.011,
-        classification: float = 0.2,
-        ridge: float = 0.1,
-        sweeps: int = 10,
-        loss_scale: float = 5.0,
+        quantization: NotNegative = 0.011,
+        classification: Positive = 0.2,
+        ridge: Positive = 0.1,
+        sweeps: NotNegativeInt = 10,
+        loss_scale: Positive = 5.0,
     ) -> None:
         super().__init__(bits=bits, classes=classes)
-        check_not_negative("dsdh", quantization=quantization, sweeps=sweeps)
-        check_positive("dsdh", classification=classification, ridge=ridge, loss_scale=loss_scale)
         self.quantization = quantization
         self.loss_scale = loss_scale
         self.classification = classification
         self.ridge = ridge
         self.sweeps = sweeps
-        self.memory = PairMemory()
         self.register_buffer("codes", torch.empty(0, bits, dtype=torch.int8))
         self.register_buffer("classifier", torch.zeros(bits, classes))
 
     def start(self, train: TrainingSet) -> None:
-        """Fill the memory of outputs, and put the codes at the outputs' signs."""
-        self.memory.fill(train)
+        """Fill the memory of outputs; the codes start at the outputs' signs."""
+        super().start(train)
         self.codes = sign(self.memory.outputs).to(torch.int8)
         self.classifier = self.classifier.to(self.codes.device)
 
     def on_epoch_start(self, progress: Progress) -> None:
-        """The W-step, then the B-step, over the whole training set."""
+        """Take the W-step, then the B-step, over the whole training set."""
         outputs, labels = self.memory.outputs, self.memory.labels
         codes = self.codes.float()
         W = ridge_classifier(codes, labels.collect(codes, shares=False), ridge=self.ridge)
         pull = labels.mix(W, shares=False) + self.quantization / self.classification * outputs
         codes, _ = coordinate_descent(codes, W @ W.T, pull, sweeps=self.sweeps)
-        # In place: a captured step reads these very tensors.
+        # In place, because a captured step reads these very tensors.
         self.classifier.copy_(W)
         self.codes.copy_(codes)
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """The U-step's objective on one batch."""
+        """Return the U-step's objective on one batch."""
         pair = self.memory.pair_loss(outputs, batch)
         quantization = quantization_error(outputs, self.codes[batch.index])
         loss = self.loss_scale * (pair + self.quantization * quantization)
         return {"pair": pair, "quantization": quantization, "loss": loss}
-
-    def after_step(self, outputs: Tensor, batch: Batch) -> None:
-        """Remember the outputs."""
-        self.memory.refresh(outputs, batch)

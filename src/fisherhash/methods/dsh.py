@@ -5,14 +5,15 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from fisherhash.methods._pairs import BatchPairs, check_not_negative, check_positive
+from fisherhash.methods._options import NotNegative, Positive
+from fisherhash.methods._pairs import BatchPairs
 from fisherhash.methods._triplets import squared_distances
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, register
 
 
 @register
 class DSH(HashMethod):
-    """Deep Supervised Hashing: a contrastive loss with a margin, and outputs drawn to -1 or 1.
+    """Deep Supervised Hashing: a contrastive loss with a margin, and outputs pulled to -1 or 1.
 
     With u_i the K logits of image i, d_ij = ||u_i - u_j|| and s_ij = 1 for similar pairs, 0 for
     others, the paper minimises, summed over pairs,
@@ -23,18 +24,18 @@ class DSH(HashMethod):
     with m = 2 K: dissimilar images should differ in at least half of their bits, each of which adds
     4 to d^2. The code of an image is sgn(u).
 
-    How it is implemented where the paper leaves a choice:
+    Where the paper leaves a choice:
 
-    * Pairs are those inside a batch, as in the authors' code; a pair of an image with itself, which
-      would add nothing to the first terms, is left out.
-    * The sum becomes a mean over pairs. An image is in as many pairs as any other, so the mean of
-      the regulariser is 2 alpha times its mean over images. alpha needs no conversion.
+    * Pairs are those inside a batch, as in the authors' code. The pair of an image with itself,
+      which would add nothing to the first terms, is left out.
+    * The sum becomes a mean over pairs. Every image is in equally many pairs, so the mean of the
+      regulariser is 2 alpha times its mean over images. alpha needs no conversion.
     * Distances come from inner products, so that memory grows with the pairs, not the bits.
-    * Several labels: a pair is similar when it shares at least one.
+    * With several labels, a pair is similar when it shares at least one.
 
     Args:
         bits: K.
-        classes: not used; similarity is all the method sees.
+        classes: Not used; the method sees similarity only.
         margin: m / K; 2 in the paper.
         quantization: alpha; 0.01 in the paper.
     """
@@ -46,21 +47,17 @@ class DSH(HashMethod):
         year=2016,
         url="https://doi.org/10.1109/CVPR.2016.227",
         supervision="pairs",
-        multilabel=True,
-        fit="gradient",
     )
 
     def __init__(
-        self, *, bits: int, classes: int, margin: float = 2.0, quantization: float = 0.01
+        self, *, bits: int, classes: int, margin: Positive = 2.0, quantization: NotNegative = 0.01
     ) -> None:
         super().__init__(bits=bits, classes=classes)
-        check_positive("dsh", margin=margin)
-        check_not_negative("dsh", quantization=quantization)
         self.margin = margin
         self.quantization = quantization
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """The contrastive loss of the batch's pairs, plus the regulariser."""
+        """Return the contrastive loss of the batch's pairs, plus the regulariser."""
         u = outputs.float()
         pairs = BatchPairs.of(batch.labels)
         distances = squared_distances(u)

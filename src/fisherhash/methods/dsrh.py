@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fisherhash.methods._pairs import check_not_negative, check_positive
+from fisherhash.methods._options import NotNegative, PositiveInt
 from fisherhash.methods._triplets import LIMIT, Triplets
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, register
 
@@ -23,25 +23,28 @@ class DSRH(HashMethod):
 
     swapping two images costs what it costs in NDCG. The code of an image is sgn(u).
 
-    How the paper is read, and what differs from it:
+    How we read the paper, and what differs:
 
-    * The ranked list of a query is the rest of its batch, at most ``triplets`` pairs (i, j) a step
-      by the rule of ``methods/_triplets.py``: i shares a label, j is any image that shares fewer.
-    * Z_q is the ideal DCG of that list, sum_k (2^r_(k) - 1) / log2(1 + k) with r sorted downwards.
-    * Sums become means: the hinge is the weighted mean over (q, i, j), so the weights decide the
-      proportions and not the scale. With one label an image all weights of a query are equal, and
+    * The ranked list of a query is the rest of its batch, with at most ``triplets`` pairs (i, j)
+      per step by the rule of ``methods/_triplets.py``: i shares a label, j is any image that shares
+      fewer.
+    * Z_q is the ideal DCG of that list, sum_k (2^r_(k) - 1) / log2(1 + k) with r in descending
+      order.
+    * Sums become means: the hinge is the weighted mean over (q, i, j), so the weights set the
+      proportions but not the scale. With one label per image all weights of a query are equal, and
       this is a plain triplet loss.
-    * The paper's layer sees the last two layers of its network; ours sees the backbone's features.
+    * The paper's hash layer reads the last two layers of its network; ours reads the backbone's
+      features.
     * beta is the weight decay of the optimiser, which every method has.
-    * rho grows with the code, rho = margin * K. The paper's rho and alpha are not known to us.
+    * rho grows with the code, rho = margin * K. We do not know the paper's rho and alpha.
     * A batch in which no pair (i, j) differs (one class, one image) has the balance term alone.
 
     Args:
         bits: K.
         classes: M.
-        margin: rho / K; ours.
-        balance: alpha, on the mean of h over the batch; ours.
-        triplets: the most (q, i, j) a step takes; ours.
+        margin: rho / K; our choice.
+        balance: alpha, on the mean of h over the batch; our choice.
+        triplets: The most (q, i, j) per step; our choice.
     """
 
     info = MethodInfo(
@@ -51,8 +54,6 @@ class DSRH(HashMethod):
         year=2015,
         url="https://arxiv.org/abs/1501.06272",
         supervision="triplets",
-        multilabel=True,
-        fit="gradient",
     )
 
     def __init__(
@@ -60,19 +61,17 @@ class DSRH(HashMethod):
         *,
         bits: int,
         classes: int,
-        margin: float = 0.25,
-        balance: float = 0.1,
-        triplets: int = LIMIT,
+        margin: NotNegative = 0.25,
+        balance: NotNegative = 0.1,
+        triplets: PositiveInt = LIMIT,
     ) -> None:
         super().__init__(bits=bits, classes=classes)
-        check_not_negative("dsrh", margin=margin, balance=balance)
-        check_positive("dsrh", triplets=triplets)
         self.margin = margin
         self.balance = balance
         self.triplets = triplets
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """The weighted ranking hinge and the balance of the bits, on one batch."""
+        """Return the weighted ranking hinge and the balance of the bits, on one batch."""
         h = torch.tanh(outputs.float())
         distances = 0.5 * (self.bits - h @ h.T)
         labels = batch.labels.float()
@@ -83,15 +82,11 @@ class DSRH(HashMethod):
         hinge = F.relu(self.margin * self.bits + chosen.gap(distances))
         ranking = chosen.mean(hinge, weights)
         balance = 0.5 * h.mean(0).square().sum()
-        return {
-            "ranking": ranking,
-            "balance": balance,
-            "loss": ranking + self.balance * balance,
-        }
+        return {"ranking": ranking, "balance": balance, "loss": ranking + self.balance * balance}
 
 
 def _gains(shared: Tensor) -> Tensor:
-    """2^r / Z of every image (b, b) in the list of every query; r = 0 on the diagonal."""
+    """Return 2^r / Z of every image (b, b) in the list of every query; r = 0 on the diagonal."""
     # Both parts of the fraction are scaled by the largest gain: 2^r itself may overflow.
     largest = shared.amax(1, keepdim=True)
     gains = torch.exp2(shared - largest)

@@ -5,12 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from fisherhash.methods._pairs import (
-    BatchPairs,
-    check_not_negative,
-    check_positive,
-    quantization_error,
-)
+from fisherhash.methods._options import NotNegative, PositiveInt
+from fisherhash.methods._pairs import quantization_error
 from fisherhash.methods._triplets import LIMIT, Triplets
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, register
 
@@ -26,16 +22,16 @@ class DTSH(HashMethod):
 
     The code of an image is sgn(u).
 
-    How the paper is read, and what differs from it:
+    How we read the paper, and what differs:
 
-    * Triplets are those of the batch, at most ``triplets`` a step by the rule of
-      ``methods/_triplets.py``; the paper draws 50 x 50 for each query and each other class from all
-      outputs as last seen. A query is never its own positive.
-    * The gradient reaches all three images of a triplet; in the released code the query alone.
+    * Triplets are those of the batch, at most ``triplets`` per step by the rule of
+      ``methods/_triplets.py``. The paper draws 50 x 50 for each query and each other class from the
+      last outputs of all images. A query is never its own positive.
+    * The gradient reaches all three images of a triplet; in the released code only the query.
     * Sums become means: the likelihood over triplets, ||b - u||^2 over images. The released
-      lambda = 100 stands beside a sum over 50 x 50 x 9 = 22,500 triplets a query on CIFAR-10, which
+      lambda = 100 goes with a sum over 50 x 50 x 9 = 22,500 triplets per query on CIFAR-10, which
       makes it 100 / 22,500 = 0.0044 in our scale. Ours is larger: on the built-in sample (frozen
-      features, one seed) 12-bit codes have mAP 0.84 with 0.1 and 0.76 with 0.0044.
+      features, one seed) 12-bit codes reach mAP 0.84 with 0.1 and 0.76 with 0.0044.
     * alpha grows with the code as in the paper, alpha = margin * K: theta_qp - theta_qn lies in
       [-K, K] for codes, so the default asks for half of what is possible.
     * sgn(0) is -1.
@@ -45,8 +41,8 @@ class DTSH(HashMethod):
         bits: K.
         classes: M.
         margin: alpha / K; the released code has alpha = K / 2.
-        quantization: lambda for means; ours, see above.
-        triplets: the most triplets a step takes; ours.
+        quantization: lambda for means; our choice, see above.
+        triplets: The most triplets per step; our choice.
     """
 
     info = MethodInfo(
@@ -56,8 +52,6 @@ class DTSH(HashMethod):
         year=2016,
         url="https://arxiv.org/abs/1612.03900",
         supervision="triplets",
-        multilabel=True,
-        fit="gradient",
     )
 
     def __init__(
@@ -65,27 +59,21 @@ class DTSH(HashMethod):
         *,
         bits: int,
         classes: int,
-        margin: float = 0.5,
-        quantization: float = 0.1,
-        triplets: int = LIMIT,
+        margin: NotNegative = 0.5,
+        quantization: NotNegative = 0.1,
+        triplets: PositiveInt = LIMIT,
     ) -> None:
         super().__init__(bits=bits, classes=classes)
-        check_not_negative("dtsh", margin=margin, quantization=quantization)
-        check_positive("dtsh", triplets=triplets)
         self.margin = margin
         self.quantization = quantization
         self.triplets = triplets
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """The objective on the triplets of one batch."""
+        """Return the objective on the triplets of one batch."""
         outputs = outputs.float()
-        pairs = BatchPairs.of(batch.labels)
-        chosen = Triplets.of(pairs.similar, pairs.dissimilar, limit=self.triplets)
+        chosen = Triplets.of_labels(batch.labels, limit=self.triplets)
         gap = chosen.gap(0.5 * outputs @ outputs.T)
         likelihood = chosen.mean(F.softplus(self.margin * self.bits - gap))
         quantization = quantization_error(outputs)
-        return {
-            "triplets": likelihood,
-            "quantization": quantization,
-            "loss": likelihood + self.quantization * quantization,
-        }
+        loss = likelihood + self.quantization * quantization
+        return {"triplets": likelihood, "quantization": quantization, "loss": loss}

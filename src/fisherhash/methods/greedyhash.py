@@ -5,33 +5,27 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fisherhash.methods._pairs import check_not_negative, class_proportions
-from fisherhash.methods.base import (
-    Batch,
-    HashMethod,
-    MethodInfo,
-    TrainingSet,
-    register,
-    sign,
-)
+from fisherhash.methods._options import NotNegative
+from fisherhash.methods._pairs import class_proportions
+from fisherhash.methods.base import Batch, HashMethod, MethodInfo, TrainingSet, register, sign
 
 
 @register
 class GreedyHash(HashMethod):
-    """Greedy Hash: a classifier that sees the code itself, with the gradient passed through sgn.
+    """Greedy Hash: a classifier on the code itself, with the gradient passed through sgn.
 
     With h_i the K logits of image i, its code b_i = sgn(h_i) and a linear classifier W (M x K,
     without bias) on the code, the paper minimises
 
         (1/N) sum_i [ CE(W b_i, y_i) + alpha * (1/K) sum_k | |h_ik| - 1 |^3 ].
 
-    Backward, sgn counts as the identity: the gradient that reaches b_i is h_i's, unclipped. The
+    Backward, sgn counts as the identity: the gradient of b_i becomes that of h_i, unclipped. The
     cubic term keeps h near -1 and 1, where that is nearly true. The code of an image is sgn(h).
 
-    How it differs from the paper and the authors' code:
+    What differs from the paper and the authors' code:
 
-    * Several labels: the cross-entropy takes y_i = 1/m on each of m labels. The paper has one label
-      an image; others take the first of several, or a binary cross-entropy a class.
+    * With several labels, the cross-entropy takes y_i = 1/m on each of m labels. The paper has one
+      label per image; others take the first of several, or one binary cross-entropy per class.
     * sgn(0) is -1, the bit of a logit that is not greater than 0; theirs is 0.
     * W is trained with the head's learning rate, schedule and weight decay.
     * The unsupervised variant, without classes, is left out.
@@ -49,36 +43,30 @@ class GreedyHash(HashMethod):
         year=2018,
         url="https://github.com/ssppp/GreedyHash",
         supervision="classes",
-        multilabel=True,
-        fit="gradient",
     )
 
-    def __init__(self, *, bits: int, classes: int, quantization: float = 0.1) -> None:
+    def __init__(self, *, bits: int, classes: int, quantization: NotNegative = 0.1) -> None:
         super().__init__(bits=bits, classes=classes)
-        check_not_negative("greedyhash", quantization=quantization)
         self.quantization = quantization
         self.classifier = nn.Linear(bits, classes, bias=False)
         self._drawn = False
 
     def start(self, train: TrainingSet) -> None:
-        """Draw the classifier's weights under the training's seed; once, when trained in stages."""
+        """Draw the classifier's weights with the training's seed, in the first stage only."""
         if not self._drawn:
             self.classifier.reset_parameters()
             self._drawn = True
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Cross-entropy of the code's classification, and the cubic quantisation term."""
+        """Return the cross-entropy of the code's classification, plus the cubic term."""
         h = outputs.float()
         scores = self.classifier(straight_through(h))
         classification = F.cross_entropy(scores, class_proportions(batch.labels.float()))
         quantization = (h.abs() - 1.0).abs().pow(3).mean()
-        return {
-            "loss": classification + self.quantization * quantization,
-            "classification": classification,
-            "quantization": quantization,
-        }
+        loss = classification + self.quantization * quantization
+        return {"loss": loss, "classification": classification, "quantization": quantization}
 
 
 def straight_through(values: Tensor) -> Tensor:
-    """sgn(values), with the gradient of the identity."""
+    """Return sgn(values), with the gradient of the identity."""
     return sign(values.detach()) + (values - values.detach())

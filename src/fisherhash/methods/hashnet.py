@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fisherhash.errors import UsageError
-from fisherhash.methods._pairs import BatchPairs, check_positive, logistic
+from fisherhash.methods._options import Positive, Range
+from fisherhash.methods._pairs import BatchPairs, logistic
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, Progress, register
 
 
 @register
 class HashNet(HashMethod):
-    """HashNet: tanh grows into sgn while training goes on, so that nothing is left to quantise.
+    """HashNet: tanh sharpens into sgn during training, so that nothing is left to quantise.
 
     With h_i = tanh(beta u_i) the squashed K logits of image i, s_ij = 1 for similar pairs and 0 for
     others, and sigma(alpha h_i . h_j) the probability of s_ij = 1, the paper minimises
@@ -22,29 +23,30 @@ class HashNet(HashMethod):
         sum_ij w_ij [ log(1 + e^(alpha h_i . h_j)) - s_ij alpha h_i . h_j ]
 
     where w_ij = c_ij |S| / |S1| for similar and |S| / |S0| for dissimilar pairs balances the two
-    (S all pairs, S1 the similar, S0 the dissimilar ones), and c_ij is the number of labels an image
-    pair shares over the number either image has: 1 for single-label data. Beta grows in stages, and
-    each stage starts from the weights of the last: tanh(beta u) goes to sgn(u). The code is sgn(u).
+    (S all pairs, S1 the similar, S0 the dissimilar ones), and c_ij is the number of labels that a
+    pair shares over the number that either image has: 1 for single-label data. Beta grows in
+    stages, and each stage starts from the weights of the last: tanh(beta u) goes to sgn(u). The
+    code is sgn(u).
 
-    How it is implemented where the paper leaves a choice, or released code does something else:
+    Where the paper leaves a choice, or the released code differs:
 
-    * Pairs are those inside a batch (the authors draw two batches and pair one with the other); a
-      pair of an image with itself is left out. S, S1 and S0 are the batch's.
-    * The sum is divided by |S|, so the loss is a mean over the similar plus a mean over the
-      dissimilar pairs. A batch without one of them has the other mean only.
-    * Both sides are weighted, as printed. The authors' PyTorch default multiplies similar pairs by
+    * Pairs are those inside a batch (the authors draw two batches and pair one with the other),
+      without the pair of an image with itself. S, S1 and S0 are the batch's.
+    * The sum is divided by |S|, so the loss is a mean over the similar pairs plus a mean over the
+      dissimilar pairs. A batch that lacks one kind has the other mean only.
+    * Both kinds are weighted, as printed. The authors' PyTorch default multiplies similar pairs by
       a constant per data set instead, and leaves c_ij out.
     * Stages are epochs: beta = sqrt(1 + (beta_end^2 - 1) t) with t the share of the training that
       is over. That is the authors' released schedule, sqrt(1 + 0.005 t) over t = 10,000 steps in 50
-      stages, which ends at 7.1, for training of any length. The paper lets beta go to infinity.
+      stages, which ends at 7.1, for training of any length. In the paper beta goes to infinity.
 
     Args:
         bits: K.
-        classes: not used; similarity is all the method sees.
+        classes: Not used; the method sees similarity only.
         scale: alpha K; 10 as in the authors' code.
-        final_sharpness: beta_end; the authors' released schedule.
-        loss_scale: multiplies the whole loss. The loop has one learning rate for every method, and
-            the gradient of a mean over pairs is small; ours, chosen on CIFAR-10.
+        final_sharpness: beta_end, of the authors' released schedule.
+        loss_scale: Multiplies the whole loss. All methods share one learning rate, and the gradient
+            of a mean over pairs is small. Our choice, made on CIFAR-10.
     """
 
     info = MethodInfo(
@@ -54,8 +56,6 @@ class HashNet(HashMethod):
         year=2017,
         url="https://arxiv.org/abs/1702.00758",
         supervision="pairs",
-        multilabel=True,
-        fit="gradient",
     )
     sharpness: Tensor
 
@@ -64,31 +64,26 @@ class HashNet(HashMethod):
         *,
         bits: int,
         classes: int,
-        scale: float = 10.0,
-        final_sharpness: float = 7.0,
-        loss_scale: float = 3.0,
+        scale: Positive = 10.0,
+        final_sharpness: Annotated[float, Range(least=1)] = 7.0,
+        loss_scale: Positive = 3.0,
     ) -> None:
         super().__init__(bits=bits, classes=classes)
-        check_positive("hashnet", scale=scale, loss_scale=loss_scale)
-        if final_sharpness < 1:
-            raise UsageError(f"hashnet: final_sharpness must be 1 or more, got {final_sharpness}")
         self.scale = scale
         self.loss_scale = loss_scale
         self.final_sharpness = final_sharpness
         self.register_buffer("sharpness", torch.ones(()))
 
     def on_epoch_start(self, progress: Progress) -> None:
-        """The next stage of the continuation."""
+        """Start the next stage of the continuation."""
         done = progress.step / max(progress.steps, 1)
         self.sharpness.fill_(math.sqrt(1.0 + (self.final_sharpness**2 - 1.0) * done))
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """The weighted negative log-likelihood of the batch's pairs."""
+        """Return the weighted negative log-likelihood of the batch's pairs."""
         h = torch.tanh(self.sharpness * outputs.float())
         pairs = BatchPairs.of(batch.labels)
         losses = logistic(self.scale / self.bits * h @ h.T, pairs.similar)
         losses = torch.where(pairs.similar, pairs.overlap * losses, losses)
-        return {
-            "loss": self.loss_scale * pairs.balanced(losses),
-            "sharpness": self.sharpness.clone(),
-        }
+        loss = self.loss_scale * pairs.balanced(losses)
+        return {"loss": loss, "sharpness": self.sharpness.clone()}

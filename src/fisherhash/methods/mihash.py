@@ -6,13 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fisherhash.methods._pairs import BatchPairs, check_positive
+from fisherhash.methods._options import Positive, PositiveInt
+from fisherhash.methods._pairs import BatchPairs
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, register
 
 
 @register
 class MIHash(HashMethod):
-    """MIHash: distances that tell as much as possible about who is a neighbour.
+    """MIHash: distances that reveal as much as possible about which images are neighbours.
 
     With h_i = tanh(a u_i) the squashed K logits of image i, d_ij = (K - h_i . h_j) / 2, D the
     distance of an image j drawn from the others to the anchor i, and C whether j is similar to i,
@@ -22,27 +23,27 @@ class MIHash(HashMethod):
         H(D | C) = p(similar) H(D | similar) + p(dissimilar) H(D | dissimilar)
 
     where H is the entropy of a histogram over [0, K] with bin centres 0, w, 2w, …, K. A distance is
-    shared between the two nearest bins, max(0, 1 - |d - centre| / w) to each: this makes the
+    split between the two nearest bins, max(0, 1 - |d - centre| / w) to each, which makes the
     histogram differentiable. The code of an image is sgn(u).
 
-    How it is implemented where the paper leaves a choice, or released code does something else:
+    Where the paper leaves a choice, or the released code differs:
 
     * The images j are those of the batch without i, as in the authors' code. An anchor with no
       similar or no dissimilar image in the batch has I = 0 whatever its distances are, and is left
-      out of the mean; the authors' sum keeps it.
-    * Entropies are in bits, as in the authors' code, with log2(p + 1e-12): finite slope at p = 0.
+      out of the mean; the authors' sum includes it.
+    * Entropies are in bits, as in the authors' code, with log2(p + 1e-12) for a finite slope at
+      p = 0.
     * The authors squash by 2 sigma(40 u) - 1 = tanh(20 u), for features of norm 1 and a network
       that starts with small u. Here logits start with deviation 1, where that would be flat: a = 1.
-    * Several labels: a pair is similar when it shares at least one.
+    * With several labels, a pair is similar when it shares at least one.
 
     Args:
         bits: K.
-        classes: not used; similarity is all the method sees.
+        classes: Not used; the method sees similarity only.
         bins: K / w, the number of bins less one; 16 in the authors' code.
-        sharpness: a; ours, see above.
-        loss_scale: multiplies the whole loss. The loop has one learning rate for every method, and
-            the gradient of a mean over pairs is small; 10 is the authors' rate, 0.1,
-            over the loop's 0.01.
+        sharpness: a; our choice, see above.
+        loss_scale: Multiplies the whole loss. All methods share one learning rate, and the gradient
+            of a mean over pairs is small. 10 is the authors' rate, 0.1, over the loop's 0.01.
     """
 
     info = MethodInfo(
@@ -52,8 +53,6 @@ class MIHash(HashMethod):
         year=2019,
         url="https://arxiv.org/abs/1803.00974",
         supervision="pairs",
-        multilabel=True,
-        fit="gradient",
     )
 
     def __init__(
@@ -61,18 +60,17 @@ class MIHash(HashMethod):
         *,
         bits: int,
         classes: int,
-        bins: int = 16,
-        sharpness: float = 1.0,
-        loss_scale: float = 10.0,
+        bins: PositiveInt = 16,
+        sharpness: Positive = 1.0,
+        loss_scale: Positive = 10.0,
     ) -> None:
         super().__init__(bits=bits, classes=classes)
-        check_positive("mihash", bins=bins, sharpness=sharpness, loss_scale=loss_scale)
         self.bins = bins
         self.sharpness = sharpness
         self.loss_scale = loss_scale
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Minus the mutual information, in bits, averaged over the batch's anchors."""
+        """Return minus the mutual information, in bits, averaged over the batch's anchors."""
         h = torch.tanh(self.sharpness * outputs.float())
         pairs = BatchPairs.of(batch.labels)
         distances = 0.5 * (self.bits - h @ h.T)

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fisherhash.errors import UsageError
-from fisherhash.methods._pairs import BatchPairs, check_not_negative, check_positive
+from fisherhash.methods._options import NotNegative, PositiveInt, Range
 from fisherhash.methods._triplets import LIMIT, Triplets, squared_distances
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, register
 from fisherhash.model.heads import Head, SlicedHead
 
 # f lies in [0, 1] and a sigmoid's slope is at most 1/4: gradients are about a tenth of those of
 # methods that work on the logits themselves.
-RATE = 10.0
+LOSS_SCALE = 10.0
 
 
 @register
 class NINH(HashMethod):
     """Network in Network Hashing (also DNNH): divide and encode, and a triplet hinge.
 
-    A layer of 50 K units is cut into K disjoint slices of 50; each slice gives one logit u_k, then
+    A layer of 50 K units is cut into K disjoint slices of 50; each slice yields one logit u_k, then
     s_k = sigmoid(u_k), then the piece-wise threshold
 
         f_k = 0 if s_k < 0.5 - eps,   1 if s_k > 0.5 + eps,   s_k between.
@@ -32,26 +33,26 @@ class NINH(HashMethod):
 
     the relaxation of "farther by at least one bit". The code of an image is f > 0.5, i.e. u > 0.
 
-    How the paper is read, and what differs from it:
+    How we read the paper, and what differs:
 
-    * The sliced layer stands on the backbone's features: a linear layer of 50 K units with ReLU
-      takes the place of the paper's last convolution of its own network.
-    * Triplets are those of the batch, at most ``triplets`` a step by the rule of
+    * The sliced layer reads the backbone's features: a linear layer of 50 K units with ReLU
+      replaces the last convolution of the paper's network.
+    * Triplets are those of the batch, at most ``triplets`` per step by the rule of
       ``methods/_triplets.py``; a query is never its own positive. The sum becomes a mean over them.
-    * Outside the threshold's band the gradient is zero, and a bit that is wrong and decided is
-      stuck: a small eps stops the learning. The paper does not say its eps; ours is wide.
-    * The mean is multiplied by 10, so that one learning rate serves all methods: f lies in [0, 1]
-      and the sigmoid is flat, which makes gradients about ten times smaller than others'.
-    * A batch without triplets (one class, one image) has loss 0 and no gradient.
+    * Outside the threshold's band the gradient is zero, and a bit that is decided wrongly is stuck:
+      a small eps stops the learning. The paper does not state its eps; ours is wide.
+    * The mean is multiplied by 10, so that one learning rate suits all methods: f lies in [0, 1]
+      and the sigmoid is flat, so its gradients are about ten times smaller than others'.
+    * A batch without triplets (one class, one image) has loss 0 and zero gradient.
 
     Args:
         bits: K.
         classes: M.
-        margin: in bits; the paper's 1.
+        margin: In bits; the paper's 1.
         threshold: eps, half the width of the band in which s passes unchanged; 0.5 switches the
-            threshold off. Ours, the paper names none.
-        width: units of a slice; the paper's 50.
-        triplets: the most triplets a step takes; ours.
+            threshold off. Our choice; the paper states none.
+        width: Units per slice; the paper's 50.
+        triplets: The most triplets per step; our choice.
     """
 
     info = MethodInfo(
@@ -61,8 +62,6 @@ class NINH(HashMethod):
         year=2015,
         url="https://arxiv.org/abs/1504.03410",
         supervision="triplets",
-        multilabel=True,
-        fit="gradient",
     )
 
     def __init__(
@@ -70,35 +69,30 @@ class NINH(HashMethod):
         *,
         bits: int,
         classes: int,
-        margin: float = 1.0,
-        threshold: float = 0.4,
-        width: int = 50,
-        triplets: int = LIMIT,
+        margin: NotNegative = 1.0,
+        threshold: Annotated[float, Range(above=0, most=0.5)] = 0.4,
+        width: PositiveInt = 50,
+        triplets: PositiveInt = LIMIT,
     ) -> None:
         super().__init__(bits=bits, classes=classes)
-        check_not_negative("ninh", margin=margin)
-        check_positive("ninh", width=width, triplets=triplets)
-        if not 0 < threshold <= 0.5:
-            raise UsageError(f"ninh: threshold must lie in (0, 0.5], got {threshold}")
         self.margin = margin
         self.threshold = threshold
         self.width = width
         self.triplets = triplets
 
     def head(self, in_features: int) -> Head:
-        """Divide and encode."""
+        """Return a head that divides and encodes."""
         return SlicedHead(in_features, self.bits, self.width)
 
     def relaxed(self, outputs: Tensor) -> Tensor:
-        """Logits (n, bits) to f in [0, 1]: sigmoid, then the piece-wise threshold."""
+        """Return f in [0, 1] of logits (n, bits): sigmoid, then the piece-wise threshold."""
         s = torch.sigmoid(outputs.float())
         decided = (s - 0.5).abs() > self.threshold
         return torch.where(decided, (s > 0.5).to(s), s)
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """The mean hinge of the batch's triplets, at ten times the learning rate."""
-        pairs = BatchPairs.of(batch.labels)
-        chosen = Triplets.of(pairs.similar, pairs.dissimilar, limit=self.triplets)
+        """Return the mean hinge of the batch's triplets, scaled."""
+        chosen = Triplets.of_labels(batch.labels, limit=self.triplets)
         gap = chosen.gap(squared_distances(self.relaxed(outputs)))
         hinge = chosen.mean(F.relu(self.margin + gap))
-        return {"triplets": hinge, "loss": RATE * hinge}
+        return {"triplets": hinge, "loss": LOSS_SCALE * hinge}

@@ -286,7 +286,7 @@ class Loop:
         features = self.images.batch_features(index).float()
         outputs = self.images.head(features)
         batch = Batch(self.images.labels[index], index, features)
-        terms = self.method.loss(outputs, batch)
+        terms = self.method(outputs, batch)
         self.optimizer.zero_grad(set_to_none=True)
         terms["loss"].backward()
         self.optimizer.step()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fisherhash.errors import NotDefinedError
-from fisherhash.methods._pairs import check_not_negative
+from fisherhash.methods._options import NotNegativeInt
 from fisherhash.methods.base import FeatureMethod, MethodInfo, register, sign
 from fisherhash.model.heads import Head, LinearHead
 
@@ -18,13 +18,13 @@ class ITQ(FeatureMethod):
     min ||B - V R||_F^2 over B in {-1, 1}^(N x K) and orthogonal R, by turns: B = sgn(V R), and
     R = W Z^T from the singular value decomposition V^T B = W S Z^T.
 
-    Departure: principal directions come from the eigenvectors of the d x d covariance, which is the
-    same subspace and does not grow with N.
+    What differs from the paper: principal directions come from the eigenvectors of the d x d
+    covariance, which span the same subspace and do not grow with N.
 
     Args:
         bits: K, at most the width of the features.
-        classes: not used.
-        iterations: turns of B and R; the paper uses 50.
+        classes: Not used.
+        iterations: Turns of B and R; 50 in the paper.
     """
 
     info = MethodInfo(
@@ -34,17 +34,15 @@ class ITQ(FeatureMethod):
         year=2011,
         url="https://doi.org/10.1109/CVPR.2011.5995432",
         supervision="none",
-        multilabel=True,
         fit="closed-form",
     )
 
-    def __init__(self, *, bits: int, classes: int = 0, iterations: int = 50) -> None:
+    def __init__(self, *, bits: int, classes: int = 0, iterations: NotNegativeInt = 50) -> None:
         super().__init__(bits=bits, classes=classes)
-        check_not_negative("itq", iterations=iterations)
         self.iterations = iterations
 
-    def fit(self, features: Tensor, labels: Tensor | None = None, *, seed: int = 0) -> Head:
-        """Fit on features (N, d); labels are not used."""
+    def solve(self, features: Tensor, labels: Tensor | None, *, seed: int) -> Head:
+        """Return a head fitted on features (N, d); labels are not used."""
         count, width = features.shape
         if self.bits > min(width, count - 1):
             raise NotDefinedError(

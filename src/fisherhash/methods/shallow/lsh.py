@@ -13,8 +13,8 @@ from fisherhash.model.heads import Head, LinearHead
 class LSH(FeatureMethod):
     """Random hyperplanes through the mean of the features: u = R^T (f - mean), R Gaussian.
 
-    The probability that two images differ in a bit is their angle over pi. Departure: the features
-    are centred first, without which non-negative features share most of their bits.
+    The probability that two images differ in a bit is their angle over pi. What differs from the
+    paper: the features are centred first; otherwise non-negative features share most of their bits.
     """
 
     info = MethodInfo(
@@ -24,13 +24,12 @@ class LSH(FeatureMethod):
         year=2002,
         url="https://doi.org/10.1145/509907.509965",
         supervision="none",
-        multilabel=True,
         fit="closed-form",
     )
 
-    def fit(self, features: Tensor, labels: Tensor | None = None, *, seed: int = 0) -> Head:
-        """Draw ``bits`` hyperplanes; of the features (N, d) only the mean is used."""
-        # Drawn on the CPU, so that one seed gives one hasher whatever the device.
+    def solve(self, features: Tensor, labels: Tensor | None, *, seed: int) -> Head:
+        """Draw ``bits`` hyperplanes; only the mean of the features (N, d) is used."""
+        # Drawn on the CPU, so that a seed yields the same hasher on every device.
         generator = torch.Generator().manual_seed(seed)
         planes = torch.randn(self.bits, features.shape[1], generator=generator)
         return LinearHead.from_matrix(planes, features.float().mean(0).cpu())
