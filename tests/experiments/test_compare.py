@@ -16,7 +16,7 @@ from fisherhash import backbones
 from fisherhash.errors import UsageError
 from fisherhash.experiments.compare import compare
 from fisherhash.methods import base
-from fisherhash.training.loop import Settings
+from fisherhash.training.settings import Settings
 
 QUICK = {"backbone": "tiny", "settings": Settings(epochs=2), "device": "cpu"}
 
@@ -170,7 +170,7 @@ def test_killed_and_continued(photos, tmp_path):
     """A real process, killed when its first run is on disk; the rest is done by the second."""
     script = (
         "import sys; from fisherhash.experiments.compare import compare; "
-        "from fisherhash.training.loop import Settings; "
+        "from fisherhash.training.settings import Settings; "
         "compare(sys.argv[1], out=sys.argv[2], names=['lsh', 'dfh', 'itq'], bits=[8, 12], "
         "backbone='tiny', settings=Settings(epochs=40), device='cpu')"
     )

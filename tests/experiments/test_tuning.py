@@ -7,7 +7,7 @@ import pytest
 from fisherhash.experiments import tuning
 from fisherhash.experiments.benches import Bench
 from fisherhash.experiments.specs import Row
-from fisherhash.training.loop import Settings
+from fisherhash.training.settings import Settings
 
 BENCH = Bench("cifar10", "cifar10-small", image_size=128)
 FINETUNED = dataclasses.replace(BENCH, finetune=True)

@@ -20,7 +20,7 @@ from fisherhash.methods.dfh import DFH
 from fisherhash.model.hasher import versions
 from fisherhash.pages import html as pages
 from fisherhash.training.fitting import Trained
-from fisherhash.training.loop import Settings
+from fisherhash.training.settings import Settings
 
 MODEL = "model"
 SHOWN = 10
