@@ -10,11 +10,11 @@ import time
 import numpy as np
 import pytest
 import torch
+from fisherhash.experiments.compare import compare
 from PIL import Image
 
 from fisherhash import backbones
 from fisherhash.errors import UsageError
-from fisherhash.experiments.compare import compare
 from fisherhash.methods import base
 from fisherhash.training.settings import Settings
 
