@@ -65,6 +65,9 @@ class NetworkFlags(NetworkOptions):
     )
 
 
+DEFAULT_NETWORK = NetworkFlags()
+
+
 def say(sentence: str) -> None:
     """Print one line for the user on stderr."""
     print(sentence, file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from fisherhash.cli.base import Data, Json, NetworkFlags, ProtocolName, app, say
+from fisherhash.cli.base import DEFAULT_NETWORK, Data, Json, NetworkFlags, ProtocolName, app, say
 from fisherhash.system.options import parse_value
 from fisherhash.training.settings import Settings
 
@@ -21,6 +21,9 @@ class _SharedSettings(Settings):
     seed: Annotated[int, Parameter(parse=False)] = 0
 
 
+_DEFAULT_SETTINGS = _SharedSettings()
+
+
 @app.command
 def compare(
     *,
@@ -30,8 +33,8 @@ def compare(
     bits: str = "12,48",
     seeds: int = 1,
     protocol: ProtocolName = None,
-    network: NetworkFlags,
-    settings: _SharedSettings,
+    network: NetworkFlags = DEFAULT_NETWORK,
+    settings: _SharedSettings = _DEFAULT_SETTINGS,
     json: Json = False,
 ) -> None:
     """Train and measure several methods in the same way, and write one table.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from fisherhash.cli.base import (
+    DEFAULT_NETWORK,
     Data,
     Flag,
     Json,
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from fisherhash.data.sources import Collection
     from fisherhash.data.splits import Split
     from fisherhash.evaluation import Evaluation
+
+_DEFAULT_SETTINGS = Settings()
 
 
 @app.command
@@ -54,9 +57,9 @@ def train(
     method: str = "dfh",
     bits: int = 48,
     set_: Annotated[list[str] | None, Parameter(name="--set", negative="")] = None,
-    network: NetworkFlags,
+    network: NetworkFlags = DEFAULT_NETWORK,
     protocol: ProtocolName = None,
-    settings: Annotated[Settings, Parameter(name="*")],
+    settings: Annotated[Settings, Parameter(name="*")] = _DEFAULT_SETTINGS,
     resume: Flag = False,
     overwrite: Flag = False,
     evaluate: bool = True,
