@@ -108,7 +108,7 @@ def test_standard_errors():
         (
             [0.80, 0.82, 0.84],
             False,
-            "DFH is within the combined standard error of the best, other; it MISSES",
+            "is within the combined standard error of the best, other",
         ),
     ],
 )
