@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -16,7 +16,7 @@ from cyclopts import App, Parameter, convert
 
 from fisherhash import __version__
 from fisherhash.errors import FisherhashError
-from fisherhash.system.options import parse_value
+from fisherhash.system.options import parse_number
 from fisherhash.training.settings import NetworkOptions
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def _convert(kind: Any, tokens: Any) -> Any:
     """Convert words as cyclopts does, but never round a number to a whole one."""
     if int in (kind, *get_args(kind)):
-        return parse_value(tokens[0].keyword, int, tokens[0].value)
+        return parse_number(tokens[0].keyword, int, tokens[0].value)
     return convert(kind, tokens)
 
 
@@ -60,9 +60,7 @@ ProtocolName = Annotated[
 class NetworkFlags(NetworkOptions):
     """The options about the network as flags: the opposite of --finetune is --frozen."""
 
-    finetune: Annotated[bool | None, Parameter(negative="--frozen")] = field(
-        default=None, metadata=NetworkOptions.__dataclass_fields__["finetune"].metadata
-    )
+    finetune: Annotated[bool | None, Parameter(negative="--frozen")] = None
 
 
 DEFAULT_NETWORK = NetworkFlags()

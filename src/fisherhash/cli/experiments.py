@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from fisherhash.cli.base import DEFAULT_NETWORK, Data, Json, NetworkFlags, ProtocolName, app, say
-from fisherhash.system.options import parse_value
+from fisherhash.system.options import parse_number
 from fisherhash.training.settings import Settings
 
 
@@ -55,7 +55,7 @@ def compare(
         data,
         out=out,
         names=[name.strip() for name in methods.split(",") if name.strip()],
-        bits=[parse_value("each of --bits", int, number) for number in bits.split(",")],
+        bits=[parse_number("each of --bits", int, number) for number in bits.split(",")],
         seeds=seeds,
         protocol=protocol,
         network=network,

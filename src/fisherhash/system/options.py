@@ -1,45 +1,74 @@
 """Options declared once, as fields of a dataclass: name, type, default, range and help.
 
-Both command lines are generated from such classes, so this module imports nothing heavy.
+A field's range is a :class:`Range` in its annotation; its help text is its line among the class's
+attributes. Both command lines are generated from such classes, so nothing heavy is imported here.
 """
 
 from __future__ import annotations
 
 import difflib
 import functools
+import inspect
+import math
+import re
 from collections.abc import Iterable
-from dataclasses import MISSING, field, fields
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from fisherhash.errors import UsageError, unknown_name
 
-T = TypeVar("T", int, float, str)
+
+@dataclass(frozen=True)
+class Range:
+    """The smallest and the largest value of a number."""
+
+    low: float
+    high: float = math.inf
 
 
-def option(
-    default: Any = MISSING, *, text: str, low: float | None = None, high: float | None = None
-) -> Any:
-    """Declare a dataclass field that is also a command-line option.
+@dataclass(frozen=True)
+class Option:
+    """One option of a dataclass.
 
-    Args:
-        default: its default value; without one the option is required.
-        text: its help text.
-        low: the smallest value allowed.
-        high: the largest value allowed.
+    Attributes:
+        name: the field's name.
+        kind: its type, without ``None``.
+        choices: the values it accepts; empty for any.
+        range: the numbers it accepts.
+        help: its help text.
     """
-    return field(default=default, metadata={"help": text, "low": low, "high": high})
+
+    name: str
+    kind: type
+    choices: tuple[str, ...]
+    range: Range
+    help: str
+
+    @property
+    def flag(self) -> str:
+        """Its name on a command line."""
+        return f"--{self.name.replace('_', '-')}"
+
+    def parse(self, text: str) -> Any:
+        """Parse a text from a command line."""
+        return parse_number(self.flag, self.kind, text) if self.kind in (int, float) else text
 
 
 @functools.cache
-def option_types(options: type) -> dict[str, tuple[Any, ...]]:
-    """Return the types each option of a dataclass accepts, ``None`` left out."""
-    hints = get_type_hints(options)
-    return {
-        name: tuple(kind for kind in get_args(hint) or (hint,) if kind is not type(None))
-        if get_origin(hint) is not Literal
-        else (hint,)
-        for name, hint in hints.items()
-    }
+def options_of(options: type) -> tuple[Option, ...]:
+    """Return the options that a dataclass declares."""
+    hints, texts = get_type_hints(options, include_extras=True), _help(options)
+    found = []
+    for one in fields(options):
+        kind, limits = hints[one.name], Range(-math.inf)
+        if get_origin(kind) is Annotated:
+            kind, *extras = get_args(kind)
+            limits = next((extra for extra in extras if isinstance(extra, Range)), limits)
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        kinds = [part for part in get_args(kind) or (kind,) if isinstance(part, type)]
+        kind = str if choices else next(part for part in kinds if part is not type(None))
+        found.append(Option(one.name, kind, choices, limits, texts.get(one.name, "")))
+    return tuple(found)
 
 
 def check_options(options: Any) -> None:
@@ -48,30 +77,27 @@ def check_options(options: Any) -> None:
     Raises:
         UsageError: names the option, its range and the value found.
     """
-    types = option_types(type(options))
-    for one in fields(options):
-        value, (kind, *_) = getattr(options, one.name), types[one.name]
-        low, high = one.metadata.get("low"), one.metadata.get("high")
-        if get_origin(kind) is Literal and value not in get_args(kind):
-            raise unknown_name(one.name, str(value), get_args(kind))
-        if value is None or low is None:
+    for one in options_of(type(options)):
+        value, (low, high) = getattr(options, one.name), (one.range.low, one.range.high)
+        if one.choices and value not in one.choices:
+            raise unknown_name(one.name, str(value), one.choices)
+        if value is None or low == -math.inf:
             continue
-        if kind is int and (isinstance(value, bool) or not isinstance(value, int)):
+        if one.kind is int and (isinstance(value, bool) or not isinstance(value, int)):
             raise UsageError(f"{one.name} must be a whole number, got {value!r}")
-        if high is None and not value >= low:
-            raise UsageError(f"{one.name} must be at least {low:g}, got {value}")
-        if high is not None and not low <= value <= high:
-            raise UsageError(f"{one.name} must be between {low:g} and {high:g}, got {value}")
+        if not low <= value <= high:
+            limits = f"between {low:g} and {high:g}" if high < math.inf else f"at least {low:g}"
+            raise UsageError(f"{one.name} must be {limits}, got {value}")
 
 
-def parse_value(name: str, kind: type[T], text: str) -> T:
-    """Parse one value.
+def parse_number(name: str, kind: type, text: str) -> Any:
+    """Parse a number; a whole one is never rounded.
 
-    >>> parse_value("--epochs", int, "30")
+    >>> parse_number("--epochs", int, "30")
     30
 
     Raises:
-        UsageError: names the option and the text that is not a number.
+        UsageError: names the option and the text that is not such a number.
     """
     try:
         return kind(text)
@@ -85,3 +111,13 @@ def unknown_option(flag: str, known: Iterable[str]) -> UsageError:
     near = difflib.get_close_matches(flag, list(known), n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]}?" if near else ""
     return UsageError(f"Unknown option: {flag}.{hint}")
+
+
+def _help(options: type) -> dict[str, str]:
+    """The text of each attribute in the docstrings of a class and of its bases."""
+    texts: dict[str, str] = {}
+    for owner in reversed(options.__mro__):
+        section = inspect.cleandoc(owner.__doc__ or "").partition("Attributes:\n")[2]
+        for name, text in re.findall(r"^    (\w+): (.*(?:\n     .*)*)", section, re.MULTILINE):
+            texts[name] = " ".join(text.split())
+    return texts

@@ -3,85 +3,55 @@
 Imports no torch: the command line is generated from these classes.
 """
 
-from __future__ import annotations
-
+# Annotations stay types, not strings: the command line subclasses these classes elsewhere.
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from fisherhash.errors import UsageError, unknown_name
-from fisherhash.system.options import check_options, option, option_types, parse_value
+from fisherhash.system.options import Range, check_options, options_of
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a method is trained; the same for every method."""
+    """How a method is trained; the same for every method.
 
-    epochs: int = option(40, text="Passes over the training images.", low=1, high=100_000)
-    batch_size: int = option(
-        128,
-        text="Images per step. The last, smaller batch of an epoch is dropped.",
-        low=1,
-        high=1_000_000,
-    )
-    optimizer: Literal["sgd", "adamw"] = option("sgd", text="SGD with momentum 0.9, or AdamW.")
-    learning_rate: float = option(
-        0.01, text="The highest learning rate of the head.", low=1e-12, high=1e3
-    )
-    backbone_rate: float = option(
-        1.0,
-        text="When fine-tuning: the backbone's learning rate as a share of the head's.",
-        low=0.0,
-        high=1e3,
-    )
-    weight_decay: float = option(
-        5e-4,
-        text="Weight decay of every weight matrix; biases and normalisation layers have none.",
-        low=0.0,
-        high=1e3,
-    )
-    schedule: Literal["one-cycle", "cosine", "step", "constant"] = option(
-        "one-cycle",
-        text="How the learning rate changes: warm-up and cosine decay; cosine decay; a tenth "
-        "after 60 % of the steps and again after 85 %; not at all.",
-    )
-    dropout: float = option(
-        0.3, text="Share of the standardised features dropped in each step.", low=0.0, high=0.99
-    )
-    head_epochs: int = option(
-        20,
-        text="When fine-tuning: epochs of the head alone on frozen features, before the whole "
-        "network is trained.",
-        low=0,
-        high=100_000,
-    )
-    fixed_layers: int = option(
-        -1,
-        text="When fine-tuning: how many of the network's first layers keep their weights; -1 "
-        "chooses what suits the network (4 of the 18 of efficientnet-lite0).",
-        low=-1,
-        high=1000,
-    )
-    validation: float = option(
-        0.0,
-        text="Share of the training images held out to measure mAP during training, each "
-        "queried against the others.",
-        low=0.0,
-        high=0.9,
-    )
-    validation_every: int = option(
-        1,
-        text="Epochs between two measurements of that mAP; the last epoch is always measured.",
-        low=1,
-        high=100_000,
-    )
-    seed: int = option(
-        0,
-        text="Seed of initialisation, order, dropout and augmentation.",
-        low=0,
-        high=2**32 - 1,
-    )
+    Attributes:
+        epochs: Passes over the training images.
+        batch_size: Images per step. The last, smaller batch of an epoch is dropped.
+        optimizer: SGD with momentum 0.9, or AdamW.
+        learning_rate: The highest learning rate of the head.
+        backbone_rate: When fine-tuning: the backbone's learning rate as a share of the head's.
+        weight_decay: Weight decay of every weight matrix; biases and normalisation layers have
+            none.
+        schedule: How the learning rate changes: warm-up and cosine decay; cosine decay; a tenth
+            after 60 % of the steps and again after 85 %; not at all.
+        dropout: Share of the standardised features dropped in each step.
+        head_epochs: When fine-tuning: epochs of the head alone on frozen features, before the whole
+            network is trained.
+        fixed_layers: When fine-tuning: how many of the network's first layers keep their weights;
+            -1 chooses what suits the network (4 of the 18 of efficientnet-lite0).
+        validation: Share of the training images held out to measure mAP during training, each
+            queried against the others.
+        validation_every: Epochs between two measurements of that mAP; the last epoch is always
+            measured.
+        seed: Seed of initialisation, order, dropout and augmentation.
+    """
+
+    epochs: Annotated[int, Range(1, 100_000)] = 40
+    batch_size: Annotated[int, Range(1, 1_000_000)] = 128
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    learning_rate: Annotated[float, Range(1e-12, 1e3)] = 0.01
+    backbone_rate: Annotated[float, Range(0, 1e3)] = 1.0
+    weight_decay: Annotated[float, Range(0, 1e3)] = 5e-4
+    schedule: Literal["one-cycle", "cosine", "step", "constant"] = "one-cycle"
+    dropout: Annotated[float, Range(0, 0.99)] = 0.3
+    head_epochs: Annotated[int, Range(0, 100_000)] = 20
+    fixed_layers: Annotated[int, Range(-1, 1000)] = -1
+    validation: Annotated[float, Range(0, 0.9)] = 0.0
+    validation_every: Annotated[int, Range(1, 100_000)] = 1
+    seed: Annotated[int, Range(0, 2**32 - 1)] = 0
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -104,24 +74,22 @@ class Settings:
 
 @dataclass(frozen=True)
 class NetworkOptions:
-    """Which network is trained, how much of it, and where; shared by every training command."""
+    """Which network is trained, how much of it, and where; shared by every training command.
 
-    backbone: str = option(
-        "efficientnet-lite0",
-        text="efficientnet-lite0, squeezenet1.0, alexnet, vgg-f, torchvision:NAME or timm:NAME.",
-    )
-    weights: str | None = option(None, text="The backbone's weights file.")
-    image_size: int | None = option(
-        None,
-        text="Side of the images in pixels; by default the backbone's own, 128 in reproduce.",
-        low=1,
-    )
-    finetune: bool | None = option(
-        None,
-        text="Train the whole network, or with --frozen only the head on frozen features. By "
-        "default train and reproduce fine-tune on CUDA; compare never does.",
-    )
-    device: str | None = option(None, text="cpu, cuda, …; by default CUDA where there is one.")
+    Attributes:
+        backbone: efficientnet-lite0, squeezenet1.0, alexnet, vgg-f, torchvision:NAME or timm:NAME.
+        weights: The backbone's weights file.
+        image_size: Side of the images in pixels; by default the backbone's own, 128 in reproduce.
+        finetune: Train the whole network, or with --frozen only the head on frozen features. By
+            default train and reproduce fine-tune on CUDA; compare never does.
+        device: cpu, cuda, …; by default CUDA where there is one.
+    """
+
+    backbone: str = "efficientnet-lite0"
+    weights: str | None = None
+    image_size: Annotated[int | None, Range(1)] = None
+    finetune: bool | None = None
+    device: str | None = None
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -133,8 +101,7 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
     >>> parse_settings(["epochs=30", "dropout=0.5"])
     {'epochs': 30, 'dropout': 0.5}
     """
-    known = [one.name for one in fields(Settings) if one.name != "seed"]
-    types = option_types(Settings)
+    known = {one.name: one for one in options_of(Settings) if one.name != "seed"}
     values: dict[str, Any] = {}
     for pair in pairs:
         name, mark, text = pair.partition("=")
@@ -143,7 +110,6 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
             raise UsageError(f"--set takes NAME=VALUE, got '{pair}'")
         if name not in known:
             raise unknown_name("setting", name, known)
-        kind = types[name][0]
-        values[name] = parse_value(name, kind if kind in (int, float) else str, text)
+        values[name] = known[name].parse(text)
     Settings(**values)
     return values
