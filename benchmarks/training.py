@@ -1,10 +1,10 @@
-"""What a training step costs: DFH beside plain cross-entropy, in one run, interleaved.
+"""The cost of a training step: DFH beside plain cross-entropy, interleaved in one run.
 
     python benchmarks/training.py                 on CUDA: batch 128, 10,000 images, 100 classes
-    python benchmarks/training.py --quick         on a CPU, small: shows that it runs
+    python benchmarks/training.py --quick         small, on a CPU: checks that it runs
 
-Also times one whole training (5,000 images, 30 epochs) and encoding. Images are random: the time
-of a step does not depend on what they show.
+Also times one whole training (5,000 images, 30 epochs) and encoding. The images are random: their
+content does not change the time of a step.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from fisherhash import backbones
 from fisherhash.methods import Batch, HashMethod, MethodInfo, create
 from fisherhash.model.runtime import TorchRuntime, on_device
-from fisherhash.training.loop import LiveImages, Loop, Settings
+from fisherhash.training.loop import LiveImages, Loop
+from fisherhash.training.settings import Settings
 
 
 class CrossEntropy(HashMethod):
-    """The plainest supervised step on the same network: a linear classifier on the logits."""
+    """The simplest supervised step on the same network: a linear classifier on the logits."""
 
     info = MethodInfo("cross-entropy", "", "", 0, "", "classes", False, "gradient")
 
@@ -119,7 +120,7 @@ def main() -> None:
     step = {m: statistics.median(t) for m, t in times.items()}
     ratio = step["dfh"] / step["cross-entropy"]
     for m in methods:
-        print(f"{m:<16} {1e3 * step[m]:8.3f} ms a step ({1 / step[m]:.1f} steps/s)")
+        print(f"{m:<16} {1e3 * step[m]:8.3f} ms per step ({1 / step[m]:.1f} steps/s)")
     print(f"dfh / cross-entropy = {ratio:.3f}, centre step included", flush=True)
     result = {
         "machine": name,

@@ -1,7 +1,7 @@
 """Write the generated parts of the documentation: method pages, and tables from results/.
 
-python docs/generate.py            writes
-python docs/generate.py --check    exits with 1 if anything is out of date
+python docs/generate.py            writes them
+python docs/generate.py --check    exits with 1 if any of them is out of date
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import json
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fisherhash import methods
 from fisherhash.experiments import report
+from fisherhash.experiments.tables import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 
 
 def method_page(method: type[methods.HashMethod] | type[methods.FeatureMethod]) -> str:
-    """A method's page: its class docstring, where it comes from, its defaults."""
+    """Return a method's page: its class docstring, its source and its defaults."""
     info = method.info
     options = methods.hyper_parameters(method)
     learns = "no labels" if info.supervision == "none" else info.supervision
@@ -33,21 +33,21 @@ def method_page(method: type[methods.HashMethod] | type[methods.FeatureMethod]) 
         f"*{info.title}*, {info.venue} {info.year}, <{info.url}>",
         "",
         f"Learns from {learns}; "
-        + ("several labels an image" if info.multilabel else "one label an image only")
+        + ("several labels per image" if info.multilabel else "one label per image only")
         + "; "
         + ("trained by gradient." if info.fit == "gradient" else "fitted on features."),
         "",
         _markdown(inspect.cleandoc(method.__doc__ or "")),
     ]
     if options:
-        lines += ["", "## Defaults", "", "| option | default |", "|---|---|"]
-        lines += [f"| `{name}` | `{p.default}` |" for name, p in options.items()]
+        rows = [[f"`{name}`", f"`{p.default}`"] for name, p in options.items()]
+        lines += ["", "## Defaults", "", Table(["option", "default"], rows).markdown()]
     lines += ["", f"    fisherhash train DATA --method {info.name} --out MODEL"]
     return "\n".join(lines) + "\n"
 
 
 def _markdown(docstring: str) -> str:
-    """Google-style sections as headings, arguments as a list, double back-ticks as single ones."""
+    """Turn Google-style sections into headings, arguments into a list, `` into `."""
     lines: list[str] = []
     arguments = False
     for line in docstring.replace("``", "`").splitlines():
@@ -65,106 +65,98 @@ def _markdown(docstring: str) -> str:
 
 
 def method_index() -> str:
-    """The list of all methods."""
-    lines = [
-        "# Methods",
-        "",
-        "Every method has one file and one contract; these pages are made from the classes.",
-        "[Write your own](../write-your-own-method.md) in about thirty lines.",
-        "",
-        "| method | title | venue | learns from | several labels |",
-        "|---|---|---|---|---|",
+    """Return the list of all methods."""
+    rows = [
+        [
+            f"[{name}]({name}.md)",
+            info.title,
+            f"{info.venue} {info.year}",
+            info.supervision,
+            "yes" if info.multilabel else "no",
+        ]
+        for name, method in methods.registry().items()
+        for info in [method.info]
     ]
-    for name, method in methods.registry().items():
-        info = method.info
-        several = "yes" if info.multilabel else "no"
-        lines.append(
-            f"| [{name}]({name}.md) | {info.title} | {info.venue} {info.year} "
-            f"| {info.supervision} | {several} |"
-        )
-    return "\n".join(lines) + "\n"
+    table = Table(["method", "title", "venue", "learns from", "several labels"], rows)
+    return (
+        "# Methods\n\n"
+        "Every method is one file that follows one contract; these pages are generated from the "
+        "classes.\n"
+        "[Write your own](../write-your-own-method.md) in about thirty lines.\n\n"
+        f"{table.markdown()}\n"
+    )
 
 
 def ties_table() -> str:
-    """How far ties move mAP on codes learned by DFH, by code length."""
+    """Return how far ties move mAP on codes learned by DFH, by code length."""
     result = _load("cifar10-frozen-dfh")
     if result is None:
         return "Not run yet.\n"
     by_bits = defaultdict(list)
     for row in result["rows"]:
         by_bits[row["bits"]].append(row["evaluation"])
-    lines = [
-        f"Codes learned by DFH on {result['protocol']['protocol']} "
-        f"({result['protocol']['database']:,} images in the database, checksum "
-        f"{result['protocol']['checksum'][:16]}; {result['backbone']} features at "
-        f"{result['image_size']} px), mean of {len(next(iter(by_bits.values())))} seeds:",
-        "",
-        "| bits | expected | in database order | lower bound | upper bound | ties move it by |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for bits, evaluations in sorted(by_bits.items()):
-        mean: Callable[[str], float] = lambda key, rows=evaluations: statistics.mean(  # noqa: E731
-            row[key] for row in rows
+        expected, stable, low, high = (
+            statistics.mean(one[key] for one in evaluations)
+            for key in ("map_expected", "map_stable", "map_lower", "map_upper")
         )
-        low, high = mean("map_lower"), mean("map_upper")
-        lines.append(
-            f"| {bits} | {mean('map_expected'):.4f} | {mean('map_stable'):.4f} | {low:.4f} "
-            f"| {high:.4f} | {100 * (high - low):.1f} points |"
-        )
-    return "\n".join(lines) + "\n"
+        values = [f"{value:.4f}" for value in (expected, stable, low, high)]
+        rows.append([str(bits), *values, f"{100 * (high - low):.1f} points"])
+    header = ["bits", "expected", "in database order", "lower bound", "upper bound"]
+    return (
+        f"Codes learned by DFH on {result['protocol']['protocol']} "
+        f"({result['protocol']['database']:,} database images, checksum "
+        f"{result['protocol']['checksum'][:16]}; {result['backbone']} features at "
+        f"{result['image_size']} px), mean of {len(next(iter(by_bits.values())))} seeds:\n\n"
+        f"{Table([*header, 'ties move it by'], rows).markdown()}\n"
+    )
 
 
 def readme_table() -> str:
-    """CIFAR-10 small: the reproduced table 2."""
-    tables = [
-        (part, result["of"])
+    """Return the reproduced table 2 on CIFAR-10."""
+    parts = [
+        report.part_report(result, part)
         for _, result in reproduced()
         if result["target"] == "table2"
         for part in result["parts"]
         if part["data"] == "cifar10" and part["runs"]
     ]
-    blocks = [
-        f"{report.describe(part)}\n\n" + "\n".join(report.table(part, of=of)) for part, of in tables
-    ]
-    return "\n\n".join(blocks) + "\n"
+    return "\n\n".join(f"{part.intro}\n\n{part.table.markdown()}" for part in parts) + "\n"
 
 
 def speed_table() -> str:
-    """Queries per second of our search and of the others, from one run."""
+    """Return queries per second of our search and of others, measured in one run."""
     result, huge = _load("search-benchmark"), _load("search-huge")
     if result is None:
         return "Not run yet.\n"
-    lines = [
-        "| codes | N | bits | k | queries | fisherhash | faiss Flat | usearch | numpy | to faiss |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+    header = ["codes", "N", "bits", "k", "queries", "fisherhash", "faiss Flat", "usearch", "numpy"]
+    rows = [
+        [
+            *(case["data"], f"{case['n']:,}", str(case["bits"]), str(case["k"]), case["way"]),
+            *(_rate(case["engines"], name) for name in header[5:]),
+            f"{_short(case['times_faiss'])} ×",
+        ]
+        for case in result["results"]
     ]
-    for case in result["results"]:
-        peers = [_rate(case["engines"], name) for name in ("faiss Flat", "usearch", "numpy")]
-        lines.append(
-            f"| {case['data']} | {case['n']:,} | {case['bits']} | {case['k']} | {case['way']} "
-            f"| {_rate(case['engines'], 'fisherhash')} | {' | '.join(peers)} "
-            f"| {_short(case['times_faiss'])} × |"
-        )
     loads = [case["load_average"] for case in result["results"]]
-    lines += [
-        "",
+    note = (
         f"{result['threads']} threads on {result['cores']} cores; the load average of the machine "
         f"was {min(loads):.1f} to {max(loads):.1f} (2.0 is these threads alone). Clustered: "
-        f"{result['clustered']}. faiss is taken at its better mode and number of threads.",
-    ]
+        f"{result['clustered']}. faiss uses its faster mode and its better number of threads."
+    )
     if huge is not None:
         found = huge["huge"]
         times = "; ".join(
             f"{name} {_short(value)} s" if value > 0.5 else f"{name} {_short(1e3 * value)} ms"
             for name, value in found["seconds"].items()
         )
-        lines += [
-            "",
-            f"{found['codes']:,} clustered codes of {found['bits']} bits in an index on disk, "
+        note += (
+            f"\n\n{found['codes']:,} clustered codes of {found['bits']} bits in an index on disk, "
             f"k = {found['k']}: {times}. Peak memory {found['peak_gib']:.1f} GiB, "
-            f"{found['disk_gib']:.2f} GiB on disk.",
-        ]
-    return "\n".join(lines) + "\n"
+            f"{found['disk_gib']:.2f} GiB on disk."
+        )
+    return Table([*header, "to faiss"], rows, note).markdown() + "\n"
 
 
 def _short(value: float) -> str:
@@ -172,14 +164,14 @@ def _short(value: float) -> str:
 
 
 def _rate(engines: list[dict[str, Any]], name: str) -> str:
-    """Queries per second of an engine at its best mode and number of threads."""
+    """Return queries per second of an engine in its best mode and number of threads."""
     modes = (name, f"{name} count", f"{name} heap", f"{name} exact")
     same = [e["seconds"] for e in engines if e["engine"] in modes]
     return f"{1 / min(same):,.0f}" if same else "–"
 
 
 def reproduced() -> list[tuple[str, dict[str, Any]]]:
-    """The reproduced tables in results/, by file name."""
+    """Return the reproduced tables in results/, by file name."""
     found = [(path.name, json.loads(path.read_text())) for path in sorted(RESULTS.glob("*.json"))]
     return [
         (name, result) for name, result in found if isinstance(result, dict) and "target" in result
@@ -187,7 +179,7 @@ def reproduced() -> list[tuple[str, dict[str, Any]]]:
 
 
 def reproduced_tables() -> str:
-    """Every reproduced table with its verdicts and tie bounds."""
+    """Return every reproduced table with its verdicts and tie bounds."""
     blocks = [
         f"{report.markdown(result, level=3)}\nFrom `results/{name}`.\n"
         for name, result in reproduced()
@@ -201,7 +193,7 @@ def _load(name: str) -> dict[str, Any] | None:
 
 
 def between(text: str, mark: str, content: str) -> str:
-    """Replace what stands between ``<!-- mark -->`` and ``<!-- /mark -->``."""
+    """Replace the text between ``<!-- mark -->`` and ``<!-- /mark -->``."""
     start, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
     before, _, rest = text.partition(start)
     _, _, after = rest.partition(end)
@@ -209,7 +201,7 @@ def between(text: str, mark: str, content: str) -> str:
 
 
 def generated() -> dict[Path, str]:
-    """Every generated file with what it should hold."""
+    """Return the expected content of every generated file."""
     docs = ROOT / "docs"
     files = {docs / "methods" / "README.md": method_index()}
     for name, method in methods.registry().items():
@@ -225,7 +217,7 @@ def generated() -> dict[Path, str]:
 
 
 def main() -> None:
-    """Write, or check."""
+    """Write the generated files, or check them."""
     stale = []
     for path, content in generated().items():
         if path.is_file() and path.read_text(encoding="utf-8") == content:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fisherhash.model import builtin
     from fisherhash.model.hasher import Hasher
     from fisherhash.training.fitting import train
-    from fisherhash.training.loop import Settings
+    from fisherhash.training.settings import Settings
 
 __all__ = [
     "Hasher",
@@ -32,7 +32,7 @@ __all__ = [
 _PLACES = {
     "Hasher": "fisherhash.model.hasher",
     "Index": "fisherhash.index.opening",
-    "Settings": "fisherhash.training.loop",
+    "Settings": "fisherhash.training.settings",
     "backbones": "fisherhash.backbones",
     "builtin": "fisherhash.model.builtin",
     "evaluate": "fisherhash.evaluation",

@@ -19,7 +19,7 @@ from PIL import Image
 from fisherhash import __version__, cli, codes
 from fisherhash.model.hasher import Hasher
 from fisherhash.training.fitting import fit
-from fisherhash.training.loop import Settings
+from fisherhash.training.settings import Settings
 
 VERBS = sorted(name for name in cli.app if not name.startswith("-"))
 QUICK = "--backbone tiny --epochs 2 --batch-size 8 --learning-rate 0.002 --bits 12 --frozen"

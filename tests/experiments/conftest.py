@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fisherhash.experiments.planning import Request
+from fisherhash.experiments.request import Request
 
 CLASSES = 21
 
 
 @pytest.fixture(scope="session")
 def data_folder(tmp_path_factory):
-    """A data folder with 'coco21': 84 pictures of 16 px, one or two labels each."""
+    """A data folder with 'coco21': 84 images of 16 px, one or two labels each."""
     root = tmp_path_factory.mktemp("named")
     folder = root / "coco21"
     folder.mkdir()
@@ -34,8 +34,8 @@ def data_folder(tmp_path_factory):
 
 
 @pytest.fixture
-def ask(data_folder, tmp_path, monkeypatch):
-    """A function that makes a rehearsal's request, with an own output folder."""
+def make_request(data_folder, tmp_path, monkeypatch):
+    """A function that makes a rehearsal's request, with its own output folder."""
     monkeypatch.setenv("FISHERHASH_DATA", str(data_folder))
 
     def make(**changes):
@@ -43,6 +43,7 @@ def ask(data_folder, tmp_path, monkeypatch):
             "target": "table2",
             "out": str(tmp_path / "out"),
             "rehearse": True,
+            "jobs": 1,
             "only": ["coco21", "12", "dpsh", "dfh-paper"],
             "device": "cpu",
         }

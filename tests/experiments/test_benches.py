@@ -7,7 +7,7 @@ import numpy as np
 from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import open_data
 from fisherhash.experiments.benches import Bench, Cell, locate, thinned
-from fisherhash.training.loop import Settings
+from fisherhash.training.settings import Settings
 
 BENCH = Bench("cifar10", "cifar10-small", image_size=128)
 

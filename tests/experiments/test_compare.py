@@ -9,16 +9,20 @@ import time
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-from fisherhash import backbones
 from fisherhash.errors import UsageError
-from fisherhash.experiments.compare import compare
+from fisherhash.experiments.comparing import compare
 from fisherhash.methods import base
-from fisherhash.training.loop import Settings
+from fisherhash.training.settings import NetworkOptions, Settings
 
-QUICK = {"backbone": "tiny", "settings": Settings(epochs=2), "device": "cpu"}
+TINY = NetworkOptions(backbone="tiny", device="cpu")
+QUICK = {"network": TINY, "settings": Settings(epochs=2)}
+
+
+def runs(outcome):
+    (part,) = outcome.results["parts"]
+    return part["runs"]
 
 
 @pytest.fixture
@@ -45,59 +49,73 @@ def test_a_table_and_a_json(photos, tmp_path):
         **QUICK,
     )
     assert not result.failed
-    assert len(result.rows) == 8
+    assert len(runs(result)) == 8
     stored = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert len(stored["rows"]) == 8
-    assert len(stored["protocol"]["checksum"]) == 64
-    assert stored["rows"][0]["options"]["margin"] == 1.0
+    assert stored == result.results
+    assert len(stored["parts"][0]["protocol"]["checksum"]) == 64
+    assert runs(result)[0]["options"]["margin"] == 1.0
     table = (tmp_path / "out" / "table.md").read_text()
+    assert result.table == table
     assert "| method | 8 bits | 16 bits |" in table
+    assert "With default hyper-parameters, not tuned." in table
+    means = {}
+    assert [row["name"] for row in result.results["parts"][0]["rows"]] == ["lsh", "dfh"]
     for name in ("dfh", "lsh"):
-        (line,) = [line for line in table.splitlines() if line.startswith(f"| {name} |")]
-        values = [
-            row["evaluation"]["map"]
-            for row in stored["rows"]
-            if row["method"] == name and row["bits"] == 8
+        (line,) = [
+            line
+            for line in table.splitlines()
+            if line.startswith(f"| {name} |") and "database order" not in line
         ]
-        assert f"{sum(values) / 2:.3f} ({min(values):.3f}–{max(values):.3f})" in line
-    assert sum("left" in line for line in said) == 8
+        values = [
+            run["evaluation"]["map"]
+            for run in runs(result)
+            if run["row"] == name and run["bits"] == 8
+        ]
+        means[name] = sum(values) / 2
+        shown = f"{means[name]:.3f} ({min(values):.3f}–{max(values):.3f})"
+        assert shown in line.replace("**", "")
+    assert means["lsh"] > means["dfh"]  # the best is first; the colours are easy for any method
+    assert "<table" in (tmp_path / "out" / "table.html").read_text()
+    assert sum("; about" in line for line in said) == 8
 
 
 def test_a_wrong_request_is_an_error_and_not_a_dash(photos, tmp_path):
-    arguments = {"out": tmp_path / "out", "names": ["lsh"], "bits": [8], "backbone": "tiny"}
+    arguments = {"out": tmp_path / "out", "names": ["lsh"], "bits": [8]}
     with pytest.raises(UsageError, match="cuda9"):
-        compare(photos, device="cuda9", **arguments)
+        compare(photos, network=NetworkOptions("tiny", device="cuda9"), **arguments)
     assert not (tmp_path / "out" / "runs").exists()
-    assert "–" not in compare(photos, device="cpu", **arguments).table
+    assert "–" not in compare(photos, network=TINY, **arguments).table
 
 
-def test_other_pictures_or_weights_are_not_mixed_in(photos, tmp_path):
+def test_other_images_or_weights_are_not_mixed_in(photos, tmp_path):
     arguments = {"out": tmp_path / "out", "names": ["lsh"], "bits": [8], **QUICK}
     compare(photos, **arguments)
     Image.new("RGB", (32, 32), "white").save(photos / "red" / "0.png")
-    with pytest.raises(UsageError, match="another images"):
+    with pytest.raises(UsageError, match="different images"):
         compare(photos, **arguments)
 
 
-def test_a_network_of_the_caller_is_left_as_it_was(photos, tmp_path):
-    """And every cell of a fine-tuned comparison starts from it, not from the last cell's."""
-    network = backbones.create("tiny")
-    before = {key: value.clone() for key, value in network.state_dict().items()}
-    arguments = {"names": ["dfh"], "bits": [8], "device": "cpu", "finetune": True}
-    arguments["settings"] = Settings(epochs=2, head_epochs=1, batch_size=8)
-    both = compare(photos, out=tmp_path / "a", backbone=network, seeds=2, **arguments)
-    for key, value in network.state_dict().items():
-        torch.testing.assert_close(value, before[key])
-    alone = compare(photos, out=tmp_path / "b", backbone="tiny", seeds=2, **arguments)
-    assert [row["evaluation"]["map"] for row in both.rows] == [
-        row["evaluation"]["map"] for row in alone.rows
+def test_every_run_of_a_fine_tuned_comparison_starts_from_the_same_network(photos, tmp_path):
+    """Not from the network that the run before it trained."""
+    arguments = {
+        "names": ["dfh"],
+        "bits": [8],
+        "network": NetworkOptions("tiny", device="cpu", finetune=True),
+        "settings": Settings(epochs=2, head_epochs=1, batch_size=8),
+    }
+    both = compare(photos, out=tmp_path / "a", seeds=2, **arguments)
+    compare(photos, out=tmp_path / "b", seeds=1, **arguments)
+    alone = compare(photos, out=tmp_path / "b", seeds=2, **arguments)  # runs seed 1 only
+    assert [run["evaluation"]["map"] for run in runs(both)] == [
+        run["evaluation"]["map"] for run in runs(alone)
     ]
+    assert "the network trained" in both.table
 
 
 def test_what_is_done_is_not_done_again(photos, tmp_path):
     arguments = {"out": tmp_path / "out", "names": ["dfh"], "bits": [8], **QUICK}
     first = compare(photos, **arguments)
-    path = tmp_path / "out" / "runs" / "dfh-8-0.json"
+    (path,) = (tmp_path / "out" / "runs").rglob("dfh-8-0-*.json")
     before = path.stat().st_mtime_ns
     again = compare(photos, **arguments)
     assert path.stat().st_mtime_ns == before
@@ -106,15 +124,32 @@ def test_what_is_done_is_not_done_again(photos, tmp_path):
 
 def test_other_settings_are_not_mixed_in(photos, tmp_path):
     compare(photos, out=tmp_path / "out", names=["lsh"], bits=[8], **QUICK)
-    with pytest.raises(UsageError, match="another settings"):
+    with pytest.raises(UsageError, match="different settings"):
         compare(
             photos,
             out=tmp_path / "out",
             names=["lsh"],
             bits=[8],
-            backbone="tiny",
+            network=TINY,
             settings=Settings(epochs=3),
         )
+
+
+def test_a_folder_of_an_earlier_version_is_refused(photos, tmp_path):
+    (tmp_path / "out" / "runs").mkdir(parents=True)
+    (tmp_path / "out" / "settings.json").write_text("{}")
+    with pytest.raises(UsageError, match="no comparison that this version can continue"):
+        compare(photos, out=tmp_path / "out", names=["lsh"], bits=[8], **QUICK)
+    assert len(list((tmp_path / "out").iterdir())) == 2
+
+
+def test_the_same_folder_by_another_path_is_the_same_data(photos, tmp_path, monkeypatch):
+    arguments = {"out": tmp_path / "out", "names": ["lsh"], "bits": [8], **QUICK}
+    compare(photos, **arguments)
+    monkeypatch.chdir(photos.parent)
+    said = []
+    compare("./photos", say=said.append, **arguments)
+    assert said[-1] == "all 1 runs are done"
 
 
 @pytest.mark.parametrize(
@@ -123,6 +158,7 @@ def test_other_settings_are_not_mixed_in(photos, tmp_path):
         ({"names": ["dfhh"], "bits": [8]}, "Did you mean 'dfh'"),
         ({"names": ["dfh"], "bits": [0]}, "between 1 and 1024"),
         ({"names": ["dfh"], "bits": []}, "no code length"),
+        ({"names": [], "bits": [8]}, "no method given"),
         ({"names": ["dfh"], "bits": [8], "seeds": 0}, "at least 1"),
     ],
 )
@@ -148,8 +184,8 @@ def test_a_method_that_is_not_defined_gets_a_dash(photos, tmp_path, monkeypatch)
     result = compare(several, out=tmp_path / "out", names=["lsh", "onelabel"], bits=[8], **QUICK)
     assert not result.failed
     assert "| onelabel | – |" in result.table
-    (row,) = [row for row in result.rows if row["method"] == "onelabel"]
-    assert row["not_defined"] == "onelabel is not defined for images with several labels"
+    (run,) = [run for run in runs(result) if run["row"] == "onelabel"]
+    assert run["not_defined"] == "onelabel is not defined for images with several labels"
 
 
 def test_a_run_that_fails_is_named_and_tried_again(photos, tmp_path, monkeypatch):
@@ -161,31 +197,32 @@ def test_a_run_that_fails_is_named_and_tried_again(photos, tmp_path, monkeypatch
 
     monkeypatch.setitem(base._REGISTRY, "wild", Wild)
     result = compare(photos, out=tmp_path / "out", names=["wild", "lsh"], bits=[8], **QUICK)
-    assert "lower the learning rate" in result.failed["wild-8-0.json"]
+    assert "lower the learning rate" in result.failed["photos: wild 8 bits, seed 0"]
     assert "| lsh |" in result.table
-    assert not (tmp_path / "out" / "runs" / "wild-8-0.json").exists()
+    assert "| wild | failed |" in result.table
+    assert not list((tmp_path / "out" / "runs").rglob("wild-*.json"))
 
 
 def test_killed_and_continued(photos, tmp_path):
     """A real process, killed when its first run is on disk; the rest is done by the second."""
     script = (
-        "import sys; from fisherhash.experiments.compare import compare; "
-        "from fisherhash.training.loop import Settings; "
+        "import sys; from fisherhash.experiments.comparing import compare; "
+        "from fisherhash.training.settings import NetworkOptions, Settings; "
         "compare(sys.argv[1], out=sys.argv[2], names=['lsh', 'dfh', 'itq'], bits=[8, 12], "
-        "backbone='tiny', settings=Settings(epochs=40), device='cpu')"
+        "network=NetworkOptions('tiny', device='cpu'), settings=Settings(epochs=40))"
     )
     command = [sys.executable, "-c", script, str(photos), str(tmp_path / "out")]
-    runs = tmp_path / "out" / "runs"
+    folder = tmp_path / "out" / "runs"
     process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
     deadline = time.monotonic() + 60
-    while not list(runs.glob("*.json")) and time.monotonic() < deadline:
+    while not list(folder.rglob("*.json")) and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    done = {path.name: path.read_text() for path in runs.glob("*.json")}
+    done = {path: path.read_text() for path in folder.rglob("*.json")}
     assert 1 <= len(done) < 6
     subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert len(list(runs.glob("*.json"))) == 6
-    for name, content in done.items():
-        assert (runs / name).read_text() == content
-    assert len(json.loads((tmp_path / "out" / "results.json").read_text())["rows"]) == 6
+    assert len(list(folder.rglob("*.json"))) == 6
+    for path, content in done.items():
+        assert path.read_text() == content
+    assert len(json.loads((tmp_path / "out" / "results.json").read_text())["parts"][0]["runs"]) == 6

@@ -7,8 +7,9 @@ import torch
 from fisherhash import backbones
 from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import open_data
-from fisherhash.experiments import figures, illustration
+from fisherhash.experiments import figures
 from fisherhash.experiments.benches import Stage
+from fisherhash.experiments.illustration import illustration_points
 
 pytest.importorskip("matplotlib")
 
@@ -54,12 +55,14 @@ def test_every_figure_is_drawn_as_png_and_svg(tmp_path):
         "curves": lambda f: figures.draw_curves(f, curves),
         "centres": lambda f: figures.draw_centres(f, points),
     }.items():
-        svg = figures.save(tmp_path / name, (4, 3), draw)
+        svg = figures.save_figure(tmp_path / name, (4, 3), draw)
         assert "<svg" in svg.read_text()
         assert svg.with_suffix(".png").stat().st_size > 1000
-    again = figures.save(tmp_path / "again", (4, 3), lambda f: figures.draw_margins(f, margins))
+    again = figures.save_figure(
+        tmp_path / "again", (4, 3), lambda f: figures.draw_margins(f, margins)
+    )
     assert again.read_text() == (tmp_path / "margin.svg").read_text()
-    assert figures._mean(modules, "P", 12, "recall_at", 5000) == pytest.approx(0.55 / 3)
+    assert figures._mean(modules, "P", 12, "recall_at", ranked=True) == pytest.approx(0.55 / 3)
     assert "1 bit apart" in (tmp_path / "centres.svg").read_text()
 
 
@@ -84,7 +87,7 @@ def test_centres_are_learned_as_the_paper_says():
         finetune=False,
         device=torch.device("cpu"),
     )
-    found = illustration.points(stage)
+    found = illustration_points(stage)
     labels = np.array(found["labels"])
     assert np.bincount(labels).tolist() == [100, 100]
     apart = []

@@ -13,22 +13,24 @@ import pytest
 from fisherhash import backbones
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.experiments import planning, specs
-from fisherhash.experiments.planning import parse_settings
-from fisherhash.experiments.reproduce import reproduce, table_text
-from fisherhash.experiments.tuning import BUDGET, FINETUNED_BUDGET, Tuning
+from fisherhash.experiments.reproduce import reproduce
+from fisherhash.experiments.request import Request, parse_request
+from fisherhash.experiments.tuning import BUDGET, FINETUNED_BUDGET, Choice, Tuning
+from fisherhash.system.options import options_of
+from fisherhash.training.settings import parse_settings
 
 
 def runs(folder, kind="runs"):
     return sorted(path for path in Path(folder).glob(f"{kind}/**/*.json"))
 
 
-def test_a_table_and_what_belongs_to_it(ask):
+def test_a_table_and_what_belongs_to_it(make_request):
     said = []
-    outcome = reproduce(ask(), jobs=1, say=said.append)
+    outcome = reproduce(make_request(), say=said.append)
     assert (outcome.left, outcome.failed) == (0, {})
     assert "2 of 2 runs left" in "".join(said)
     assert "not tuned on coco21-tiny-32-frozen-rehearsal" in "".join(said)
-    table = table_text(outcome)
+    table = outcome.table
     assert "| DPSH | " in table
     assert "[0.752] |" in table  # the paper's number beside ours
     assert "stand-in" in table
@@ -44,16 +46,16 @@ def test_a_table_and_what_belongs_to_it(ask):
     assert len(stored["parts"][0]["runs"]) == 2
     assert "<h1>" in outcome.page.read_text()
     before = {path: path.stat().st_mtime_ns for path in runs(folder)}
-    again = reproduce(ask(), jobs=1, say=said.append)
+    again = reproduce(make_request(), say=said.append)
     assert said[-1] == "all 2 runs are done"
     assert again.results == outcome.results
     assert {path: path.stat().st_mtime_ns for path in runs(folder)} == before
 
 
-def test_fine_tuned_and_tuned_first(ask):
+def test_fine_tuned_and_tuned_first(make_request):
     said = []
-    request = ask(tune=True, finetune=True, only=["coco21", "12", "dpsh"], trial_epochs=2)
-    outcome = reproduce(request, jobs=1, say=said.append)
+    request = make_request(tune=True, finetune=True, only=["coco21", "12", "dpsh"], trial_epochs=2)
+    outcome = reproduce(request, say=said.append)
     folder = outcome.page.parent
     assert len(runs(folder, "trials")) == FINETUNED_BUDGET
     found = json.loads((folder / "tuning.json").read_text())["benches"]
@@ -70,29 +72,29 @@ def test_fine_tuned_and_tuned_first(ask):
     trial = json.loads(runs(folder, "trials")[0].read_text())
     assert "evaluation" not in trial  # queries are never looked at
     assert (trial["history"]["epoch"], row["history"]["epoch"]) == (2, 1)
-    taken = reproduce(ask(finetune=True, only=["coco21", "12", "dpsh"]), jobs=1, say=said.append)
+    taken = reproduce(make_request(finetune=True, only=["coco21", "12", "dpsh"]), say=said.append)
     assert taken.left == 0  # the winners of the folder are taken, nothing was left to run
     assert len(runs(folder)) == 1
 
 
-def test_the_command_line(ask, capsys):
+def test_the_command_line(make_request, capsys):
     from fisherhash.cli import main
 
     words = ["reproduce", "table2", "--rehearse", "--jobs", "1", "--device", "cpu"]
     with pytest.raises(SystemExit) as ended:
-        main([*words, "--only", "coco21,12,dpsh", "--out", ask().out])
+        main([*words, "--only", "coco21,12,dpsh", "--out", make_request().out])
     assert ended.value.code == 0
     printed = capsys.readouterr()
     assert "| DPSH | **0." in printed.out
     assert "table2.html" in printed.err
     with pytest.raises(SystemExit) as ended:
-        main([*words, "--only", "coco22", "--out", ask().out])
+        main([*words, "--only", "coco22", "--out", make_request().out])
     assert ended.value.code == 2
     assert "does not know 'coco22'" in capsys.readouterr().err
 
 
-def test_shared_by_two_processes(ask, capfd):
-    outcome = reproduce(ask(only=["coco21", "12", "24", "dpsh", "dfh-paper"]), jobs=2)
+def test_shared_by_two_processes(make_request, capfd):
+    outcome = reproduce(make_request(only=["coco21", "12", "24", "dpsh", "dfh-paper"], jobs=2))
     assert outcome.left == 0
     said = capfd.readouterr().err
     assert said.count("validation") == 0
@@ -101,37 +103,37 @@ def test_shared_by_two_processes(ask, capfd):
     assert {json.loads(path.read_text())["jobs"] for path in runs(outcome.page.parent)} == {2}
 
 
-def test_a_killed_call_is_continued(ask):
+def test_a_killed_call_is_continued(make_request):
     command = [
         sys.executable,
         "-m",
         "fisherhash.experiments",
         *("table2", "--rehearse", "--jobs", "2", "--only", "coco21,dpsh,dfh-paper,dtsh"),
-        *("--device", "cpu", "--out", ask().out),
+        *("--device", "cpu", "--out", make_request().out),
     ]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
-    while not runs(ask().out) and time.monotonic() < deadline:
+    while not runs(make_request().out) and time.monotonic() < deadline:
         time.sleep(0.02)
     process.kill()
     process.wait()
-    done = {path: path.read_text() for path in runs(ask().out)}
+    done = {path: path.read_text() for path in runs(make_request().out)}
     assert 1 <= len(done) < 12
-    outcome = reproduce(ask(only=["coco21", "dpsh", "dfh-paper", "dtsh"]), jobs=1)
+    outcome = reproduce(make_request(only=["coco21", "dpsh", "dfh-paper", "dtsh"]))
     assert outcome.left == 0
-    assert len(runs(ask().out)) == 12
+    assert len(runs(make_request().out)) == 12
     for path, text in done.items():
         assert path.read_text() == text
 
 
-def test_no_run_starts_after_the_time(ask):
-    outcome = reproduce(ask(), jobs=1, minutes=0)
+def test_no_run_starts_after_the_time(make_request):
+    outcome = reproduce(make_request(minutes=0.0))
     assert outcome.left == 2
-    assert "not run [0.752]" in table_text(outcome)
-    assert reproduce(ask(), jobs=1).left == 0
+    assert "not run [0.752]" in outcome.table
+    assert reproduce(make_request()).left == 0
 
 
-def test_a_failed_run_is_recorded_and_tried_again(ask, monkeypatch):
+def test_a_failed_run_is_recorded_and_tried_again(make_request, monkeypatch):
     from fisherhash.experiments import runner
 
     real = runner.fit
@@ -142,20 +144,20 @@ def test_a_failed_run_is_recorded_and_tried_again(ask, monkeypatch):
         return real(*arguments, **options)
 
     monkeypatch.setattr(runner, "fit", broken)
-    outcome = reproduce(ask(), jobs=1)
+    outcome = reproduce(make_request())
     assert outcome.failed == {"coco21: DPSH 12 bits, seed 0": "the disk is full"}
     assert outcome.left == 1
-    assert "| DPSH | failed" in table_text(outcome)
-    assert "DPSH, 12 bits: 1 failed, the disk is full." in table_text(outcome)
+    assert "| DPSH | failed" in outcome.table
+    assert "DPSH, 12 bits: 1 run failed: the disk is full." in outcome.table
     monkeypatch.setattr(runner, "fit", real)
-    healed = reproduce(ask(), jobs=1)
+    healed = reproduce(make_request())
     assert (healed.left, healed.failed) == (0, {})
 
 
-def test_other_pictures_are_not_mixed_in(ask, monkeypatch):
+def test_other_images_are_not_mixed_in(make_request, monkeypatch):
     from fisherhash.experiments.benches import Stage
 
-    reproduce(ask(), jobs=1)
+    reproduce(make_request())
     real = Stage.__init__
 
     def other(self, *arguments, **options):
@@ -163,17 +165,17 @@ def test_other_pictures_are_not_mixed_in(ask, monkeypatch):
         self.identity["images"] = "other"
 
     monkeypatch.setattr(Stage, "__init__", other)
-    with pytest.raises(UsageError, match="another images"):
-        reproduce(ask(seeds=2), jobs=1)
+    with pytest.raises(UsageError, match="different images"):
+        reproduce(make_request(seeds=2))
 
 
-def test_data_that_is_missing_is_said(ask):
+def test_data_that_is_missing_is_said(make_request):
     said = []
-    outcome = reproduce(ask(only=["dpsh", "12"]), jobs=1, say=said.append)
+    outcome = reproduce(make_request(only=["dpsh", "12"]), say=said.append)
     assert any("CIFAR-10: not run, there is no cifar10" in line for line in said)
-    assert "| DPSH | not run [0.713] |" in table_text(outcome)
+    assert "| DPSH | not run [0.713] |" in outcome.table
     with pytest.raises(UsageError, match=r"no data set of table2 is on this machine \(cifar10\)"):
-        reproduce(ask(only=["cifar10", "dpsh", "12"]), jobs=1)
+        reproduce(make_request(only=["cifar10", "dpsh", "12"]))
 
 
 @pytest.mark.parametrize(
@@ -185,11 +187,15 @@ def test_data_that_is_missing_is_said(ask):
         ({"device": "cuda9"}, "cuda9"),
     ],
 )
-def test_bad_requests(ask, changes, sentence):
+def test_bad_requests(make_request, changes, sentence):
     with pytest.raises(UsageError, match=sentence):
-        reproduce(ask(**changes), jobs=1)
-    with pytest.raises(UsageError, match="jobs must be at least 1"):
-        reproduce(ask(), jobs=0)
+        reproduce(make_request(**changes))
+
+
+@pytest.mark.parametrize("name", ["jobs", "seeds", "image_size"])
+def test_numbers_of_a_request_have_ranges(make_request, name):
+    with pytest.raises(UsageError, match=f"{name} must be at least 1, got 0"):
+        make_request(**{name: 0})
 
 
 def test_settings_from_text():
@@ -197,7 +203,8 @@ def test_settings_from_text():
     for text, sentence in (
         ("epochs", "NAME=VALUE"),
         ("epoch=3", "Did you mean 'epochs'"),
-        ("epochs=x", "must be a number"),
+        ("epochs=x", "must be a whole number"),
+        ("dropout=x", "must be a number"),
         ("dropout=7", "between 0 and 0.99"),
     ):
         with pytest.raises(UsageError, match=sentence):
@@ -205,29 +212,30 @@ def test_settings_from_text():
 
 
 @pytest.mark.parametrize("finetune", [False, True])
-def test_trials_may_be_shorter_than_the_table_s_runs(ask, finetune):
+def test_trials_may_be_shorter_than_the_table_s_runs(make_request, finetune):
     given = {"rehearse": False, "finetune": finetune, "only": ["coco21", "12"], "tune": True}
-    (plain,) = planning.plan(ask(**given))
+    (plain,) = planning.make_plan(make_request(**given)).columns
     assert plain.trial_settings == plain.settings
-    (column,) = planning.plan(ask(**given, trial_epochs=5, settings={"dropout": 0.1}))
+    plan = planning.make_plan(make_request(**given, trial_epochs=5, settings={"dropout": 0.1}))
+    (column,) = plan.columns
     assert column.settings == dataclasses.replace(plain.settings, dropout=0.1)
     assert column.trial_settings == dataclasses.replace(column.settings, epochs=5)
-    ((_, settings, _, _),) = planning.tunings([column])
-    assert settings == column.trial_settings
+    assert {search.settings for search in plan.searches} == {column.trial_settings}
     with pytest.raises(UsageError, match="epochs must be between"):
-        planning.plan(ask(**given, trial_epochs=-1))
-    with pytest.raises(UsageError, match="--trial-epochs is for a search"):
-        planning.plan(ask(**given | {"tune": False}, trial_epochs=5))
+        planning.make_plan(make_request(**given, trial_epochs=-1))
+    with pytest.raises(UsageError, match="--trial-epochs needs a search"):
+        planning.make_plan(make_request(**given | {"tune": False}, trial_epochs=5))
 
 
 def test_more_images_have_fewer_epochs_of_the_whole_network(
-    ask, data_folder, tmp_path, monkeypatch
+    make_request, data_folder, tmp_path, monkeypatch
 ):
     shutil.copytree(data_folder / "coco21", tmp_path / "tiny100")
     monkeypatch.setenv("FISHERHASH_DATA", str(tmp_path))
 
     def epochs(target, data, **changes):
-        (column,) = planning.plan(ask(target=target, only=[data], rehearse=False, **changes))
+        request = make_request(target=target, only=[data], rehearse=False, **changes)
+        (column,) = planning.make_plan(request).columns
         return column.settings.epochs
 
     assert epochs("table3", "tiny100", finetune=True) == 10
@@ -237,8 +245,8 @@ def test_more_images_have_fewer_epochs_of_the_whole_network(
     assert epochs("table2", "cifar10", finetune=True) == 20
 
 
-def test_dfh_is_measured_with_real_valued_queries_beside_methods_that_have_those(ask):
-    outcome = reproduce(ask(only=["coco21", "12", "dqn", "dfh-ours"]), jobs=1)
+def test_dfh_is_measured_with_real_valued_queries_beside_methods_that_have_those(make_request):
+    outcome = reproduce(make_request(only=["coco21", "12", "dqn", "dfh-ours"]))
     assert outcome.left == 0
     (part,) = outcome.results["parts"]
     names = ["DFH (ours)", "DFH (ours), real-valued queries", "DQN"]
@@ -247,42 +255,47 @@ def test_dfh_is_measured_with_real_valued_queries_beside_methods_that_have_those
     assert found[names[0]]["ranking"] == "Hamming distance"
     assert "head" in found[names[1]]["ranking"]
     assert found[names[0]]["map"] != found[names[1]]["map"]
-    assert f"| {names[1]} ‡ |" in table_text(outcome)
+    assert f"| {names[1]} ‡ |" in outcome.table
 
 
-def test_a_failed_row_has_failed_with_real_valued_queries_too(ask, monkeypatch):
+def test_a_failed_row_has_failed_with_real_valued_queries_too(make_request, monkeypatch):
     from fisherhash.experiments import runner
 
     def broken(*arguments, **options):
         raise FisherhashError("the disk is full")
 
     monkeypatch.setattr(runner, "fit", broken)
-    outcome = reproduce(ask(only=["coco21", "12", "dfh-ours"]), jobs=1)
-    table = table_text(outcome)
+    outcome = reproduce(make_request(only=["coco21", "12", "dfh-ours"]))
+    table = outcome.table
     assert "| DFH (ours) | failed" in table
     assert "| DFH (ours), real-valued queries | failed" in table
     assert "Every run failed." in table
 
 
-def test_epochs_of_trials_on_both_command_lines(ask, capsys):
+def test_epochs_of_trials_on_the_command_line(make_request):
     from fisherhash.cli import main
-    from fisherhash.experiments.__main__ import parser
 
-    assert parser().parse_args(["table2", "--trial-epochs", "5"]).trial_epochs == 5
-    assert parser().parse_args(["table2"]).trial_epochs is None
     words = ["reproduce", "table2", "--rehearse", "--jobs", "1", "--device", "cpu", "--tune"]
-    words += ["--frozen", "--only", "coco21,12,dpsh", "--trial-epochs", "2", "--out", ask().out]
+    words += [
+        "--frozen",
+        "--only",
+        "coco21,12,dpsh",
+        "--trial-epochs",
+        "2",
+        "--out",
+        make_request().out,
+    ]
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 0
     for kind, epochs in (("trials", 2), ("runs", 1)):
-        found = [json.loads(path.read_text()) for path in runs(ask().out, kind)]
+        found = [json.loads(path.read_text()) for path in runs(make_request().out, kind)]
         assert {row["history"]["epoch"] for row in found} == {epochs}
 
 
-def test_the_first_layers_stay_fixed_where_the_whole_network_is_trained(ask):
+def test_the_first_layers_stay_fixed_where_the_whole_network_is_trained(make_request):
     def layers(**changes):
-        (column,) = planning.plan(ask(only=["coco21", "12"], **changes))
+        (column,) = planning.make_plan(make_request(only=["coco21", "12"], **changes)).columns
         assert column.trial_settings.fixed_layers == column.settings.fixed_layers
         return column.settings.fixed_layers
 
@@ -299,8 +312,8 @@ def test_the_first_layers_stay_fixed_where_the_whole_network_is_trained(ask):
 
 
 def test_what_makes_a_row_wins_over_what_was_tuned():
-    row = specs.MARGINS[0]
-    choice = planning.Choice({"margin": 2.0, "quantization": 0.3}, {})
+    row = specs.MARGIN_ROWS[0]
+    choice = Choice({"margin": 2.0, "quantization": 0.3}, {})
     assert planning.row_options(row, choice) == {"margin": 0, "quantization": 0.3}
     pair = specs.TABLE1.parts[0].rows[0]
     assert planning.row_options(pair, choice) == {**choice.options, "parts": "pair,margin"}
@@ -312,3 +325,69 @@ def test_packaged_tunings_name_rows_that_exist():
         assert bench["bench"]["finetune"] == ("finetuned" in slug)
         for entry in bench["rows"].values():
             assert len(entry["trials"]) <= BUDGET
+
+
+def test_words_become_a_request():
+    words = "table2 --only coco21,12 --frozen --seeds 2 --minutes 1.5 --set epochs=3 --json"
+    request, as_json = parse_request(words.split(), command="x")
+    assert as_json
+    assert request == Request(
+        target="table2",
+        only=["coco21", "12"],
+        finetune=False,
+        seeds=2,
+        minutes=1.5,
+        settings={"epochs": 3},
+    )
+    assert request.folder == Path("reproduce-table2")
+    plain, as_json = parse_request(["table1"], command="x")
+    assert (plain, as_json) == (Request(target="table1"), False)
+    assert plain.backbone == backbones.DEFAULT
+    assert parse_request(["table1", "--finetune"], command="x")[0].finetune is True
+
+
+def test_a_request_travels_as_json():
+    request = Request(target="table2", only=("a", "b"), settings={"epochs": 3}, finetune=True)
+    again = Request(**json.loads(json.dumps(dataclasses.asdict(request))))
+    assert dataclasses.replace(again, only=tuple(again.only)) == request
+
+
+def test_help_lists_every_option_with_its_text(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse_request(["--help"], command="fisherhash reproduce")
+    assert ended.value.code == 0
+    shown = " ".join(capsys.readouterr().out.replace("-\n", "-").split())
+    assert shown.startswith("Usage: fisherhash reproduce [OPTIONS] TARGET")
+    for one in options_of(Request):
+        flag = {"target": "TARGET", "settings": "--set"}.get(one.name, one.flag)
+        assert flag in shown
+        assert one.help
+        assert one.help.replace(" ", "") in shown.replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "required: TARGET"),
+        (["table2", "table3"], "one TARGET is expected, got also 'table3'"),
+        (["table2", "--quik"], "Unknown option: --quik. Did you mean --quick?"),
+        (["table2", "--jobs", "1.5"], "--jobs must be a whole number, got '1.5'"),
+        (["table2", "--minutes", "x"], "--minutes must be a number, got 'x'"),
+        (["table2", "--finetune", "--frozen"], "not allowed with"),
+        (["table2", "--set", "epoch=3"], "Did you mean 'epochs'"),
+        (["table22"], "Did you mean 'table2'"),
+    ],
+)
+def test_bad_words_are_a_sentence_and_exit_code_2_in_both_commands(words, sentence, capsys):
+    from fisherhash.cli import main
+    from fisherhash.experiments.__main__ import main as bare
+
+    with pytest.raises(SystemExit) as ended:
+        main(["reproduce", *words])
+    assert (ended.value.code, bare(words)) == (2, 2)
+    captured = capsys.readouterr()
+    one, other = captured.err.splitlines()
+    assert one == other
+    assert one.startswith("fisherhash: ")
+    assert sentence in one
+    assert captured.out == ""

@@ -48,4 +48,4 @@ def test_the_paper_s_headline_numbers():
     best = [max(row.paper[k] for row in specs.TABLE2.parts[0].rows) for k in range(4)]
     assert tuple(best) == dfh.paper
     with pytest.raises(UsageError, match="Did you mean 'table1'"):
-        specs.find("table11")
+        specs.find_spec("table11")

@@ -7,16 +7,16 @@ import pytest
 from fisherhash.experiments import tuning
 from fisherhash.experiments.benches import Bench
 from fisherhash.experiments.specs import Row
-from fisherhash.training.loop import Settings
+from fisherhash.training.settings import Settings
 
 BENCH = Bench("cifar10", "cifar10-small", image_size=128)
 FINETUNED = dataclasses.replace(BENCH, finetune=True)
 SETTINGS = Settings(epochs=3)
-ROWS = [Row("Greedy Hash", "greedyhash"), Row("the same", "greedyhash")]
+GREEDY = Row("Greedy Hash", "greedyhash")
 
 
 class Done:
-    """Stands for a runner whose trials have these scores; None failed, missing is to do."""
+    """Stands for a runner whose trials have these scores; None is still to do."""
 
     def __init__(self, score):
         self.score = score
@@ -37,9 +37,20 @@ def by_rate(cell):
     return 1.0 - abs(cell.settings.learning_rate - 0.03) + cell.options.get("quantization", 0) / 100
 
 
+def search(name, bench=BENCH):
+    return tuning.Search(name, bench, SETTINGS, 24)
+
+
+def expected(name, bench, runner):
+    found = search(name, bench)
+    return [cell for _, cell in found.first() + found.second(runner, guess=True)]
+
+
 def find(runner, bench=BENCH):
-    found = tuning.summary(runner, bench, SETTINGS, ROWS, bits=24)
-    return found["rows"]["greedyhash"]
+    found = tuning.summarise([search("greedyhash", bench)], runner)
+    assert found[bench.slug]["bits"] == 24
+    assert found[bench.slug]["settings"]["validation"] == tuning.HELD_OUT
+    return found[bench.slug]["rows"]["greedyhash"]
 
 
 def test_the_winner_of_two_rounds():
@@ -61,7 +72,7 @@ def test_a_whole_network_gets_fewer_rates_and_as_many_second_trials():
 
 @pytest.mark.parametrize("bench", [BENCH, FINETUNED])
 def test_second_trials_are_as_many_as_the_rates_leave(bench):
-    cells = tuning.all_trials("cnnh", bench, SETTINGS, 24, Done(lambda cell: None))
+    cells = expected("cnnh", bench, Done(lambda cell: None))
     budget = tuning.FINETUNED_BUDGET if bench.finetune else tuning.BUDGET
     assert len(cells) == budget
     own = [cell for cell in cells if cell.options.get("sweeps") == 30]
@@ -73,9 +84,9 @@ def test_second_trials_are_as_many_as_the_rates_leave(bench):
 
 @pytest.mark.parametrize("bench", [BENCH, FINETUNED])
 def test_trials_hold_images_out_and_look_at_no_query(bench):
-    cells = tuning.all_trials("greedyhash", bench, SETTINGS, 24, Done(by_rate))
+    cells = expected("greedyhash", bench, Done(by_rate))
     assert len(cells) == (tuning.FINETUNED_BUDGET if bench.finetune else tuning.BUDGET)
-    assert {cell.settings.validation for cell in cells} == {tuning.VALIDATION}
+    assert {cell.settings.validation for cell in cells} == {tuning.HELD_OUT}
     assert not any(cell.measured for cell in cells)
     assert {(cell.bits, cell.seed) for cell in cells} == {(24, 0)}
 
@@ -84,7 +95,7 @@ def test_no_winner_before_the_end():
     entry = find(Done(lambda cell: None if cell.settings.learning_rate > 0.05 else by_rate(cell)))
     assert "winner" not in entry
     assert len(entry["trials"]) == 3
-    assert tuning.own_trials("greedyhash", BENCH, SETTINGS, 24, Done(lambda cell: None)) == []
+    assert search("greedyhash").second(Done(lambda cell: None)) == []
 
 
 def test_files_are_merged_row_by_row(tmp_path):
@@ -95,5 +106,5 @@ def test_files_are_merged_row_by_row(tmp_path):
     tuning.Tuning({BENCH.slug: second, "other": second}).save(path)
     found = tuning.Tuning.load(path)
     assert found.benches[BENCH.slug]["rows"].keys() == {"a", "greedyhash"}
-    assert found.choice(BENCH, ROWS[0]).tuned
+    assert found.choice(BENCH, GREEDY).tuned
     assert not found.choice(BENCH, Row("DPSH", "dpsh")).tuned

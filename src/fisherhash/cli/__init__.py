@@ -1,12 +1,11 @@
-"""The command line: one verb a function, in the modules of this package.
+"""The command line: one function per verb, in the modules of this package.
 
 Exit codes: 0, 1 (failed), 2 (bad use), 130 (interrupted). A new verb is a function with
-``@app.command`` in a module that is named among the imports below.
+``@app.command`` in a module imported below.
 """
 
 from __future__ import annotations
 
-import difflib
 import io
 import logging
 import os
@@ -18,29 +17,30 @@ from cyclopts import CycloptsError
 from cyclopts.exceptions import MissingArgumentError
 
 # Importing a module registers its verbs.
-from fisherhash.cli import experiments, index, models, reproduce, tools
+from fisherhash.cli import experiments, index, models, tools
 from fisherhash.cli.base import app, say
 from fisherhash.cli.models import evaluate
 from fisherhash.errors import FisherhashError
+from fisherhash.system.options import unknown_option
 
-__all__ = ["app", "evaluate", "experiments", "index", "main", "models", "reproduce", "tools"]
+__all__ = ["app", "evaluate", "experiments", "index", "main", "models", "tools"]
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """The entry point of the command ``fisherhash``."""
+    """Run the command ``fisherhash``."""
     library = logging.getLogger("fisherhash")
     library.setLevel(logging.INFO)
-    if not any(isinstance(handler, _Talk) for handler in library.handlers):
-        library.addHandler(_Talk())
+    if not any(isinstance(handler, _SayHandler) for handler in library.handlers):
+        library.addHandler(_SayHandler())
     # Read when torch is loaded. Threads that spin while they wait made training ten times slower
-    # on a machine with other work to do.
+    # on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # What Pillow finds odd about a file; a file that cannot be read is listed with its reason. The
-    # variable is for worker processes.
+    # Pillow warns about odd files; a file that cannot be read is reported anyway. The variable is
+    # for worker processes.
     warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
     os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A file name that is not UTF-8 leaves as the bytes it came as.
+        # A file name that is not UTF-8 is printed as its original bytes.
         sys.stdout.reconfigure(errors="surrogateescape")
     words = sys.argv[1:] if arguments is None else arguments
     try:
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         _fail(_interrupted(words), 130)
     except BrokenPipeError:
-        # The reader went away (head, less): nobody is left to tell.
+        # The reader (head, less) closed the pipe: nobody is left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except OSError as error:
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _explain(error: CycloptsError, words: list[str]) -> str:
-    """The parser's complaint; a mistyped flag is named before the one that seems to be missing."""
+    """The parser's error; a mistyped flag is reported rather than the one it seems to lack."""
     if isinstance(error, MissingArgumentError) and words:
         verb = app
         for word in words:
@@ -75,22 +75,20 @@ def _explain(error: CycloptsError, words: list[str]) -> str:
         for word in words:
             flag = word.split("=")[0]
             if flag.startswith("--") and flag not in known:
-                near = difflib.get_close_matches(flag, known, n=1, cutoff=0.4)
-                hint = f" Did you mean {near[0]}?" if near else ""
-                return f"Unknown option: {flag}.{hint}"
+                return str(unknown_option(flag, known))
     return str(error).strip()
 
 
 def _interrupted(words: list[str]) -> str:
     verb = " ".join(words[:2] if words[:1] == ["index"] else words[:1])
-    if verb not in ("train", "compare", "index sync", "index add"):
+    if verb not in ("train", "compare", "reproduce", "index sync", "index add"):
         return "interrupted"
     without = " without --overwrite" if "--overwrite" in words else ""
     return f"interrupted; the same command{without} continues where it stopped"
 
 
-class _Talk(logging.Handler):
-    """What the library logs goes where the command line talks."""
+class _SayHandler(logging.Handler):
+    """Prints what the library logs like the messages of a verb."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say(self.format(record))

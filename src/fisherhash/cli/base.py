@@ -1,49 +1,73 @@
-"""What the verbs share: the app they register with, types of flags, talk and data.
+"""What the verbs share: the app they register with, shared options, and output.
 
-A verb is a function with ``@app.command`` in a module of this package that ``__init__`` imports.
-Data goes to stdout, talk to stderr. Heavy imports stay inside the verbs.
+A verb is a function with ``@app.command`` in a module that ``__init__`` imports. Data goes to
+stdout, messages go to stderr. Heavy imports stay inside the verbs.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, convert
 
 from fisherhash import __version__
-from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.errors import FisherhashError
+from fisherhash.system.options import parse_number
+from fisherhash.training.settings import NetworkOptions
 
 if TYPE_CHECKING:
     from fisherhash.data.sources import Collection
+
+
+def _convert(kind: Any, tokens: Any) -> Any:
+    """Convert words as cyclopts does, but never round a number to a whole one."""
+    if int in (kind, *get_args(kind)):
+        return parse_number(tokens[0].keyword, int, tokens[0].value)
+    return convert(kind, tokens)
+
 
 app = App(
     name="fisherhash",
     help="Tiny binary codes for images: learn them, measure them, search by Hamming distance.",
     version=__version__,
     help_format="plaintext",
-    suppress_keyboard_interrupt=False,  # main says how to go on
+    default_parameter=Parameter(converter=_convert),
+    suppress_keyboard_interrupt=False,  # main says how to continue
 )
 
-
-def _integer(_: Any, tokens: Any) -> int:
-    """A whole number, and nothing that would have to be rounded to one."""
-    text = tokens[0].value
-    try:
-        return int(text)
-    except ValueError:
-        raise UsageError(f"{tokens[0].keyword} must be a whole number, got '{text}'") from None
-
-
-Whole = Annotated[int, Parameter(converter=_integer)]
-Json = Annotated[bool, Parameter(negative="")]
+Whole = int
 Flag = Annotated[bool, Parameter(negative="")]
+Json = Flag
+Data = Annotated[
+    str,
+    Parameter(
+        help="A folder of class sub-folders, a CSV (path,label[;label…]), a folder with train.txt, "
+        "query.txt and database.txt, or a named data set (sample, cifar10, tiny100, coco21)."
+    ),
+]
+ProtocolName = Annotated[
+    str | None,
+    Parameter(name="--protocol", help="Name of the split; by default the one the data suggests."),
+]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class NetworkFlags(NetworkOptions):
+    """The options about the network as flags: the opposite of --finetune is --frozen."""
+
+    finetune: Annotated[bool | None, Parameter(negative="--frozen")] = None
+
+
+DEFAULT_NETWORK = NetworkFlags()
 
 
 def say(sentence: str) -> None:
-    """Tell the user one line, on stderr."""
+    """Print one line for the user on stderr."""
     print(sentence, file=sys.stderr, flush=True)
 
 
@@ -53,20 +77,20 @@ def print_json(value: Any) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        # A file name that is not UTF-8: as escapes, which JSON reads back.
+        # A file name that is not UTF-8 is written as escapes, which JSON reads back.
         text = json.dumps(value, indent=2)
     print(text)
 
 
 def describe(collection: Collection) -> None:
-    """Say how many images and classes there are, and what was left out or assumed."""
+    """Print the number of images and classes, and what was left out or assumed."""
     labels = f"{len(collection.classes)} classes" if collection.classes else "no labels"
     say(f"{collection.name}: {len(collection):,} images, {labels}")
     notes(collection.notes)
 
 
 def notes(sentences: tuple[str, ...]) -> None:
-    """Say what was left out or assumed."""
+    """Print what was left out or assumed."""
     for note in sentences:
         say(f"note: {note}")
 

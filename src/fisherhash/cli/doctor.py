@@ -1,4 +1,4 @@
-"""What is installed, what is missing, and where things are kept."""
+"""What is installed, what is missing, and where files are stored."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXTRAS = {"matplotlib": "plots", "scipy": "vgg-f", "torchvision": "timm", "timm"
 
 
 def examine() -> dict[str, dict[str, str]]:
-    """Sections of findings, each a name and a sentence."""
+    """Return sections of findings; each finding is a name and a sentence."""
     return {
         "machine": {
             "fisherhash": __version__,
@@ -60,7 +60,7 @@ def _cuda() -> str:
     import torch
 
     if not torch.cuda.is_available():
-        return "none: training is on frozen features by default"
+        return "none: training uses frozen features by default"
     return ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
 
 

@@ -1,99 +1,73 @@
-"""Verbs that run several methods: compare."""
+"""Verbs that run several methods: compare, reproduce."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from fisherhash.cli.base import Json, Whole, app, print_json, say
-from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.cli.base import DEFAULT_NETWORK, Data, Json, NetworkFlags, ProtocolName, app, say
+from fisherhash.system.options import parse_number
+from fisherhash.training.settings import Settings
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class _SharedSettings(Settings):
+    """Settings without a seed: a comparison has several."""
+
+    seed: Annotated[int, Parameter(parse=False)] = 0
+
+
+_DEFAULT_SETTINGS = _SharedSettings()
 
 
 @app.command
 def compare(
     *,
-    data: str,
+    data: Data,
     out: Path,
     methods: str = "all",
     bits: str = "12,48",
-    seeds: Whole = 1,
-    protocol: str | None = None,
-    backbone: str = "efficientnet-lite0",
-    weights: Path | None = None,
-    image_size: Whole | None = None,
-    finetune: Annotated[bool, Parameter(negative="--frozen")] = False,
-    epochs: Whole | None = None,
-    learning_rate: float | None = None,
-    device: str | None = None,
+    seeds: int = 1,
+    protocol: ProtocolName = None,
+    network: NetworkFlags = DEFAULT_NETWORK,
+    settings: _SharedSettings = _DEFAULT_SETTINGS,
     json: Json = False,
 ) -> None:
-    """Train several methods alike, measure them alike, and write one table.
+    """Train and measure several methods in the same way, and write one table.
 
-    Interrupted, the same command continues where it stopped.
+    After an interruption the same command continues where it stopped.
 
-    Parameters
-    ----------
-    data
-        As for train.
-    out
-        Folder for the runs, table.md and results.json.
-    methods
-        Names joined by commas, or all.
-    bits
-        Code lengths joined by commas.
-    seeds
-        How many seeds; they are 0, 1, 2, …
-    protocol
-        How the data is split; by default what the data suggests.
-    backbone
-        As for train; one for all methods.
-    weights
-        The backbone's weights file.
-    image_size
-        Side of the images in pixels.
-    finetune
-        Train the network with the head, or only the head on frozen features (the default).
-    epochs
-        Passes over the training images.
-    learning_rate
-        The highest learning rate.
-    device
-        cpu, cuda, …
-    json
-        Print the results as JSON on stdout instead of the table.
+    Args:
+        out: Folder for the runs, table.md, table.html and results.json.
+        methods: Names joined by commas, or all.
+        bits: Code lengths joined by commas.
+        seeds: Number of seeds; they are 0, 1, 2, …
+        json: Print the results as JSON on stdout instead of the table.
     """
-    from fisherhash.experiments.compare import compare as run
-    from fisherhash.training.loop import Settings
+    from fisherhash.experiments import comparing
+    from fisherhash.experiments.__main__ import print_outcome
 
-    given = {"epochs": epochs, "learning_rate": learning_rate}
-    comparison = run(
+    outcome = comparing.compare(
         data,
         out=out,
         names=[name.strip() for name in methods.split(",") if name.strip()],
-        bits=[_whole(number) for number in bits.split(",")],
+        bits=[parse_number("each of --bits", int, number) for number in bits.split(",")],
         seeds=seeds,
         protocol=protocol,
-        backbone=backbone,
-        weights=weights,
-        image_size=image_size,
-        finetune=finetune,
-        settings=Settings(**{k: v for k, v in given.items() if v is not None}),
-        device=device,
+        network=network,
+        settings=settings,
         say=say,
     )
-    if json:
-        print_json({"rows": comparison.rows, "failed": comparison.failed})
-    else:
-        print(comparison.table, end="")
-    say(f"table.md and results.json are in {out}")
-    if comparison.failed:
-        raise FisherhashError(f"{len(comparison.failed)} runs failed; the same command tries again")
+    print_outcome(outcome, as_json=json)
 
 
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise UsageError(f"bits must be whole numbers joined by commas, got '{text}'") from None
+@app.command(help_flags=[], version_flags=[])
+def reproduce(*words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> None:
+    """Run a table or the figures of the DFH paper on the data of this machine."""
+    from fisherhash.experiments.__main__ import run
+
+    run(words, command="fisherhash reproduce")

@@ -1,19 +1,30 @@
-"""Verbs that make, use and measure one model: demo, train, encode, evaluate.
-
-The file is long because a verb's docstring is its help; what a verb does is in the library.
-"""
+"""Verbs that make, use and measure one model: demo, train, encode, evaluate."""
 
 from __future__ import annotations
 
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from fisherhash.cli.base import Flag, Json, Whole, app, describe, notes, print_json, say, writing
+from fisherhash.cli.base import (
+    DEFAULT_NETWORK,
+    Data,
+    Flag,
+    Json,
+    NetworkFlags,
+    ProtocolName,
+    app,
+    describe,
+    notes,
+    print_json,
+    say,
+    writing,
+)
 from fisherhash.errors import FisherhashError, UsageError, unknown_name
+from fisherhash.training.settings import Settings
 
 if TYPE_CHECKING:
     from fisherhash.data.loading import Skipped
@@ -21,17 +32,16 @@ if TYPE_CHECKING:
     from fisherhash.data.splits import Split
     from fisherhash.evaluation import Evaluation
 
+_DEFAULT_SETTINGS = Settings()
+
 
 @app.command
-def demo(*, out: Path = Path("fisherhash-demo"), bits: Whole = 24) -> None:
-    """Train on the built-in images, measure, and write a page of answers.
+def demo(*, out: Path = Path("fisherhash-demo"), bits: int = 24) -> None:
+    """Train on the built-in images, measure, and write a page of search results.
 
-    Parameters
-    ----------
-    out
-        Folder for the model and the page.
-    bits
-        Length of the codes.
+    Args:
+        out: Folder for the model and the page.
+        bits: Length of the codes.
     """
     from fisherhash.pages.demo import run_demo
 
@@ -41,30 +51,15 @@ def demo(*, out: Path = Path("fisherhash-demo"), bits: Whole = 24) -> None:
 
 @app.command
 def train(
-    data: str,
+    data: Data,
     *,
     out: Path,
     method: str = "dfh",
-    bits: Whole = 48,
+    bits: int = 48,
     set_: Annotated[list[str] | None, Parameter(name="--set", negative="")] = None,
-    backbone: str = "efficientnet-lite0",
-    weights: Path | None = None,
-    image_size: Whole | None = None,
-    finetune: Annotated[bool | None, Parameter(negative="--frozen")] = None,
-    protocol: str | None = None,
-    epochs: Whole | None = None,
-    batch_size: Whole | None = None,
-    optimizer: Literal["sgd", "adamw"] | None = None,
-    learning_rate: float | None = None,
-    backbone_rate: float | None = None,
-    head_epochs: Whole | None = None,
-    fixed_layers: Whole | None = None,
-    weight_decay: float | None = None,
-    schedule: Literal["one-cycle", "cosine", "step", "constant"] | None = None,
-    dropout: float | None = None,
-    validation: float | None = None,
-    seed: Whole = 0,
-    device: str | None = None,
+    network: NetworkFlags = DEFAULT_NETWORK,
+    protocol: ProtocolName = None,
+    settings: Annotated[Settings, Parameter(name="*")] = _DEFAULT_SETTINGS,
     resume: Flag = False,
     overwrite: Flag = False,
     evaluate: bool = True,
@@ -73,96 +68,30 @@ def train(
 ) -> None:
     """Train a hasher on labelled images (or fit an unsupervised one), and measure it.
 
-    Interrupted, the same command continues where it stopped.
+    After an interruption the same command continues where it stopped.
 
-    Parameters
-    ----------
-    data
-        A folder of class sub-folders, a CSV (path,label[;label…]), a folder with train.txt,
-        query.txt and database.txt, or a named data set (sample, cifar10, tiny100, coco21).
-    out
-        The model folder.
-    method
-        How codes are learned; see: fisherhash methods.
-    bits
-        Length of the codes, 1 to 1024.
-    set_
-        A hyper-parameter of the method, NAME=VALUE; may be given several times.
-    backbone
-        efficientnet-lite0, squeezenet1.0, alexnet, vgg-f, torchvision:NAME or timm:NAME.
-    weights
-        The backbone's weights file.
-    image_size
-        Side of the images in pixels.
-    finetune
-        Train the network with the head, or only the head on frozen features (the default on a CPU).
-    protocol
-        How the data is split; by default what the data suggests.
-    epochs
-        Passes over the training images.
-    batch_size
-        Images a step.
-    optimizer
-        SGD with momentum, or AdamW.
-    learning_rate
-        The highest learning rate.
-    backbone_rate
-        When fine-tuning: the backbone's learning rate as a share of the head's.
-    head_epochs
-        When fine-tuning: epochs of the head alone before the whole network.
-    fixed_layers
-        When fine-tuning: how many of the network's first layers keep their weights; by default as
-        many as suit it (4 of efficientnet-lite0's 18).
-    weight_decay
-        Weight decay.
-    schedule
-        How the learning rate changes.
-    dropout
-        Share of the features dropped in a step.
-    validation
-        Share of the training images held out to follow mAP during training.
-    seed
-        Decides initialisation, order and augmentation.
-    device
-        cpu, cuda, …
-    resume
-        Insist on continuing an unfinished run.
-    overwrite
-        Replace what the model folder holds.
-    evaluate
-        Measure mAP on the split's queries and database afterwards.
-    download
-        Fetch a named data set that is not on this machine.
-    json
-        Print the result as JSON on stdout.
+    Args:
+        out: The model folder.
+        method: How codes are learned; see: fisherhash methods.
+        bits: Length of the codes, 1 to 1024.
+        set_: A hyper-parameter of the method, NAME=VALUE; may be repeated.
+        resume: Require an unfinished run to continue.
+        overwrite: Replace what the model folder holds.
+        evaluate: Measure mAP on the split's queries and database afterwards.
+        download: Download a named data set that is not on this machine.
+        json: Print the result as JSON on stdout.
     """
     began = time.perf_counter()
     from fisherhash.data.protocols import resolve
     from fisherhash.data.sources import open_data
     from fisherhash.training.checkpoints import is_unfinished
     from fisherhash.training.fitting import fit
-    from fisherhash.training.loop import Settings
 
     options = _options(set_ or [])
     if resume and not is_unfinished(out):
         raise UsageError(f"{out} holds no unfinished run to resume; run without --resume")
     if resume and overwrite:
         raise UsageError("--resume and --overwrite exclude each other")
-    given = {
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "optimizer": optimizer,
-        "learning_rate": learning_rate,
-        "backbone_rate": backbone_rate,
-        "head_epochs": head_epochs,
-        "fixed_layers": fixed_layers,
-        "weight_decay": weight_decay,
-        "schedule": schedule,
-        "dropout": dropout,
-        "validation": validation,
-        "seed": seed,
-    }
-    settings = Settings(**{name: value for name, value in given.items() if value is not None})
     collection = open_data(data, download=download)
     describe(collection)
     split = resolve(collection, protocol) if collection.classes else None
@@ -174,13 +103,13 @@ def train(
         method=method,
         bits=bits,
         options=options,
-        backbone=backbone,
-        weights=weights,
-        image_size=image_size,
-        finetune=finetune,
+        backbone=network.backbone,
+        weights=network.weights,
+        image_size=network.image_size,
+        finetune=network.finetune,
         protocol=split,
         settings=settings,
-        device=device,
+        device=network.device,
         out=out,
         overwrite=overwrite,
         measured=evaluate,
@@ -208,19 +137,13 @@ def encode(
 ) -> None:
     """Print the code of each image in hexadecimal, or write all codes to a file.
 
-    Parameters
-    ----------
-    images
-        Image files and folders.
-    model
-        A model folder, or the name of a built-in hasher; by default the built-in one.
-    out
-        Write a file FILE.npz (codes, names, bits) instead of printing; unreadable files are listed
-        in FILE.skipped.csv beside it.
-    device
-        cpu, cuda, …
-    json
-        Print JSON instead of text.
+    Args:
+        images: Image files and folders.
+        model: A model folder, or the name of a built-in hasher; by default the built-in one.
+        out: Write a file FILE.npz (codes, names, bits) instead of printing; unreadable files are
+            listed in FILE.skipped.csv beside it.
+        device: cpu, cuda, …
+        json: Print JSON instead of text.
     """
     import numpy as np
 
@@ -235,7 +158,7 @@ def encode(
         if out.suffix != ".npz" or out.is_dir():
             raise UsageError(f"--out must be a file that ends in .npz, got '{out}'")
         with writing(out):
-            pass  # before the long part: can its folder be made?
+            pass  # check before the long part that its folder can be made
     hasher = Hasher.load(model, device=device)
     collection = open_paths(images)
     encoded = hasher.encode_collection(collection)
@@ -266,33 +189,24 @@ def encode(
 def evaluate(
     *,
     model: Path,
-    data: str,
+    data: Data,
     protocol: str | None = None,
     compat: str | None = None,
     plots: Path | None = None,
     device: str = "cpu",
     json: Json = False,
 ) -> None:
-    """Measure a model's retrieval on a data set: tie-aware mAP and what belongs to it.
+    """Measure a model's retrieval on a data set: tie-aware mAP and related metrics.
 
-    Parameters
-    ----------
-    model
-        The model folder.
-    data
-        As for train.
-    protocol
-        How the data is split; by default the split the model was trained with, where its images
-        are in the data, else what the data suggests.
-    compat
-        Also print what a common evaluator would have printed on the same codes: hashnet, dfh,
-        swuxyj or dsh-analysis.
-    plots
-        Folder for precision-recall and other curves, PNG and SVG.
-    device
-        cpu, cuda, …
-    json
-        Print the result as JSON on stdout.
+    Args:
+        model: The model folder.
+        protocol: Name of the split; by default the split the model was trained with, where its
+            images are in the data, otherwise the one the data suggests.
+        compat: Also print what a common evaluator would have printed on the same codes: hashnet,
+            dfh, swuxyj or dsh-analysis.
+        plots: Folder for precision-recall and other curves, as PNG and SVG.
+        device: cpu, cuda, …
+        json: Print the result as JSON on stdout.
     """
     began = time.perf_counter()
     from fisherhash.data.protocols import resolve
@@ -371,7 +285,7 @@ def _options(pairs: list[str]) -> dict[str, str]:
 
 
 def _own_split(path: Path, collection: Collection) -> Split | None:
-    """The split a model was trained with, as far as the data still holds its images."""
+    """The split a model was trained with, without images that the data no longer holds."""
     from fisherhash.data.splits import Split
 
     return Split.load(path, collection, drop_missing=True) if path.is_file() else None

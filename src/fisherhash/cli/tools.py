@@ -1,27 +1,21 @@
-"""Verbs that look and report: check-data, methods, doctor."""
+"""Verbs that inspect and report: check-data, methods, doctor."""
 
 from __future__ import annotations
 
-from fisherhash.cli.base import Json, Whole, app, describe, print_json
+from fisherhash.cli.base import Data, Json, app, describe, print_json
 
 
 @app.command(name="check-data")
 def check_data(
-    data: str, *, protocol: str | None = None, workers: Whole | None = None, json: Json = False
+    data: Data, *, protocol: str | None = None, workers: int | None = None, json: Json = False
 ) -> None:
     """Read every image and report what is wrong with a data set; exit code 1 if anything is.
 
-    Parameters
-    ----------
-    data
-        As for train.
-    protocol
-        Check the splits of this protocol, which leaves out what must not be in them; by default
-        the data's own lists are checked as they are.
-    workers
-        Processes that decode.
-    json
-        Print JSON instead of text.
+    Args:
+        protocol: Check the split of this protocol, which leaves out what must not be in it; by
+            default the data's own lists are checked unchanged.
+        workers: Number of decoding processes.
+        json: Print JSON instead of text.
     """
     from fisherhash.data.check import check
     from fisherhash.data.protocols import resolve
@@ -43,10 +37,8 @@ def check_data(
 def methods(*, json: Json = False) -> None:
     """List the methods, with their hyper-parameters.
 
-    Parameters
-    ----------
-    json
-        Print JSON instead of text.
+    Args:
+        json: Print JSON instead of text.
     """
     from dataclasses import asdict
 
@@ -63,7 +55,7 @@ def methods(*, json: Json = False) -> None:
     for name, info in listed.items():
         print(f"{name:<12} {info['title']} ({info['venue']} {info['year']})")
         learns = "no labels" if info["supervision"] == "none" else info["supervision"]
-        several = "several labels" if info["multilabel"] else "one label an image"
+        several = "several labels" if info["multilabel"] else "one label per image"
         print(f"{'':<12} learns from {learns}; {several}; {info['url']}")
         options = " ".join(f"{k}={v}" for k, v in info["options"].items())
         if options:
@@ -72,12 +64,10 @@ def methods(*, json: Json = False) -> None:
 
 @app.command
 def doctor(*, json: Json = False) -> None:
-    """Say what is installed, what is missing, and where things are kept.
+    """Report what is installed, what is missing, and where files are stored.
 
-    Parameters
-    ----------
-    json
-        Print JSON instead of text.
+    Args:
+        json: Print JSON instead of text.
     """
     from fisherhash.cli.doctor import examine
 

@@ -1,95 +1,67 @@
-"""``python -m fisherhash.experiments table2 …``: the same as ``fisherhash reproduce``, bare.
+"""``python -m fisherhash.experiments table2 …``: ``fisherhash reproduce`` on a bare machine.
 
-For machines that have torch, numpy, Pillow and safetensors and nothing else.
+Needs torch, numpy, Pillow and safetensors only.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
 import logging
 import os
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from fisherhash.errors import FisherhashError
+from fisherhash.experiments.request import parse_request
+
+if TYPE_CHECKING:
+    from fisherhash.experiments.reproduce import Outcome
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    from fisherhash.experiments.specs import SPECS
+def run(words: Sequence[str], *, command: str) -> None:
+    """Parse a request, carry it out and print its table."""
+    request, as_json = parse_request(words, command=command)
+    from fisherhash.experiments.reproduce import reproduce
 
-    made = argparse.ArgumentParser(prog="python -m fisherhash.experiments")
-    made.add_argument("target", choices=list(SPECS))
-    made.add_argument("--quick", action="store_true", help="frozen features, one seed")
-    made.add_argument("--backbone", default="efficientnet-lite0")
-    made.add_argument("--weights", help="the backbone's weights file")
-    made.add_argument("--image-size", type=int)
-    made.add_argument("--out", help="folder for all results")
-    made.add_argument("--jobs", type=int, help="processes that share the work")
-    made.add_argument("--seeds", type=int)
-    made.add_argument("--only", default="", help="data sets, methods, bits, joined by commas")
-    made.add_argument("--minutes", type=float, help="start no run after so many")
-    made.add_argument("--tune", action="store_true", help="search the hyper-parameters first")
-    made.add_argument("--trial-epochs", type=int, help="epochs of a search's trials")
-    made.add_argument("--tuning", help="a tuning.json of an earlier search")
-    made.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a setting of the training, equal for all",
-    )
-    made.add_argument("--rehearse", action="store_true", help="a tiny network on few images")
-    made.add_argument("--device")
-    way = made.add_mutually_exclusive_group()
-    way.add_argument("--finetune", action="store_true", default=None)
-    way.add_argument("--frozen", action="store_false", dest="finetune")
-    return made
+    print_outcome(reproduce(request, say=_say), as_json=as_json)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run it; returns the exit code."""
+def print_outcome(outcome: Outcome, *, as_json: bool) -> None:
+    """Print the table or the JSON on stdout, and on stderr where it is and what is missing.
+
+    Raises:
+        FisherhashError: some runs failed.
+    """
+    text = json.dumps(outcome.results, indent=2, ensure_ascii=False) + "\n"
+    print(text if as_json else outcome.table, end="")
+    _say(str(outcome.page))
+    for title, error in outcome.failed.items():
+        _say(f"failed: {title}: {error}")
+    if outcome.failed:
+        raise FisherhashError(f"{len(outcome.failed)} runs failed; the same command retries them")
+    if outcome.left:
+        _say(f"{outcome.left} runs are left; the same command continues")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    given = parser().parse_args(arguments)
     # Before torch is loaded: threads that spin while they wait slow each other down.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from fisherhash.experiments.planning import Request, parse_settings
-    from fisherhash.experiments.reproduce import reproduce, table_text
-
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
     try:
-        request = Request(
-            target=given.target,
-            out=given.out or f"reproduce-{given.target}",
-            quick=given.quick,
-            backbone=given.backbone,
-            weights=given.weights,
-            image_size=given.image_size,
-            finetune=given.finetune,
-            seeds=given.seeds,
-            only=[word.strip() for word in given.only.split(",") if word.strip()],
-            settings=parse_settings(given.set),
-            tune=given.tune,
-            trial_epochs=given.trial_epochs,
-            tuning_file=given.tuning,
-            rehearse=given.rehearse,
-            device=given.device,
-        )
-        outcome = reproduce(request, jobs=given.jobs, minutes=given.minutes, say=say)
+        run(sys.argv[1:] if words is None else words, command="python -m fisherhash.experiments")
     except FisherhashError as error:
-        say(f"fisherhash: {error}")
+        _say(f"fisherhash: {error}")
         return error.exit_code
     except KeyboardInterrupt:
-        say("interrupted; the same command continues where it stopped")
+        _say("fisherhash: interrupted; the same command continues where it stopped")
         return 130
-    print(table_text(outcome), end="")
-    say(f"{outcome.page}")
-    for title, error in outcome.failed.items():
-        say(f"failed: {title}: {error}")
-    if outcome.left:
-        say(f"{outcome.left} runs are left; the same command continues")
-    return 1 if outcome.failed else 0
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

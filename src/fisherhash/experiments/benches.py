@@ -1,4 +1,4 @@
-"""What a grid is made of: benches (images, split, network), and cells (one run each)."""
+"""The parts of a grid: benches (images, split and network) and cells (one run each)."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from fisherhash.errors import UsageError
 from fisherhash.model.runtime import TorchRuntime, feature_rows, on_device
 from fisherhash.system import storage
 from fisherhash.system.cache import data_dirs
-from fisherhash.training.loop import Settings
+from fisherhash.training.settings import Settings
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What the runs of one column share: the images, the split and the network they start from.
+    """What the runs of one column share: images, split and initial network.
 
     Attributes:
         data: name or path of the data set.
-        protocol: how it is split; None for what the data suggests.
+        protocol: name of the split; None for the one the data suggests.
         backbone: name of the network.
-        weights: its weights file.
-        image_size: side of the images; None for the backbone's own.
-        finetune: train the whole network, not only the head on frozen features.
-        thin: at most so many images in each part, for a rehearsal; 0 for all.
+        weights: the network's weights file.
+        image_size: side of the images in pixels; None for the backbone's own.
+        finetune: whether the whole network is trained, or only the head on frozen features.
+        thin: the largest number of images per part, for a rehearsal; 0 for all.
     """
 
     data: str
@@ -52,9 +52,14 @@ class Bench:
     thin: int = 0
 
     @property
+    def name(self) -> str:
+        """The name of the data set, without its folder."""
+        return Path(self.data).name
+
+    @property
     def slug(self) -> str:
-        """Its name in folders and tuning files."""
-        parts = [self.protocol or Path(self.data).name, self.backbone, str(self.image_size or "")]
+        """The name of the bench in folders and tuning files."""
+        parts = [self.protocol or self.name, self.backbone, str(self.image_size or "")]
         parts += ["finetuned" if self.finetune else "frozen", "rehearsal" if self.thin else ""]
         return "-".join(part.replace("/", "_").replace(":", "_") for part in parts if part)
 
@@ -64,15 +69,15 @@ class Cell:
     """One run of a grid.
 
     Attributes:
-        bench: where it runs.
-        method: what is trained.
+        bench: the images and the network.
+        method: name of the method.
         bits: length of the codes.
-        settings: how, with the seed.
+        settings: how it is trained, seed included.
         options: the method's hyper-parameters that differ from its defaults.
-        measured: measure it on the queries; a trial of a tuning is not, it has its validation mAP.
-        real_queries: measure it with real-valued queries too.
+        measured: whether it is measured on the queries; a trial of a search has a validation mAP
+            instead.
+        real_queries: whether it is also measured with real-valued queries.
         title: what people read.
-        file: where its result is kept, inside the folder; by default named after its content.
     """
 
     bench: Bench
@@ -83,29 +88,28 @@ class Cell:
     measured: bool = True
     real_queries: bool = False
     title: str = ""
-    file: str = ""
 
-    def __post_init__(self) -> None:
-        if not self.title:
-            object.__setattr__(self, "title", self.method)
-        if not self.file:
-            text = json.dumps(self.config(), sort_keys=True)
-            mark = hashlib.sha256(text.encode()).hexdigest()[:10]
-            folder = "runs" if self.measured else "trials"
-            name = f"{self.method}-{self.bits}-{self.seed}-{mark}.json"
-            object.__setattr__(self, "file", f"{folder}/{self.bench.slug}/{name}")
+    @functools.cached_property
+    def file(self) -> str:
+        """The path of its result inside the folder, named after all that decides the result."""
+        text = json.dumps(self.config, sort_keys=True)
+        mark = hashlib.sha256(text.encode()).hexdigest()[:10]
+        folder = "runs" if self.measured else "trials"
+        return f"{folder}/{self.bench.slug}/{self.method}-{self.bits}-{self.seed}-{mark}.json"
 
     @property
     def seed(self) -> int:
         """The seed of its settings."""
         return self.settings.seed
 
+    @functools.cached_property
     def config(self) -> dict[str, Any]:
         """All that decides its result, as JSON."""
-        bench = dataclasses.asdict(self.bench)
-        del bench["weights"]  # a path; the row holds the checksum of the values
+        bench = dataclasses.asdict(self.bench) | {"data": self.bench.name}
+        del bench["weights"]  # a path; the result stores the checksum of the values
         known = methods.hyper_parameters(methods.find(self.method))
         defaults = {name: parameter.default for name, parameter in known.items()}
+        # Part of the names of published runs: the wording is fixed.
         measured = "queries" if self.measured else "held-out images among themselves"
         if self.measured and self.real_queries:
             measured = "queries, and real-valued queries"
@@ -119,7 +123,7 @@ class Cell:
 
 
 class Stage:
-    """An opened bench: images, split and network, once a process."""
+    """An opened bench: images, split and network, opened once per process."""
 
     def __init__(
         self,
@@ -135,7 +139,7 @@ class Stage:
         self.network = network
         self.finetune = finetune
         self.device = device
-        # What the names stand for: the pixels and the first weights.
+        # What the names stand for: the pixels and the initial weights.
         self.identity = {
             "protocol": split.to_json(),
             "images": collection.reader.fingerprint()[:16],
@@ -144,7 +148,7 @@ class Stage:
 
     @classmethod
     def open(cls, bench: Bench, device: torch.device) -> Stage:
-        """Open what a bench names."""
+        """Open the data, the split and the network of a bench."""
         collection = open_data(locate(bench.data) or bench.data)
         split = resolve(collection, bench.protocol)
         network = backbones.create(
@@ -156,18 +160,18 @@ class Stage:
 
     @property
     def numbers(self) -> NDArray[np.int64]:
-        """The images any run of the bench may ask for."""
+        """The indices of all images that any run of the bench may need."""
         return np.unique(np.concatenate([self.split.train, self.split.query, self.split.database]))
 
     @functools.cached_property
     def bank(self) -> PixelBank | None:
-        """Their pixels, when the network that reads them is trained."""
+        """The pixels of those images, when the whole network is trained."""
         if not self.finetune:
             return None
         return PixelBank(self.collection, self.numbers, self.network.preprocessing, self.device)
 
     def prepare(self) -> None:
-        """Fill the caches on disk that every run reads, so that processes do not do it twice."""
+        """Fill the caches that every run reads, so that processes do not fill them twice."""
         wanted = self.split.train if self.finetune else self.numbers
         network = on_device(self.network, self.device)
         feature_rows(TorchRuntime(network, self.device), self.collection, wanted)
@@ -176,7 +180,7 @@ class Stage:
 
 
 def locate(name: str) -> str | Path | None:
-    """Where a data set is: its name, a path, or a folder of that name with list files; or None."""
+    """Find a data set: return its name, its path, a folder of that name with lists, or None."""
     if name in NAMED:
         try:
             open_data(name)
@@ -188,15 +192,12 @@ def locate(name: str) -> str | Path | None:
 
 
 def thinned(split: Split, most: int) -> Split:
-    """A split with at most so many images in each part, evenly taken, under its own checksum."""
+    """Return a split of at most ``most`` images per part, evenly spaced, with its own checksum."""
     parts = {
         name: part[:: max(1, -(-len(part) // most))]
-        for name, part in (
-            ("train", split.train),
-            ("query", split.query),
-            ("database", split.database),
-        )
+        for name in ("train", "query", "database")
+        for part in [getattr(split, name)]
     }
     checksum = split_checksum(split.protocol, split.seed, split.names, **parts)
-    notes = (*split.notes, f"a rehearsal on at most {most} images a part")
+    notes = (*split.notes, f"a rehearsal on at most {most} images per part")
     return dataclasses.replace(split, **parts, checksum=checksum, notes=notes, agreed=False)

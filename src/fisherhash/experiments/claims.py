@@ -1,4 +1,4 @@
-"""Who works on what: a lock on one byte of a file, which ends with the process that holds it."""
+"""Which process works on what: one-byte file locks that end with their process."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 
 class Claims:
-    """Locks by name among the processes that open the same file.
+    """Named locks among the processes that open the same file.
 
-    A name stands for a byte far inside the file, which stays empty. A killed process leaves
-    nothing behind: the system drops its locks.
+    A name maps to one byte offset; the file stays empty. The system drops the locks of a killed
+    process.
     """
 
     def __init__(self, path: Path) -> None:
@@ -22,12 +22,12 @@ class Claims:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
 
     def close(self) -> None:
-        """Drop every lock."""
+        """Release every lock."""
         os.close(self._file)
 
     @contextmanager
     def claim(self, name: str) -> Iterator[bool]:
-        """Try to take ``name``; yields whether it is ours, and gives it back afterwards."""
+        """Try to lock ``name``; yields whether we hold it, and releases it afterwards."""
         place = int.from_bytes(hashlib.sha256(name.encode()).digest()[:3], "big")
         ours = _lock(self._file, place)
         try:

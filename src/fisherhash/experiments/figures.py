@@ -1,4 +1,4 @@
-"""The paper's figures as SVG and PNG, from results and from a small training of their own."""
+"""The paper's figures as SVG and PNG, drawn from results and from one small training."""
 
 from __future__ import annotations
 
@@ -10,51 +10,57 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fisherhash.errors import missing_extra
-from fisherhash.experiments import illustration
+from fisherhash.experiments.illustration import illustration_points
 from fisherhash.experiments.specs import CURVE_PART, MARGIN_PART, MODULE_PARTS, Part
+from fisherhash.experiments.tables import counted
 from fisherhash.system import storage
 
 if TYPE_CHECKING:
-    from fisherhash.experiments.planning import Column
+    from fisherhash.experiments.benches import Bench
     from fisherhash.experiments.runner import Runner
 
-POINTS = "centre-learning.json"
+POINTS_FILE = "centre-learning.json"
 COLOURS = ("#c0392b", "#1e8449")
-TOP = 5000
+RANKS = 5000
 MARGINS = (0.0, 0.5, 1.0, 1.5, 2.0)
 
 
-def draw_all(
-    results: Mapping[str, Any], columns: Sequence[Column], folder: Path, runner: Runner
-) -> list[Path]:
-    """Draw what there are results for; returns the SVG files in the paper's order."""
-    found = _points(columns, folder, runner)
-    drawn = [
-        save(folder / "separable", (8, 3.6), draw_separable),
-        save(folder / "margin-loss", (5, 3.6), draw_margin_loss),
+def draw_all(results: Mapping[str, Any], benches: Sequence[Bench], runner: Runner) -> list[Path]:
+    """Draw every figure there are results for; returns the SVG files in the paper's order.
+
+    Args:
+        results: the content of the figures' table.
+        benches: one with CIFAR-10 trains the illustration of centre learning.
+        runner: opens the bench; the files go into ``figures`` in its folder.
+    """
+    folder = runner.folder / "figures"
+    points = _points(benches, folder, runner)
+    drawings: list[tuple[str, tuple[float, float], Callable[[Any], None]]] = [
+        ("separable", (8, 3.6), draw_separable),
+        ("margin-loss", (5, 3.6), draw_margin_loss),
     ]
-    if found is not None:
-        drawn.append(save(folder / "centre-learning", (10, 3.7), lambda f: draw_centres(f, found)))
+    if points is not None:
+        drawings.append(("centre-learning", (10, 3.7), lambda f: draw_centres(f, points)))
     parts = results["parts"]
     modules = [part for spec in MODULE_PARTS for part in _matching(parts, spec)]
     if modules:
         size = (4.6 * 2, 3.6 * len(modules))
-        drawn.append(save(folder / "modules", size, lambda f: draw_modules(f, modules)))
+        drawings.append(("modules", size, lambda f: draw_modules(f, modules)))
     for part in _matching(parts, MARGIN_PART):
-        drawn.append(save(folder / "margin", (5, 3.6), lambda f, p=part: draw_margins(f, p)))
+        drawings.append(("margin", (5, 3.6), lambda f, p=part: draw_margins(f, p)))
     for part in _matching(parts, CURVE_PART):
-        drawn.append(save(folder / "pr-curves", (6, 4.2), lambda f, p=part: draw_curves(f, p)))
-    return drawn
+        drawings.append(("pr-curves", (6, 4.2), lambda f, p=part: draw_curves(f, p)))
+    return [save_figure(folder / name, size, draw) for name, size, draw in drawings]
 
 
-def save(path: Path, size: tuple[float, float], draw: Callable[[Any], None]) -> Path:
-    """Draw one figure and write it beside each other as .png and .svg; returns the latter."""
+def save_figure(path: Path, size: tuple[float, float], draw: Callable[[Any], None]) -> Path:
+    """Draw one figure and write it as .png and .svg; returns the latter."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError:
         raise missing_extra("matplotlib", "plots", "drawing the figures") from None
-    # A fixed salt and no date: the same results give the same file.
+    # A fixed salt and no date, so that the same results produce the same file.
     look: Any = {"svg.hashsalt": "fisherhash", "svg.fonttype": "none", "font.size": 9}
     with matplotlib.rc_context(look):
         figure = Figure(figsize=size, layout="constrained")
@@ -66,7 +72,7 @@ def save(path: Path, size: tuple[float, float], draw: Callable[[Any], None]) -> 
 
 
 def draw_separable(figure: Any) -> None:
-    """Two classes that a line separates, and that share their codes after quantisation."""
+    """Draw two classes that a line separates, and that share their codes after quantisation."""
     rng = np.random.default_rng(0)
     along = rng.uniform(-1.7, 1.7, (2, 60))
     apart = 0.45 + np.abs(rng.normal(0, 0.12, (2, 60)))
@@ -82,7 +88,7 @@ def draw_separable(figure: Any) -> None:
     before.legend(loc="upper left")
     codes = [np.where(points > 0, 1, -1) for points in classes]
     for k, code in enumerate(codes):
-        spread = rng.normal(0, 0.15, code.shape)  # or all points of a code would be one dot
+        spread = rng.normal(0, 0.15, code.shape)  # else all points of a code would be one dot
         after.scatter(*(code + spread).T, s=14, color=COLOURS[k])
     for corner in ((-1, -1), (-1, 1), (1, -1), (1, 1)):
         counts = [int((code == corner).all(axis=1).sum()) for code in codes]
@@ -94,7 +100,7 @@ def draw_separable(figure: Any) -> None:
 
 
 def draw_margin_loss(figure: Any) -> None:
-    """L^S and L^D over the dissimilarity, for growing margins."""
+    """Draw L^S and L^D over the dissimilarity, for growing margins."""
     axes = figure.subplots()
     across = np.linspace(-6, 6, 241)
     for number, margin in enumerate(MARGINS):
@@ -111,7 +117,7 @@ def draw_margin_loss(figure: Any) -> None:
 
 
 def draw_centres(figure: Any, found: Mapping[str, Any]) -> None:
-    """Outputs of a 2-bit head: before training, with L_intra, with L_intra and L_inter."""
+    """Draw outputs of a 2-bit head: untrained, with L_intra, with L_intra and L_inter."""
     labels = np.array(found["labels"])
     for number, (axes, name) in enumerate(zip(figure.subplots(1, 3), found["panels"], strict=True)):
         points = np.array(found["panels"][name])
@@ -125,26 +131,26 @@ def draw_centres(figure: Any, found: Mapping[str, Any]) -> None:
 
 
 def _codes_of(points: np.ndarray, labels: np.ndarray) -> str:
-    """How far apart the classes' commonest codes are, and how many bits are as in them."""
+    """How far apart the classes' most common codes are, and how many bits agree with them."""
     common = []
     for k in (0, 1):
         codes, counts = np.unique(points[labels == k] > 0, axis=0, return_counts=True)
         common.append(codes[counts.argmax()])
     bits = int((common[0] != common[1]).sum())
     pure = [np.mean((points[labels == k] > 0) == common[k]) for k in (0, 1)]
-    apart = f"{bits} bit{'' if bits == 1 else 's'} apart"
-    return f"commonest codes {apart}\n{100 * np.mean(pure):.1f} % of all bits are as in them"
+    share = f"{100 * np.mean(pure):.1f} % of all bits agree with them"
+    return f"most common codes {counted(bits, 'bit')} apart\n{share}"
 
 
 def draw_modules(figure: Any, parts: Sequence[Mapping[str, Any]]) -> None:
-    """Precision and recall at the top 5,000 against the number of bits, for the modules."""
+    """Draw precision and recall at the top 5,000 over the number of bits, per module."""
     grid = figure.subplots(len(parts), 2, squeeze=False)
     for row, part in zip(grid, parts, strict=True):
         for axes, key, word in zip(
             row, ("precision_at", "recall_at"), ("precision", "recall"), strict=True
         ):
             for number, name in enumerate(entry["name"] for entry in part["rows"]):
-                values = [_mean(part, name, bits, key, TOP) for bits in part["bits"]]
+                values = [_mean(part, name, bits, key, ranked=True) for bits in part["bits"]]
                 style = "-" if "+" in name else "--"
                 axes.plot(part["bits"], values, f"o{style}", ms=4, color=f"C{number}", label=name)
             axes.set(xlabel="bits", ylabel=f"{word} at the top {_ranks(part):,}")
@@ -156,7 +162,7 @@ def draw_modules(figure: Any, parts: Sequence[Mapping[str, Any]]) -> None:
 
 
 def draw_margins(figure: Any, part: Mapping[str, Any]) -> None:
-    """mAP over the margin."""
+    """Draw mAP over the margin."""
     axes = figure.subplots()
     names = [entry["name"] for entry in part["rows"]]
     margins = [float(name.split("=")[1]) for name in names]
@@ -169,14 +175,14 @@ def draw_margins(figure: Any, part: Mapping[str, Any]) -> None:
 
 
 def draw_curves(figure: Any, part: Mapping[str, Any]) -> None:
-    """Precision over recall of every method at one code length, mean over the seeds."""
+    """Draw precision over recall of every method at one code length, mean over the seeds."""
     axes = figure.subplots()
     bits = part["bits"][0]
     for entry in part["rows"]:
-        curves = [run["evaluation"]["pr_by_rank"] for run in _runs(part, entry["name"], bits)]
+        curves = [one["pr_by_rank"] for one in _measured(part, entry["name"], bits)]
         if not curves:
             continue
-        # Runs of another version may have other ranks.
+        # Runs of different versions may have different ranks.
         ranks = np.unique(np.concatenate([curve["at"] for curve in curves]))
         recall, precision = (
             np.mean([np.interp(ranks, curve["at"], curve[name]) for curve in curves], axis=0)
@@ -196,21 +202,21 @@ def _quadrants(axes: Any, reach: float) -> None:
     axes.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
 
 
-def _points(columns: Sequence[Column], folder: Path, runner: Runner) -> dict[str, Any] | None:
-    """The illustration's points, trained once; None without CIFAR-10 or without time."""
-    path = folder / POINTS
+def _points(benches: Sequence[Bench], folder: Path, runner: Runner) -> dict[str, Any] | None:
+    """The illustration's points, trained once; None without CIFAR-10 or time."""
+    path = folder / POINTS_FILE
     if path.is_file():
         return storage.read_json(path)
-    benches = [c.bench for c in columns if c.bench is not None and c.bench.data == "cifar10"]
-    if not benches or runner.late:
+    bench = next((bench for bench in benches if bench.data == "cifar10"), None)
+    if bench is None or runner.late:
         return None
-    found = illustration.points(runner.stage(benches[0]))
-    storage.write_files(folder, {POINTS: storage.write_text(storage.dump_json(found))})
+    found = illustration_points(runner.stage(bench))
+    storage.write_files(folder, {path.name: storage.write_text(storage.dump_json(found))})
     return found
 
 
 def _matching(parts: Sequence[Mapping[str, Any]], spec: Part) -> list[Mapping[str, Any]]:
-    """The parts of the results that belong to a part of the specification and have runs."""
+    """The parts of the results that belong to a part of the specification and were measured."""
     names = {row.name for row in spec.rows}
     data = {source.data for source in spec.sources}
     return [
@@ -223,26 +229,28 @@ def _matching(parts: Sequence[Mapping[str, Any]], spec: Part) -> list[Mapping[st
     ]
 
 
-def _runs(part: Mapping[str, Any], name: str, bits: int) -> list[Mapping[str, Any]]:
+def _measured(part: Mapping[str, Any], name: str, bits: int) -> list[Mapping[str, Any]]:
     return [
-        run
+        run["evaluation"]
         for run in part["runs"]
         if run["row"] == name and run["bits"] == bits and "evaluation" in run
     ]
 
 
 def _ranks(part: Mapping[str, Any]) -> int:
-    """5,000, or the largest rank that was measured where the database is smaller."""
+    """5,000, or the largest measured rank where the database is smaller."""
     for run in part["runs"]:
         if "evaluation" in run:
             known = [int(at) for at in run["evaluation"]["precision_at"]]
-            return max(at for at in known if at <= TOP)
-    return TOP
+            return max(at for at in known if at <= RANKS)
+    return RANKS
 
 
-def _mean(part: Mapping[str, Any], name: str, bits: int, key: str, at: int | None = None) -> float:
-    """A metric's mean over the seeds; NaN where nothing ran, which is not drawn."""
-    values = [run["evaluation"][key] for run in _runs(part, name, bits)]
-    if at is not None:
+def _mean(
+    part: Mapping[str, Any], name: str, bits: int, key: str, *, ranked: bool = False
+) -> float:
+    """A metric's mean over the seeds; NaN, which is not drawn, where nothing ran."""
+    values = [one[key] for one in _measured(part, name, bits)]
+    if ranked:
         values = [value[str(_ranks(part))] for value in values]
     return statistics.mean(values) if values else float("nan")

@@ -1,4 +1,4 @@
-"""The paper's 2-D illustration of centre learning, trained for real: 2 bits, two classes."""
+"""The paper's 2-D illustration of centre learning, actually trained: 2 bits, two classes."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from fisherhash.experiments.benches import Stage
 from fisherhash.methods.dfh import DFH
 from fisherhash.model.heads import Head
 from fisherhash.model.runtime import TorchRuntime, feature_rows, on_device
-from fisherhash.training.loop import FrozenImages, Loop, Settings
+from fisherhash.training.loop import FrozenImages, Loop
+from fisherhash.training.settings import Settings
 
-CLASSES = (3, 5)
-IMAGES = 100
-PANELS = {"input": "", "intra": "intra", "intra + inter": "intra,inter"}
-SETTINGS = Settings(epochs=30, batch_size=50, learning_rate=0.003)
-SEEDS = 100
+_CLASSES = (3, 5)
+_IMAGES = 100
+_PANELS = {"input": "", "intra": "intra", "intra + inter": "intra,inter"}
+_SETTINGS = Settings(epochs=30, batch_size=50, learning_rate=0.003)
+_SEEDS = 100
 
 
-def points(stage: Stage) -> dict[str, Any]:
-    """Outputs (200, 2) of a 2-bit head before training, with L_intra, and with L_inter added.
+def illustration_points(stage: Stage) -> dict[str, Any]:
+    """Compute outputs (200, 2) of a 2-bit head: untrained, with L_intra, and with L_inter added.
 
-    The head starts at random, at unit scale over all training images. As in the paper's picture,
-    the first seed is taken with which the two classes lie in neighbouring quadrants.
+    The head starts at random, at unit scale over all training images. As in the paper's figure,
+    the two classes start in neighbouring quadrants: the first seed that does so is used.
     """
     collection, train = stage.collection, stage.split.train
     network = on_device(stage.network, stage.device)
@@ -37,20 +38,20 @@ def points(stage: Stage) -> dict[str, Any]:
     everything = torch.from_numpy(rows.values).to(stage.device)
     where = {int(number): row for row, number in enumerate(rows.indices)}
     drawn: list[int] = []
-    for column in CLASSES:
+    for column in _CLASSES:
         own = rows.indices[collection.labels[rows.indices, column] > 0]
-        drawn += hash_order(collection.names, own, 0)[:IMAGES]
+        drawn += hash_order(collection.names, own, 0)[:_IMAGES]
     numbers = np.array(sorted(drawn), dtype=np.int64)
     features = everything[[where[int(number)] for number in numbers]]
-    labels = torch.from_numpy(collection.labels[numbers][:, list(CLASSES)]).float()
+    labels = torch.from_numpy(collection.labels[numbers][:, list(_CLASSES)]).float()
     labels = labels.to(stage.device)
     kinds = labels.argmax(dim=1).cpu().numpy()
     seed = _first_seed(everything, features, kinds)
     panels = {
-        name: _train(everything, features, labels, parts, seed) for name, parts in PANELS.items()
+        name: _train(everything, features, labels, parts, seed) for name, parts in _PANELS.items()
     }
     return {
-        "classes": [collection.classes[column] for column in CLASSES],
+        "classes": [collection.classes[column] for column in _CLASSES],
         "labels": kinds.tolist(),
         "seed": seed,
         "panels": {name: values.round(4).tolist() for name, values in panels.items()},
@@ -58,12 +59,12 @@ def points(stage: Stage) -> dict[str, Any]:
 
 
 def _first_seed(everything: Tensor, features: Tensor, kinds: NDArray[np.int64]) -> int:
-    for seed in range(SEEDS):
+    for seed in range(_SEEDS):
         outputs = _outputs(_head(everything, seed), features)
         signs = [outputs[kinds == kind].mean(axis=0) > 0 for kind in (0, 1)]
         if (signs[0] != signs[1]).sum() == 1:
             return seed
-    raise FisherhashError("no start puts the two classes into neighbouring quadrants")
+    raise FisherhashError("no seed puts the two classes into neighbouring quadrants")
 
 
 def _train(
@@ -71,15 +72,15 @@ def _train(
 ) -> NDArray[np.float32]:
     head = _head(everything, seed)
     if parts:
-        method = DFH(bits=2, classes=len(CLASSES), parts=parts).to(features.device)
-        settings = dataclasses.replace(SETTINGS, seed=seed)
+        method = DFH(bits=2, classes=len(_CLASSES), parts=parts).to(features.device)
+        settings = dataclasses.replace(_SETTINGS, seed=seed)
         Loop(method, FrozenImages(features, labels, head), settings).run()
     return _outputs(head, features)
 
 
 def _head(everything: Tensor, seed: int) -> Head:
     torch.manual_seed(seed)
-    head = DFH(bits=2, classes=len(CLASSES)).head(everything.shape[1]).to(everything.device)
+    head = DFH(bits=2, classes=len(_CLASSES)).head(everything.shape[1]).to(everything.device)
     head.start(everything)
     return head
 

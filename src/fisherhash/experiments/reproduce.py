@@ -1,4 +1,4 @@
-"""From the name of a table to its results: plan, tune, run, report; alone or in several processes.
+"""From a request to its results: plan, tune, run and report, in one process or several.
 
 Needs torch, numpy, Pillow and safetensors only, so that it runs on a bare machine with a GPU.
 """
@@ -13,38 +13,28 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.experiments import report, specs, tuning
-from fisherhash.experiments.benches import Cell
-from fisherhash.experiments.planning import (
-    Column,
-    Request,
-    all_cells,
-    plan,
-    row_cell,
-    row_options,
-    table_cells,
-    tunings,
-    winners,
-)
+from fisherhash.experiments import report
+from fisherhash.experiments.collecting import collect, dump_results
+from fisherhash.experiments.planning import Column, Plan, make_plan
+from fisherhash.experiments.request import Request
 from fisherhash.experiments.runner import Runner
-from fisherhash.experiments.specs import Row, Spec
-from fisherhash.experiments.tuning import Choice, Tuning
+from fisherhash.experiments.tables import counted
+from fisherhash.experiments.tuning import TUNING_FILE, tune
 from fisherhash.system import storage
 from fisherhash.system.cache import DATA_VARIABLE
 from fisherhash.system.cores import available_cores
-from fisherhash.system.devices import choose_device
 
 logger = logging.getLogger(__name__)
 
 _BOOT = (
-    "import json, sys; plan = json.loads(sys.stdin.readline()); sys.path[:] = plan['path']; "
-    "from fisherhash.experiments.reproduce import work; sys.exit(work(plan))"
+    "import json, sys; call = json.loads(sys.stdin.readline()); sys.path[:] = call['path']; "
+    "from fisherhash.experiments.reproduce import work; sys.exit(work(call))"
 )
 
 
@@ -53,10 +43,10 @@ class Outcome:
     """What a call did.
 
     Attributes:
-        results: the table's content, as written to ``<target>.json``.
-        left: runs without a result, because the time was over or they failed.
-        failed: the sentence each failed run ended with, by its title.
-        page: the HTML page; ``<target>.md`` and ``<target>.json`` are beside it.
+        results: the content of the table, as written to its JSON file.
+        left: number of runs without a result, because the time was over or they failed.
+        failed: the error of each failed run, by its title.
+        page: the HTML page; the Markdown and JSON files are beside it.
     """
 
     results: dict[str, Any]
@@ -64,208 +54,130 @@ class Outcome:
     failed: dict[str, str]
     page: Path
 
+    @property
+    def table(self) -> str:
+        """The report as Markdown."""
+        return report.markdown(self.results)
 
-def reproduce(
-    request: Request,
-    *,
-    jobs: int | None = None,
-    minutes: float | None = None,
-    say: Callable[[str], None] = logger.info,
-) -> Outcome:
-    """Run a table or the figures; what is done before is not repeated.
+
+def reproduce(request: Request, *, say: Callable[[str], None] = logger.info) -> Outcome:
+    """Run a table or the figures; finished runs in the folder are not repeated.
 
     Args:
-        request: what.
-        jobs: processes that share the work; None for two where heads are trained on a CPU with
-            two cores or more, which one process does not fill, and one otherwise.
-        minutes: after so many no run is started.
-        say: takes one line a run.
+        request: what to run, and how.
+        say: receives one line per run.
     """
-    columns = plan(request)
-    if jobs is None:
-        small = choose_device(request.device).type == "cpu" and not _finetunes(columns)
-        jobs = min(2, available_cores()) if small else 1
-    if jobs < 1:
-        raise UsageError(f"jobs must be at least 1, got {jobs}")
-    folder = Path(request.out)
-    _check_folder(folder)
-    stop_at = None if minutes is None else time.time() + 60 * minutes
-    runner = Runner(folder, device=request.device, stop_at=stop_at, jobs=jobs, say=say)
-    spec = specs.find(request.target)
-    for column in columns:
+    folder = request.folder
+    if folder.is_file():
+        raise UsageError(f"{folder} is a file; choose another --out")
+    stop_at = None if request.minutes is None else time.time() + 60 * request.minutes
+    plan = make_plan(request)
+    runner = Runner(folder, device=request.device, stop_at=stop_at, say=say)
+    runner.jobs = request.jobs or _usual_jobs(plan, runner)
+    for column in plan.columns:
         say(_describe(column))
-    if all(column.bench is None for column in columns):
-        names = sorted({source.data for column in columns for source in column.part.sources})
+    if not plan.benches:
+        names = sorted({source.data for column in plan.columns for source in column.part.sources})
         raise UsageError(
-            f"no data set of {spec.name} is on this machine ({', '.join(names)}). Put one where "
-            f"{DATA_VARIABLE} points, or fetch CIFAR-10 with: fisherhash train cifar10 "
-            "--download --out MODEL. docs/data.md says how the others are built"
+            f"no data set of {plan.spec.name} is on this machine ({', '.join(names)}). Put one "
+            f"where {DATA_VARIABLE} points, or download CIFAR-10 with: fisherhash train cifar10 "
+            "--download --out MODEL. docs/data.md explains how to build the others"
         )
-    cells = all_cells(request, columns, runner)
-    _warn_untuned(request, columns, runner, say)
+    plan.learn(runner)
+    _warn_untuned(plan, say)
+    cells = plan.all_cells(runner)
     say(runner.estimate(cells))
-    if any(runner.left(cells)) and not runner.late:
-        if jobs > 1:
+    if runner.left(cells) and not runner.late:
+        if runner.jobs > 1:
             runner.prepare(cells)
             _share(request, runner)
         else:
-            carry_out(request, runner)
+            carry_out(plan, runner)
+        plan.learn(runner)
+    if plan.searches:
+        plan.tuning.save(folder / TUNING_FILE)
+    results = collect(plan, runner)
+    return publish(results, plan, runner, draw(results, plan, runner))
+
+
+def carry_out(plan: Plan, runner: Runner) -> None:
+    """Bench by bench: search if requested, then run its part of the table.
+
+    Every process that shares the work does the same.
+    """
+    for bench in plan.benches:
+        searches = [search for search in plan.searches if search.bench == bench]
+        if not tune(runner, searches):
+            return
+        plan.learn(runner)
+        runner.run(plan.cells(bench))
+
+
+def publish(
+    results: dict[str, Any],
+    plan: Plan,
+    runner: Runner,
+    figures: list[Path] | None = None,
+    *,
+    page: str = "",
+    data: str = "",
+) -> Outcome:
+    """Write a table as JSON, Markdown and HTML, and report what is left of its runs.
+
+    Args:
+        results: the content of the table.
+        plan: the grid it came from.
+        runner: knows what is left, and the folder.
+        figures: SVG files for the page.
+        page: name of the Markdown and HTML files without ending; by default the table's name.
+        data: name of the JSON file without ending; by default the table's name.
+    """
     runner.close()
-    found = winners(request, columns, runner)
-    if request.tune:
-        found.save(folder / tuning.FILE)
-    results = collect(spec, columns, found, runner)
-    storage.write_files(folder, {f"{spec.name}.json": storage.write_text(dump_results(results))})
-    page = report.write(results, folder, draw(results, columns, folder, runner))
-    cells = all_cells(request, columns, runner)
-    failures = {
-        f"{cell.title} {cell.bits} bits, seed {cell.seed}": runner.failure(cell)
-        for cell in runner.left(cells)
+    name = plan.spec.name
+    contents = {
+        f"{data or name}.json": dump_results(results),
+        f"{page or name}.md": report.markdown(results),
+        f"{page or name}.html": report.html_page(results, figures or ()),
     }
-    return Outcome(
-        results,
-        len(runner.left(cells)),
-        {title: failure["error"] for title, failure in failures.items() if failure},
-        page,
+    storage.write_files(
+        runner.folder, {file: storage.write_text(text) for file, text in contents.items()}
     )
+    left = runner.left(plan.all_cells(runner))
+    failures = {
+        f"{cell.title} {cell.bits} bits, seed {cell.seed}": runner.failure(cell) for cell in left
+    }
+    failed = {title: failure["error"] for title, failure in failures.items() if failure}
+    return Outcome(results, len(left), failed, runner.folder / f"{page or name}.html")
 
 
-def draw(
-    results: Mapping[str, Any], columns: Sequence[Column], folder: Path, runner: Runner
-) -> list[Path]:
-    """The pictures of the figures; none for a table, and none where matplotlib is missing."""
-    if results["kind"] != "figures":
+def draw(results: Mapping[str, Any], plan: Plan, runner: Runner) -> list[Path]:
+    """Draw the figures; a table has none, and without matplotlib there are none."""
+    if plan.spec.kind != "figures":
         return []
     from fisherhash.experiments import figures
 
     try:
-        return figures.draw_all(results, columns, folder / "figures", runner)
+        return figures.draw_all(results, plan.benches, runner)
     except FisherhashError as error:
-        runner.say(f"no pictures: {error}")
+        runner.say(f"no figures: {error}")
         return []
 
 
-def table_text(outcome: Outcome) -> str:
-    """The table as Markdown."""
-    return report.markdown(outcome.results)
-
-
-def carry_out(request: Request, runner: Runner) -> None:
-    """A bench after the other: tune if asked to, then run its part of the table.
-
-    Every process that shares the work does the same.
-    """
-    columns = plan(request)
-    for bench, settings, rows, bits in tunings(columns):
-        if request.tune and not tuning.tune(runner, bench, settings, rows, bits=bits):
-            return
-        cells = table_cells(columns, winners(request, columns, runner))
-        runner.run([cell for cell in cells if cell.bench == bench])
-
-
-def collect(spec: Spec, columns: Sequence[Column], found: Tuning, runner: Runner) -> dict[str, Any]:
-    """The content of a table, complete enough to print it without the folder of runs."""
-    parts = []
-    for column in columns:
-        part, bench = column.part, column.bench
-        entry: dict[str, Any] = {
-            "data": column.source.data if column.source else part.sources[0].data,
-            "title": column.source.title if column.source else part.sources[0].title,
-            "stands_in": bool(column.source and column.source.stands_in),
-            "bits": list(part.bits),
-            "settings": dataclasses.asdict(column.settings),
-            "seeds": column.seeds,
-            "rows": [],
-            "runs": [],
-        }
-        if bench is not None:
-            entry["bench"] = {
-                k: v for k, v in dataclasses.asdict(bench).items() if k != "weights"
-            } | {"slug": bench.slug}
-        for row in part.rows:
-            choice = found.choice(bench, row) if bench else Choice({}, {}, tuned=False)
-            line = {
-                "name": row.name,
-                "method": row.method,
-                "options": row_options(row, choice),
-                "settings": {**choice.settings, **row.settings},
-                "tuned": choice.tuned,
-                "paper": list(row.paper),
-            }
-            entry["rows"].append(line)
-            if row.real_queries:
-                entry["rows"].append({**line, "name": _real(row), "real_queries_of": row.name})
-            for length in part.bits:
-                for seed in range(column.seeds if bench else 0):
-                    cell = row_cell(column, row, length, seed, found)
-                    run = runner.row(cell)
-                    if run is not None:
-                        for key in ("protocol", "images", "weights"):
-                            entry.setdefault(key, run.get(key))
-                    entry["runs"] += _lines(row, cell, run, runner.failure(cell))
-        parts.append(entry)
-    benches = [column.bench for column in columns if column.bench]
-    slugs = dict.fromkeys(bench.slug for bench in benches)
-    return {
-        "target": spec.name,
-        "title": spec.title,
-        "of": spec.of,
-        "kind": spec.kind,
-        "notes": list(spec.notes),
-        "parts": parts,
-        "tuning": {slug: found.benches[slug] for slug in slugs if slug in found.benches},
-    }
-
-
-def _real(row: Row) -> str:
-    return f"{row.name}, real-valued queries"
-
-
-def _lines(
-    row: Row, cell: Cell, run: Mapping[str, Any] | None, failure: Mapping[str, Any] | None
-) -> list[dict[str, Any]]:
-    """What a table keeps of a run, of its second measurement, or of why there is none."""
-    names = [row.name, _real(row)] if row.real_queries else [row.name]
-    if run is None:
-        what = {"bits": cell.bits, "seed": cell.seed}
-        return [{"row": n} | what | {"failed": failure["error"]} for n in names] if failure else []
-    lines = [{"row": name, **_without(run)} for name in names]
-    if "real_queries" in run:
-        again = {**run, "evaluation": run["real_queries"]}
-        lines[1] = {"row": names[1], **_without(again)}
-    return lines
-
-
-def dump_results(results: Mapping[str, Any]) -> str:
-    """JSON with one line a run."""
-    lines: list[str] = []
-
-    def keep(value: Any) -> str:
-        lines.append(json.dumps(value, ensure_ascii=False))
-        return f"@{len(lines) - 1}@"
-
-    parts = [{**part, "runs": [keep(run) for run in part["runs"]]} for part in results["parts"]]
-    text = storage.dump_json({**results, "parts": parts})
-    for number, line in enumerate(lines):
-        text = text.replace(f'"@{number}@"', line, 1)
-    return text
-
-
-def work(plan_: Mapping[str, Any]) -> int:
-    """A process that shares the work of another; ends when that one does."""
+def work(call: Mapping[str, Any]) -> int:
+    """Share the work of another process; ends when that one does."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    request = Request(**plan_["request"])
+    request = Request(**call["request"])
     runner = Runner(
-        Path(request.out),
+        request.folder,
         device=request.device,
-        stop_at=plan_["stop_at"],
-        token=plan_["token"],
-        jobs=plan_["jobs"],
+        stop_at=call["stop_at"],
+        token=call["token"],
+        jobs=call["jobs"],
         say=_say,
     )
     try:
-        carry_out(request, runner)
+        carry_out(make_plan(request), runner)
     except FisherhashError as error:
         _say(f"fisherhash: {error}")
         return error.exit_code
@@ -285,8 +197,8 @@ def _end_with_parent() -> None:
 
 
 def _share(request: Request, runner: Runner) -> None:
-    """Start processes that do the same work by turns, and wait for them."""
-    plan_ = {
+    """Start processes that share the work, and wait for them."""
+    call = {
         "path": [os.path.abspath(place) if place else os.getcwd() for place in sys.path],
         "request": dataclasses.asdict(request),
         "stop_at": runner.stop_at,
@@ -303,7 +215,7 @@ def _share(request: Request, runner: Runner) -> None:
             )
             processes.append(process)
             if process.stdin is not None:
-                process.stdin.write(json.dumps(plan_) + "\n")
+                process.stdin.write(json.dumps(call) + "\n")
                 process.stdin.flush()
         codes = [process.wait() for process in processes]
     finally:
@@ -314,14 +226,16 @@ def _share(request: Request, runner: Runner) -> None:
                 process.terminate()
                 process.wait()
     if any(code == UsageError.exit_code for code in codes):
-        raise UsageError("the request is wrong; see the sentence above")
+        raise UsageError("the request is wrong; see the message above")
     ended = sum(code != 0 for code in codes)
     if ended:
         runner.say(f"{ended} of {len(codes)} processes ended early; the same command continues")
 
 
-def _finetunes(columns: Sequence[Column]) -> bool:
-    return any(column.bench is not None and column.bench.finetune for column in columns)
+def _usual_jobs(plan: Plan, runner: Runner) -> int:
+    """Two where heads are trained on a CPU with two cores or more, which one does not fill."""
+    small = runner.device.type == "cpu" and not any(bench.finetune for bench in plan.benches)
+    return min(2, available_cores()) if small else 1
 
 
 def _describe(column: Column) -> str:
@@ -330,49 +244,18 @@ def _describe(column: Column) -> str:
         names = " nor ".join(source.data for source in part.sources)
         return f"{part.sources[0].title}: not run, there is no {names} on this machine"
     way = "the network is trained" if bench.finetune else "frozen features"
-    rows = len(part.rows)
     return (
-        f"{column.source.title}: {rows} rows x {len(part.bits)} code lengths x {column.seeds} "
-        f"seed{'s' if column.seeds > 1 else ''}, {bench.backbone} at {bench.image_size} px, {way}, "
-        f"{column.settings.epochs} epoch{'s' if column.settings.epochs > 1 else ''}"
+        f"{column.source.title}: {counted(len(part.rows), 'row')} x "
+        f"{counted(len(part.bits), 'code length')} x {counted(column.seeds, 'seed')}, "
+        f"{bench.backbone} at {bench.image_size} px, {way}, "
+        f"{counted(column.settings.epochs, 'epoch')}"
     )
 
 
-def _warn_untuned(
-    request: Request, columns: Sequence[Column], runner: Runner, say: Callable[[str], None]
-) -> None:
-    if request.tune:
-        return
-    found = winners(request, columns, runner)
-    for bench, _, rows, _ in tunings(columns):
-        missing = [row.space for row in rows if not found.choice(bench, row).tuned]
+def _warn_untuned(plan: Plan, say: Callable[[str], None]) -> None:
+    for bench in [] if plan.searches else plan.benches:
+        rows = [row for column in plan.columns if column.bench == bench for row in column.part.rows]
+        missing = [row.space for row in rows if not plan.tuning.choice(bench, row).tuned]
         if missing:
             names = ", ".join(dict.fromkeys(missing))
-            say(f"not tuned on {bench.slug}, trained with defaults: {names}; --tune searches first")
-
-
-def _check_folder(folder: Path) -> None:
-    if folder.is_file():
-        raise UsageError(f"{folder} is a file; choose another --out")
-
-
-def _without(run: Mapping[str, Any]) -> dict[str, Any]:
-    """A run as the table's file keeps it: without what is said once, and without fine detail."""
-    drop = ("config", "protocol", "method", "images", "weights", "real_queries")
-    short = {key: value for key, value in run.items() if key not in drop}
-    if "config" in run:
-        settings = run["config"]["settings"]
-        short["settings"] = {key: settings[key] for key in ("learning_rate", "epochs")}
-    if "evaluation" in run:
-        detail = ("distances", "bit_statistics", "pr_by_radius")
-        kept = {key: value for key, value in run["evaluation"].items() if key not in detail}
-        short["evaluation"] = _rounded(kept)
-    return short
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return round(value, 6)
-    if isinstance(value, Mapping):
-        return {key: _rounded(item) for key, item in value.items()}
-    return [_rounded(item) for item in value] if isinstance(value, list) else value
+            say(f"not tuned on {bench.slug}, using defaults: {names}; --tune searches first")

@@ -1,7 +1,7 @@
-"""The paper's tables and figures as data: rows, columns, metric, and the paper's own numbers.
+"""The paper's tables and figures as data: rows, columns, and the paper's own numbers.
 
 The paper is Deep Fisher Hashing (BMVC 2019). Its networks are VGG-F (CIFAR-10, NUS-WIDE) and
-AlexNet (ImageNet100), fine-tuned; its competitors' rows are copied from their papers.
+AlexNet (ImageNet100), fine-tuned; it copies its competitors' numbers from their papers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fisherhash.errors import unknown_name
 Options = Mapping[str, Any]
 NONE: Options = MappingProxyType({})
 
-# DFH with some of its parts, each tuned by itself: what suits all of them may ruin one.
+# DFH with some of its parts. Each is tuned separately: what suits all of them may ruin one.
 ABLATIONS = {
     "pair": "dfh-p",
     "pair,margin": "dfh-pm",
@@ -25,15 +25,12 @@ ABLATIONS = {
     "pair,intra,inter": "dfh-pc",
     "pair,margin,intra,inter": "dfh-paper",
 }
-# Search spaces that are not a method's only one: the method, and the options they start from.
-# DFH (ours) goes beyond the paper, inside its ideas, and has its own row.
+# Search spaces beyond one per method: the method, and the options the space starts from.
+# DFH (ours) extends the paper within its ideas, and has its own row.
 BASES: dict[str, tuple[str, Options]] = {
     **{name: ("dfh", {"parts": parts}) for parts, name in ABLATIONS.items()},
     "dfh-paper": ("dfh", NONE),  # all parts: the default
-    "dfh-ours": (
-        "dfh",
-        {"initial_centers": "graded", "positive_weight": 0.0},
-    ),
+    "dfh-ours": ("dfh", {"initial_centers": "graded", "positive_weight": 0.0}),
 }
 
 
@@ -42,15 +39,15 @@ class Source:
     """A data set an experiment may use.
 
     Attributes:
-        data: its name, or that of a folder with list files beside the named data sets.
-        protocol: how it is split.
+        data: its name, its path, or a folder with list files beside the named data sets.
+        protocol: name of the split; None for the one the data suggests.
         title: what people read.
-        stands_in: whether it replaces the paper's data set, so that numbers are not the paper's.
-        epochs: when the network is trained; half as many where there are twice the images.
+        stands_in: whether it replaces the paper's data set, whose numbers then do not apply.
+        epochs: passes when the network is trained; half as many where there are twice the images.
     """
 
     data: str
-    protocol: str
+    protocol: str | None
     title: str
     stands_in: bool = False
     epochs: int = 20
@@ -62,26 +59,24 @@ class Row:
 
     Attributes:
         name: what people read.
-        method: of the registry.
-        options: its hyper-parameters that make this row; they win over tuned ones.
-        settings: how its training differs from the others'.
-        tuned_as: the search space it is tuned with, and the options that space starts from; by
-            default the method's.
-        paper: the paper's numbers, one a code length; None where it has none.
-        real_queries: whether it is also measured with real-valued queries, as a row beside it.
+        method: name of the method.
+        options: the hyper-parameters that define this row; they override tuned ones.
+        tuned_as: its search space, and with it the options that space starts from; by default the
+            method's.
+        paper: the paper's numbers, one per code length; None where it has none.
+        real_queries: whether a second row measures it with real-valued queries.
     """
 
     name: str
     method: str
     options: Options = field(default_factory=dict)
-    settings: Options = field(default_factory=dict)
     tuned_as: str = ""
     paper: tuple[float | None, ...] = ()
     real_queries: bool = False
 
     @property
     def space(self) -> str:
-        """The key of its search space and of its winner."""
+        """The name of its search space, under which its winner is stored."""
         return self.tuned_as or self.method
 
 
@@ -90,16 +85,16 @@ class Part:
     """One data set's columns of a table or figure.
 
     Attributes:
-        sources: the original first, then its stand-in; the first that is there is used.
+        sources: the original, then its stand-in; the first one on this machine is used.
         bits: the code lengths.
-        rows: what is compared.
-        tuning_bits: the one code length the hyper-parameters are searched at.
+        rows: the methods compared.
+        tuning_bits: the code length at which hyper-parameters are searched; 0 for no search.
     """
 
     sources: tuple[Source, ...]
     bits: tuple[int, ...]
     rows: tuple[Row, ...]
-    tuning_bits: int
+    tuning_bits: int = 0
 
 
 @dataclass(frozen=True)
@@ -107,11 +102,12 @@ class Spec:
     """A table or figure.
 
     Attributes:
-        name: what the user writes.
+        name: what the user types.
         title: what it shows.
         parts: its data sets.
-        of: where the numbers beside ours come from.
-        kind: a table of mAP, or the figures.
+        of: the source of the numbers beside ours.
+        kind: ``table`` or ``figures``.
+        notes: sentences for the top of the report.
     """
 
     name: str
@@ -119,7 +115,7 @@ class Spec:
     parts: tuple[Part, ...]
     of: str = "paper"
     kind: str = "table"
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
 
 CIFAR10 = (Source("cifar10", "cifar10-small", "CIFAR-10"),)
@@ -142,7 +138,7 @@ def _dfh(paper: tuple[float | None, ...] = (), *, real_queries: bool = False) ->
 
 
 def _ablation(name: str, parts: str, paper: tuple[float | None, ...] = ()) -> Row:
-    """A row of the paper's method with some of its parts."""
+    """Return a row of the paper's method with some of its parts."""
     return Row(name, "dfh", tuned_as=ABLATIONS[parts], paper=paper)
 
 
@@ -161,7 +157,7 @@ MODULES = (
     _ablation("P+M", "pair,margin"),
     _ablation("P+M+C", "pair,margin,intra,inter"),
 )
-MARGINS = tuple(
+MARGIN_ROWS = tuple(
     Row(f"m = {m:g}", "dfh", {"margin": m}, tuned_as="dfh-paper") for m in (0, 0.5, 1, 1.5, 2, 3)
 )
 
@@ -208,7 +204,7 @@ TABLE2 = Spec(
             24,
         ),
     ),
-    notes=("Greedy Hash has no numbers for NUS-WIDE in the paper and is not run there.",),
+    notes=("The paper has no numbers of Greedy Hash for NUS-WIDE, so it is not run there.",),
 )
 
 TABLE3 = Spec(
@@ -251,8 +247,8 @@ LARGE = Spec(
     ),
     of="published",
     notes=(
-        "The paper names this setting and prints no numbers. Beside ours: Greedy Hash as its "
-        "authors report it; the others as the authors of MIHash report them with VGG-F.",
+        "The paper names this setting but prints no numbers. The numbers beside ours: Greedy Hash "
+        "as reported by its authors; the others as reported by the authors of MIHash with VGG-F.",
     ),
 )
 
@@ -262,7 +258,7 @@ FIGURES = Spec(
     (
         Part(CIFAR10, (12, 24, 32, 48), MODULES, 24),
         Part(IMAGENET100, (16, 32, 48, 64), MODULES, 32),
-        Part(CIFAR10, (12, 48), MARGINS, 24),
+        Part(CIFAR10, (12, 48), MARGIN_ROWS, 24),
         Part(
             CIFAR10, (48,), tuple(replace(r, paper=r.paper[3:]) for r in TABLE2.parts[0].rows), 24
         ),
@@ -274,8 +270,8 @@ MODULE_PARTS, MARGIN_PART, CURVE_PART = FIGURES.parts[:2], FIGURES.parts[2], FIG
 SPECS = {spec.name: spec for spec in (TABLE1, TABLE2, TABLE3, FIGURES, LARGE)}
 
 
-def find(name: str) -> Spec:
-    """The table or figure of that name."""
+def find_spec(name: str) -> Spec:
+    """Return the table or figures of that name."""
     if name not in SPECS:
         raise unknown_name("experiment", name, SPECS)
     return SPECS[name]

@@ -1,4 +1,4 @@
-"""Where the rows of a table stand: their scores, who is best, and sentences about it."""
+"""The scores of a table's rows, which row is best, and sentences about it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-HAMMING = "Hamming distance"
+from fisherhash.experiments.tables import counted
+
+HAMMING_RANKING = "Hamming distance"
+WITHIN = "within the combined standard error"
 
 
 @dataclass(frozen=True)
@@ -17,14 +20,14 @@ class Score:
     """A row's runs at one code length.
 
     Attributes:
-        values: mAP of each seed, expected over tie order.
+        values: mAP per seed, expected over tie order.
         stable: mean mAP with ties in database order.
-        lower: mean of the least value ties allow; None where there is none.
-        upper: mean of the greatest.
+        lower: mean of the smallest mAP that ties allow; None where there is none.
+        upper: mean of the largest.
         paper: the paper's number.
         defined: False where the method is not defined for the data.
-        hamming: False where codes were ranked by another distance than Hamming's.
-        failed: what its failed runs ended with.
+        hamming: False where codes were not ranked by Hamming distance.
+        failed: the errors of its failed runs.
     """
 
     values: tuple[float, ...] = ()
@@ -47,160 +50,164 @@ class Score:
         many = len(self.values)
         return statistics.stdev(self.values) / math.sqrt(many) if many > 1 else 0.0
 
-    def level_with(self, other: Score) -> bool:
-        """Whether the two means are closer than their standard errors together."""
+    def within_error(self, other: Score) -> bool:
+        """Return whether the two means differ by at most their combined standard error."""
         return abs(self.mean - other.mean) <= math.hypot(self.error, other.error)
 
 
-def scores(part: Mapping[str, Any]) -> dict[tuple[str, int], Score]:
-    """The scores of a part by the names of its rows and the code lengths."""
-    found = {}
-    for row in part["rows"]:
-        for number, bits in enumerate(part["bits"]):
-            runs = [r for r in part["runs"] if r["row"] == row["name"] and r["bits"] == bits]
-            measured = [run["evaluation"] for run in runs if "evaluation" in run]
-            paper = row["paper"][number] if row["paper"] else None
-            found[row["name"], bits] = Score(
-                tuple(one["map"] for one in measured),
-                statistics.mean(one["map_stable"] for one in measured) if measured else math.nan,
-                _mean_of(measured, "map_lower"),
-                _mean_of(measured, "map_upper"),
-                paper,
-                defined=not any("not_defined" in run for run in runs),
-                hamming=all(one.get("ranking", HAMMING) == HAMMING for one in measured),
-                failed=tuple(run["failed"] for run in runs if "failed" in run),
-            )
-    return found
+class Standing:
+    """The scores of one part of a table.
 
+    Args:
+        part: the part's content, from a table's JSON.
 
-def _mean_of(measured: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    values = [one[key] for one in measured if one[key] is not None]
-    return statistics.mean(values) if values and len(values) == len(measured) else None
+    Attributes:
+        scores: by row name and code length.
+        rivals: the scores of the rows that compete; a row that repeats another row's codes with
+            real-valued queries does not.
+    """
 
+    def __init__(self, part: Mapping[str, Any]) -> None:
+        self.part = part
+        self.scores = {
+            (row["name"], bits): _score(part, row, number)
+            for row in part["rows"]
+            for number, bits in enumerate(part["bits"])
+        }
+        beside = {row["name"] for row in part["rows"] if row.get("real_queries_of")}
+        self.rivals = {key: score for key, score in self.scores.items() if key[0] not in beside}
 
-def contest(
-    part: Mapping[str, Any], found: Mapping[tuple[str, int], Score]
-) -> dict[tuple[str, int], Score]:
-    """The scores without rows that are another's codes asked with real-valued queries."""
-    beside = {row["name"] for row in part["rows"] if row.get("real_queries_of")}
-    return {key: score for key, score in found.items() if key[0] not in beside}
+    def best(self, bits: int, *, hamming: bool = False) -> str | None:
+        """Return the best row at a code length, of all or of those ranked by Hamming distance."""
+        means = {
+            name: score.mean
+            for (name, length), score in self.rivals.items()
+            if length == bits and score.values and (score.hamming or not hamming)
+        }
+        return max(means, key=lambda name: means[name]) if means else None
 
+    def near_best(self, name: str, bits: int) -> bool:
+        """Return whether a competing row of several seeds is within the error of the best."""
+        score, first = self.rivals.get((name, bits)), self.best(bits)
+        if score is None or first is None:
+            return False
+        return bool(score.error) and score.within_error(self.rivals[first, bits])
 
-def best(found: Mapping[tuple[str, int], Score], bits: int, *, hamming: bool = False) -> str | None:
-    """The name of the first row at a code length; of those ranked by Hamming distance, if asked."""
-    there = {
-        name: s.mean
-        for (name, length), s in found.items()
-        if length == bits and s.values and (s.hamming or not hamming)
-    }
-    return max(there, key=lambda name: there[name]) if there else None
+    def verdicts(self, target: str) -> list[str]:
+        """Return sentences: is DFH best, are the paper's numbers and its order reached."""
+        said = []
+        if target != "compare" and any(score.values for score in self.rivals.values()):
+            order = target == "table1"
+            said = [self._order(bits) for bits in self.part["bits"]] if order else self._contest()
+        for (name, bits), score in self.rivals.items():
+            if score.failed:
+                runs = counted(len(score.failed), "run")
+                said.append(f"{name}, {bits} bits: {runs} failed: {score.failed[0]}.")
+        return said
 
+    def _contest(self) -> list[str]:
+        """Where DFH stands at each code length, and which rows are below the paper's numbers."""
+        rows = [row for row in self.part["rows"] if not row.get("real_queries_of")]
+        own = [row["name"] for row in rows if row["method"] == "dfh"]
+        others = [row["name"] for row in rows if row["method"] != "dfh"]
+        if not own or not others:
+            return []
+        said = [
+            self._place(best, own, others, bits)
+            for bits in self.part["bits"]
+            if (best := self.best(bits)) and any(self.rivals[name, bits].values for name in own)
+        ]
+        missed = [
+            f"{name} at {bits} bits ({100 * (score.mean - score.paper):+.1f} points)"
+            for name in others
+            for bits in self.part["bits"]
+            if (score := self.rivals[name, bits]).values
+            and score.paper is not None
+            and score.mean < score.paper
+        ]
+        if missed and not self.part["stands_in"]:
+            said.append(f"Below the paper's own number: {', '.join(missed)}.")
+        return said
 
-def verdicts(results: Mapping[str, Any], part: Mapping[str, Any]) -> list[str]:
-    """Sentences: is DFH first, is the paper's number reached, is table 1's order the paper's."""
-    found = scores(part)
-    rivals = contest(part, found)
-    said = []
-    if any(score.values for score in rivals.values()):
-        if results["target"] == "table1":
-            said = [_order(part, rivals, bits) for bits in part["bits"]]
+    def _place(self, best: str, own: Sequence[str], others: Sequence[str], bits: int) -> str:
+        """Where the best row of DFH stands at one code length."""
+        ran = [name for name in own if self.rivals[name, bits].values]
+        top = max(ran, key=lambda name: self.rivals[name, bits].mean)
+        score, first = self.rivals[top, bits], self.rivals[best, bits]
+        if best == top:
+            near = [name for name in others if self.near_best(name, bits)]
+            text = "is best" + (f"; {WITHIN}: {', '.join(near)}" if near else "")
+        elif self.near_best(top, bits):
+            text = f"is {WITHIN} of the best, {best}"
         else:
-            said = _standing(part, found, rivals)
-    for (name, bits), score in rivals.items():
-        if score.failed:
-            said.append(f"{name}, {bits} bits: {len(score.failed)} failed, {score.failed[0]}.")
-    return said
-
-
-def _standing(
-    part: Mapping[str, Any],
-    every: Mapping[tuple[str, int], Score],
-    found: Mapping[tuple[str, int], Score],
-) -> list[str]:
-    """Where DFH stands at each code length, and which rows are below the paper's numbers."""
-    said = []
-    names = {name for name, _ in found}
-    own = [row["name"] for row in part["rows"] if row["method"] == "dfh" and row["name"] in names]
-    others = [row for row in part["rows"] if row["method"] != "dfh"]
-    if not own or not others:
-        return []
-    for bits in part["bits"]:
-        first = best(found, bits)
-        ours = {name: found[name, bits] for name in own if found[name, bits].values}
-        if first is None or not ours:
-            continue
-        top = max(ours, key=lambda name: ours[name].mean)
-        if first in ours:
-            text = f"{bits} bits: {first} is first"
-            level = [row["name"] for row in others if is_level(found, row["name"], first, bits)]
-            text += f", level with {', '.join(level)}" if level else ""
-        elif ours[top].level_with(found[first, bits]) and ours[top].error:
-            text = f"{bits} bits: {top} is level with the first, {first}"
-        else:
-            gap = 100 * (found[first, bits].mean - ours[top].mean)
-            text = f"{bits} bits: {top} is {gap:.1f} points behind {first}"
-        if not found[first, bits].hamming and best(found, bits, hamming=True) == top:
-            text += ", and first of those ranked by Hamming distance"
-        if len(ours[top].values) < part["seeds"]:
-            text += f", by {len(ours[top].values)} of {part['seeds']} seeds"
-        text += _asked_alike(part, every, found, top, bits)
-        paper = ours[top].paper
-        if paper is not None and not part["stands_in"]:
-            distance = 100 * (ours[top].mean - paper)
+            text = f"is {100 * (first.mean - score.mean):.1f} points behind {best}"
+        if not first.hamming and self.best(bits, hamming=True) == top:
+            text += ", and best of the rows ranked by Hamming distance"
+        if len(score.values) < self.part["seeds"]:
+            text += f" ({len(score.values)} of {self.part['seeds']} seeds)"
+        text += self._real_queries(top, bits)
+        if score.paper is not None and not self.part["stands_in"]:
+            gap = 100 * (score.mean - score.paper)
             text += (
-                f"; it reaches the paper's {paper:.3f}"
-                if distance >= 0
-                else f"; it MISSES the paper's {paper:.3f} by {-distance:.1f} points"
+                f"; it reaches the paper's {score.paper:.3f}"
+                if gap >= 0
+                else f"; it MISSES the paper's {score.paper:.3f} by {-gap:.1f} points"
             )
-        said.append(text + ".")
-    missed = [
-        f"{row['name']} at {bits} bits ({100 * (score.mean - score.paper):+.1f} points)"
-        for row in others
-        for bits in part["bits"]
-        if (score := found[row["name"], bits]).values
-        and score.paper is not None
-        and score.mean < score.paper
-    ]
-    if missed and not part["stands_in"]:
-        said.append(f"Below the paper's number for it: {', '.join(missed)}.")
-    return said
+        return f"{bits} bits: {top} {text}."
 
-
-def _asked_alike(
-    part: Mapping[str, Any],
-    every: Mapping[tuple[str, int], Score],
-    found: Mapping[tuple[str, int], Score],
-    name: str,
-    bits: int,
-) -> str:
-    """What a row has with real-valued queries, beside the best that asks with those."""
-    names = [row["name"] for row in part["rows"] if row.get("real_queries_of") == name]
-    rivals = {k[0]: s for k, s in found.items() if k[1] == bits and s.values and not s.hamming}
-    mine = every[names[0], bits] if names else Score()
-    if not mine.values or not rivals:
+    def _real_queries(self, name: str, bits: int) -> str:
+        """How a row with real-valued queries compares with the best row that uses those."""
+        rivals = {
+            rival: score
+            for (rival, length), score in self.rivals.items()
+            if length == bits and score.values and not score.hamming
+        }
+        for row in self.part["rows"]:
+            score = self.scores[row["name"], bits]
+            if row.get("real_queries_of") != name or not score.values or not rivals:
+                continue
+            first = max(rivals, key=lambda rival: rivals[rival].mean)
+            gap = 100 * (score.mean - rivals[first].mean)
+            where = f"{abs(gap):.1f} points {'ahead of' if gap > 0 else 'behind'} {first}"
+            if score.error and score.within_error(rivals[first]):
+                where = f"{WITHIN} of {first}"
+            return f"; with real-valued queries, as in {first}, it has {score.mean:.3f}, {where}"
         return ""
-    first = max(rivals, key=lambda rival: rivals[rival].mean)
-    gap = 100 * (mine.mean - rivals[first].mean)
-    where = f"{abs(gap):.1f} points {'ahead of' if gap > 0 else 'behind'} it"
-    if mine.error and mine.level_with(rivals[first]):
-        where = "level with it"
-    return f"; with real-valued queries, as {first} asks, it has {mine.mean:.3f}, {where}"
+
+    def _order(self, bits: int) -> str:
+        """Whether the rows of table 1 grow in the paper's order."""
+        ranked = [self.rivals[row["name"], bits] for row in self.part["rows"]]
+        if not all(score.values for score in ranked):
+            return f"{bits} bits: not all rows were run."
+        steps = [100 * (b.mean - a.mean) for a, b in pairwise(ranked)]
+        verdict = "is reproduced" if all(step > 0 for step in steps) else "is NOT reproduced"
+        close = any(b.within_error(a) for a, b in pairwise(ranked))
+        doubt = f", though one step is {WITHIN}" if close else ""
+        moves = ", then ".join(f"{step:+.1f}" for step in steps)
+        return f"{bits} bits: the paper's order {verdict}{doubt} (steps of {moves} points)."
 
 
-def is_level(found: Mapping[tuple[str, int], Score], name: str, first: str, bits: int) -> bool:
-    """Whether a row of several seeds is level with the first."""
-    score = found[name, bits]
-    return bool(score.values and score.error and score.level_with(found[first, bits]))
+def _score(part: Mapping[str, Any], row: Mapping[str, Any], number: int) -> Score:
+    """The score of a row at the code length of that number."""
+    bits = part["bits"][number]
+    runs = [run for run in part["runs"] if run["row"] == row["name"] and run["bits"] == bits]
+    measured = [run["evaluation"] for run in runs if "evaluation" in run]
+    lower, upper, stable = (
+        _mean([one[key] for one in measured]) for key in ("map_lower", "map_upper", "map_stable")
+    )
+    return Score(
+        tuple(one["map"] for one in measured),
+        math.nan if stable is None else stable,
+        lower,
+        upper,
+        row["paper"][number] if row["paper"] else None,
+        defined=not any("not_defined" in run for run in runs),
+        hamming=all(one.get("ranking", HAMMING_RANKING) == HAMMING_RANKING for one in measured),
+        failed=tuple(run["failed"] for run in runs if "failed" in run),
+    )
 
 
-def _order(part: Mapping[str, Any], found: Mapping[tuple[str, int], Score], bits: int) -> str:
-    names = [row["name"] for row in part["rows"]]
-    ranked = [found[name, bits] for name in names]
-    if not all(score.values for score in ranked):
-        return f"{bits} bits: not all of it was run."
-    steps = [100 * (b.mean - a.mean) for a, b in pairwise(ranked)]
-    verdict = "is reproduced" if all(step > 0 for step in steps) else "is NOT reproduced"
-    level = any(b.level_with(a) for a, b in pairwise(ranked))
-    doubt = ", though a step is within the standard errors" if level else ""
-    moves = ", then ".join(f"{step:+.1f}" for step in steps)
-    return f"{bits} bits: the paper's order {verdict}{doubt} (steps of {moves} points)."
+def _mean(values: Sequence[float | None]) -> float | None:
+    """The mean; None where a value is missing."""
+    known = [value for value in values if value is not None]
+    return statistics.mean(known) if known and len(known) == len(values) else None

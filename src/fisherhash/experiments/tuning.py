@@ -1,13 +1,13 @@
 """Fair tuning: every row of a table gets the same few trials, on held-out training images.
 
-First learning rates, then other values of the method's own hyper-parameters at the best rate: four
-and two on frozen features, three and two when the network is trained. Where a method's loss is
-scaled, three scales stand for the rates; CNNH, which has little else to search, gets more rates,
-DFH (ours), which has more ways to make its bits, fewer.
-One code length, one seed; a fifth of the training images is held out, and after the last epoch its
-mAP decides, each held-out image asking all others: like most of a database, they were not trained
-on. Queries are never looked at. What is not searched is equal for all: network, augmentation,
-epochs, batch size, optimiser.
+The first trials are learning rates; the second ones change the method's own hyper-parameters at
+the best rate: four and two on frozen features, three and two when the network is trained. Methods
+whose loss is scaled search three scales instead of rates. CNNH has little else to search and gets
+more rates; DFH (ours) has more ways to make its bits and gets fewer.
+All trials use one code length and one seed. A fifth of the training images is held out, and the mAP
+after the last epoch decides, each held-out image queried against the others: like most of a
+database, they were not trained on. The queries are never used. Everything else is equal for all:
+network, augmentation, epochs, batch size, optimiser.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from fisherhash.experiments.benches import Bench, Cell
 from fisherhash.experiments.runner import Runner
 from fisherhash.experiments.specs import BASES, NONE, Options, Row
 from fisherhash.system import storage
-from fisherhash.training.loop import Settings
+from fisherhash.training.settings import Settings
 
 BUDGET, FINETUNED_BUDGET = 6, 5
-VALIDATION = 0.2
-FILE = "tuning.json"
-PACKAGED = "tunings"
+HELD_OUT = 0.2
+TUNING_FILE = "tuning.json"
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,9 @@ class Space:
     """What is searched for one row.
 
     Attributes:
-        frozen: the first trials on frozen features; each is a change of settings or options.
+        frozen: the first trials on frozen features; each changes settings or options.
         finetuned: the first trials when the network is trained.
-        own: the second trials, tried on top of the best of the first; as many as the budget has.
+        own: the second trials, on top of the best first trial; cut to the budget.
         own_finetuned: the second trials when the network is trained, where they differ.
     """
 
@@ -49,17 +48,17 @@ class Space:
     own_finetuned: tuple[Options, ...] = ()
 
     def rates(self, bench: Bench) -> tuple[Options, ...]:
-        """The first trials on a bench."""
+        """Return the first trials on a bench."""
         return self.finetuned if bench.finetune else self.frozen
 
     def others(self, bench: Bench) -> tuple[Options, ...]:
-        """The second trials on a bench."""
+        """Return the second trials on a bench."""
         budget = FINETUNED_BUDGET if bench.finetune else BUDGET
         own = self.own_finetuned if bench.finetune and self.own_finetuned else self.own
         return own[: budget - len(self.rates(bench))]
 
 
-# Common learning rates; a whole network wants smaller ones than a head.
+# Common learning rates; a whole network needs smaller ones than a head.
 FROZEN_RATES, LIVE_RATES = (
     tuple({"learning_rate": value} for value in values)
     for values in ((0.003, 0.01, 0.03, 0.1), (0.001, 0.003, 0.01))
@@ -67,14 +66,14 @@ FROZEN_RATES, LIVE_RATES = (
 
 
 def _rates(first: Options, second: Options) -> Space:
-    """The common learning rates, then two other values."""
+    """Return a space of the common learning rates, then two other values."""
     return Space(FROZEN_RATES, LIVE_RATES, (first, second))
 
 
 def _scales(values: tuple[float, float, float], *own: Options) -> Space:
-    """Scales of the loss. With SGD that is a learning rate; these losses are means over pairs."""
-    trials_ = tuple({"loss_scale": value} for value in values)
-    return Space(trials_, trials_, own)
+    """Return a space of loss scales, which act as rates under SGD; such losses are pair means."""
+    trials = tuple({"loss_scale": value} for value in values)
+    return Space(trials, trials, own)
 
 
 SPACES: dict[str, Space] = {
@@ -86,7 +85,7 @@ SPACES: dict[str, Space] = {
     "dfh-paper": _rates({"margin": 0.5}, {"margin": 2.0}),
     "dfh-ours": Space(
         FROZEN_RATES,
-        # Outputs collapse when the network is trained, and signs with them: there bits are cut.
+        # When the network is trained, outputs collapse and signs with them: bits are cut instead.
         tuple({"learning_rate": rate, "width": 64, "quantization": 0.2} for rate in (0.003, 0.01)),
         ({"affinity": 0.2}, {"width": 24, "quantization": 0.2}),
         ({"width": 24}, {"width": 128, "quantization": 0.1}, {"cut": "outputs", "affinity": 0.2}),
@@ -104,7 +103,7 @@ SPACES: dict[str, Space] = {
     "dqn": _rates({"quantization": 0.001}, {"width": 128}),
     "dtsh": _rates({"margin": 0.25}, {"quantization": 0.01}),
     "ninh": _rates({"margin": 2.0}, {"threshold": 0.5}),
-    # It has next to nothing else to search: its targets are found before the training.
+    # Little else to search: its targets are computed before training.
     "cnnh": Space(
         tuple({"learning_rate": value} for value in (0.003, 0.01, 0.03, 0.06, 0.1)),
         tuple({"learning_rate": value} for value in (0.0003, 0.001, 0.003, 0.01)),
@@ -126,12 +125,12 @@ _SETTINGS = {field.name for field in dataclasses.fields(Settings)}
 
 @dataclass(frozen=True)
 class Choice:
-    """What a row is trained with, beyond what makes it a row.
+    """What a row is trained with, beyond what defines the row.
 
     Attributes:
-        options: of the method.
-        settings: of the training.
-        tuned: whether a search chose it; False for the defaults.
+        options: hyper-parameters of the method.
+        settings: training settings.
+        tuned: whether a search chose them; False for the defaults.
     """
 
     options: Mapping[str, Any]
@@ -142,125 +141,137 @@ class Choice:
 UNTUNED = Choice(NONE, NONE, tuned=False)
 
 
-def tune(
-    runner: Runner, bench: Bench, settings: Settings, rows: Sequence[Row], *, bits: int
-) -> bool:
-    """Search the rows' spaces on one bench; returns whether all of it is done."""
-    names = spaces(rows)
-    first = [cell for name in names for cell in trials(name, bench, settings, bits)]
-    runner.run(first)
-    if runner.left(first) and runner.late:
-        return False
-    second = [cell for name in names for cell in own_trials(name, bench, settings, bits, runner)]
-    runner.run(second)
-    return not (runner.left(second) and runner.late)
+@dataclass(frozen=True)
+class Search:
+    """The search for one row's hyper-parameters on one bench.
 
+    Attributes:
+        name: the search space, a key of ``SPACES``.
+        bench: the images and the network.
+        settings: how every trial is trained.
+        bits: the code length.
+    """
 
-def spaces(rows: Sequence[Row]) -> list[str]:
-    """The search spaces of some rows, each once."""
-    return list(dict.fromkeys(row.space for row in rows if row.space in SPACES))
+    name: str
+    bench: Bench
+    settings: Settings
+    bits: int
 
+    def first(self) -> list[tuple[Options, Cell]]:
+        """Return the first trials: what each changes, and its run."""
+        return self._trials(SPACES[self.name].rates(self.bench))
 
-def trials(name: str, bench: Bench, settings: Settings, bits: int) -> list[Cell]:
-    """The first trials of a space."""
-    return [_trial(name, change, bench, settings, bits) for change in SPACES[name].rates(bench)]
+    def second(self, runner: Runner, *, guess: bool = False) -> list[tuple[Options, Cell]]:
+        """Return the second trials, on top of the best first one.
 
+        Args:
+            runner: knows the results.
+            guess: build on any first trial while the best is unknown, to count the runs.
+        """
+        first = self.first()
+        best = _best(first, runner)
+        if not all(runner.ended(cell) for _, cell in first):
+            best = first[0][0] if guess else None
+        if best is None:
+            return []
+        others = SPACES[self.name].others(self.bench)
+        return self._trials([{**best, **change} for change in others])
 
-def own_trials(
-    name: str, bench: Bench, settings: Settings, bits: int, runner: Runner
-) -> list[Cell]:
-    """The second trials, on top of the best of the first; none before those have ended."""
-    first = trials(name, bench, settings, bits)
-    done = _scores(first, runner)
-    if not done or not all(runner.ended(cell) for cell in first):
-        return []
-    rate = SPACES[name].rates(bench)[max(done, key=lambda number: done[number])]
-    changes = [{**rate, **change} for change in SPACES[name].others(bench)]
-    return [_trial(name, change, bench, settings, bits) for change in changes]
-
-
-def all_trials(
-    name: str, bench: Bench, settings: Settings, bits: int, runner: Runner
-) -> list[Cell]:
-    """First and second trials; before the first have ended, the second on top of any of them."""
-    first = trials(name, bench, settings, bits)
-    if all(runner.ended(cell) for cell in first):
-        return first + own_trials(name, bench, settings, bits, runner)
-    rate = SPACES[name].rates(bench)[0]
-    guessed = [{**rate, **change} for change in SPACES[name].others(bench)]
-    return first + [_trial(name, change, bench, settings, bits) for change in guessed]
-
-
-def summary(
-    runner: Runner, bench: Bench, settings: Settings, rows: Sequence[Row], *, bits: int
-) -> dict[str, Any]:
-    """What was searched on a bench, what each trial gave, and the winners, as JSON."""
-    found = {}
-    for name in spaces(rows):
-        first = trials(name, bench, settings, bits)
-        second = own_trials(name, bench, settings, bits, runner)
-        cells = first + second
-        scores = _scores(cells, runner)
-        changes = [dict(change) for change in SPACES[name].rates(bench)]
-        if second:
-            rate = changes[max(range(len(first)), key=lambda n: scores.get(n, -1.0))]
-            changes += [{**rate, **change} for change in SPACES[name].others(bench)]
+    def summary(self, runner: Runner) -> dict[str, Any]:
+        """Return the space, the result of every finished trial, and the winner, as JSON."""
+        second = self.second(runner)
+        trials = self.first() + second
+        space = SPACES[self.name]
         entry: dict[str, Any] = {
-            "base": dict(base_options(name)),
+            "base": dict(base_options(self.name)),
             "space": {
-                "first": [dict(change) for change in SPACES[name].rates(bench)],
-                "then": [dict(change) for change in SPACES[name].others(bench)],
+                "first": [dict(change) for change in space.rates(self.bench)],
+                "then": [dict(change) for change in space.others(self.bench)],
             },
             "trials": [
-                changes[number] | {"validation_map": scores.get(number)}
-                for number, cell in enumerate(cells)
+                {**change, "validation_map": _score(cell, runner)}
+                for change, cell in trials
                 if runner.ended(cell)
             ],
         }
-        if second and all(runner.ended(cell) for cell in cells):
-            winner = changes[max(scores, key=lambda number: scores[number])]
-            entry["winner"] = {
-                "options": {k: v for k, v in winner.items() if k not in _SETTINGS},
-                "settings": {k: v for k, v in winner.items() if k in _SETTINGS},
-            }
-        found[name] = entry
-    held = _held(settings)
-    return {
-        "bench": {k: v for k, v in dataclasses.asdict(bench).items() if k != "weights"},
-        "bits": bits,
-        "seed": held.seed,
-        "settings": dataclasses.asdict(held),
-        "rows": found,
-    }
+        winner = _best(trials, runner)
+        if second and winner is not None and all(runner.ended(cell) for _, cell in trials):
+            options, settings = _parted(winner)
+            entry["winner"] = {"options": options, "settings": settings}
+        return entry
+
+    def _trials(self, changes: Sequence[Options]) -> list[tuple[Options, Cell]]:
+        method, base = BASES.get(self.name, (self.name, NONE))
+        trials = []
+        for change in changes:
+            options, settings = _parted(change)
+            words = ", ".join(f"{key} {value}" for key, value in change.items())
+            cell = Cell(
+                self.bench,
+                method,
+                self.bits,
+                dataclasses.replace(_held_out(self.settings), **settings),
+                {**base, **options},
+                measured=False,
+                title=f"tuning {self.name} {words}",
+            )
+            trials.append((change, cell))
+        return trials
+
+
+def tune(runner: Runner, searches: Sequence[Search]) -> bool:
+    """Run the trials of some searches; returns whether all of them are done."""
+    for trials in (Search.first, lambda search: search.second(runner)):
+        cells = [cell for search in searches for _, cell in trials(search)]
+        runner.run(cells)
+        if runner.left(cells) and runner.late:
+            return False
+    return True
+
+
+def summarise(searches: Sequence[Search], runner: Runner) -> dict[str, Any]:
+    """Return what was searched on each bench, by its slug, as JSON."""
+    found: dict[str, Any] = {}
+    for search in searches:
+        settings = _held_out(search.settings)
+        bench = {k: v for k, v in dataclasses.asdict(search.bench).items() if k != "weights"}
+        entry = {
+            "bench": bench,
+            "bits": search.bits,
+            "seed": settings.seed,
+            "settings": dataclasses.asdict(settings),
+            "rows": {},
+        }
+        rows = found.setdefault(search.bench.slug, entry)["rows"]
+        rows[search.name] = search.summary(runner)
+    return found
 
 
 class Tuning:
-    """Winners by bench and row, from one or several files."""
+    """The winners by bench and row, from one or several files."""
 
     def __init__(self, benches: Mapping[str, Any] | None = None) -> None:
         self.benches = dict(benches or {})
 
     @classmethod
     def load(cls, *paths: Path) -> Tuning:
-        """Read files; where several name a bench the first one counts."""
+        """Read files; where several describe a bench, the first one counts."""
         benches: dict[str, Any] = {}
         for path in paths:
             content = storage.read_json(path)
             if not isinstance(content.get("benches"), dict):
-                raise FisherhashError(f"{path} is no tuning file: it has no 'benches'")
+                raise FisherhashError(f"{path} is not a tuning file: it has no 'benches'")
             benches = {**content["benches"], **benches}
         return cls(benches)
 
     @classmethod
     def packaged(cls) -> Tuning:
-        """What was searched for --quick and is part of the package."""
-        folder = resources.files("fisherhash.experiments").joinpath(PACKAGED)
-        items = folder.iterdir() if folder.is_dir() else ()
-        paths = [Path(str(item)) for item in items if item.name.endswith(".json")]
-        return cls.load(*sorted(paths))
+        """Return the winners that are part of the package."""
+        folder = Path(str(resources.files("fisherhash.experiments"))) / "tunings"
+        return cls.load(*sorted(folder.glob("*.json")))
 
     def save(self, path: Path) -> None:
-        """Write it into a file, which keeps what other searches wrote there."""
+        """Write the winners into a file; other searches' entries in it stay."""
         benches = Tuning.load(path).benches if path.is_file() else {}
         for slug, bench in self.benches.items():
             rows = benches.get(slug, {}).get("rows", {})
@@ -269,9 +280,9 @@ class Tuning:
         storage.write_files(path.parent, {path.name: storage.write_text(text)})
 
     def choice(self, bench: Bench, row: Row) -> Choice:
-        """What a row is trained with on a bench; the defaults where nothing was searched.
+        """Return what a row is trained with on a bench; the defaults where nothing was searched.
 
-        A winner that was found on top of other options than the row has today counts as nothing.
+        A winner found on top of other base options than the row has now does not count.
         """
         entry = self.benches.get(bench.slug, {}).get("rows", {}).get(row.space, {})
         found = entry.get("winner")
@@ -281,39 +292,27 @@ class Tuning:
 
 
 def base_options(name: str) -> Options:
-    """The options a space starts from."""
+    """Return the options a search space starts from."""
     return BASES.get(name, (name, NONE))[1]
 
 
-def _held(settings: Settings) -> Settings:
-    """A part of the training images held out, and measured once, at the end."""
-    return dataclasses.replace(settings, validation=VALIDATION, validation_every=settings.epochs)
+def _held_out(settings: Settings) -> Settings:
+    """Hold out a part of the training images, measured once, after the last epoch."""
+    return dataclasses.replace(settings, validation=HELD_OUT, validation_every=settings.epochs)
 
 
-def _trial(name: str, change: Options, bench: Bench, settings: Settings, bits: int) -> Cell:
-    method, base = BASES.get(name, (name, NONE))
-    own = {k: v for k, v in change.items() if k not in _SETTINGS}
-    how = {k: v for k, v in change.items() if k in _SETTINGS}
-    return Cell(
-        bench,
-        method,
-        bits,
-        dataclasses.replace(_held(settings), **how),
-        {**base, **own},
-        measured=False,
-        title=f"tuning {name} {_words(change)}",
-    )
+def _parted(change: Options) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split a change into options of the method and settings of the training."""
+    options = {key: value for key, value in change.items() if key not in _SETTINGS}
+    return options, {key: value for key, value in change.items() if key in _SETTINGS}
 
 
-def _scores(cells: Sequence[Cell], runner: Runner) -> dict[int, float]:
-    """Validation mAP of the finished trials by their number."""
-    rows = {number: runner.row(cell) for number, cell in enumerate(cells)}
-    return {
-        number: row["validation_map"]
-        for number, row in rows.items()
-        if row is not None and row.get("validation_map") is not None
-    }
+def _score(cell: Cell, runner: Runner) -> float | None:
+    return (runner.row(cell) or {}).get("validation_map")
 
 
-def _words(change: Options) -> str:
-    return ", ".join(f"{key} {value}" for key, value in change.items())
+def _best(trials: Sequence[tuple[Options, Cell]], runner: Runner) -> Options | None:
+    """Return the change with the highest validation mAP; None where no trial has one."""
+    scores = [(_score(cell, runner), change) for change, cell in trials]
+    known = [(score, change) for score, change in scores if score is not None]
+    return max(known, key=lambda one: one[0])[1] if known else None

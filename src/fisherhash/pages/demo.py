@@ -25,7 +25,7 @@ from fisherhash.pages import demo_page
 from fisherhash.pages.demo_page import MODEL, Demo
 from fisherhash.system import storage
 from fisherhash.training.fitting import fit
-from fisherhash.training.loop import Settings
+from fisherhash.training.settings import Settings
 
 logger = logging.getLogger(__name__)
 

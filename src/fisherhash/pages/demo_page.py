@@ -22,7 +22,7 @@ from fisherhash.methods.dfh import DFH
 from fisherhash.model.hasher import versions
 from fisherhash.pages import html as pages
 from fisherhash.training.fitting import Trained
-from fisherhash.training.loop import Settings
+from fisherhash.training.settings import Settings
 
 MODEL = "model"
 RESULTS_SHOWN = 10

@@ -9,13 +9,13 @@ from torch import Tensor
 
 
 class GraphStep:
-    """A step captured once as a CUDA graph and replayed: no launch overhead.
+    """A step captured once as a CUDA graph and replayed without launch overhead.
 
-    The first steps run eagerly, as real steps; they warm up what a capture needs.
+    The first steps run eagerly. They train as usual and warm up what a capture needs.
 
     Args:
-        step: index (b,) on the device to the terms of the loss; every tensor it keeps between
-            calls stays where it is.
+        step: maps an index (b,) on the device to the terms of the loss; every tensor it reuses
+            between calls must stay at the same address.
     """
 
     warm_up = 4
@@ -29,7 +29,7 @@ class GraphStep:
         self.stream = torch.cuda.Stream()
 
     def __call__(self, index: Tensor) -> dict[str, Tensor]:
-        """One step; the terms are overwritten by the next."""
+        """Run one step; the next call overwrites the returned terms."""
         self.calls += 1
         if self.calls <= self.warm_up:
             self.stream.wait_stream(torch.cuda.current_stream())

@@ -1,4 +1,4 @@
-"""The one training loop, for every method: seeds, schedules, checkpoints, resume."""
+"""The training loop of every method: seeds, learning rates, checkpoints, resuming."""
 
 from __future__ import annotations
 
@@ -7,106 +7,30 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fisherhash.backbones import Backbone
 from fisherhash.data.augment import augment
-from fisherhash.errors import FisherhashError, UsageError, unknown_name
+from fisherhash.errors import FisherhashError
 from fisherhash.methods.base import Batch, HashMethod, Progress
 from fisherhash.model.heads import Head
 from fisherhash.system import storage
 from fisherhash.system.progress import progress
 from fisherhash.training.captured import GraphStep
 from fisherhash.training.checkpoints import CHECKPOINT, is_unfinished
+from fisherhash.training.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
-Optimizer = Literal["sgd", "adamw"]
-Schedule = Literal["one-cycle", "cosine", "step", "constant"]
-OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
-SCHEDULES: tuple[str, ...] = get_args(Schedule)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a method is trained; equal for every method."""
-
-    epochs: int = 40
-    """Passes over the training set."""
-    batch_size: int = 128
-    """Images a step; the last, smaller batch of an epoch is dropped (the order changes anyway)."""
-    optimizer: Optimizer = "sgd"
-    """SGD with momentum 0.9, or AdamW."""
-    learning_rate: float = 0.01
-    """The highest learning rate of the head."""
-    backbone_rate: float = 1.0
-    """The backbone's learning rate as a share of the head's, when fine-tuning."""
-    weight_decay: float = 5e-4
-    """Of every weight matrix; biases and normalisation layers are left alone."""
-    schedule: Schedule = "one-cycle"
-    """Warm-up and cosine decay; cosine decay; a tenth at 60 % and 85 %; none."""
-    dropout: float = 0.3
-    """On the standardised features."""
-    head_epochs: int = 20
-    """When fine-tuning: epochs of the head alone on frozen features, before the whole network."""
-    fixed_layers: int = -1
-    """When fine-tuning: how many of the network's first layers keep their weights; -1 for as many
-    as suit the network."""
-    validation: float = 0.0
-    """Share of the training images held out; mAP of each against the others is followed."""
-    validation_every: int = 1
-    """Epochs between two measurements of that mAP; the last epoch is always measured."""
-    seed: int = 0
-    """Decides initialisation, order, dropout and augmentation."""
-
-    def __post_init__(self) -> None:
-        for name, low, high in (
-            ("epochs", 1, 100_000),
-            ("batch_size", 1, 1_000_000),
-            ("learning_rate", 1e-12, 1e3),
-            ("backbone_rate", 0.0, 1e3),
-            ("weight_decay", 0.0, 1e3),
-            ("dropout", 0.0, 0.99),
-            ("head_epochs", 0, 100_000),
-            ("fixed_layers", -1, 1000),
-            ("validation", 0.0, 0.9),
-            ("validation_every", 1, 100_000),
-            ("seed", 0, 2**32 - 1),
-        ):
-            value = getattr(self, name)
-            whole = isinstance(low, int)
-            if whole and (isinstance(value, bool) or not isinstance(value, int)):
-                raise UsageError(f"{name} must be a whole number, got {value!r}")
-            if not low <= value <= high:
-                raise UsageError(f"{name} must be between {low:g} and {high:g}, got {value}")
-        for name, known in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
-            if getattr(self, name) not in known:
-                raise unknown_name(name, str(getattr(self, name)), known)
-
-    def rate(self, done: float) -> float:
-        """The learning rate as a share of the highest, when a share ``done`` of the steps is over.
-
-        >>> [round(Settings().rate(x), 2) for x in (0.0, 0.25, 1.0)]
-        [0.04, 1.0, 0.0]
-        """
-        if self.schedule == "constant":
-            return 1.0
-        if self.schedule == "step":
-            return 1.0 if done < 0.6 else 0.1 if done < 0.85 else 0.01
-        warm = 0.25 if self.schedule == "one-cycle" else 0.0
-        if done < warm:
-            return 0.04 + 0.96 * (1 - math.cos(math.pi * done / warm)) / 2
-        return (1 + math.cos(math.pi * (done - warm) / (1 - warm))) / 2
 
 
 class FrozenImages:
-    """Training images as features, computed once; the backbone stays as it is."""
+    """Training images as features, computed once; the backbone does not change."""
 
     def __init__(self, features: Tensor, labels: Tensor, head: Head) -> None:
         self._features = features
@@ -115,16 +39,16 @@ class FrozenImages:
         self.modules: dict[str, nn.Module] = {"head": head}
 
     def batch_features(self, index: Tensor) -> Tensor:
-        """Features (b, d) of the images at ``index``."""
+        """Return features (b, d) of the images at ``index``."""
         return self._features[index]
 
     def features(self) -> Tensor:
-        """All features (N, d)."""
+        """Return all features (N, d)."""
         return self._features
 
     @torch.no_grad()
     def outputs(self) -> Tensor:
-        """Outputs (N, …) of the head as it is now, in evaluation mode."""
+        """Return outputs (N, …) of the head as it is now, in evaluation mode."""
         training = self.head.training
         self.head.eval()
         outputs = self.head(self.features())
@@ -142,18 +66,18 @@ class LiveImages(FrozenImages):
         self.modules = {"head": head, "backbone": backbone}
 
     def batch_features(self, index: Tensor) -> Tensor:
-        """Features (b, d) of randomly augmented images, with gradient."""
+        """Return features (b, d) of randomly augmented images, with gradient."""
         device = self.labels.device
         pixels = self.pixels[index.to(self.pixels.device)].to(device, non_blocking=True)
         images = augment(pixels).contiguous(memory_format=torch.channels_last)
-        # Without the cache of casts: a captured graph must not keep a cast from before its replay.
+        # No cast cache: a captured graph must not reuse a cast made before its replay.
         enabled = device.type == "cuda"
         with torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=False):
             return self.backbone(images)
 
     @torch.no_grad()
     def features(self) -> Tensor:
-        """Features (N, d) of the images as they are, in evaluation mode."""
+        """Return features (N, d) of the unaugmented images, in evaluation mode."""
         training = self.backbone.training
         self.backbone.eval()
         device = self.labels.device
@@ -169,13 +93,13 @@ class Loop:
     """Trains one method on one set of images.
 
     Args:
-        method: what is learned.
-        images: frozen or live.
-        settings: how.
+        method: the method to train.
+        images: the training images, frozen or live.
+        settings: how to train.
         validate: measures mAP on held-out images after an epoch.
-        folder: where metrics and checkpoints go; nothing is written without one.
-        identity: what must be the same for a checkpoint to be continued.
-        title: what the progress bar says.
+        folder: stores metrics and checkpoints; without one nothing is written.
+        identity: what must match before a checkpoint is continued.
+        title: label of the progress bar.
     """
 
     def __init__(
@@ -199,15 +123,14 @@ class Loop:
         self.device = images.labels.device
         self.size = min(settings.batch_size, len(images.labels))
         self.steps = len(images.labels) // self.size
-        # A method's own weights (a classifier, say) are trained and checkpointed like the head's.
+        # A method's own weights (such as a classifier) are trained and saved like the head's.
         self.modules: dict[str, nn.Module] = {**images.modules, "method": method}
         self.optimizer = _optimizer(self.modules, settings, self.device)
         self.history: list[dict[str, Any]] = []
-        capture = self._capturable()
-        self._run_step = GraphStep(self._step) if capture else self._step
+        self._run_step = GraphStep(self._step) if self._capturable() else self._step
 
     def run(self) -> list[dict[str, Any]]:
-        """Train, from the last checkpoint where there is one; returns a row of metrics an epoch."""
+        """Train, from the last checkpoint if there is one; returns one row of metrics per epoch."""
         first = self.start()
         with progress(self.title, self.settings.epochs) as advance:
             advance(first)
@@ -223,7 +146,7 @@ class Loop:
         return self.history
 
     def start(self) -> int:
-        """Prepare the method, load a checkpoint where there is one; returns the first epoch."""
+        """Prepare the method and load a checkpoint if there is one; returns the first epoch."""
         self.images.head.dropout.p = self.settings.dropout
         with torch.no_grad():
             self.method.start(self.images)
@@ -233,9 +156,9 @@ class Loop:
         return first
 
     def epoch(self, epoch: int) -> dict[str, Any]:
-        """Train for one epoch; returns the means of the loss's terms, and the time."""
+        """Train for one epoch; returns the mean of each loss term, and the time."""
         began = time.perf_counter()
-        # Seeded anew each epoch: a resumed run draws what the uninterrupted one would have drawn.
+        # Seeded in each epoch, so that a resumed run draws what an uninterrupted one draws.
         seed = self.settings.seed * 1_000_003 + epoch
         torch.manual_seed(seed)
         order = torch.randperm(
@@ -262,25 +185,22 @@ class Loop:
             (epoch + 1) * self.steps / self._total
         )
         last = epoch + 1 == self.settings.epochs
-        if (
-            self.validate is not None
-            and not last
-            and (epoch + 1) % self.settings.validation_every == 0
-        ):
+        due = (epoch + 1) % self.settings.validation_every == 0
+        if self.validate is not None and due and not last:
             row["validation_map"] = self.validate()
         row["seconds"] = round(time.perf_counter() - began, 3)
         return row
 
     def _validate_last(self) -> None:
-        """Measure what the method finished, which may encode otherwise than during training."""
+        """Measure the finished method, which may encode differently than during training."""
         if self.validate is None or not self.history:
             return
         self.history[-1]["validation_map"] = self.validate()
         if self.folder is not None:
-            storage.write_files(self.folder, {METRICS: storage.write_text(self._lines())})
+            storage.write_files(self.folder, {METRICS: self._metrics()})
 
-    def _lines(self) -> str:
-        return "".join(json.dumps(row) + "\n" for row in self.history)
+    def _metrics(self) -> Callable[[Path], None]:
+        return storage.write_text("".join(json.dumps(row) + "\n" for row in self.history))
 
     def _step(self, index: Tensor) -> dict[str, Tensor]:
         features = self.images.batch_features(index).float()
@@ -307,7 +227,7 @@ class Loop:
                 group["lr"] = value
 
     def _capturable(self) -> bool:
-        # Pixels that did not fit the device are copied in every step, which a graph cannot hold.
+        # Pixels that do not fit on the device are copied in every step, which no graph can hold.
         on_device = not isinstance(self.images, LiveImages) or self.images.pixels.is_cuda
         return self.device.type == "cuda" and on_device and self.method.capturable
 
@@ -317,7 +237,7 @@ class Loop:
         name = f"checkpoint-{epoch + 1}.safetensors"
         entry = {"epoch": epoch + 1, "file": name, "identity": self.identity}
         files = {
-            METRICS: storage.write_text(self._lines()),
+            METRICS: self._metrics(),
             name: storage.write_tensors(self._state()),
             CHECKPOINT: storage.write_text(storage.dump_json(entry)),
         }
@@ -354,7 +274,7 @@ class Loop:
             reason = " ".join(str(error).split())
             raise FisherhashError(
                 f"the unfinished run in {self.folder} cannot be continued ({reason}); use "
-                "--overwrite to start anew"
+                "--overwrite to start over"
             ) from None
         entries: dict[int, dict[str, Tensor]] = {}
         for key, value in state.items():
@@ -379,7 +299,7 @@ def _optimizer(
             (settings.weight_decay, [p for p in parameters if p.ndim > 1]),
             (0.0, [p for p in parameters if p.ndim <= 1]),
         ):
-            # A tensor, so that a captured graph reads the rate of the step it replays.
+            # A tensor, so that a captured graph reads the current rate at every replay.
             rate = torch.tensor(highest, device=device) if cuda else highest
             group = {"params": some, "lr": rate, "highest": highest, "weight_decay": decay}
             if some:

@@ -1,0 +1,124 @@
+"""What ``reproduce`` is asked to do: its options, declared once, and the one parser for them.
+
+A bare machine has argparse only, and ``--help`` must be quick: no torch here.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+from fisherhash.errors import UsageError
+from fisherhash.system.options import Range, options_of, unknown_option
+from fisherhash.training.settings import NetworkOptions, parse_settings
+
+ABOUT = """Run a table or the figures of the DFH paper on the data of this machine.
+
+After an interruption the same command continues where it stopped. Where NUS-WIDE or ImageNet100
+is missing, the stand-ins coco21 and tiny100 are used."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(NetworkOptions):
+    """One request to reproduce a table; plain values, so that it travels as JSON.
+
+    Attributes:
+        target: table1 (the parts of DFH), table2 (CIFAR-10 and NUS-WIDE), table3 (ImageNet100),
+            figures, or large (CIFAR-10 with 50,000 training images).
+        out: Folder for the runs, the table and the page; by default reproduce-TARGET.
+        quick: Frozen features at 128 px, one seed, few epochs: under 20 minutes on two cores.
+        seeds: Number of seeds; by default 3, or 1 with --quick.
+        only: Run only these data sets, methods or rows, and code lengths, joined by commas.
+        jobs: Processes that share the work; by default 2 on a CPU with two cores or more and frozen
+            features, otherwise 1.
+        minutes: Start no run after this many minutes.
+        tune: First search each method's hyper-parameters on held-out training images.
+        trial_epochs: Epochs of the search's trials; by default as many as in the table.
+        tuning: A tuning.json of an earlier search.
+        settings: A training setting, the same for all methods, such as epochs=30; may be repeated.
+        rehearse: Use a tiny network on few images, to check that everything works.
+    """
+
+    target: str
+    out: str = ""
+    quick: bool = False
+    seeds: Annotated[int | None, Range(1)] = None
+    only: Sequence[str] = ()
+    jobs: Annotated[int | None, Range(1)] = None
+    minutes: Annotated[float | None, Range(0)] = None
+    tune: bool = False
+    trial_epochs: int | None = None
+    tuning: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    rehearse: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """The folder for all results."""
+        return Path(self.out or f"reproduce-{self.target}")
+
+
+def parse_request(words: Sequence[str], *, command: str) -> tuple[Request, bool]:
+    """Parse the words of a command line.
+
+    Args:
+        words: what follows the command.
+        command: how the user calls it, for the help text.
+
+    Returns:
+        The request, and whether to print its results as JSON.
+    """
+    parser = _Parser(
+        usage=f"{command} [OPTIONS] TARGET",
+        description=ABOUT,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=_Help,
+    )
+    for one in sorted(options_of(Request), key=lambda one: one.name != "target"):
+        if one.name == "target":
+            parser.add_argument(one.name, metavar="TARGET", help=one.help)
+        elif one.name == "settings":
+            parser.add_argument(
+                "--set", dest=one.name, action="append", metavar="NAME=VALUE", help=one.help
+            )
+        elif one.kind is bool:
+            either = parser.add_mutually_exclusive_group()
+            either.add_argument(one.flag, action="store_true", help=one.help)
+            if one.name == "finetune":
+                text = f"See {one.flag}."
+                either.add_argument("--frozen", dest=one.name, action="store_false", help=text)
+        else:
+            parse = _words if one.name == "only" else one.parse
+            parser.add_argument(
+                one.flag, type=parse, metavar=one.kind.__name__.upper(), help=one.help
+            )
+    parser.add_argument(
+        "--json", action="store_true", help="Print the results as JSON instead of the table."
+    )
+    given, unknown = parser.parse_known_args(words)
+    for word in unknown:
+        if word.startswith("-"):
+            raise unknown_option(word.split("=")[0], parser._option_string_actions)
+        raise UsageError(f"one TARGET is expected, got also '{word}'")
+    values: dict[str, Any] = vars(given)
+    as_json = values.pop("json", False)
+    values["settings"] = parse_settings(values.get("settings", []))
+    return Request(**values), as_json
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
+        super().add_usage(usage, actions, groups, prefix or "Usage: ")
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]

@@ -1,0 +1,81 @@
+"""A table as one value, with a renderer for Markdown and one for HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """The text of one cell.
+
+    Attributes:
+        text: the plain text.
+        strong: emphasised text in front of it.
+    """
+
+    text: str
+    strong: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose first column names its rows.
+
+    Attributes:
+        header: one text per column.
+        rows: the cells; a plain string is a cell without emphasis.
+        note: a sentence below the table.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[TableCell | str]]
+    note: str = ""
+
+    def markdown(self) -> str:
+        """Render the table and its note as Markdown.
+
+        >>> print(Table(["method", "mAP"], [["dfh", TableCell(" (best)", "0.9")]]).markdown())
+        | method | mAP |
+        |---|---|
+        | dfh | **0.9** (best) |
+        """
+        lines = [self.header, *(_rendered(row, "**{}**", str) for row in self.rows)]
+        text = [f"| {' | '.join(cells)} |" for cells in lines]
+        text.insert(1, "|---" * len(self.header) + "|")
+        return "\n".join([*text, "", self.note] if self.note else text)
+
+    def html(self) -> str:
+        """Render the table and its note as HTML, with all text escaped."""
+        head = "".join(f'<th scope="col">{escape(text)}</th>' for text in self.header)
+        body = ""
+        for row in self.rows:
+            name, *others = _rendered(row, "<b>{}</b>", escape)
+            cells = "".join(f"<td>{cell}</td>" for cell in others)
+            body += f'<tr><th scope="row">{name}</th>{cells}</tr>'
+        note = f"<p>{escape(self.note)}</p>" if self.note else ""
+        return (
+            f'<div class="scroll"><table class="numbers"><thead><tr>{head}</tr></thead>'
+            f"<tbody>{body}</tbody></table></div>{note}"
+        )
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "seed"), counted(3, "seed")
+    ('1 seed', '3 seeds')
+    """
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _rendered(
+    row: Sequence[TableCell | str], strong: str, escaped: Callable[[str], str]
+) -> list[str]:
+    cells = [TableCell(cell) if isinstance(cell, str) else cell for cell in row]
+    return [
+        (strong.format(escaped(cell.strong)) if cell.strong else "") + escaped(cell.text)
+        for cell in cells
+    ]

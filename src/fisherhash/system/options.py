@@ -1,0 +1,123 @@
+"""Options declared once, as fields of a dataclass: name, type, default, range and help.
+
+A field's range is a :class:`Range` in its annotation; its help text is its line among the class's
+attributes. Both command lines are generated from such classes, so nothing heavy is imported here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from fisherhash.errors import UsageError, unknown_name
+
+
+@dataclass(frozen=True)
+class Range:
+    """The smallest and the largest value of a number."""
+
+    low: float
+    high: float = math.inf
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a dataclass.
+
+    Attributes:
+        name: the field's name.
+        kind: its type, without ``None``.
+        choices: the values it accepts; empty for any.
+        range: the numbers it accepts.
+        help: its help text.
+    """
+
+    name: str
+    kind: type
+    choices: tuple[str, ...]
+    range: Range
+    help: str
+
+    @property
+    def flag(self) -> str:
+        """Its name on a command line."""
+        return f"--{self.name.replace('_', '-')}"
+
+    def parse(self, text: str) -> Any:
+        """Parse a text from a command line."""
+        return parse_number(self.flag, self.kind, text) if self.kind in (int, float) else text
+
+
+@functools.cache
+def options_of(options: type) -> tuple[Option, ...]:
+    """Return the options that a dataclass declares."""
+    hints, texts = get_type_hints(options, include_extras=True), _help(options)
+    found = []
+    for one in fields(options):
+        kind, limits = hints[one.name], Range(-math.inf)
+        if get_origin(kind) is Annotated:
+            kind, *extras = get_args(kind)
+            limits = next((extra for extra in extras if isinstance(extra, Range)), limits)
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        kinds = [part for part in get_args(kind) or (kind,) if isinstance(part, type)]
+        kind = str if choices else next(part for part in kinds if part is not type(None))
+        found.append(Option(one.name, kind, choices, limits, texts.get(one.name, "")))
+    return tuple(found)
+
+
+def check_options(options: Any) -> None:
+    """Check every declared range and choice of a dataclass instance.
+
+    Raises:
+        UsageError: names the option, its range and the value found.
+    """
+    for one in options_of(type(options)):
+        value, (low, high) = getattr(options, one.name), (one.range.low, one.range.high)
+        if one.choices and value not in one.choices:
+            raise unknown_name(one.name, str(value), one.choices)
+        if value is None or low == -math.inf:
+            continue
+        if one.kind is int and (isinstance(value, bool) or not isinstance(value, int)):
+            raise UsageError(f"{one.name} must be a whole number, got {value!r}")
+        if not low <= value <= high:
+            limits = f"between {low:g} and {high:g}" if high < math.inf else f"at least {low:g}"
+            raise UsageError(f"{one.name} must be {limits}, got {value}")
+
+
+def parse_number(name: str, kind: type, text: str) -> Any:
+    """Parse a number; a whole one is never rounded.
+
+    >>> parse_number("--epochs", int, "30")
+    30
+
+    Raises:
+        UsageError: names the option and the text that is not such a number.
+    """
+    try:
+        return kind(text)
+    except ValueError:
+        what = "a whole number" if kind is int else "a number"
+        raise UsageError(f"{name} must be {what}, got '{text}'") from None
+
+
+def unknown_option(flag: str, known: Iterable[str]) -> UsageError:
+    """Return the error for an option that does not exist, with the nearest one that does."""
+    near = difflib.get_close_matches(flag, list(known), n=1, cutoff=0.4)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return UsageError(f"Unknown option: {flag}.{hint}")
+
+
+def _help(options: type) -> dict[str, str]:
+    """The text of each attribute in the docstrings of a class and of its bases."""
+    texts: dict[str, str] = {}
+    for owner in reversed(options.__mro__):
+        section = inspect.cleandoc(owner.__doc__ or "").partition("Attributes:\n")[2]
+        for name, text in re.findall(r"^    (\w+): (.*(?:\n     .*)*)", section, re.MULTILINE):
+            texts[name] = " ".join(text.split())
+    return texts

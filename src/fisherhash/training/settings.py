@@ -1,0 +1,115 @@
+"""How a method is trained: every setting and shared option, with its default, range and help.
+
+Imports no torch: the command line is generated from these classes.
+"""
+
+# Annotations stay types, not strings: the command line subclasses these classes elsewhere.
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from fisherhash.errors import UsageError, unknown_name
+from fisherhash.system.options import Range, check_options, options_of
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a method is trained; the same for every method.
+
+    Attributes:
+        epochs: Passes over the training images.
+        batch_size: Images per step. The last, smaller batch of an epoch is dropped.
+        optimizer: SGD with momentum 0.9, or AdamW.
+        learning_rate: The highest learning rate of the head.
+        backbone_rate: When fine-tuning: the backbone's learning rate as a share of the head's.
+        weight_decay: Weight decay of every weight matrix; biases and normalisation layers have
+            none.
+        schedule: How the learning rate changes: warm-up and cosine decay; cosine decay; a tenth
+            after 60 % of the steps and again after 85 %; not at all.
+        dropout: Share of the standardised features dropped in each step.
+        head_epochs: When fine-tuning: epochs of the head alone on frozen features, before the whole
+            network is trained.
+        fixed_layers: When fine-tuning: how many of the network's first layers keep their weights;
+            -1 chooses what suits the network (4 of the 18 of efficientnet-lite0).
+        validation: Share of the training images held out to measure mAP during training, each
+            queried against the others.
+        validation_every: Epochs between two measurements of that mAP; the last epoch is always
+            measured.
+        seed: Seed of initialisation, order, dropout and augmentation.
+    """
+
+    epochs: Annotated[int, Range(1, 100_000)] = 40
+    batch_size: Annotated[int, Range(1, 1_000_000)] = 128
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    learning_rate: Annotated[float, Range(1e-12, 1e3)] = 0.01
+    backbone_rate: Annotated[float, Range(0, 1e3)] = 1.0
+    weight_decay: Annotated[float, Range(0, 1e3)] = 5e-4
+    schedule: Literal["one-cycle", "cosine", "step", "constant"] = "one-cycle"
+    dropout: Annotated[float, Range(0, 0.99)] = 0.3
+    head_epochs: Annotated[int, Range(0, 100_000)] = 20
+    fixed_layers: Annotated[int, Range(-1, 1000)] = -1
+    validation: Annotated[float, Range(0, 0.9)] = 0.0
+    validation_every: Annotated[int, Range(1, 100_000)] = 1
+    seed: Annotated[int, Range(0, 2**32 - 1)] = 0
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def rate(self, done: float) -> float:
+        """The learning rate as a share of the highest, after a share ``done`` of all steps.
+
+        >>> [round(Settings().rate(x), 2) for x in (0.0, 0.25, 1.0)]
+        [0.04, 1.0, 0.0]
+        """
+        if self.schedule == "constant":
+            return 1.0
+        if self.schedule == "step":
+            return 1.0 if done < 0.6 else 0.1 if done < 0.85 else 0.01
+        warm = 0.25 if self.schedule == "one-cycle" else 0.0
+        if done < warm:
+            return 0.04 + 0.96 * (1 - math.cos(math.pi * done / warm)) / 2
+        return (1 + math.cos(math.pi * (done - warm) / (1 - warm))) / 2
+
+
+@dataclass(frozen=True)
+class NetworkOptions:
+    """Which network is trained, how much of it, and where; shared by every training command.
+
+    Attributes:
+        backbone: efficientnet-lite0, squeezenet1.0, alexnet, vgg-f, torchvision:NAME or timm:NAME.
+        weights: The backbone's weights file.
+        image_size: Side of the images in pixels; by default the backbone's own, 128 in reproduce.
+        finetune: Train the whole network, or with --frozen only the head on frozen features. By
+            default train and reproduce fine-tune on CUDA; compare never does.
+        device: cpu, cuda, …; by default CUDA where there is one.
+    """
+
+    backbone: str = "efficientnet-lite0"
+    weights: str | None = None
+    image_size: Annotated[int | None, Range(1)] = None
+    finetune: bool | None = None
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
+    """Parse NAME=VALUE texts into values of :class:`Settings`; the seed is not among them.
+
+    >>> parse_settings(["epochs=30", "dropout=0.5"])
+    {'epochs': 30, 'dropout': 0.5}
+    """
+    known = {one.name: one for one in options_of(Settings) if one.name != "seed"}
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        name, mark, text = pair.partition("=")
+        name = name.strip().replace("-", "_")
+        if not mark:
+            raise UsageError(f"--set takes NAME=VALUE, got '{pair}'")
+        if name not in known:
+            raise unknown_name("setting", name, known)
+        values[name] = known[name].parse(text)
+    Settings(**values)
+    return values
