@@ -10,7 +10,7 @@ __version__ = "0.1.0.dev0"
 if TYPE_CHECKING:
     from fisherhash import backbones, methods
     from fisherhash.evaluation import evaluate
-    from fisherhash.index.opening import Index
+    from fisherhash.index.base import Index
     from fisherhash.model import builtin
     from fisherhash.model.hasher import Hasher
     from fisherhash.training.fitting import train
@@ -31,7 +31,7 @@ __all__ = [
 # Loaded when first asked for, so that the command line answers without importing torch.
 _PLACES = {
     "Hasher": "fisherhash.model.hasher",
-    "Index": "fisherhash.index.opening",
+    "Index": "fisherhash.index.base",
     "Settings": "fisherhash.training.loop",
     "evaluate": "fisherhash.evaluation",
     "train": "fisherhash.training.fitting",
