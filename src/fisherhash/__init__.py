@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fisherhash import backbones, methods
     from fisherhash.evaluation import evaluate
     from fisherhash.index.base import Index
+    from fisherhash.index.images.image_index import ImageIndex
     from fisherhash.model import builtin
     from fisherhash.model.hasher import Hasher
     from fisherhash.training.fitting import train
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Hasher",
+    "ImageIndex",
     "Index",
     "Settings",
     "__version__",
@@ -31,6 +33,7 @@ __all__ = [
 # Loaded when first asked for, so that the command line answers without importing torch.
 _PLACES = {
     "Hasher": "fisherhash.model.hasher",
+    "ImageIndex": "fisherhash.index.images.image_index",
     "Index": "fisherhash.index.base",
     "Settings": "fisherhash.training.loop",
     "evaluate": "fisherhash.evaluation",

@@ -227,7 +227,7 @@ def encode(
     from fisherhash import codes
     from fisherhash.data.loading import write_skipped
     from fisherhash.data.sources import open_paths
-    from fisherhash.index.images.hashers import load_model
+    from fisherhash.index.images.encoding import load_hasher
 
     if not images:
         raise UsageError("no image given: fisherhash encode IMAGES… [--model MODEL]")
@@ -236,7 +236,7 @@ def encode(
             raise UsageError(f"--out must be a file that ends in .npz, got '{out}'")
         with writing(out):
             pass  # before the long part: can its folder be made?
-    hasher = load_model(model, device=device).hasher
+    hasher = load_hasher(model, device=device)
     collection = open_paths(images)
     encoded = hasher.encode_collection(collection)
     names = [collection.names[int(i)] for i in encoded.indices]

@@ -1,6 +1,5 @@
 """Thousands of damaged picture files: each is in the index or in the list of skipped ones."""
 
-import csv
 import io
 from functools import partial
 
@@ -10,9 +9,8 @@ import torch
 from PIL import Image, ImageDraw
 
 from fisherhash import backbones
-from fisherhash.index.images import importing
-from fisherhash.index.images.folders import add_images, sync_folder
-from fisherhash.index.local.index import LocalIndex
+from fisherhash.data import loading
+from fisherhash.index.images.image_index import ImageIndex, add_to_index, sync_index
 from fisherhash.model.hasher import Hasher
 from fisherhash.model.heads import LinearHead
 
@@ -115,12 +113,11 @@ def check(tmp_path, monkeypatch, count, seed):
     good = {name for name in files if name.startswith("good ")}
     assert len(files) == count + len(good)
 
-    report = sync_folder(path, folder, model=tmp_path / "model")
-    with LocalIndex.open(path) as index:
-        indexed = set(index.keys())
-        assert index.verify() == []
-    with (path / "skipped.csv").open(newline="") as file:
-        rows = {row["name"]: row["reason"] for row in csv.DictReader(file)}
+    report = sync_index(path, folder, model=tmp_path / "model")
+    with ImageIndex.open(path) as images:
+        indexed = set(images.index.keys())
+        assert images.index.verify() == []
+        rows = dict(images.skipped())
     assert indexed | rows.keys() == files
     assert not indexed & rows.keys()
     assert good <= indexed
@@ -129,12 +126,12 @@ def check(tmp_path, monkeypatch, count, seed):
     assert len(indexed) > count / 20
     assert len(rows) > count / 20
     assert (len(report.added), len(report.skipped)) == (len(indexed), len(rows))
-    again = sync_folder(path, folder)
+    again = sync_index(path, folder)
     assert (again.unchanged, len(again.skipped), again.new_skipped) == (len(indexed), len(rows), 0)
 
     # The same through worker processes, which small files do not start by themselves.
-    monkeypatch.setattr(importing, "decode", partial(importing.decode, workers=2))
-    added = add_images(tmp_path / "added.index", [folder], model=tmp_path / "model")
+    monkeypatch.setattr(loading, "decode", partial(loading.decode, workers=2))
+    added = add_to_index(tmp_path / "added.index", [folder], model=tmp_path / "model")
     assert len(added.added) == len(indexed)
     assert len(added.skipped) == len(rows)
 
