@@ -52,6 +52,7 @@ from fisherhash.index.items import (
 
 __all__ = [
     "BACKENDS",
+    "CannotWriteError",
     "Codes",
     "Entry",
     "FileState",
@@ -70,6 +71,24 @@ __all__ = [
 ]
 
 Uri = str | os.PathLike[str]
+
+
+class CannotWriteError(FisherhashError):
+    """A change could not be stored: the disk is full, or it fails.
+
+    Args:
+        what: what failed.
+        todo: what to do before running the same command again.
+        done: what was changed before.
+        then: what the same command will then do.
+    """
+
+    def __init__(
+        self, what: str, todo: str, done: str = "Nothing was added or changed", then: str = ""
+    ) -> None:
+        again = "then run the same command again" + (f": {then}" if then else "")
+        super().__init__(f"{what}. {done}; {todo}, {again}")
+        self.what, self.todo = what, todo
 
 
 class Index(ABC):
