@@ -1,4 +1,4 @@
-"""Thousands of damaged picture files: each is in the index or in the list of skipped ones."""
+"""Thousands of damaged image files: each is in the index or in the list of skipped ones."""
 
 import io
 from functools import partial
@@ -41,12 +41,12 @@ def originals():
             width, height = rng.integers(24, 96, 2).tolist()
             across = np.linspace(0, 255, width)[None, :, None] * np.ones((height, 1, 3))
             noisy = np.clip(across + rng.normal(0, 12, across.shape), 0, 255).astype(np.uint8)
-            picture = Image.fromarray(noisy)
-            ImageDraw.Draw(picture).ellipse((4, 4, width - 8, height - 8), fill=(200, 30, 60))
+            image = Image.fromarray(noisy)
+            ImageDraw.Draw(image).ellipse((4, 4, width - 8, height - 8), fill=(200, 30, 60))
             if number and kind in ("gif", "png", "tiff"):
-                picture = picture.convert("P")
+                image = image.convert("P")
             file = io.BytesIO()
-            picture.save(file, kind, **options)
+            image.save(file, kind, **options)
             found[f"{number}.{name}"] = file.getvalue()
     return found
 

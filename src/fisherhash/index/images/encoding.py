@@ -1,7 +1,8 @@
 """Adapter for what the hasher itself is to offer; delete this module once it does.
 
-``load_hasher(name, device=)`` stands for ``Hasher.load(name, device=)``, ``about(hasher)`` for
-``hasher.about`` and ``encode_blocks(hasher, …)`` for ``hasher.encode_blocks(…)``.
+``load_hasher(name, device=)`` stands for ``Hasher.load(name, device=)``, ``load_builtin`` for
+``Hasher.load_builtin``, ``about(hasher)`` for ``hasher.about`` and ``encode_blocks(hasher, …)`` for
+``hasher.encode_blocks(…)``.
 """
 
 from __future__ import annotations
@@ -55,13 +56,20 @@ def load_hasher(name: str | os.PathLike[str] | None, *, device: str = "cpu") -> 
     place = Path(text).expanduser()
     if not place.exists():
         if text in builtin.NAMES:
-            hasher = builtin.load(text, device=device)
-            setattr(hasher, "about", {"builtin": text})  # noqa: B010
-            return hasher
+            return load_builtin(text, device=device)
         if near := difflib.get_close_matches(text, builtin.NAMES, n=1):
             raise UsageError(f"there is no model '{text}'. Did you mean '{near[0]}'?")
     hasher = Hasher.load(place, device=device)
     setattr(hasher, "about", {"path": os.path.abspath(place)} | _summary(hasher))  # noqa: B010
+    return hasher
+
+
+def load_builtin(name: str, *, device: str = "cpu") -> Hasher:
+    """``Hasher.load_builtin(name, device=)``: by name only, whatever folders exist."""
+    from fisherhash.model import builtin
+
+    hasher = builtin.load(name, device=device)
+    setattr(hasher, "about", {"builtin": name})  # noqa: B010
     return hasher
 
 

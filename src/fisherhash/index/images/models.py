@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.images.encoding import about, encode_blocks, load_hasher
+from fisherhash.index.images.encoding import about, encode_blocks, load_builtin, load_hasher
 
 if TYPE_CHECKING:
     from fisherhash.data.collection import Collection
@@ -36,14 +36,14 @@ def hasher_of(index: Index, *, device: str = "cpu") -> Hasher:
         FisherhashError: the hasher is missing, damaged, or not the one that made the codes.
     """
     if "builtin" in index.model:
-        from fisherhash.model import builtin
-
         # By its name only: a folder of that name may exist here.
-        hasher = builtin.load(str(index.model["builtin"]), device=device)
+        hasher = load_builtin(str(index.model["builtin"]), device=device)
         what = f"the built-in hasher '{index.model['builtin']}' of this version"
     elif index.model:
-        folder = index.model_folder() or Path(index.model.get("path", ""))
-        if not (index.model_folder() or "path" in index.model) or not folder.is_dir():
+        folder = index.model_folder()
+        if folder is None and "path" in index.model:
+            folder = Path(index.model["path"])
+        if folder is None or not folder.is_dir():
             raise FisherhashError(f"the model of {index.uri} is missing; restore it from a copy")
         hasher = load_hasher(folder, device=device)
         what = f"the model in {folder}"

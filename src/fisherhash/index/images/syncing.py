@@ -24,12 +24,11 @@ import numpy as np
 
 from fisherhash.data.folders import is_own_output
 from fisherhash.errors import UsageError
-from fisherhash.index.base import Entry, Index
+from fisherhash.index.base import CannotWriteError, Entry, Index
 from fisherhash.index.images.encoding import EncodedBlock, encode_blocks
 from fisherhash.index.images.models import collection_of
 from fisherhash.index.images.results import synced_folder
-from fisherhash.index.images.walking import FoundImages, ImageFile, cannot_read, walk_images
-from fisherhash.index.local.guards import CannotWriteError
+from fisherhash.index.images.walking import FoundImages, ImageFile, read_failure, walk_images
 from fisherhash.system.progress import progress
 
 if TYPE_CHECKING:
@@ -343,7 +342,7 @@ def add_images(
         try:
             state = os.stat(path)
         except OSError as error:
-            work.skip(key, cannot_read(error))
+            work.skip(key, read_failure(error))
             continue
         file = ImageFile(key, path, state.st_size, state.st_mtime_ns)
         if not work.is_unchanged(file):
@@ -441,4 +440,4 @@ def _cannot_open(path: str) -> str | None:
         with open(path, "rb"):
             return None
     except OSError as error:
-        return cannot_read(error)
+        return read_failure(error)

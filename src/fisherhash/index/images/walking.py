@@ -1,8 +1,4 @@
-"""Every image of a folder with its size and modification time, in one walk.
-
-Hidden entries and folders that fisherhash wrote are passed over, links to folders are followed
-once and after all other folders, names are POSIX style and need not be UTF-8.
-"""
+"""Stands in for the walker of :mod:`fisherhash.data.folders`; delete this module once it does."""
 
 from __future__ import annotations
 
@@ -11,14 +7,22 @@ import stat
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from pathlib import Path
 
 from fisherhash.data.folders import is_image_name, is_own_output
 from fisherhash.errors import UsageError
 
 
-class ImageFile(NamedTuple):
-    """An image file: its key, where it is, its size in bytes and its modification time."""
+@dataclass(frozen=True, slots=True)
+class ImageFile:
+    """An image file as the disk lists it.
+
+    Attributes:
+        key: its POSIX-style path inside the folder; need not be UTF-8.
+        path: where it lies.
+        size: bytes.
+        mtime_ns: time of its last change.
+    """
 
     key: str
     path: str
@@ -31,10 +35,10 @@ class FoundImages:
     """What a folder holds.
 
     Attributes:
-        files: the images, sorted by key.
-        broken: files named like images that cannot be examined, with the reason.
-        closed: sub-folders that cannot be listed, with a slash at the end, and the reason.
-        other: how many files are no images, by extension.
+        files: every image file, sorted by key.
+        broken: the keys of files named like images that cannot be opened, with the reason.
+        closed: sub-folders that cannot be listed, with a slash at the end, with the reason.
+        other: number of files that are not images, by extension.
     """
 
     files: list[ImageFile] = field(default_factory=list)
@@ -43,29 +47,28 @@ class FoundImages:
     other: Counter[str] = field(default_factory=Counter)
 
     def is_hidden(self, key: str) -> bool:
-        """Whether nobody can say if an image still exists: its folder cannot be listed."""
+        """Whether an image may still exist in a sub-folder that cannot be listed."""
         return any(key.startswith(folder) for folder in self.closed)
 
     def notes(self) -> list[str]:
-        """Sentences about what was left out."""
+        """Sentences about what was skipped."""
         notes = [
-            f"the folder {name} may not be read ({reason}); what the index has of it stays"
+            f"the folder {name} cannot be read ({reason}); its images stay in the index"
             for name, reason in self.closed.items()
         ]
         if self.other:
-            kinds = ", ".join(f"{count} x {kind}" for kind, count in self.other.most_common(3))
-            notes.append(f"files that are no images were left out: {kinds}")
+            notes.append(f"files that are not images were skipped: {self._kinds()}")
         return notes
 
-    def nothing(self, root: str | os.PathLike[str]) -> str:
-        """Why there is no image here."""
+    def nothing(self, root: Path) -> str:
+        """Why there is no image in ``root``."""
         if self.broken:
             name, reason = next(iter(self.broken.items()))
             return f"{root} holds no image that can be read; {name}: {reason}"
-        if self.other:
-            kinds = ", ".join(f"{count} x {kind}" for kind, count in self.other.most_common(3))
-            return f"{root} holds no images ({kinds})"
-        return f"{root} holds no images"
+        return f"{root} holds no images" + (f" ({self._kinds()})" if self.other else "")
+
+    def _kinds(self) -> str:
+        return ", ".join(f"{count} x {kind}" for kind, count in self.other.most_common(3))
 
 
 def walk_images(
@@ -74,21 +77,26 @@ def walk_images(
     without: str | os.PathLike[str] | None = None,
     is_own: Callable[[str], bool] = is_own_output,
 ) -> FoundImages:
-    """Find every image in and below a folder.
+    """Find every image in and below a folder, with its size and time of change.
+
+    Hidden entries are skipped. A link to a folder is followed once, after all real folders: adding
+    a link must not change the keys of images that are also reachable without it.
 
     Args:
         root: the folder.
-        without: a folder that is passed over.
-        is_own: whether fisherhash wrote a folder, whose images are no data.
+        without: a folder to skip, such as the index that is being filled.
+        is_own: whether fisherhash wrote a folder; such folders are skipped.
+
+    Raises:
+        UsageError: ``root`` itself cannot be listed.
     """
     found = FoundImages()
+    root = os.fspath(root)
     seen = set() if without is None else {os.path.realpath(without)}
-    # Links last: one that is added must not take over the images of a folder, or their keys
-    # would change, and with new keys come new items.
     waiting, links = [""], []
     while waiting or links:
         inside = waiting.pop() if waiting else links.pop()
-        place = os.path.join(root, inside) if inside else os.fspath(root)
+        place = os.path.join(root, inside) if inside else root
         real = os.path.realpath(place)
         if real in seen:
             continue
@@ -99,32 +107,31 @@ def walk_images(
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             if not inside:
-                raise UsageError(f"{root} may not be read: {reason}") from None
+                raise UsageError(f"{root} cannot be read: {reason}") from None
             found.closed[prefix] = reason
             continue
         waiting += [prefix + name for name in sorted(folders, reverse=True)]
         links += [prefix + name for name in sorted(linked, reverse=True)]
-    found.files.sort()
+    found.files.sort(key=lambda file: file.key)
     return found
 
 
 def _list(
     place: str, prefix: str, found: FoundImages, is_own: Callable[[str], bool]
 ) -> tuple[list[str], list[str]]:
-    """Take in the images of a folder; its sub-folders, and links to folders."""
+    """Add the images of one folder to ``found``; return its sub-folders and links to folders."""
     folders, links = [], []
     with os.scandir(place) as entries:
         for entry in entries:
-            name = entry.name
-            if name.startswith("."):
+            if entry.name.startswith("."):
                 continue
             if _is_dir(entry):
                 if not is_own(entry.path):
-                    (links if entry.is_symlink() else folders).append(name)
-            elif not is_image_name(name):
-                found.other[os.path.splitext(name)[1].lower() or "no extension"] += 1
+                    (links if entry.is_symlink() else folders).append(entry.name)
+            elif not is_image_name(entry.name):
+                found.other[os.path.splitext(entry.name)[1].lower() or "no extension"] += 1
             else:
-                _take(entry, prefix + name, found)
+                _add(entry, prefix + entry.name, found)
     return folders, links
 
 
@@ -132,15 +139,15 @@ def _is_dir(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
     except OSError:
-        # A loop of links, a share that is gone: whatever it is, it has no images below it.
+        # A loop of links, or a share that is gone: either way there are no images below it.
         return False
 
 
-def _take(entry: os.DirEntry[str], key: str, found: FoundImages) -> None:
+def _add(entry: os.DirEntry[str], key: str, found: FoundImages) -> None:
     try:
         state = entry.stat()
     except OSError as error:
-        found.broken[key] = cannot_read(error)
+        found.broken[key] = read_failure(error)
         return
     if stat.S_ISREG(state.st_mode):
         found.files.append(ImageFile(key, entry.path, state.st_size, state.st_mtime_ns))
@@ -148,8 +155,8 @@ def _take(entry: os.DirEntry[str], key: str, found: FoundImages) -> None:
         found.broken[key] = "a pipe, socket or device, not a file"
 
 
-def cannot_read(error: OSError) -> str:
-    """The reason in words, as for an image that is decoded."""
+def read_failure(error: OSError) -> str:
+    """Why a file cannot be read, in words."""
     if isinstance(error, FileNotFoundError):
         return "the file does not exist (moved or deleted?)"
     if isinstance(error, PermissionError):
