@@ -6,8 +6,8 @@ is updated, and are kept by ``compact`` and by a copy to another index. A key is
 for an item. Each call that changes an index is one commit: all of it happens, or nothing does.
 
 A back-end is a module with a class named ``backend`` that implements :class:`Index`. It is found by
-the scheme of its URI (:data:`BACKENDS`, :func:`register_backend`), and imported when an index of
-that scheme is first opened.
+the scheme of its URI (:data:`BACKEND_MODULES`, :func:`register_backend`), and imported when an
+index of that scheme is first opened.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from fisherhash.index.items import (
 )
 
 __all__ = [
-    "BACKENDS",
+    "BACKEND_MODULES",
     "CannotWriteError",
     "Codes",
     "Entry",
@@ -445,6 +445,9 @@ class Index(ABC):
         self._check_model(fingerprint)
         return self._within(check_codes(codes, self.bits), radius, parse_filter(where))
 
+    def build(self) -> None:  # noqa: B027 (a back-end may have nothing to prepare)
+        """Prepare what searches need now, instead of at the first search that profits from it."""
+
     @abstractmethod
     def _search(self, queries: Codes, k: int, where: All) -> Matches:
         """See :meth:`search`; k is at least 1."""
@@ -533,7 +536,7 @@ class Index(ABC):
         return f"{type(self).__name__}({self.uri!r}, bits={self.bits})"
 
 
-BACKENDS: dict[str, str] = {"": "fisherhash.index.local"}
+BACKEND_MODULES: dict[str, str] = {"": "fisherhash.index.local"}
 """The module of each back-end by the scheme of its URIs; a path has none."""
 
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+)://")
@@ -541,18 +544,18 @@ _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+)://")
 
 def register_backend(scheme: str, module: str) -> None:
     """Let ``Index.open("scheme://…")`` use the class ``backend`` of a module."""
-    BACKENDS[scheme] = module
+    BACKEND_MODULES[scheme] = module
 
 
 def _backend(uri: Uri) -> type[Index]:
     match = _SCHEME.match(uri) if isinstance(uri, str) else None
     scheme = match[1] if match else ""
-    if scheme not in BACKENDS:
-        others = "".join(f" or {name}://…" for name in sorted(BACKENDS) if name)
+    if scheme not in BACKEND_MODULES:
+        others = "".join(f" or {name}://…" for name in sorted(BACKEND_MODULES) if name)
         raise UsageError(
             f"there is no index of the kind {scheme}://; give the path of a folder{others}"
         )
     try:
-        return importlib.import_module(BACKENDS[scheme]).backend
+        return importlib.import_module(BACKEND_MODULES[scheme]).backend
     except ImportError as error:
         raise FisherhashError(f"indexes of the kind {scheme}:// cannot be used: {error}") from error

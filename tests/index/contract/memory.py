@@ -122,12 +122,12 @@ class MemoryIndex(Index):
 
     def _search(self, queries, k, where):
         ids = self.ids(where)
-        places, distances = small.nearest(queries, self.codes(ids), self.bits, k)
+        places, distances = small.nearest_by_numpy(queries, self.codes(ids), self.bits, k)
         return Matches(ids[places], distances)
 
     def _within(self, queries, radius, where):
         ids = self.ids(where)
-        offsets, places, distances = small.within(queries, self.codes(ids), self.bits, radius)
+        offsets, places, distances = small.within_by_numpy(queries, self.codes(ids), self.bits, radius)
         return Within(offsets, ids[places], distances)
 
     def verify(self):

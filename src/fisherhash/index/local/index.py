@@ -251,7 +251,7 @@ class LocalIndex(Index):
                 logger.info("first search of %s: %.1f s", self.uri, self.first_query_seconds)
 
     def build(self) -> None:
-        """Build the search tables now instead of at the first search that profits from them."""
+        """See :meth:`Index.build`."""
         with self._guard:
             self._current().prepare(1, build=True)
 
