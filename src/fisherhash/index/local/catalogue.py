@@ -30,6 +30,7 @@ from fisherhash.index.local.schema import (
     CATALOGUE,
     CATALOGUE_FORMAT,
     ITEM_COLUMNS,
+    SUMS,
     FileRow,
     RemovedRow,
     State,
@@ -49,18 +50,26 @@ WAIT_MS = 30_000
 class Catalogue:
     """An open catalogue; every method that reads sees complete commits only.
 
+    Args:
+        folder: the index.
+        locked: the caller holds the writer's lock.
+
     Attributes:
         path: the SQLite file.
         facts: what the index is: bits, fingerprint, model, …
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, locked: bool = False) -> None:
         self.path = folder / CATALOGUE
-        self._sums_path = folder / "catalogue.sums"
+        self._locked = locked
+        self._sums_path = folder / SUMS
         self._copy: tempfile.TemporaryDirectory[str] | None = None
         self._copied: tuple[object, ...] = ()
         self._trusted = False
         self._closed = False
+        # The state as it was read last: it is read before every search and changes rarely.
+        self._state_row: tuple[Any, ...] | None = ()
+        self._last_state = State()
         self._file = SharedFile(self.path)
         try:
             self._db = self._connect()
@@ -176,7 +185,7 @@ class Catalogue:
         return False
 
     def _writer_is_busy(self) -> bool:
-        return is_held(self.path.with_name("lock"))
+        return not self._locked and is_held(self.path.with_name("lock"))
 
     def byte_problem(self) -> tuple[str, str] | None:
         """The file (catalogue or its sums) whose bytes are not what was written, and the reason."""
@@ -239,10 +248,11 @@ class Catalogue:
                     self._db.execute("COMMIT")
 
     @contextlib.contextmanager
-    def view(self) -> Iterator[int]:
-        """Calls inside see one commit, whatever is written meanwhile; yields its number."""
+    def view(self) -> Iterator[State]:
+        """Calls inside see one commit, whatever is written meanwhile; yields its state."""
+        self._renew_copy()
         with self._reading() as db:
-            yield self._state(db).commit
+            yield self._state(db)
 
     def _error(self, error: Exception) -> FisherhashError:
         name = getattr(error, "sqlite_errorname", "") or ""
@@ -271,18 +281,24 @@ class Catalogue:
         return json.loads(row[0])
 
     def _state(self, db: sqlite3.Connection) -> State:
-        return State(**self._fact(db, "state"))
+        row = db.execute("SELECT value, crc FROM facts WHERE name = 'state'").fetchone()
+        if row != self._state_row:
+            self._last_state = State(**self._fact(db, "state"))
+            self._state_row = row
+        return self._last_state
 
     def state(self) -> State:
         """The last commit's state; quick enough to be read before every search."""
+        with self.view() as state:
+            return state
+
+    def _renew_copy(self) -> None:
         if self._copy is not None and self._signature() != self._copied:
             self._db.close()
             self._copy.cleanup()
             self._copy = None
             self._trusted = False
             self._db = self._connect()
-        with self._reading() as db:
-            return self._state(db)
 
     def load(self, since: int = 0) -> tuple[State, list[FileRow], list[RemovedRow]]:
         """State, files, and the removed bits that changed after commit ``since``."""

@@ -84,7 +84,7 @@ class LocalIndex(Index):
             raise
         # Also without close(): else SQLite moves its log at exit, and the checksums are wrong.
         self._closing = weakref.finalize(self, _close, self._catalogue, lock)
-        self._identity = _identity(self.path)
+        self._identity = _identity(self._catalogue.path)
         facts = self._catalogue.facts
         self.bits, self.fingerprint, self.model = (
             facts[name] for name in ("bits", "fingerprint", "model")
@@ -142,15 +142,18 @@ class LocalIndex(Index):
 
     # The last commit
 
+    def _must_be_open(self) -> None:
+        if not self._closing.alive:
+            raise UsageError(f"{self.uri} was closed")
+        if _identity(self._catalogue.path) != self._identity:
+            raise FisherhashError(
+                f"{self.uri} was deleted, or another index took its place, while it was "
+                "open; open it again"
+            )
+
     def _current(self) -> Snapshot:
         with self._guard:
-            if not self._closing.alive:
-                raise UsageError(f"{self.uri} was closed")
-            if _identity(self.path) != self._identity:
-                raise FisherhashError(
-                    f"{self.uri} was deleted, or another index took its place, while it was "
-                    "open; open it again"
-                )
+            self._must_be_open()
             tries = 0
             while True:
                 state = self._catalogue.state()
@@ -175,12 +178,13 @@ class LocalIndex(Index):
     def _view(self) -> Iterator[Snapshot]:
         """The last commit, code files and rows alike: another process may commit in between."""
         with self._guard:
+            self._must_be_open()
             while True:
-                snapshot = self._current()
-                with self._catalogue.view() as commit:
-                    if commit == snapshot.state.commit:
-                        yield snapshot
+                with self._catalogue.view() as state:
+                    if self._snapshot is not None and self._snapshot.state == state:
+                        yield self._snapshot
                         return
+                self._current()
 
     # Search
 
@@ -534,7 +538,7 @@ def _rows(codes: Codes) -> list[bytes]:
 def _identity(path: Path) -> tuple[int, int] | None:
     """Which file the catalogue is, whatever its name; None where there is none."""
     try:
-        found = os.stat(path / CATALOGUE)
+        found = os.stat(path)
     except OSError:
         return None
     return found.st_dev, found.st_ino
