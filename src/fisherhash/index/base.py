@@ -161,6 +161,11 @@ class Index(ABC):
         return _backend(uri).exists_at(uri)
 
     @staticmethod
+    def is_index(uri: Uri) -> bool:
+        """Whether there is an index at ``uri``, even a damaged one."""
+        return _backend(uri).is_index_at(uri)
+
+    @staticmethod
     def examine(uri: Uri) -> list[Problem]:
         """Check an index that may be too damaged to be opened; see :meth:`verify`.
 
@@ -193,6 +198,11 @@ class Index(ABC):
     @abstractmethod
     def exists_at(cls, uri: Uri) -> bool:
         """See :meth:`exists`."""
+
+    @classmethod
+    def is_index_at(cls, uri: Uri) -> bool:
+        """See :meth:`is_index`."""
+        return cls.exists_at(uri)
 
     @classmethod
     def examine_at(cls, uri: Uri) -> list[Problem]:

@@ -376,11 +376,9 @@ def check_folder(folder: str | os.PathLike[str], uri: str | os.PathLike[str]) ->
 
 def find_images(root: Path, uri: str | os.PathLike[str]) -> FoundImages:
     """The images of a folder, without those of the index and of other indexes in it."""
-    return walk_images(root, without=uri, is_own=_is_own)
-
-
-def _is_own(folder: str) -> bool:
-    return is_own_output(folder) or os.path.isfile(os.path.join(folder, "catalogue.sqlite"))
+    return walk_images(
+        root, without=uri, is_own=lambda path: is_own_output(path) or Index.is_index(path)
+    )
 
 
 def folder_labels(key: str) -> tuple[str, ...]:

@@ -121,6 +121,11 @@ class LocalIndex(Index):
         return is_taken(Path(uri))
 
     @classmethod
+    def is_index_at(cls, uri: Uri) -> bool:
+        """See :meth:`Index.is_index`."""
+        return (Path(uri) / CATALOGUE).is_file()
+
+    @classmethod
     def examine_at(cls, uri: Uri) -> list[Problem]:
         """See :meth:`Index.examine`."""
         path = Path(uri)

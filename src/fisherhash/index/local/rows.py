@@ -74,7 +74,9 @@ class ItemRow(NamedTuple):
 
     def item(self, code: bytes) -> Item:
         """The item with its code."""
-        labels, metadata = tuple(json.loads(self.labels)), json.loads(self.metadata)
+        # Most items have neither, and a search fetches many items.
+        labels = () if self.labels == "[]" else tuple(json.loads(self.labels))
+        metadata = {} if self.metadata == "{}" else json.loads(self.metadata)
         return Item(self.id, code, *self[1:5], labels, metadata)
 
 

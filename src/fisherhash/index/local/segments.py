@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -180,18 +180,18 @@ class Segment:
             FisherhashError: they differ; the message names the file.
         """
         codes, ids = self._checked_bytes
-        codes = self._check(codes_path(self.folder, self.row.number), codes, self.codes)
+        codes = self._check(codes_path, codes, self.codes)
         if self.ids is not None:
-            ids = self._check(ids_path(self.folder, self.row.number), ids, self.ids)
+            ids = self._check(ids_path, ids, self.ids)
         self._checked_bytes = (codes, ids)
 
-    def _check(self, path: Path, checked: int, array: NDArray) -> int:
+    def _check(self, path: Callable[[Path, int], Path], checked: int, array: NDArray) -> int:
         if checked == array.nbytes:
             return checked
         sums = self.row.code_sums if array is self.codes else self.row.id_sums
         bad = bad_blocks(array, sums, max(checked, 0) // SUM_BLOCK)
         if bad:
-            raise damaged_blocks(path, bad)
+            raise damaged_blocks(path(self.folder, self.row.number), bad)
         return array.nbytes
 
     # Search
