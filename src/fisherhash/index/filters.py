@@ -14,6 +14,7 @@ or evaluates it with :meth:`All.matches`, which defines what every translation m
 from __future__ import annotations
 
 import difflib
+import functools
 import operator as operators
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -108,12 +109,15 @@ class Condition:
             if self.field in NUMBER_FIELDS:
                 return any(compare(stored, as_number(value)) for value in self.values)
             return any(compare(_order(stored), _order(str(value))) for value in self.values)
-        wanted = [one for value in self.values for one in alternatives(value, typed=self.typed)]
-        return any(self._compare(stored, wanted) for stored in self._stored(item))
+        return any(map(self._compare, self._stored(item)))
 
-    def _compare(self, stored: Any, wanted: Sequence[tuple[str, Any]]) -> bool:
+    @functools.cached_property
+    def _alternatives(self) -> list[tuple[str, Any]]:
+        return [one for value in self.values for one in alternatives(value, typed=self.typed)]
+
+    def _compare(self, stored: Any) -> bool:
         kind, compare = _kind(stored), _COMPARE[self.operator]
-        for other, value in wanted:
+        for other, value in self._alternatives:
             if other != kind:
                 continue
             if value is None:

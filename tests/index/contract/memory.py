@@ -127,7 +127,9 @@ class MemoryIndex(Index):
 
     def _within(self, queries, radius, where):
         ids = self.ids(where)
-        offsets, places, distances = small.within_by_numpy(queries, self.codes(ids), self.bits, radius)
+        offsets, places, distances = small.within_by_numpy(
+            queries, self.codes(ids), self.bits, radius
+        )
         return Within(offsets, ids[places], distances)
 
     def verify(self):

@@ -16,7 +16,7 @@ from typing import Any
 from fisherhash.errors import FisherhashError
 from fisherhash.index.checks import NoteTexts
 from fisherhash.index.local.catalogue import WAIT_MS, Catalogue, connection
-from fisherhash.index.local.guards import Sums, fsync_folder, replace_file
+from fisherhash.index.local.guards import Sums, crc_blocks, fsync_file, fsync_folder, replace_file
 from fisherhash.index.local.rows import ItemRow, encode_text, note_columns
 from fisherhash.index.local.schema import (
     APPLICATION,
@@ -25,6 +25,7 @@ from fisherhash.index.local.schema import (
     ITEM_COLUMNS,
     NOTES_SCHEMA,
     SCHEMA,
+    SUMS,
     FileRow,
     RemovedRow,
     State,
@@ -38,18 +39,22 @@ WAL_BYTES = 8 << 20
 
 def create_catalogue(folder: Path, facts: dict[str, Any]) -> None:
     """Create the catalogue of an empty index in a folder that nobody else uses yet."""
-    db = sqlite3.connect(folder / CATALOGUE, isolation_level=None)
+    path = folder / CATALOGUE
+    db = sqlite3.connect(path, isolation_level=None)
     try:
-        db.execute("PRAGMA synchronous = FULL")
+        # One flush at the end is enough: the folder gets its name after that.
+        db.execute("PRAGMA synchronous = OFF")
         db.execute(f"PRAGMA application_id = {APPLICATION}")
         db.execute(f"PRAGMA user_version = {CATALOGUE_FORMAT}")
-        db.executescript("BEGIN;" + SCHEMA + "COMMIT;")
-        db.execute("BEGIN")
+        db.executescript(SCHEMA)
         _put_fact(db, "index", facts)
         _put_fact(db, "state", asdict(State()))
-        db.execute("COMMIT")
     finally:
         db.close()
+    fsync_file(path)
+    data = path.read_bytes()
+    sums = Sums(State().commit, len(data), tuple(crc_blocks([memoryview(data)])))
+    replace_file(folder / SUMS, sums.dump())
 
 
 class CatalogueWriter(Catalogue):
@@ -62,7 +67,7 @@ class CatalogueWriter(Catalogue):
     def __init__(self, folder: Path) -> None:
         self.uncertain = False
         self._checkpoint_at = WAL_BYTES
-        super().__init__(folder)
+        super().__init__(folder, locked=True)
 
     def _connect(self) -> sqlite3.Connection:
         for place in (self.path.parent, self.path):

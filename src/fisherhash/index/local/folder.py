@@ -133,7 +133,7 @@ def open_catalogue(folder: Path, *, write: bool) -> Catalogue:
     mark = commit_mark(folder)
     # Before the catalogue: a commit that happens in between must not look lost.
     commit, wrong = mark.read()
-    catalogue = Catalogue(folder)
+    catalogue = Catalogue(folder, locked=write)
     try:
         _check_mark(catalogue, mark, commit, wrong)
         if not write:

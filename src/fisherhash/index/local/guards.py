@@ -40,15 +40,19 @@ def cannot_write(place: Path, error: Exception) -> CannotWriteError:
     return CannotWriteError(f"{place} cannot be written: {reason}", todo)
 
 
-def fsync_folder(folder: Path) -> None:
-    """Make names that were added to a folder or deleted from it durable, where the system can."""
-    if os.name != "posix":
-        return
-    fd = os.open(folder, os.O_RDONLY)
+def fsync_file(path: Path) -> None:
+    """Wait until the bytes of a file, or the names in a folder, are on the disk."""
+    fd = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | BINARY)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make names that were added to a folder or deleted from it durable, where the system can."""
+    if os.name == "posix":
+        fsync_file(folder)
 
 
 def replace_file(path: Path, *parts: bytes | memoryview, draft: Path | None = None) -> None:

@@ -15,6 +15,7 @@ import zlib
 from dataclasses import dataclass
 
 CATALOGUE = "catalogue.sqlite"
+SUMS = "catalogue.sums"
 CATALOGUE_FORMAT = 2
 APPLICATION = 0x46484958  # "FHIX"
 REMOVED_BLOCK = 1 << 16
