@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fisherhash import ImageIndex, Index
 from fisherhash.codes import code_bytes
@@ -52,13 +53,13 @@ def timed(function: Callable[[Any], object], arguments: Sequence[Any]) -> list[f
     return times
 
 
-def summary(times: Sequence[float], seconds: float) -> dict[str, float]:
+def summary(times: ArrayLike, seconds: float) -> dict[str, float]:
     """Median and 99th percentile, and calls per second."""
     middle, slow = np.percentile(times, [50, 99]).tolist()
     return {
         "median_ms": round(middle, 4),
         "p99_ms": round(slow, 4),
-        "per_second": round(len(times) / seconds, 1),
+        "per_second": round(np.size(times) / seconds, 1),
     }
 
 
@@ -94,7 +95,7 @@ def measure(path: Path, items: int, queries: int, k: int) -> dict[str, Any]:
         "first_search_s": round(first, 3),
         "engine": summary(engine, after_engine - start),
         "alone": summary(alone, after_alone - after_engine),
-        f"{THREADS}_threads": summary(sum(parts, []), after_threads - after_alone),
+        f"{THREADS}_threads": summary(np.concatenate(parts), after_threads - after_alone),
         "same_results": same,
     }
 

@@ -17,7 +17,7 @@ from fisherhash.cli.base import Flag, Json, Whole, app, notes, print_json, say
 from fisherhash.errors import FisherhashError, UsageError, printable
 
 if TYPE_CHECKING:
-    from fisherhash.index.images.syncing import SyncReport
+    from fisherhash.index.images.results import SyncReport
 
 Several = Annotated[list[str] | None, Parameter(negative="")]
 LISTED = 5
@@ -48,7 +48,7 @@ def sync(
     """Bring an index in sync with a folder of images; it is created if there is none.
 
     Only new and changed files are encoded; what is gone is removed. If interrupted, the same
-    command continues where it stopped. index skipped INDEX lists the files that cannot be read.
+    command continues where it stopped. To list the files that cannot be read: index skipped INDEX.
 
     Args:
         index: The index: a folder, or the URI of another kind of index.
@@ -64,7 +64,7 @@ def sync(
         json: Print the result as JSON on stdout.
     """
     began = time.perf_counter()
-    from fisherhash.index.images.image_index import sync_index
+    from fisherhash.index.images.creating import sync_index
 
     report = sync_index(
         index,
@@ -114,7 +114,7 @@ def add(
         json: Print the result as JSON on stdout.
     """
     began = time.perf_counter()
-    from fisherhash.index.images.image_index import add_to_index
+    from fisherhash.index.images.creating import add_to_index
 
     if not images:
         raise UsageError("no image given: fisherhash index add INDEX IMAGES…")

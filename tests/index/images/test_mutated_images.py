@@ -10,7 +10,8 @@ from PIL import Image, ImageDraw
 
 from fisherhash import backbones
 from fisherhash.data import loading
-from fisherhash.index.images.image_index import ImageIndex, add_to_index, sync_index
+from fisherhash.index.images.creating import add_to_index, sync_index
+from fisherhash.index.images.image_index import ImageIndex
 from fisherhash.model.hasher import Hasher
 from fisherhash.model.heads import LinearHead
 

@@ -18,7 +18,8 @@ from fisherhash.data.images import UnreadableImage, load_image
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index import Entry, Index
 from fisherhash.index.images import encoding, image_index, models, syncing
-from fisherhash.index.images.image_index import ImageIndex, add_to_index, sync_index
+from fisherhash.index.images.creating import add_to_index, sync_index
+from fisherhash.index.images.image_index import ImageIndex
 from fisherhash.index.local.guards import cannot_write
 from fisherhash.model.hasher import Hasher
 
@@ -643,7 +644,7 @@ CHANGING = """if True:
     import torch
     from pathlib import Path
     from fisherhash.index.images import syncing
-    from fisherhash.index.images.image_index import sync_index
+    from fisherhash.index.images.creating import sync_index
 
     torch.set_num_threads(1)
     syncing.IMAGES_PER_COMMIT = 3

@@ -125,11 +125,9 @@ def fit_hasher(
     hasher = fit(
         sample, method=method, bits=FIT_BITS if bits is None else bits, device=device
     ).hasher
-    known = {
-        sample.names[i]: code
-        for block in encode_blocks(hasher, sample, cached=True)
-        for i, code in zip(block.indices.tolist(), block.codes, strict=True)
-    }
+    known: dict[str, Codes] = {}
+    for block in encode_blocks(hasher, sample, cached=True):
+        known |= {sample.names[int(i)]: c for i, c in zip(block.indices, block.codes, strict=True)}
     return hasher, {"fitted": method, "images": len(known)} | about(hasher), known
 
 

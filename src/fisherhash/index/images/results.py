@@ -1,11 +1,11 @@
-"""What a search returns: queries with the items they found, and where their images are."""
+"""What an index of images returns: the results of a search, the report of a sync."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from fisherhash.index.base import Index, Item
 
@@ -75,6 +75,65 @@ class SearchResult:
             for rank, match in enumerate(self.matches, start=1)
         ]
         return {"query": self.query, "code": self.code.hex(), "results": rows}
+
+
+class SkippedFile(NamedTuple):
+    """A file that is not in the index, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass
+class SyncReport:
+    """What a sync did or, as a dry run, would do.
+
+    Attributes:
+        added: keys of images that were new.
+        updated: keys of images that had changed.
+        removed: keys of images that are gone.
+        unchanged: how many were left as they are.
+        skipped: files that are not in the index: those named by the caller first, then those found
+            by this run, then those that were known before.
+        new_skipped: how many of them were found by this run.
+        named: how many of them were named by the caller.
+        count: items in the index afterwards.
+        notes: sentences about what was left out or assumed.
+    """
+
+    added: list[str] = field(default_factory=list)
+    updated: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    unchanged: int = 0
+    skipped: list[SkippedFile] = field(default_factory=list)
+    new_skipped: int = 0
+    named: int = 0
+    count: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        counts = f"{self.changes()}, {self.unchanged:,} unchanged"
+        if self.skipped:
+            counts += f", {len(self.skipped):,} skipped ({self.new_skipped:,} of them new)"
+        return counts
+
+    def changes(self) -> str:
+        """The counts of what was changed, in words."""
+        return (
+            f"{len(self.added):,} added, {len(self.updated):,} updated, "
+            f"{len(self.removed):,} removed"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Counts, and the skipped files with their reasons."""
+        return {
+            "added": len(self.added),
+            "updated": len(self.updated),
+            "removed": len(self.removed),
+            "unchanged": self.unchanged,
+            "skipped": [skip._asdict() for skip in self.skipped],
+            "count": self.count,
+        }
 
 
 def synced_folder(index: Index) -> str | None:

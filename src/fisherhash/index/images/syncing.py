@@ -16,9 +16,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from fisherhash.errors import UsageError
 from fisherhash.index.base import CannotWriteError, Entry, Index
 from fisherhash.index.images.encoding import EncodedBlock, encode_blocks
 from fisherhash.index.images.models import collection_of
-from fisherhash.index.images.results import synced_folder
+from fisherhash.index.images.results import SkippedFile, SyncReport, synced_folder
 from fisherhash.index.images.walking import FoundImages, ImageFile, read_failure, walk_images
 from fisherhash.system.progress import progress
 
@@ -37,65 +36,6 @@ if TYPE_CHECKING:
 
 IMAGES_PER_COMMIT = 128
 """A few seconds of work."""
-
-
-class SkippedFile(NamedTuple):
-    """A file that is not in the index, and why."""
-
-    name: str
-    reason: str
-
-
-@dataclass
-class SyncReport:
-    """What a sync did or, as a dry run, would do.
-
-    Attributes:
-        added: keys of images that were new.
-        updated: keys of images that had changed.
-        removed: keys of images that are gone.
-        unchanged: how many were left as they are.
-        skipped: files that are not in the index: those named by the caller first, then those found
-            by this run, then those that were known before.
-        new_skipped: how many of them were found by this run.
-        named: how many of them were named by the caller.
-        count: items in the index afterwards.
-        notes: sentences about what was left out or assumed.
-    """
-
-    added: list[str] = field(default_factory=list)
-    updated: list[str] = field(default_factory=list)
-    removed: list[str] = field(default_factory=list)
-    unchanged: int = 0
-    skipped: list[SkippedFile] = field(default_factory=list)
-    new_skipped: int = 0
-    named: int = 0
-    count: int = 0
-    notes: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        counts = f"{self.changes()}, {self.unchanged:,} unchanged"
-        if self.skipped:
-            counts += f", {len(self.skipped):,} skipped ({self.new_skipped:,} of them new)"
-        return counts
-
-    def changes(self) -> str:
-        """The counts of what was changed, in words."""
-        return (
-            f"{len(self.added):,} added, {len(self.updated):,} updated, "
-            f"{len(self.removed):,} removed"
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Counts, and the skipped files with their reasons."""
-        return {
-            "added": len(self.added),
-            "updated": len(self.updated),
-            "removed": len(self.removed),
-            "unchanged": self.unchanged,
-            "skipped": [skip._asdict() for skip in self.skipped],
-            "count": self.count,
-        }
 
 
 class Import:
