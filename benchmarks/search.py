@@ -28,8 +28,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 from numpy.typing import NDArray
 
+from fisherhash.index import Index
 from fisherhash.index.engine import Engine, small
-from fisherhash.index.local.index import LocalIndex
 from fisherhash.system.cores import available_cores
 
 Codes = NDArray[np.uint8]
@@ -186,7 +186,7 @@ def _usearch(codes: Codes, bits: int, threads: int) -> Iterator[Contender]:
 
 
 def _numpy(codes: Codes, bits: int, threads: int) -> Iterator[Contender]:
-    yield Contender("numpy", 1, lambda q, k: small.nearest(q, codes, bits, k))
+    yield Contender("numpy", 1, lambda q, k: small.nearest_by_numpy(q, codes, bits, k))
 
 
 def contenders(
@@ -448,11 +448,11 @@ def huge(n: int = 100_000_000, bits: int = 32, k: int = 100) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "huge.index"
-        with LocalIndex.create(path, bits=bits) as index:
+        with Index.create(path, bits=bits) as index:
             blocks = (make("clustered", block, bits, seed=2 + i) for i in range(n // block))
             timed("add_codes, making them included", lambda: index.add_codes(blocks))
             timed("building the tables", index.build)
-        with LocalIndex.open(path) as index:
+        with Index.open(path) as index:
             timed("first query, checksums included", lambda: index.search(queries[:1], k))
             walls = []
             for query in queries[:200]:

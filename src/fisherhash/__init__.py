@@ -10,7 +10,8 @@ from fisherhash.system.version import __version__
 if TYPE_CHECKING:
     from fisherhash import backbones, methods
     from fisherhash.evaluation import evaluate
-    from fisherhash.index.opening import Index
+    from fisherhash.index.base import Index
+    from fisherhash.index.images.image_index import ImageIndex
     from fisherhash.model import builtin
     from fisherhash.model.hasher import Hasher
     from fisherhash.training.fitting import train
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Hasher",
+    "ImageIndex",
     "Index",
     "Settings",
     "__version__",
@@ -31,7 +33,8 @@ __all__ = [
 # Loaded on first use, so that the command line answers without importing torch.
 _PLACES = {
     "Hasher": "fisherhash.model.hasher",
-    "Index": "fisherhash.index.opening",
+    "ImageIndex": "fisherhash.index.images.image_index",
+    "Index": "fisherhash.index.base",
     "Settings": "fisherhash.training.settings",
     "backbones": "fisherhash.backbones",
     "builtin": "fisherhash.model.builtin",

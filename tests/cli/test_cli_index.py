@@ -1,5 +1,8 @@
 """The verbs of the index: data on stdout, talk on stderr, a sentence for every fault."""
 
+import csv
+import importlib
+import io
 import json
 import os
 import re
@@ -9,13 +12,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from fisherhash import backbones, cli, codes
-from fisherhash.index.local.index import LocalIndex
+from fisherhash.index import Index
 from fisherhash.model.hasher import Hasher
 from fisherhash.model.heads import LinearHead
 
@@ -67,7 +71,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def shared(photos, model, tmp_path_factory):
-    """An index of the session's pictures; not to be changed by a test."""
+    """An index of the session's images; not to be changed by a test."""
     path = tmp_path_factory.mktemp("index") / "photos.index"
     with pytest.raises(SystemExit) as ended:
         cli.main(["index", "sync", str(path), str(photos), "--model", str(model)])
@@ -175,11 +179,11 @@ def test_a_contact_sheet_is_written(run, photos, shared, tmp_path):
     assert len(out.splitlines()) == 10
     html = page.read_text()
     assert html.count("data:image/") >= 11
-    assert "42 pictures" in html
+    assert "42 images" in html
 
 
 def test_radius_that_finds_nothing(run, index, tmp_path):
-    with LocalIndex.open(index, write=True) as opened:
+    with Index.open(index, write=True) as opened:
         opened.remove(opened.keys()[1:])
     code, out, err = run("search", "--index", index, "--key", "a/00.png", "--radius", "3")
     assert (code, out) == (0, "")
@@ -208,7 +212,7 @@ def test_a_dry_run_of_remove_removes_nothing(run, index):
     code, out, _ = run("index", "remove", index, "a/00.png", "--dry-run", "--json")
     assert (code, json.loads(out)) == (0, {"remove": ["a/00.png"]})
     assert run("index", "remove", index, "zz", "--dry-run")[0] == 2
-    with LocalIndex.open(index) as opened:
+    with Index.open(index) as opened:
         assert len(opened) == 42
 
 
@@ -218,28 +222,29 @@ def test_a_named_file_that_cannot_be_read_is_told_every_time(run, photos, index,
     for _ in range(2):
         code, _, err = run("index", "add", index, bad)
         assert code == 1
-        assert f"skipped {bad}: not a picture" in err
+        assert f"skipped {bad}: not a" in err
         assert "no image could be read" in err
     code, _, err = run("index", "add", index, bad, photos / "a" / "00.png")
     assert code == 0
-    assert f"skipped {bad}: not a picture" in err
+    assert f"skipped {bad}: not a" in err
     bad.unlink()
+    assert run("index", "skipped", index)[1].startswith(f"name,reason\n{bad},not ")
     assert "skipped" in json.loads(run("index", "sync", index, photos, "--json")[1])
-    assert not (index / "skipped.csv").exists()
+    assert run("index", "skipped", index)[1] == "name,reason\n"
 
 
-def test_damaged_lists_are_named_by_verify_and_info(run, photos, index):
-    (index / "folder.json").write_text('{"fold')
-    (index / "skipped.csv").write_text("name,reason,size,mtime_ns\nx.jpg,bad,1\n")
-    code, out, _ = run("index", "verify", index)
-    assert code == 1
-    assert "folder.json is damaged" in out
-    assert "skipped.csv has lines that are not what was written" in out
-    code, _, err = run("index", "info", index)
-    assert code == 0
-    assert "folder.json is damaged" in err
-    assert run("index", "sync", index, photos)[0] == 0
-    assert run("index", "verify", index)[0] == 0
+def test_skipped_files_are_listed_as_csv_and_as_json(run, index, tmp_path):
+    names = ['a "b", c.png', "two\nlines.png"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"x")
+    assert run("index", "add", index, *(tmp_path / name for name in names))[0] == 1
+    code, out, err = run("index", "skipped", index)
+    assert (code, err) == (0, "")
+    header, *rows = csv.reader(io.StringIO(out))
+    assert header == ["name", "reason"]
+    assert [name for name, _ in rows] == [str(tmp_path / name) for name in names]
+    listed = json.loads(run("index", "skipped", index, "--json")[1])
+    assert [[file["name"], file["reason"]] for file in listed] == rows
 
 
 def test_deleted_sums_of_the_catalogue_are_named(run, index):
@@ -324,7 +329,7 @@ def test_dedup_lists_groups(run, write_photos, model, tmp_path):
         (["index", "sync", "INDEX", "--modle", "x"], "--modle. Did you mean --model?"),
         (["index", "sync", "new", "nowhere"], "there is no folder 'nowhere'"),
         (["index", "sync", "new", "PHOTOS/a/00.png"], "is a file; sync takes a folder"),
-        (["index", "sync", "new", "EMPTY"], "holds no pictures"),
+        (["index", "sync", "new", "EMPTY"], "holds no images"),
         (["index", "sync", "INDEX", "EMPTY"], "nothing was changed"),
         (["index", "sync", "INDEX", "EMPTY", "--allow-empty"], "is another folder: of 42"),
         (["index", "sync", "INDEX", "EMPTY", "--moved"], "add --allow-empty"),
@@ -382,21 +387,19 @@ def test_bad_use_is_a_sentence_and_exit_code_2(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_query_that_is_no_picture(run, index, tmp_path):
+def test_a_query_that_is_no_image(run, index, tmp_path):
     (tmp_path / "notes.txt").write_text("text")
     code, out, err = run("search", tmp_path / "notes.txt", "--index", index)
     assert (code, out) == (1, "")
-    assert "notes.txt: not a picture" in err
+    assert "notes.txt: not a" in err
 
 
-def test_pictures_that_can_be_read_are_answered_beside_one_that_cannot(
-    run, photos, index, tmp_path
-):
+def test_images_that_can_be_read_are_answered_beside_one_that_cannot(run, photos, index, tmp_path):
     bad, good = tmp_path / "bad.jpg", photos / "a" / "00.png"
     bad.write_bytes(b"x")
     code, out, err = run("search", bad, good, "--index", index, "-k", "1")
     assert (code, out) == (1, f"{good}\n   1    0  a/00.png\n")
-    assert f"{bad}: not a picture" in err
+    assert f"{bad}: not a" in err
     code, out, _ = run("search", bad, "--key", "a/00.png", "--index", index, "--json")
     assert (code, [one["query"] for one in json.loads(out)]) == (1, ["a/00.png"])
 
@@ -407,17 +410,17 @@ def test_bad_files_are_named_and_a_folder_of_nothing_else_fails(run, photos, mod
     (root / "bad.jpg").write_bytes(b"x")
     code, _, err = run("index", "sync", tmp_path / "a.index", root, "--model", model)
     assert code == 1
-    assert "skipped bad.jpg: not a picture" in err
+    assert "skipped bad.jpg: not a" in err
     assert "no image could be read" in err
     shutil.copy(photos / "a" / "00.png", root)
     code, _, err = run("index", "sync", tmp_path / "a.index", root)
     assert code == 0
     assert "1 added, 0 updated, 0 removed, 0 unchanged, 1 skipped (0 of them new)" in err
-    assert "skipped.csv" in err
+    assert f"list them with: fisherhash index skipped {tmp_path / 'a.index'}" in err
 
 
 def test_a_second_writer_is_told_who_writes(run, index, photos, tmp_path):
-    with LocalIndex.open(index, write=True):
+    with Index.open(index, write=True):
         shutil.copy(photos / "a" / "00.png", tmp_path / "more.png")
         done = command("index", "add", index, tmp_path / "more.png")
         assert done.returncode == 1
@@ -446,14 +449,14 @@ def test_a_full_disk_leaves_the_index_as_it_was(photos, index, tmp_path, write_p
 
 
 def test_ctrl_c_says_how_to_go_on(run, photos, model, tmp_path, monkeypatch):
-    from fisherhash.index.images import importing
+    from fisherhash.index.images.syncing import Import
 
-    def interrupted(*arguments):
+    def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
     words = ["index", "sync", tmp_path / "a.index", photos, "--model", model]
     with monkeypatch.context() as patch:
-        patch.setattr(importing, "write_block", interrupted)
+        patch.setattr(Import, "encode", interrupted)
         code, _, err = run(*words)
     assert code == 130
     assert "the same command continues where it stopped" in err
@@ -469,7 +472,7 @@ def test_a_killed_import_goes_on(write_photos, model, tmp_path):
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            with LocalIndex.open(path) as index:
+            with Index.open(path) as index:
                 if len(index):
                     break
         except Exception:
@@ -477,7 +480,7 @@ def test_a_killed_import_goes_on(write_photos, model, tmp_path):
         time.sleep(0.02)
     process.kill()
     process.wait()
-    with LocalIndex.open(path) as index:
+    with Index.open(path) as index:
         before = len(index)
     assert before >= 128
     done = command(*words, "--json")
@@ -501,18 +504,18 @@ def test_encode_and_sync_use_the_built_in_hasher(run, photos, tmp_path, monkeypa
         return hasher
 
     monkeypatch.setattr(Hasher, "load_builtin", load)
-    picture = photos / "a" / "00.png"
-    code, out, err = run("encode", picture)
+    image = photos / "a" / "00.png"
+    code, out, err = run("encode", image)
     assert (code, err) == (0, "")
-    assert out == f"{codes.to_hex(make_hasher().encode(picture))[0]}  {picture}\n"
+    assert out == f"{codes.to_hex(make_hasher().encode(image))[0]}  {image}\n"
     path = tmp_path / "a.index"
     assert run("index", "sync", path, photos)[0] == 0
     assert not (path / "model").exists()
     assert "built-in hasher" in run("index", "info", path)[1]
-    assert rows(run("search", picture, "--index", path)[1].splitlines())[0][1] == 0
+    assert rows(run("search", image, "--index", path)[1].splitlines())[0][1] == 0
     assert set(asked) == {builtin.DEFAULT_HASHER}
     assert run("index", "sync", path, photos, "--model", builtin.DEFAULT_HASHER)[0] == 0
-    code, _, err = run("encode", picture, "--model", builtin.DEFAULT_HASHER + "x")
+    code, _, err = run("encode", image, "--model", builtin.DEFAULT_HASHER + "x")
     assert code == 2
     assert "Did you mean" in err
 
@@ -544,3 +547,62 @@ def test_names_that_would_steer_a_terminal_are_escaped():
 
     assert printable("a\x1b[31m\nb\udcff.jpg") == "a\\x1b[31m\\nb\udcff.jpg"
     assert printable("Übersee 写真.jpg") == "Übersee 写真.jpg"
+
+
+def test_every_verb_takes_the_uri_of_another_kind_of_index(
+    run, write_photos, model, tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "index" / "contract")
+    importlib.import_module("memory")
+    root = write_photos(tmp_path / "p", {"a": 3, "b": 3})
+    (root / "bad.png").write_bytes(b"x")
+    uri = f"memory://{tmp_path}/x"
+    code, out, _ = run("index", "sync", uri, root, "--model", model, "--dry-run")
+    assert (code, len(out.splitlines())) == (0, 7)
+    code, out, err = run("index", "sync", uri, root, "--model", model, "--json")
+    assert code == 0, err
+    assert json.loads(out)["added"] == 6
+    assert "6 unchanged" in run("index", "sync", uri, root)[2]
+    assert run("index", "skipped", uri)[1].startswith("name,reason\nbad.png,")
+    shutil.copy(root / "a" / "00.png", tmp_path / "copy.png")
+    assert run("index", "add", uri, tmp_path / "copy.png", "--label", "guest")[0] == 0
+    facts = json.loads(run("index", "info", uri, "--json")[1])
+    assert (facts["uri"], facts["count"], facts["folder"]) == (uri, 7, str(root))
+    assert re.search(r"^bits +24$", run("index", "info", uri)[1], re.MULTILINE)
+    code, out, _ = run("search", tmp_path / "copy.png", "--index", uri, "-k", "2")
+    copy = (tmp_path / "copy.png").as_posix()
+    assert (code, rows(out.splitlines())) == (0, [(1, 0, "a/00.png"), (2, 0, copy)])
+    page = tmp_path / "page.html"
+    words = ["search", "--key", "a/00.png", "--index", uri, "-k", "1", "--html", page]
+    assert rows(run(*words)[1].splitlines()) == [(1, 0, copy)]
+    assert "fisherhash · x" in page.read_text()
+    code, out, _ = run("dedup", uri, "--compare-files")
+    assert (code, out.count("same bytes")) == (0, 2)
+    assert run("index", "verify", uri)[:2] == (0, "")
+    assert "remove  b/00.png" in run("index", "remove", uri, "--where", "label=b", "--dry-run")[1]
+    assert "3 removed, 4 left" in run("index", "remove", uri, "--where", "label=b")[2]
+    assert "1 removed, 3 left" in run("index", "remove", uri, copy)[2]
+    assert run("index", "compact", uri)[0] == 0
+    code, _, err = run("index", "info", f"{uri}/nowhere")
+    assert (code, "nowhere" in err) == (2, True)
+    assert run("index", "info", "postgres-like://x")[0] == 2
+
+
+def test_an_index_made_in_python_is_searched_from_the_command_line(
+    run, photos, tmp_path, monkeypatch
+):
+    """With a built-in hasher, for which a tiny one stands, and with one that the index carries."""
+    from fisherhash import ImageIndex
+    from fisherhash.model import builtin
+    from fisherhash.model.hasher import Hasher
+
+    monkeypatch.setattr(builtin, "load", lambda *arguments, **options: make_hasher())
+    query = photos / "a" / "00.png"
+    for name, hasher in (("own", make_hasher()), ("named", Hasher.load("general-64"))):
+        with ImageIndex.create(tmp_path / name, hasher) as images:
+            assert len(images.sync(photos).added) == 42
+            want = [(m.distance, m.name) for m in images.search(query)[0]]
+        out = run("search", query, "--index", tmp_path / name)[1]
+        assert [(d, key) for _, d, key in rows(out.splitlines())] == want
+        with ImageIndex.open(tmp_path / name) as images:
+            assert [(m.distance, m.name) for m in images.search(query)[0]] == want

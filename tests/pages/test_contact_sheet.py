@@ -1,4 +1,4 @@
-"""The page of answers: self-contained, escaped, and whole when files are gone."""
+"""The results page: self-contained, escaped, and whole when files are gone."""
 
 import base64
 import io
@@ -11,96 +11,101 @@ from PIL import Image
 
 from fisherhash.errors import FisherhashError
 from fisherhash.index.base import Item
-from fisherhash.index.images.asking import Answer, Answers
 from fisherhash.index.images.duplicates import Duplicates
+from fisherhash.index.images.results import Match, SearchResult
 from fisherhash.pages import contact_sheet
 
-CODE = np.array([0xA5, 0x0F], np.uint8)
+CODE = b"\xa5\x0f"
 
 
-def answer(path, name="cats/1.png", distance=3, number=0):
-    return Answer(Item(number, name), distance, path, np.array([0xA5, 0x08], np.uint8))
+def match(path, name="cats/1.png", distance=3, number=0, same=None):
+    return Match(Item(number, b"\xa5\x08", name), distance, path, same)
 
 
 @pytest.fixture
-def picture(tmp_path):
+def image_file(tmp_path):
     path = tmp_path / "large.png"
     rng = np.random.default_rng(0)
     Image.fromarray(rng.integers(0, 256, (900, 1200, 3), dtype=np.uint8)).save(path)
     return str(path)
 
 
-def pictures(html):
-    """The pictures that are embedded in a page."""
+def shown_images(html):
+    """The images that are embedded in a page."""
     found = re.findall(r'src="data:image/(\w+);base64,([^"]+)"', html)
     return [Image.open(io.BytesIO(base64.b64decode(data))) for _, data in found]
 
 
-def test_a_page_needs_nothing_else(picture):
-    asked = Answers("holiday.jpg", picture, CODE, [answer(picture), answer(picture, distance=5)])
-    html = contact_sheet.search_page([asked], 16, index="photos.index", count=12345)
-    assert len(pictures(html)) == 3
-    assert all(max(shown.size) <= 208 for shown in pictures(html))
+def test_a_page_needs_nothing_else(image_file):
+    result = SearchResult(
+        "holiday.jpg", image_file, CODE, [match(image_file), match(image_file, distance=5)]
+    )
+    html = contact_sheet.search_page([result], 16, index="photos.index", count=12345)
+    assert len(shown_images(html)) == 3
+    assert all(max(shown.size) <= 208 for shown in shown_images(html))
     assert len(html) < 200_000
     assert not re.search(r'(?:src|href)="(?!data:)', html)
     assert "<script" not in html
-    assert "12,345 pictures" in html
+    assert "12,345 images" in html
     assert "holiday.jpg" in html
     assert [int(d) for d in re.findall(r'data-distance="(\d+)"', html)] == [3, 5]
 
 
-def test_names_are_text_and_never_html(picture):
+def test_names_are_text_and_never_html(image_file):
     evil = '<img src=x onerror="alert(1)">&.png'
     odd = os.fsdecode(b"caf\xe9.png")
-    asked = Answers(evil, picture, CODE, [answer(picture, evil), answer(picture, odd)])
-    html = contact_sheet.search_page([asked], 16, index=evil, count=1)
+    result = SearchResult(evil, image_file, CODE, [match(image_file, evil), match(image_file, odd)])
+    html = contact_sheet.search_page([result], 16, index=evil, count=1)
     assert evil not in html
     assert "&lt;img src=x onerror=&quot;alert(1)&quot;&gt;&amp;.png" in html
     assert "caf\ufffd.png" in html
     html.encode("utf-8")
 
 
-def test_missing_and_broken_files_have_a_placeholder(picture, tmp_path):
+def test_missing_and_broken_files_have_a_placeholder(image_file, tmp_path):
     broken = tmp_path / "broken.png"
-    broken.write_bytes(b"no picture")
-    found = [answer(str(tmp_path / "gone.png"), "gone.png"), answer(str(broken), "broken.png")]
-    found.append(answer(None, "id 7"))
-    html = contact_sheet.search_page([Answers("q", picture, CODE, found)], 16, index="i", count=3)
-    assert len(pictures(html)) == 4
+    broken.write_bytes(b"no image")
+    found = [match(str(tmp_path / "gone.png"), "gone.png"), match(str(broken), "broken.png")]
+    found.append(match(None, "id 7"))
+    html = contact_sheet.search_page(
+        [SearchResult("q", image_file, CODE, found)], 16, index="i", count=3
+    )
+    assert len(shown_images(html)) == 4
     assert "gone.png (the file is gone)" in html
-    assert "broken.png (not a picture" in html
+    assert "broken.png (not a" in html
     assert "id 7 (no file)" in html
 
 
-def test_nothing_found_is_a_page_too(picture):
-    html = contact_sheet.search_page([Answers("q", picture, CODE, [])], 16, index="i", count=0)
+def test_nothing_found_is_a_page_too(image_file):
+    html = contact_sheet.search_page(
+        [SearchResult("q", image_file, CODE, [])], 16, index="i", count=0
+    )
     assert "Nothing found" in html
-    assert len(pictures(html)) == 1
+    assert len(shown_images(html)) == 1
 
 
 def test_long_lists_are_cut_and_say_so(tmp_path, monkeypatch):
     monkeypatch.setattr(contact_sheet, "SHOWN", 4)
-    found = [answer(None, f"n{i}", number=i) for i in range(9)]
-    html = contact_sheet.search_page([Answers("q", None, CODE, found)], 16, index="i", count=9)
+    found = [match(None, f"n{i}", number=i) for i in range(9)]
+    html = contact_sheet.search_page([SearchResult("q", None, CODE, found)], 16, index="i", count=9)
     assert "the first 4 of 9 are shown" in html
-    assert len(pictures(html)) == 5
-    groups = Duplicates("i", 16, 20, 2, [found[:2]] * 6, [])
+    assert len(shown_images(html)) == 5
+    groups = Duplicates("i", 16, 20, 2, [found[:2]] * 6)
     html = contact_sheet.duplicates_page(groups)
-    assert "6 groups with codes within 2 bits in 20 pictures. The 4 largest are shown" in html
+    assert "6 groups with codes within 2 bits in 20 images. The 4 largest are shown" in html
     assert "no proof" in html
-    assert len(pictures(html)) == 8
+    assert len(shown_images(html)) == 8
     assert "Equal or near codes are candidates" in html
     assert "differs from the first" in html
     assert "differs from the query" not in html
 
 
-def test_groups_say_when_all_files_are_the_same(picture):
-    group = [answer(picture, "a"), answer(picture, "b")]
-    html = contact_sheet.duplicates_page(Duplicates("i", 16, 2, 0, [group], [[0, 0]]))
-    assert "the same bytes" in html
-    html = contact_sheet.duplicates_page(Duplicates("i", 16, 2, 0, [group], [[None, None]]))
-    assert "the same bytes" not in html
-    assert "No duplicates" in contact_sheet.duplicates_page(Duplicates("i", 16, 2, 0, [], []))
+def test_groups_say_when_all_files_are_the_same(image_file):
+    for marks, said in (((0, 0), True), ((None, None), False), ((0, 1), False)):
+        group = [match(image_file, name, same=mark) for name, mark in zip("ab", marks, strict=True)]
+        html = contact_sheet.duplicates_page(Duplicates("i", 16, 2, 0, [group], True))
+        assert ("the same bytes" in html) is said
+    assert "No duplicates" in contact_sheet.duplicates_page(Duplicates("i", 16, 2, 0, []))
 
 
 def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path):

@@ -1,10 +1,13 @@
-"""Verbs of the index: index add|remove|sync|info|verify|compact, search, dedup."""
+"""Verbs of the index: index sync|add|remove|skipped|info|verify|compact, search, dedup."""
 
 from __future__ import annotations
 
+import csv
 import json as json_module
 import math
+import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +17,7 @@ from fisherhash.cli.base import Flag, Json, Whole, app, notes, print_json, say
 from fisherhash.errors import FisherhashError, UsageError, printable
 
 if TYPE_CHECKING:
-    from fisherhash.index.images.importing import SyncReport
+    from fisherhash.index.images.results import SyncReport
 
 Several = Annotated[list[str] | None, Parameter(negative="")]
 LISTED = 5
@@ -22,7 +25,7 @@ LISTED = 5
 
 index_app = App(
     name="index",
-    help="Make an index of pictures and keep it in step with them.",
+    help="Create an index of images and keep it in sync with them.",
     help_format="plaintext",
 )
 app.command(index_app)
@@ -30,7 +33,7 @@ app.command(index_app)
 
 @index_app.command
 def sync(
-    index: Path,
+    index: str,
     folder: Path,
     *,
     model: str | None = None,
@@ -42,39 +45,28 @@ def sync(
     moved: Flag = False,
     json: Json = False,
 ) -> None:
-    """Bring an index in step with a folder of pictures; it is made if there is none.
+    """Bring an index in sync with a folder of images; it is created if there is none.
 
-    Only new and changed files are encoded; what is gone is removed. Interrupted, the same command
-    continues where it stopped. Files that cannot be read are listed in INDEX/skipped.csv.
+    Only new and changed files are encoded; what is gone is removed. If interrupted, the same
+    command continues where it stopped. To list the files that cannot be read: index skipped INDEX.
 
-    Parameters
-    ----------
-    index
-        The index, a folder.
-    folder
-        The pictures, in sub-folders of any depth; the first sub-folder is a picture's label.
-    model
-        A model folder, or the name of a built-in hasher; by default the index's own, for a new
-        index the built-in one.
-    fit
-        For a new index: fit a hasher to these pictures, without labels; itq is a good choice.
-    bits
-        With --fit: length of the codes, by default 64.
-    device
-        cpu, cuda, …
-    dry_run
-        Only print what would be done.
-    allow_empty
-        Let an empty folder empty the index.
-    moved
-        The index was in step with another folder, and this one takes its place.
-    json
-        Print the result as JSON on stdout.
+    Args:
+        index: The index: a folder, or the URI of another kind of index.
+        folder: The images, in sub-folders of any depth; the first sub-folder is an image's label.
+        model: A model folder, or the name of a built-in hasher; by default the index's own, for a
+            new index the built-in one.
+        fit: For a new index: fit a hasher to these images, without labels; itq is a good choice.
+        bits: With --fit: length of the codes, by default 64.
+        device: cpu, cuda, …
+        dry_run: Only print what would be done.
+        allow_empty: Let an empty folder empty the index.
+        moved: The index was in sync with another folder, and this one takes its place.
+        json: Print the result as JSON on stdout.
     """
     began = time.perf_counter()
-    from fisherhash.index.images.folders import sync_folder
+    from fisherhash.index.images.creating import sync_index
 
-    report = sync_folder(
+    report = sync_index(
         index,
         folder,
         model=model,
@@ -85,15 +77,21 @@ def sync(
         allow_empty=allow_empty,
         moved=moved,
     )
-    if dry_run:
-        _dry(report, as_json=json)
-    else:
+    if not dry_run:
         _report(report, index, began, as_json=json)
+        return
+    notes(tuple(report.notes))
+    changes = {"add": report.added, "update": report.updated, "remove": report.removed}
+    if json:
+        print_json(changes | {"unchanged": report.unchanged})
+    else:
+        _print_planned(changes)
+    say(f"would be: {report}; nothing was changed")
 
 
 @index_app.command
 def add(
-    index: Path,
+    index: str,
     *images: Path,
     model: str | None = None,
     label: Several = None,
@@ -101,34 +99,26 @@ def add(
     device: str = "cpu",
     json: Json = False,
 ) -> None:
-    """Add pictures to an index; it is made if there is none.
+    """Add images to an index; it is created if there is none.
 
-    A picture inside the folder that the index is in step with has its path from there as its key,
-    any other one its absolute path.
+    The key of an image is its path inside the folder that the index is in sync with; any other
+    image has its absolute path as its key.
 
-    Parameters
-    ----------
-    index
-        The index, a folder.
-    images
-        Image files and folders.
-    model
-        As for sync.
-    label
-        A label of these pictures; may be given several times.
-    meta
-        A field NAME=VALUE of these pictures; may be given several times.
-    device
-        cpu, cuda, …
-    json
-        Print the result as JSON on stdout.
+    Args:
+        index: The index: a folder, or the URI of another kind of index.
+        images: Image files and folders.
+        model: As for sync.
+        label: A label of these images; may be given several times.
+        meta: A field NAME=VALUE of these images; may be given several times.
+        device: cpu, cuda, …
+        json: Print the result as JSON on stdout.
     """
     began = time.perf_counter()
-    from fisherhash.index.images.folders import add_images
+    from fisherhash.index.images.creating import add_to_index
 
     if not images:
         raise UsageError("no image given: fisherhash index add INDEX IMAGES…")
-    report = add_images(
+    report = add_to_index(
         index, images, model=model, labels=label, metadata=_metadata(meta), device=device
     )
     _report(report, index, began, as_json=json)
@@ -138,102 +128,104 @@ def add(
 
 @index_app.command
 def remove(
-    index: Path,
+    index: str,
     *keys: str,
     where: Several = None,
     dry_run: Flag = False,
     json: Json = False,
 ) -> None:
-    """Remove items from an index; no picture file is touched.
+    """Remove items from an index; no image file is touched.
 
-    Parameters
-    ----------
-    index
-        The index, a folder.
-    keys
-        Keys of items, as search prints them.
-    where
-        Remove the items for which this holds, label=cat or year<2010; may be given several times,
-        all must hold.
-    dry_run
-        Only print what would be removed.
-    json
-        Print the result as JSON on stdout.
+    Args:
+        index: The index: a folder, or the URI of another kind of index.
+        keys: Keys of items, as search prints them.
+        where: Remove the items that match this filter, label=cat or year<2010; may be given several
+            times, all must match.
+        dry_run: Only print what would be removed.
+        json: Print the result as JSON on stdout.
     """
-    from fisherhash.index.images.asking import ids_where, name_of
-    from fisherhash.index.local.index import LocalIndex
+    from fisherhash.index.base import Index
 
     if bool(keys) == bool(where):
         raise UsageError("say what to remove: KEYS…, or --where label=cat")
-    with LocalIndex.open(index, write=not dry_run) as opened:
-        if where:
-            ids = ids_where(opened, where)
-        else:
-            ids = [opened.item(key).id for key in dict.fromkeys(keys)]
+    with Index.open(index, write=not dry_run) as opened:
         if dry_run:
-            _dry_removal([name_of(item) for item in opened.items(ids)], len(opened), as_json=json)
-            return
-        removed = opened.remove(ids=ids)
+            found = opened.items(where) if where else opened.get(dict.fromkeys(keys))
+            removed = [item.name for item in found]
+        elif where:
+            removed = opened.remove(ids=opened.ids(where))
+        else:
+            removed = opened.remove(keys)
         left = len(opened)
-    say(f"{removed:,} removed, {left:,} left in {index}")
+    if not isinstance(removed, list):
+        say(f"{removed:,} removed, {left:,} left in {index}")
+        if json:
+            print_json({"removed": removed, "count": left})
+        return
     if json:
-        print_json({"removed": removed, "count": left})
+        print_json({"remove": removed})
+    else:
+        _print_planned({"remove": removed})
+    count = len(removed)
+    say(f"would be: {count:,} removed, {left - count:,} left; nothing was changed")
 
 
 @index_app.command
-def info(index: Path, *, json: Json = False) -> None:
+def skipped(index: str, *, json: Json = False) -> None:
+    """List the files that could not be read, as CSV: name, reason.
+
+    A damaged file is tried again when it changes; a file that could not be opened, at every sync.
+
+    Args:
+        index: The index: a folder, or the URI of another kind of index.
+        json: Print JSON instead of CSV.
+    """
+    from fisherhash.index.images.image_index import ImageIndex
+
+    with ImageIndex.open(index) as opened:
+        files = opened.skipped()
+    if json:
+        print_json([file._asdict() for file in files])
+        return
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(("name", "reason"))
+    writer.writerows(files)
+
+
+@index_app.command
+def info(index: str, *, json: Json = False) -> None:
     """Say what an index holds, what made its codes, and how large it is.
 
-    Parameters
-    ----------
-    index
-        The index, a folder.
-    json
-        Print JSON instead of text.
+    Args:
+        index: The index: a folder, or the URI of another kind of index.
+        json: Print JSON instead of text.
     """
-    from fisherhash.index.images.folders import mirrored_folder, verify_lists
-    from fisherhash.index.images.hashers import describe_model
-    from fisherhash.index.images.skips import SkipList
-    from fisherhash.index.local.index import LocalIndex
+    from fisherhash.index.images.image_index import ImageIndex
+    from fisherhash.index.images.models import describe_model
 
-    with LocalIndex.open(index) as opened:
-        found: dict[str, Any] = dict(opened.info())
-        model = opened.model or {}
-    folder = mirrored_folder(index)
-    notes(tuple(f"{index}/{problem}" for problem in verify_lists(index)))
-    found |= {"folder": None if folder is None else str(folder), "skipped": len(SkipList(index))}
+    with ImageIndex.open(index) as opened:
+        facts = opened.info()
     if json:
-        print_json(found)
+        print_json(facts)
         return
-    found["model"] = describe_model(model) if model else None
-    for name, value in found.items():
+    facts["model"] = describe_model(facts["model"]) if facts["model"] else None
+    for name, value in facts.items():
         if value is not None and not isinstance(value, dict | list):
             shown = f"{value:,}" if isinstance(value, int) else value
             print(f"{name.replace('_', ' '):<14} {shown}")
 
 
 @index_app.command
-def verify(index: Path, *, json: Json = False) -> None:
+def verify(index: str, *, json: Json = False) -> None:
     """Check every checksum of an index and its model; exit code 1 if anything is wrong.
 
-    Parameters
-    ----------
-    index
-        The index, a folder.
-    json
-        Print JSON instead of text.
+    Args:
+        index: The index: a folder, or the URI of another kind of index.
+        json: Print JSON instead of text.
     """
-    from dataclasses import asdict
+    from fisherhash.index.images.image_index import ImageIndex
 
-    from fisherhash.index.images.folders import verify_lists
-    from fisherhash.index.images.hashers import verify_model
-    from fisherhash.index.local.index import LocalIndex
-    from fisherhash.index.local.verify import verify_path
-
-    if not (index / "catalogue.sqlite").exists():
-        # Says what is there instead.
-        LocalIndex.open(index).close()
-    problems = [*verify_path(index), *verify_model(index), *verify_lists(index)]
+    problems = ImageIndex.examine(index)
     if json:
         print_json({"ok": not problems, "problems": [asdict(problem) for problem in problems]})
     else:
@@ -245,19 +237,16 @@ def verify(index: Path, *, json: Json = False) -> None:
 
 
 @index_app.command
-def compact(index: Path, *, json: Json = False) -> None:
+def compact(index: str, *, json: Json = False) -> None:
     """Rewrite an index without what was removed; ids stay.
 
-    Parameters
-    ----------
-    index
-        The index, a folder.
-    json
-        Print the result as JSON on stdout.
+    Args:
+        index: The index: a folder, or the URI of another kind of index.
+        json: Print the result as JSON on stdout.
     """
-    from fisherhash.index.local.index import LocalIndex
+    from fisherhash.index.base import Index
 
-    with LocalIndex.open(index, write=True) as opened:
+    with Index.open(index, write=True) as opened:
         result = opened.compact()
         count = len(opened)
     say(f"{index}: {count:,} items, compact")
@@ -268,7 +257,7 @@ def compact(index: Path, *, json: Json = False) -> None:
 @app.command
 def search(
     *images: Path,
-    index: Path,
+    index: str,
     key: Several = None,
     k: Annotated[Whole | None, Parameter(name="-k")] = None,
     radius: Whole | None = None,
@@ -277,95 +266,78 @@ def search(
     device: str = "cpu",
     json: Json = False,
 ) -> None:
-    """Find the pictures of an index that are most like these: rank, distance and key of each.
+    """Find the images of an index that are most similar: prints rank, distance and key of each.
 
-    Parameters
-    ----------
-    images
-        Image files to search with.
-    index
-        The index, a folder.
-    key
-        Search with an item of the index, which does not find itself; may be given several times.
-    k
-        Answers an image; by default 10, with --radius all.
-    radius
-        Only what differs in at most this many bits.
-    where
-        Only items for which this holds, label=cat or year>=2020; may be given several times, all
-        must hold.
-    html
-        Also write a page with thumbnails.
-    device
-        cpu, cuda, …
-    json
-        Print JSON instead of text.
+    Args:
+        images: Image files to search with.
+        index: The index: a folder, or the URI of another kind of index.
+        key: Search with an item of the index, which does not find itself; may be given several
+            times.
+        k: Results per image; by default 10, with --radius all.
+        radius: Only what differs in at most this many bits.
+        where: Only items that match this filter, label=cat or year>=2020; may be given several
+            times, all must match.
+        html: Also write a page with thumbnails.
+        device: cpu, cuda, …
+        json: Print JSON instead of text.
     """
-    from fisherhash.index.images.asking import ask
+    from fisherhash.index.images.image_index import ImageIndex
 
-    bad: list[str] = []
-    answers = ask(
-        index,
-        images,
-        keys=key or (),
-        k=k,
-        radius=radius,
-        where=where,
-        device=device,
-        unreadable=bad,
-    )
+    with ImageIndex.open(index, device=device) as opened:
+        results = opened.search(
+            images, keys=key or (), k=k, radius=radius, where=where, skip_unreadable=True
+        )
+        bits, count = opened.index.bits, len(opened.index)
+    errors = [result.error for result in results if result.error is not None]
+    results = [result for result in results if result.error is None]
+    if not results:
+        raise FisherhashError("; ".join(errors))
     if html is not None:
-        from fisherhash.index.local.index import LocalIndex
         from fisherhash.pages import contact_sheet
 
-        with LocalIndex.open(index) as opened:
-            name, bits, count = index.absolute().name, opened.bits, len(opened)
-        page = contact_sheet.search_page(answers, bits, index=name, count=count)
+        name = Path(index).absolute().name
+        page = contact_sheet.search_page(results, bits, index=name, count=count)
         contact_sheet.write_page(html, page)
         say(f"the page is {html}")
     if json:
-        print_json([answer.to_json() for answer in answers])
-    for number, answer in enumerate(() if json else answers):
-        if len(answers) > 1 or bad:
-            print(f"{'' if number == 0 else chr(10)}{printable(answer.name)}")
-        for rank, found in enumerate(answer.found, start=1):
-            print(f"{rank:>4} {found.distance:>4}  {printable(found.name)}")
-        if not answer.found:
-            say(f"{answer.name}: nothing found")
-    if bad:
-        raise FisherhashError("; ".join(bad))
+        print_json([result.to_json() for result in results])
+    for number, result in enumerate(() if json else results):
+        if len(results) > 1 or errors:
+            print(f"{'' if number == 0 else chr(10)}{printable(result.query)}")
+        for rank, match in enumerate(result, start=1):
+            print(f"{rank:>4} {match.distance:>4}  {printable(match.name)}")
+        if not len(result):
+            say(f"{result.query}: nothing found")
+    if errors:
+        raise FisherhashError("; ".join(errors))
 
 
 @app.command
 def dedup(
-    index: Path,
+    index: str,
     *,
     radius: Whole = 0,
     compare_files: Flag = False,
     html: Path | None = None,
     json: Json = False,
 ) -> None:
-    """List groups of pictures with equal or nearly equal codes, the largest first.
+    """List groups of images with equal or nearly equal codes, the largest first.
 
     Equal or near codes are candidates for duplicates, not a proof. The default finds equal codes;
     copies that were saved again or scaled often differ in a few bits: --radius 3.
 
-    Parameters
-    ----------
-    index
-        The index, a folder.
-    radius
-        Bits in which neighbours in a group may differ; large ones chain different pictures.
-    compare_files
-        Also read the files of each group, and mark those that are the same byte for byte.
-    html
-        Also write a page with thumbnails.
-    json
-        Print JSON instead of text.
+    Args:
+        index: The index: a folder, or the URI of another kind of index.
+        radius: Bits in which neighbours in a group may differ; large ones chain different images.
+        compare_files: Also read the files of each group, and mark those that are the same byte for
+            byte.
+        html: Also write a page with thumbnails.
+        json: Print JSON instead of text.
     """
-    from fisherhash.index.images.duplicates import duplicates
+    from fisherhash.index.images.image_index import ImageIndex
 
-    found = duplicates(index, radius=radius, compare_files=compare_files)
+    with ImageIndex.open(index) as opened:
+        found = opened.duplicates(radius=radius, compare_files=compare_files)
     if html is not None:
         from fisherhash.pages import contact_sheet
 
@@ -378,7 +350,7 @@ def dedup(
     say(found.summary())
 
 
-def _report(report: SyncReport, index: Path, began: float, *, as_json: bool) -> None:
+def _report(report: SyncReport, index: str, began: float, *, as_json: bool) -> None:
     notes(tuple(report.notes))
     shown = report.skipped[: max(report.named, min(LISTED, report.new_skipped))]
     for skip in shown:
@@ -386,38 +358,23 @@ def _report(report: SyncReport, index: Path, began: float, *, as_json: bool) -> 
     several = len(report.skipped)
     if several > len(shown):
         files = "1 file is" if several == 1 else f"{several:,} files are"
-        say(f"{files} skipped; all are listed in {index / 'skipped.csv'}")
+        say(f"{files} skipped; list them with: fisherhash index skipped {index}")
     seconds = time.perf_counter() - began
     say(f"{report}; {report.count:,} in {index}, {seconds:.1f} s")
     if as_json:
-        print_json(report.to_json() | {"index": str(index), "seconds": round(seconds, 2)})
+        print_json(report.to_json() | {"index": index, "seconds": round(seconds, 2)})
     if not report.count and report.skipped:
         raise FisherhashError("no image could be read")
 
 
-def _dry(report: SyncReport, *, as_json: bool) -> None:
-    notes(tuple(report.notes))
-    changes = {"add": report.added, "update": report.updated, "remove": report.removed}
-    if as_json:
-        print_json(changes | {"unchanged": report.unchanged})
-    else:
-        for verb, keys in changes.items():
-            for key in keys:
-                print(f"{verb:<6}  {printable(key)}")
-    say(f"would be: {report}; nothing was changed")
-
-
-def _dry_removal(names: list[str], count: int, *, as_json: bool) -> None:
-    if as_json:
-        print_json({"remove": names})
-    else:
-        for name in names:
-            print(f"remove  {printable(name)}")
-    say(f"would be: {len(names):,} removed, {count - len(names):,} left; nothing was changed")
+def _print_planned(changes: dict[str, list[str]]) -> None:
+    for verb, keys in changes.items():
+        for key in keys:
+            print(f"{verb:<6}  {printable(key)}")
 
 
 def _metadata(pairs: list[str] | None) -> dict[str, Any] | None:
-    """NAME=VALUE; a value that reads as a number is one, so that year>=2020 can be asked."""
+    """NAME=VALUE; a value that reads as a number is one, so that a filter can compare it."""
     if not pairs:
         return None
     fields: dict[str, Any] = {}
@@ -429,7 +386,7 @@ def _metadata(pairs: list[str] | None) -> dict[str, Any] | None:
             value = json_module.loads(text)
         except ValueError:
             value = text
-        # Also infinite ones are words: JSON has no number for them.
+        # Infinite numbers are texts too: JSON has no number for them.
         number = isinstance(value, int | float) and math.isfinite(value)
         fields[name] = value if number else text
     return fields

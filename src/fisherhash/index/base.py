@@ -1,70 +1,571 @@
-"""What every index promises: exact, deterministic search by Hamming distance.
+"""The contract of every index, and the door to all of them: ``Index.open(uri)``.
 
-Answers are ordered by (distance, id). Ids are whole numbers that the index gives at ``add``; they
-are never reused, stay with their item when it is updated, and are kept by ``compact`` and by a copy
-to another index. A key is the user's own name for an item.
+Search is exact and deterministic: results are ordered by (distance, id). Ids are whole numbers
+that the index assigns when an item is added. They are never reused, stay with their item when it
+is updated, and are kept by ``compact`` and by a copy to another index. A key is the user's own name
+for an item. Each call that changes an index is one commit: all of it happens, or nothing does.
+
+A back-end is a module with a class named ``backend`` that implements :class:`Index`. It is found by
+the scheme of its URI (:data:`BACKEND_MODULES`, :func:`register_backend`), and imported when an
+index of that scheme is first opened.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import importlib
+import itertools
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, overload
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
+
+from fisherhash.codes import check_bits, check_codes, code_bytes
+from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.index.checks import (
+    CheckedEntry,
+    Notes,
+    NoteTexts,
+    as_ids,
+    as_json,
+    check_entries,
+    check_keys,
+    check_notes,
+    whole_number,
+)
+from fisherhash.index.filters import All, Where, parse_filter
+from fisherhash.index.items import (
+    Codes,
+    Entry,
+    FileState,
+    Hit,
+    Ids,
+    Item,
+    Matches,
+    Problem,
+    Within,
+)
+
+__all__ = [
+    "BACKEND_MODULES",
+    "CannotWriteError",
+    "Codes",
+    "Entry",
+    "FileState",
+    "Hit",
+    "Ids",
+    "Index",
+    "Item",
+    "Matches",
+    "Notes",
+    "Problem",
+    "Uri",
+    "Where",
+    "Within",
+    "as_ids",
+    "register_backend",
+]
+
+Uri = str | os.PathLike[str]
 
 
-@dataclass(frozen=True)
-class Matches:
-    """The nearest items of each query, ordered by (distance, id).
+class CannotWriteError(FisherhashError):
+    """A change could not be stored: the disk is full, or it fails.
 
-    Attributes:
-        ids: (n_queries, k) ids; k is cut to the number of items that may be found.
-        distances: (n_queries, k) Hamming distances.
+    Args:
+        what: what failed.
+        todo: what to do before running the same command again.
+        done: what was changed before.
+        then: what the same command will then do.
     """
 
-    ids: NDArray[np.int64]
-    distances: NDArray[np.int64]
+    def __init__(
+        self, what: str, todo: str, done: str = "Nothing was added or changed", then: str = ""
+    ) -> None:
+        again = "then run the same command again" + (f": {then}" if then else "")
+        super().__init__(f"{what}. {done}; {todo}, {again}")
+        self.what, self.todo = what, todo
 
 
-@dataclass(frozen=True)
-class Within:
-    """Everything within a radius: a list a query, ordered by (distance, id).
+class Index(ABC):
+    """A collection of codes that can be searched by Hamming distance. A context manager.
 
-    Attributes:
-        offsets: (n_queries + 1,) where each query's list begins and the last one ends.
-        ids: ids of all lists, one after the other.
-        distances: their Hamming distances.
-    """
-
-    offsets: NDArray[np.int64]
-    ids: NDArray[np.int64]
-    distances: NDArray[np.int64]
-
-    def of(self, query: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Ids and distances of one query."""
-        part = slice(self.offsets[query], self.offsets[query + 1])
-        return self.ids[part], self.distances[part]
-
-
-@dataclass(frozen=True)
-class Item:
-    """What an index knows about one item besides its code.
+    Several threads may use one object. ``where`` arguments take the filters of
+    :mod:`fisherhash.index.filters`; only items with a key can match a filter.
 
     Attributes:
-        id: given by the index.
-        key: the user's name for it, unique in an index; None for codes added in bulk.
-        path: the file it was made from.
-        size: bytes of that file when it was read.
-        mtime_ns: its time of change when it was read.
-        labels: names of its classes.
-        metadata: anything else the user gave, as JSON.
+        uri: what the index was opened by.
+        bits: length of its codes.
+        fingerprint: of the model that made its codes, if known; codes of another are refused.
+        model: a description of that model that JSON can hold.
+        writable: whether it was opened for writing.
     """
 
-    id: int
-    key: str | None = None
-    path: str | None = None
-    size: int | None = None
-    mtime_ns: int | None = None
-    labels: tuple[str, ...] = ()
-    metadata: dict[str, Any] = field(default_factory=dict)
+    uri: str
+    bits: int
+    fingerprint: str | None
+    model: dict[str, Any]
+    writable: bool
+
+    # The door
+
+    @staticmethod
+    def open(uri: Uri, *, write: bool = False) -> Index:
+        """Open an index for reading or, with ``write=True``, for reading and writing.
+
+        Args:
+            uri: the path of a folder, or the URI of another back-end.
+            write: allow changes; most back-ends admit one writer at a time.
+
+        Raises:
+            UsageError: there is no such index.
+            FisherhashError: it is damaged, of a newer format, or locked by another writer.
+        """
+        return _backend(uri).open_at(uri, write=write)
+
+    @staticmethod
+    def create(
+        uri: Uri,
+        *,
+        bits: int,
+        fingerprint: str | None = None,
+        model: Mapping[str, Any] | None = None,
+        save_model: Callable[[Path], object] | None = None,
+    ) -> Index:
+        """Create an empty index, complete or not at all, and open it for writing.
+
+        Args:
+            uri: where; there must be nothing yet.
+            bits: length of its codes, 1 to 1024.
+            fingerprint: of the model that makes its codes.
+            model: a description of that model that JSON can hold.
+            save_model: writes the model's folder to a path; the index then carries its model.
+        """
+        backend, about = _backend(uri), dict(model or {})
+        as_json(about, "the model's description")
+        return backend.create_at(
+            uri,
+            bits=check_bits(bits),
+            fingerprint=fingerprint,
+            model=about,
+            save_model=save_model,
+        )
+
+    @staticmethod
+    def exists(uri: Uri) -> bool:
+        """Whether there is anything at ``uri`` that only ``open`` may touch."""
+        return _backend(uri).exists_at(uri)
+
+    @staticmethod
+    def is_index(uri: Uri) -> bool:
+        """Whether there is an index at ``uri``, even a damaged one."""
+        return _backend(uri).is_index_at(uri)
+
+    @staticmethod
+    def examine(uri: Uri) -> list[Problem]:
+        """Check an index that may be too damaged to be opened; see :meth:`verify`.
+
+        Raises:
+            UsageError: there is no index.
+        """
+        return _backend(uri).examine_at(uri)
+
+    # What a back-end implements: opening
+
+    @classmethod
+    @abstractmethod
+    def open_at(cls, uri: Uri, *, write: bool) -> Self:
+        """See :meth:`open`."""
+
+    @classmethod
+    @abstractmethod
+    def create_at(
+        cls,
+        uri: Uri,
+        *,
+        bits: int,
+        fingerprint: str | None,
+        model: dict[str, Any],
+        save_model: Callable[[Path], object] | None,
+    ) -> Self:
+        """See :meth:`create`."""
+
+    @classmethod
+    @abstractmethod
+    def exists_at(cls, uri: Uri) -> bool:
+        """See :meth:`exists`."""
+
+    @classmethod
+    def is_index_at(cls, uri: Uri) -> bool:
+        """See :meth:`is_index`."""
+        return cls.exists_at(uri)
+
+    @classmethod
+    def examine_at(cls, uri: Uri) -> list[Problem]:
+        """See :meth:`examine`."""
+        with cls.open_at(uri, write=False) as index:
+            return index.verify()
+
+    # Changes, each call one commit
+
+    def add(
+        self,
+        entries: Iterable[Entry],
+        *,
+        notes: Notes | None = None,
+        fingerprint: str | None = None,
+    ) -> Ids:
+        """Add items under new keys. If a key exists already, nothing is added.
+
+        Args:
+            entries: the items; each needs a code.
+            notes: documents that are stored in the same commit, see :meth:`write_notes`.
+            fingerprint: of the model that made the codes.
+
+        Returns:
+            Their ids.
+        """
+        return self._checked_put(entries, notes, fingerprint, add=True, update=False)
+
+    def update(
+        self,
+        entries: Iterable[Entry],
+        *,
+        notes: Notes | None = None,
+        fingerprint: str | None = None,
+    ) -> Ids:
+        """Change items and return their ids. If a key does not exist, nothing is changed."""
+        return self._checked_put(entries, notes, fingerprint, add=False, update=True)
+
+    def upsert(
+        self,
+        entries: Iterable[Entry],
+        *,
+        notes: Notes | None = None,
+        fingerprint: str | None = None,
+    ) -> Ids:
+        """Add items under new keys, update those whose keys exist, and return their ids."""
+        return self._checked_put(entries, notes, fingerprint, add=True, update=True)
+
+    def _checked_put(
+        self,
+        entries: Iterable[Entry],
+        notes: Notes | None,
+        fingerprint: str | None,
+        *,
+        add: bool,
+        update: bool,
+    ) -> Ids:
+        self._must_write()
+        checked, texts = check_entries(entries, self.bits), check_notes(notes)
+        return self._put(checked, texts, fingerprint, add=add, update=update)
+
+    @abstractmethod
+    def add_codes(
+        self, codes: ArrayLike | Iterable[ArrayLike], *, fingerprint: str | None = None
+    ) -> range:
+        """Add codes in bulk, without keys: fast, and in little memory.
+
+        Args:
+            codes: (n, bytes) packed codes, perhaps a memory map, or an iterator of such blocks.
+            fingerprint: of the model that made them.
+
+        Returns:
+            Their ids.
+        """
+
+    def remove(
+        self,
+        keys: Iterable[str] | None = None,
+        *,
+        ids: Iterable[int] | Ids | None = None,
+        notes: Notes | None = None,
+        missing_ok: bool = False,
+    ) -> int:
+        """Remove items by key, by id, or both; returns how many were removed.
+
+        Raises:
+            UsageError: a key or an id does not exist (unless ``missing_ok``); nothing is removed.
+        """
+        self._must_write()
+        names, numbers = check_keys(keys), as_ids(() if ids is None else ids)
+        return self._remove(names, numbers, check_notes(notes), missing_ok=missing_ok)
+
+    def write_notes(self, notes: Notes) -> None:
+        """Store small JSON documents beside the items; a value of None removes a document.
+
+        >>> notes = {"sync": {"folder": {"folder": "/data"}}, "skipped": {"a.jpg": None}}
+        """
+        self._must_write()
+        self._put([], check_notes(notes), None, add=False, update=False)
+
+    @abstractmethod
+    def compact(self) -> dict[str, int]:
+        """Free the space of removed items; ids stay.
+
+        Returns:
+            ``dropped``, the number of codes freed, and ``bytes_before`` and ``bytes_after``.
+        """
+
+    # What a back-end implements: changes
+
+    @abstractmethod
+    def _put(
+        self,
+        entries: Sequence[CheckedEntry],
+        notes: NoteTexts,
+        fingerprint: str | None,
+        *,
+        add: bool,
+        update: bool,
+    ) -> Ids:
+        """Add and update items and write notes, all in one commit.
+
+        Raises:
+            UsageError: a key exists and ``update`` is False, a key does not exist and ``add`` is
+                False, or a new item has no code (see :meth:`_refuse`); nothing is changed.
+        """
+
+    @abstractmethod
+    def _remove(self, keys: list[str], ids: Ids, notes: NoteTexts, *, missing_ok: bool) -> int:
+        """Remove items and write notes, all in one commit; keys and ids may repeat each other."""
+
+    # Content
+
+    @abstractmethod
+    def get_items(self, names: Sequence[str] | Ids) -> list[Item | None]:
+        """The items of some keys or ids, all from one commit; None where there is none."""
+
+    @abstractmethod
+    def items(self, where: Where | None = None) -> Iterator[Item]:
+        """All items that match a filter by ascending id, from one commit."""
+
+    @abstractmethod
+    def notes(self, kind: str) -> dict[str, Any]:
+        """The documents of a kind by name, see :meth:`write_notes`."""
+
+    @overload
+    def get(self, name: str | int) -> Item: ...
+    @overload
+    def get(self, name: Iterable[str] | Iterable[int] | Ids) -> list[Item]: ...
+    def get(self, name: str | int | Iterable[str] | Iterable[int] | Ids) -> Item | list[Item]:
+        """The item of a key or an id, or the items of several, in the order given.
+
+        Raises:
+            UsageError: one does not exist.
+        """
+        if isinstance(name, str | int | np.integer):
+            return self.get([name])[0]  # type: ignore[list-item]
+        names: Any = list(name)
+        if names and not isinstance(names[0], str):
+            names = as_ids(names)
+        found = self.get_items(names)
+        for one, item in zip(names, found, strict=True):
+            if item is None:
+                raise self._missing(one)
+        return found  # type: ignore[return-value]
+
+    # These follow from the methods above; a back-end replaces those that it can do faster.
+
+    def ids(self, where: Where | None = None) -> Ids:
+        """Ids of all items that match a filter, ascending; of all items without one."""
+        return as_ids(item.id for item in self.items(where))
+
+    def count(self, where: Where | None = None) -> int:
+        """How many items match a filter; all items without one."""
+        return len(self.ids(where))
+
+    def codes(self, ids: Iterable[int] | Ids) -> Codes:
+        """(n, bytes) codes of items, in the order of the ids."""
+        rows = [item.code for item in self.get(as_ids(ids))]
+        return np.frombuffer(b"".join(rows), np.uint8).reshape(-1, code_bytes(self.bits))
+
+    def scan(self, block: int = 1 << 16) -> Iterator[tuple[Ids, Codes]]:
+        """Ids and codes of everything by ascending id, about ``block`` at a time, of one commit."""
+        whole_number("block", block, 1)
+        items, width = self.items(), code_bytes(self.bits)
+        return (
+            (
+                as_ids(item.id for item in part),
+                np.frombuffer(b"".join(item.code for item in part), np.uint8).reshape(-1, width),
+            )
+            for part in iter(lambda: list(itertools.islice(items, block)), [])
+        )
+
+    def files(self) -> dict[str, FileState]:
+        """What is known about the file of every item that has a key."""
+        return {
+            item.key: FileState(item.size, item.mtime_ns, item.id)
+            for item in self.items()
+            if item.key is not None
+        }
+
+    def keys(self) -> list[str]:
+        """Keys of all items that have one, by ascending id."""
+        files = self.files()
+        return sorted(files, key=lambda key: files[key].id)
+
+    def info(self) -> dict[str, Any]:
+        """Facts that JSON can hold; ``uri bits fingerprint model count keyed`` at least."""
+        return {
+            "uri": self.uri,
+            "bits": self.bits,
+            "fingerprint": self.fingerprint,
+            "model": self.model,
+            "count": self.count(),
+            "keyed": len(self.files()),
+        }
+
+    # Search
+
+    def search(
+        self,
+        codes: ArrayLike,
+        k: int = 10,
+        *,
+        where: Where | None = None,
+        fingerprint: str | None = None,
+    ) -> Matches:
+        """The k nearest items of each query by (distance, id).
+
+        Args:
+            codes: (n_queries, bytes) packed codes.
+            k: how many; reduced to the number of items that can be found.
+            where: only items that match this filter.
+            fingerprint: of the model that made the codes, to make sure that it is the index's.
+        """
+        k = whole_number("k", k, 1)
+        self._check_model(fingerprint)
+        return self._search(check_codes(codes, self.bits), k, parse_filter(where))
+
+    def within(
+        self,
+        codes: ArrayLike,
+        radius: int,
+        *,
+        where: Where | None = None,
+        fingerprint: str | None = None,
+    ) -> Within:
+        """Every item within a Hamming distance of each query, by (distance, id)."""
+        radius = min(whole_number("radius", radius, 0), self.bits)
+        self._check_model(fingerprint)
+        return self._within(check_codes(codes, self.bits), radius, parse_filter(where))
+
+    def build(self) -> None:  # noqa: B027 (a back-end may have nothing to prepare)
+        """Prepare what searches need now, instead of at the first search that profits from it."""
+
+    @abstractmethod
+    def _search(self, queries: Codes, k: int, where: All) -> Matches:
+        """See :meth:`search`; k is at least 1."""
+
+    @abstractmethod
+    def _within(self, queries: Codes, radius: int, where: All) -> Within:
+        """See :meth:`within`; the radius is at most :attr:`bits`."""
+
+    # What a back-end implements: health
+
+    @abstractmethod
+    def verify(self) -> list[Problem]:
+        """Read and check everything; an empty list means that nothing is wrong."""
+
+    @abstractmethod
+    def model_folder(self) -> Path | None:
+        """A folder with the model that the index carries, or None if it carries none."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the index; a writer admits the next one. Closing again does nothing."""
+
+    # Checks for back-ends
+
+    def _must_write(self) -> None:
+        """Refuse to change an index that was opened for reading."""
+        if not self.writable:
+            raise UsageError(f"{self.uri} is open for reading only; open it with write=True")
+
+    def _check_model(self, fingerprint: str | None, *, unnamed_codes: bool = False) -> None:
+        """Refuse codes of another model.
+
+        Args:
+            fingerprint: of the model that made the codes, if known.
+            unnamed_codes: the codes are to be added, and the index may have codes already.
+        """
+        if fingerprint is None or fingerprint == self.fingerprint:
+            return
+        if self.fingerprint is not None:
+            raise UsageError(
+                f"{self.uri} holds codes of model {self.fingerprint[:12]}, these are of model "
+                f"{fingerprint[:12]}. Codes of different models cannot be compared: use the "
+                "index's model, or create a new index"
+            )
+        if unnamed_codes:
+            raise UsageError(
+                f"{self.uri} holds codes whose model was not named, so it is unknown whether "
+                f"codes of model {fingerprint[:12]} fit; create a new index for them"
+            )
+
+    def _missing(self, name: object, then: str = "") -> UsageError:
+        """The error for a key or an id that does not exist."""
+        what = "key" if isinstance(name, str) else "id"
+        name = name if isinstance(name, str) else int(name)  # type: ignore[call-overload]
+        return UsageError(f"{self.uri} has no item with the {what} {name!r}{then}")
+
+    def _refuse(
+        self, entries: Sequence[CheckedEntry], known: Container[str], *, add: bool, update: bool
+    ) -> None:
+        """Refuse entries that :meth:`_put` must not store; ``known`` holds the existing keys."""
+        for entry in entries:
+            if entry.key in known:
+                if not update:
+                    raise UsageError(
+                        f"{self.uri} already has an item with the key {entry.key!r}; "
+                        "update it, or remove it first. Nothing was added"
+                    )
+            elif not add:
+                raise self._missing(entry.key, "; nothing was changed")
+            elif entry.code is None:
+                raise UsageError(f"the new item {entry.key!r} has no code. Nothing was added")
+
+    def __len__(self) -> int:
+        return self.count()
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self.get_items([key]) != [None]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.uri!r}, bits={self.bits})"
+
+
+BACKEND_MODULES: dict[str, str] = {"": "fisherhash.index.local"}
+"""The module of each back-end by the scheme of its URIs; a path has none."""
+
+_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+)://")
+
+
+def register_backend(scheme: str, module: str) -> None:
+    """Let ``Index.open("scheme://…")`` use the class ``backend`` of a module."""
+    BACKEND_MODULES[scheme] = module
+
+
+def _backend(uri: Uri) -> type[Index]:
+    match = _SCHEME.match(uri) if isinstance(uri, str) else None
+    scheme = match[1] if match else ""
+    if scheme not in BACKEND_MODULES:
+        others = "".join(f" or {name}://…" for name in sorted(BACKEND_MODULES) if name)
+        raise UsageError(
+            f"there is no index of the kind {scheme}://; give the path of a folder{others}"
+        )
+    try:
+        return importlib.import_module(BACKEND_MODULES[scheme]).backend
+    except ImportError as error:
+        raise FisherhashError(f"indexes of the kind {scheme}:// cannot be used: {error}") from error

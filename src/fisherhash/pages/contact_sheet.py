@@ -1,4 +1,4 @@
-"""A page of answers: each query with the pictures it found, or each group of duplicates."""
+"""A results page: each query with the images it found, or each group of duplicates."""
 
 from __future__ import annotations
 
@@ -10,61 +10,60 @@ from html import escape
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from fisherhash.data.images import UnreadableImage, load_image, read_file
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.images.asking import Answer, Answers
 from fisherhash.index.images.duplicates import Duplicates
+from fisherhash.index.images.results import Match, SearchResult
 from fisherhash.pages import html as pages
 
 SHOWN = 200
-"""Answers of a query on the page, and groups of duplicates; the page holds every thumbnail."""
+"""Results of a query on the page, and groups of duplicates; the page holds every thumbnail."""
 
 
-def search_page(answers: Sequence[Answers], bits: int, *, index: str, count: int) -> str:
-    """A page for the answers of a search.
+def search_page(results: Sequence[SearchResult], bits: int, *, index: str, count: int) -> str:
+    """A page for the results of a search.
 
     Args:
-        answers: the queries and what they found.
+        results: the queries and what they found.
         bits: length of the codes.
         index: the name of the index.
         count: how many items it holds.
     """
-    asked = _number(len(answers), "query", "queries")
     lead = (
-        f"{asked} in {_number(count, 'picture')}. A picture is {_number(bits, 'bit')}: the fewer "
-        "of them differ, the more alike two pictures are. The nearest come first."
+        f"{_number(len(results), 'query', 'queries')} in {_number(count, 'image')}. Each image is "
+        f"{_number(bits, 'bit')}: the fewer of them differ, the more similar two images are. The "
+        "nearest come first."
     )
-    found = any(one.found for one in answers)
-    rows = [_row(one.name, one.path, one.code, one.found) for one in answers]
-    title = "Similar pictures" if found else "Nothing found"
+    title = "Similar images" if any(map(len, results)) else "Nothing found"
+    rows = [_row(result.query, result.path, result.code, result.matches) for result in results]
     return _page(title, lead, index, rows, bits, "the query")
 
 
 def duplicates_page(found: Duplicates) -> str:
-    """A page for groups of likely duplicates; the first of a group stands before the others."""
+    """A page for groups of likely duplicates; the first of a group comes before the others."""
     total, shown = len(found.groups), found.groups[:SHOWN]
     apart = "equal codes" if found.radius == 0 else f"codes within {_number(found.radius, 'bit')}"
     more = f" The {len(shown):,} largest are shown." if len(shown) < total else ""
     alike = "Equal or near" if found.radius else "Equal"
     lead = (
-        f"{_number(total, 'group')} with {apart} in {_number(found.count, 'picture')}.{more} "
+        f"{_number(total, 'group')} with {apart} in {_number(found.count, 'image')}.{more} "
         f"{alike} codes are candidates for duplicates, no proof: look before you delete."
     )
     rows = []
-    for number, (first, *others) in enumerate(shown):
-        notes = [_number(len(others) + 1, "picture")]
-        if found.same and None not in found.same[number] and len(set(found.same[number])) == 1:
+    for first, *others in shown:
+        notes = [_number(len(others) + 1, "image")]
+        same = {match.same_bytes for match in (first, *others)}
+        if len(same) == 1 and None not in same:
             notes.append("the same bytes")
-        rows.append(_row(first.name, first.path, first.code, others, notes))
+        rows.append(_row(first.name, first.path, first.item.code, others, notes))
     title = "Likely duplicates" if total else "No duplicates"
     return _page(title, lead, found.index, rows, found.bits, "the first")
 
 
 def write_page(path: str | os.PathLike[str], html: str) -> None:
-    """Write a page beside its place and move it there."""
+    """Write a page completely, or leave the old one as it is."""
     place = Path(path)
     if place.is_dir():
         raise UsageError(f"{place} is a folder; give the name of a file for the page")
@@ -79,7 +78,7 @@ def write_page(path: str | os.PathLike[str], html: str) -> None:
         raise FisherhashError(f"could not write {place}: {error.strerror or error}") from error
 
 
-# The end of a long path tells more than its beginning: the whole name, on several lines.
+# The end of a long path says more than its beginning: the whole name, on several lines.
 _STYLE = "<style>.caption{white-space:pre-line;overflow-wrap:anywhere}</style>\n"
 
 
@@ -92,62 +91,63 @@ def _page(
     )
     legend = pages.legend(marks=False).replace("the query", compared)
     body = legend + pages.query_rows(rows, bits) if rows else ""
-    section = f'\n<section id="answers">\n{body}\n</section>' if body else ""
+    section = f'\n<section id="results">\n{body}\n</section>' if body else ""
     return pages.page(f"{title} · {index}", _STYLE + header + section, description=lead)
 
 
 def _row(
     name: str,
     path: str | None,
-    code: NDArray[np.uint8],
-    answers: Sequence[Answer],
+    code: bytes,
+    matches: Sequence[Match],
     notes: Sequence[str] = (),
 ) -> pages.Query:
-    picture, missing = _picture(path)
+    image, missing = _thumbnail(path)
     lines = [*notes, missing] if missing else list(notes)
-    if len(answers) > SHOWN:
-        lines.append(f"the first {SHOWN} of {len(answers):,} are shown")
+    if len(matches) > SHOWN:
+        lines.append(f"the first {SHOWN} of {len(matches):,} are shown")
     results = []
-    for answer in answers[:SHOWN]:
-        shown, missing = _picture(answer.path)
-        caption = "/\n".join(answer.name.rsplit("/", 1)) + (f" ({missing})" if missing else "")
-        results.append(pages.Result(shown, answer.distance, answer.code, _plain(caption)))
-    return pages.Query(picture, code, _plain(name), results, lines)
+    for match in matches[:SHOWN]:
+        shown, missing = _thumbnail(match.path)
+        caption = "/\n".join(match.name.rsplit("/", 1)) + (f" ({missing})" if missing else "")
+        own = np.frombuffer(match.item.code, np.uint8)
+        results.append(pages.Result(shown, match.distance, own, _plain(caption)))
+    return pages.Query(image, np.frombuffer(code, np.uint8), _plain(name), results, lines)
 
 
-def _picture(path: str | None) -> tuple[Image.Image, str]:
-    """A picture small enough to keep, or a placeholder and the reason."""
+def _thumbnail(path: str | None) -> tuple[Image.Image, str]:
+    """An image small enough for the page, or a placeholder and the reason."""
     if path is None:
         return _placeholder(), "no file"
     try:
-        picture = _reduced(read_file(path))
+        image = _reduced(read_file(path))
     except UnreadableImage as error:
         return _placeholder(), str(error) if os.path.exists(path) else "the file is gone"
     # Twice the size on the page, which is made from it without loss.
-    picture.thumbnail((2 * pages.THUMBNAIL, 2 * pages.THUMBNAIL))
-    return picture, ""
+    image.thumbnail((2 * pages.THUMBNAIL, 2 * pages.THUMBNAIL))
+    return image, ""
 
 
 def _reduced(data: bytes) -> Image.Image:
-    """The picture; a large JPEG is decoded at an eighth of its size, which is much faster."""
+    """The image; a large JPEG is decoded at an eighth of its size, which is much faster."""
     try:
-        picture = Image.open(io.BytesIO(data))
-        picture.draft(None, (2 * pages.THUMBNAIL, 2 * pages.THUMBNAIL))
+        image = Image.open(io.BytesIO(data))
+        image.draft(None, (2 * pages.THUMBNAIL, 2 * pages.THUMBNAIL))
     except Exception:
-        # Says what is wrong with it.
+        # Raises an error that says what is wrong with it.
         return load_image(data)
-    return load_image(picture)
+    return load_image(image)
 
 
 def _placeholder() -> Image.Image:
     """A crossed-out frame."""
     side = 96
-    picture = Image.new("RGB", (side, side), (214, 216, 222))
-    draw = ImageDraw.Draw(picture)
+    image = Image.new("RGB", (side, side), (214, 216, 222))
+    draw = ImageDraw.Draw(image)
     for line in ((28, 28, 68, 68), (28, 68, 68, 28)):
         draw.line(line, fill=(122, 128, 140), width=4)
     draw.rectangle((14, 14, side - 15, side - 15), outline=(122, 128, 140), width=3)
-    return picture
+    return image
 
 
 def _plain(name: str) -> str:

@@ -1,6 +1,5 @@
-"""Thousands of damaged picture files: each is in the index or in the list of skipped ones."""
+"""Thousands of damaged image files: each is in the index or in the list of skipped ones."""
 
-import csv
 import io
 from functools import partial
 
@@ -10,9 +9,9 @@ import torch
 from PIL import Image, ImageDraw
 
 from fisherhash import backbones
-from fisherhash.index.images import importing
-from fisherhash.index.images.folders import add_images, sync_folder
-from fisherhash.index.local.index import LocalIndex
+from fisherhash.data import loading
+from fisherhash.index.images.creating import add_to_index, sync_index
+from fisherhash.index.images.image_index import ImageIndex
 from fisherhash.model.hasher import Hasher
 from fisherhash.model.heads import LinearHead
 
@@ -43,12 +42,12 @@ def originals():
             width, height = rng.integers(24, 96, 2).tolist()
             across = np.linspace(0, 255, width)[None, :, None] * np.ones((height, 1, 3))
             noisy = np.clip(across + rng.normal(0, 12, across.shape), 0, 255).astype(np.uint8)
-            picture = Image.fromarray(noisy)
-            ImageDraw.Draw(picture).ellipse((4, 4, width - 8, height - 8), fill=(200, 30, 60))
+            image = Image.fromarray(noisy)
+            ImageDraw.Draw(image).ellipse((4, 4, width - 8, height - 8), fill=(200, 30, 60))
             if number and kind in ("gif", "png", "tiff"):
-                picture = picture.convert("P")
+                image = image.convert("P")
             file = io.BytesIO()
-            picture.save(file, kind, **options)
+            image.save(file, kind, **options)
             found[f"{number}.{name}"] = file.getvalue()
     return found
 
@@ -115,12 +114,11 @@ def check(tmp_path, monkeypatch, count, seed):
     good = {name for name in files if name.startswith("good ")}
     assert len(files) == count + len(good)
 
-    report = sync_folder(path, folder, model=tmp_path / "model")
-    with LocalIndex.open(path) as index:
-        indexed = set(index.keys())
-        assert index.verify() == []
-    with (path / "skipped.csv").open(newline="") as file:
-        rows = {row["name"]: row["reason"] for row in csv.DictReader(file)}
+    report = sync_index(path, folder, model=tmp_path / "model")
+    with ImageIndex.open(path) as images:
+        indexed = set(images.index.keys())
+        assert images.index.verify() == []
+        rows = dict(images.skipped())
     assert indexed | rows.keys() == files
     assert not indexed & rows.keys()
     assert good <= indexed
@@ -129,12 +127,12 @@ def check(tmp_path, monkeypatch, count, seed):
     assert len(indexed) > count / 20
     assert len(rows) > count / 20
     assert (len(report.added), len(report.skipped)) == (len(indexed), len(rows))
-    again = sync_folder(path, folder)
+    again = sync_index(path, folder)
     assert (again.unchanged, len(again.skipped), again.new_skipped) == (len(indexed), len(rows), 0)
 
     # The same through worker processes, which small files do not start by themselves.
-    monkeypatch.setattr(importing, "decode", partial(importing.decode, workers=2))
-    added = add_images(tmp_path / "added.index", [folder], model=tmp_path / "model")
+    monkeypatch.setattr(loading, "decode", partial(loading.decode, workers=2))
+    added = add_to_index(tmp_path / "added.index", [folder], model=tmp_path / "model")
     assert len(added.added) == len(indexed)
     assert len(added.skipped) == len(rows)
 

@@ -1,8 +1,9 @@
 """A process that changes an index until it is killed; used by test_crash.py.
 
-It reads lines of JSON (one a run) and forks a child for each, so that Python starts once. The child
-does random operations. Before each it says what it is about to do, and after it that it is done.
-With ``point`` it kills itself at that call that writes, flushes, renames, deletes or runs SQL.
+It reads lines of JSON (one per run) and forks a child for each, so that Python starts once. The
+child does random operations. Before each it says what it is about to do, and after it that it is
+done. With ``point`` it kills itself at the call of that number that writes, flushes, renames,
+deletes or runs SQL.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import sys
 
 import numpy as np
 
+from fisherhash.index import Entry, Index
 from fisherhash.index.local import catalogue_writer, writing
-from fisherhash.index.local.index import LocalIndex
 
 BITS = 44
 WIDTH = 6
@@ -41,13 +42,14 @@ class Run:
 
     def __init__(self, path, rng):
         self.path, self.rng = path, rng
-        self.index = LocalIndex.open(path, write=True)
+        self.index = Index.open(path, write=True)
         self.versions = {}
-        items = self.index.items([facts[2] for facts in self.index.files().values()])
-        for item in items:
-            self.versions[item.key] = item.metadata["version"]
-        keyed = {item.id for item in items}
-        self.bulk = [i for ids, _ in self.index.scan() for i in ids.tolist() if i not in keyed]
+        self.bulk = []
+        for item in self.index.items():
+            if item.key is None:
+                self.bulk.append(item.id)
+            else:
+                self.versions[item.key] = item.metadata["version"]
         self.fresh = (f"{os.getpid()}-{number}" for number in itertools.count())
 
     def some(self, values, most):
@@ -55,16 +57,23 @@ class Run:
         return self.rng.sample(values, min(len(values), self.rng.randint(1, most)))
 
 
+def notes_of(versions):
+    """The note of every key: it must always fit the item."""
+    return {"version": dict(versions)}
+
+
 def put(run, verb, keys):
     """Add, update or upsert keys, each one version further."""
     new = {key: run.versions.get(key, 0) + 1 for key in keys}
     say({"begin": "put", "items": new})
     getattr(run.index, verb)(
-        keys,
-        codes_of(f"{key} {version}" for key, version in new.items()),
-        paths=[f"/{key}" for key in keys],
-        sizes=list(new.values()),
-        metadata=[{"version": version} for version in new.values()],
+        [
+            Entry(key, code, f"/{key}", version, metadata={"version": version})
+            for (key, version), code in zip(
+                new.items(), codes_of(f"{k} {v}" for k, v in new.items()), strict=True
+            )
+        ],
+        notes=notes_of(new),
     )
     run.versions |= new
 
@@ -84,7 +93,7 @@ def upsert(run):
 def remove(run):
     keys = run.some(run.versions, 15)
     say({"begin": "remove", "keys": keys})
-    run.index.remove(keys)
+    run.index.remove(keys, notes={"version": dict.fromkeys(keys)})
     for key in keys:
         del run.versions[key]
 
@@ -113,7 +122,7 @@ def compact(run):
 def open_again(run):
     say({"begin": "nothing"})
     run.index.close()
-    run.index = LocalIndex.open(run.path, write=True)
+    run.index = Index.open(run.path, write=True)
 
 
 OPERATIONS = {

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from fisherhash.errors import FisherhashError
-from fisherhash.index import LocalIndex
+from fisherhash.index import Entry, Index
 from fisherhash.index.local import segments
-from fisherhash.index.local.verify import verify_path
 
 BITS = 32
 QUERIES = np.random.default_rng(9).integers(0, 256, (3, 4), dtype=np.uint8)
@@ -26,22 +25,22 @@ DERIVED = ("lock", "catalogue.sqlite-shm")
 def fill(path, *, tables=False):
     """Several files: ids implied, ascending and loose, removed positions, rows, perhaps tables."""
     rng = np.random.default_rng(1)
-    index = LocalIndex.create(path, bits=BITS)
+    index = Index.create(path, bits=BITS)
 
     def codes(count):
         return rng.integers(0, 256, (count, 4), dtype=np.uint8)
 
     index.add(
-        [f"photo {i}.jpg" for i in range(300)],
-        codes(300),
-        sizes=range(300),
-        labels=[["cat", "dog"][i % 2] for i in range(300)],
-        metadata=[{"year": 1990 + i % 40} for i in range(300)],
+        [
+            Entry(f"{i}.jpg", code, size=i, labels=["cat", "dog"][i % 2], metadata={"year": i})
+            for i, code in enumerate(codes(300))
+        ],
+        notes={"skipped": {f"bad {i}.jpg": {"reason": "damaged", "size": i} for i in range(40)}},
     )
-    index.remove([f"photo {i}.jpg" for i in range(0, 100, 7)])
+    index.remove([f"{i}.jpg" for i in range(0, 100, 7)])
     index.compact()
     index.add_codes(codes(700))
-    index.update([f"photo {i}.jpg" for i in range(100, 160)], codes(60))
+    index.update(Entry(f"{i}.jpg", code) for i, code in enumerate(codes(60), 100))
     index.remove(ids=range(400, 450))
     if tables:
         index.build()
@@ -50,17 +49,17 @@ def fill(path, *, tables=False):
 
 def answers(path):
     """Everything a user can ask, as plain data."""
-    with LocalIndex.open(path) as index:
+    with Index.open(path) as index:
         found = [index.search(QUERIES, 20), index.search(QUERIES, 20, where={"label": "cat"})]
         near = index.within(QUERIES, 9)
-        files = index.files()
         return (
             len(index),
             [(one.ids.tolist(), one.distances.tolist()) for one in found],
             (near.offsets.tolist(), near.ids.tolist()),
-            files,
-            index.items([facts[2] for facts in files.values()]),
-            [item for key in files for item in [index.item(key)]],
+            index.files(),
+            list(index.items()),
+            index.get(index.keys()),
+            index.notes("skipped"),
             [(ids.tolist(), codes.tolist()) for ids, codes in index.scan()],
         )
 
@@ -133,7 +132,7 @@ def check_damage(undamaged, tmp_path, rng, state, name):
         how, same = damage(rng, path / name)
         problems = [
             problem
-            for problem in verify_path(path)
+            for problem in Index.examine(path)
             if state != "without sums" or (problem.file != "catalogue.sums")
         ]
         found, error = answers_or_error(path)
@@ -196,11 +195,11 @@ def test_every_byte_of_the_small_files(undamaged, tmp_path):
             changed = bytearray(data)
             changed[place] ^= 4
             (path / name).write_bytes(changed)
-            assert [problem.file for problem in verify_path(path)] == [name], place
+            assert [problem.file for problem in Index.examine(path)] == [name], place
         assert answers(path) == expected
-        with LocalIndex.open(path, write=True):
+        with Index.open(path, write=True):
             pass
-        assert verify_path(path) == []
+        assert Index.examine(path) == []
         shutil.rmtree(path)
 
 
@@ -219,7 +218,7 @@ def test_every_byte_of_the_schema(undamaged, tmp_path):
             continue
         file.write_bytes(changed)
         found, error = answers_or_error(path)
-        problems = verify_path(path)
+        problems = Index.examine(path)
         assert found == expected or "catalogue.sqlite" in (error or ""), place
         assert not error or [p.file for p in problems] == ["catalogue.sqlite"], place
 
@@ -234,7 +233,7 @@ def test_a_missing_file_is_named(undamaged, tmp_path):
             found, error = answers_or_error(path)
             if error:
                 assert "catalogue.sqlite" in error or Path(name).name in error
-                (problem,) = verify_path(path)[:1]
+                (problem,) = Index.examine(path)[:1]
                 assert problem.file in (name, "catalogue.sqlite", str(path))
             else:
                 assert found == expected
@@ -253,14 +252,14 @@ def test_a_damaged_table_is_made_again(undamaged, tmp_path, caplog, monkeypatch)
         data = bytearray(table.read_bytes())
         data[len(data) // 2] ^= 1
         table.write_bytes(data)
-    assert {problem.file for problem in verify_path(path)} == {
+    assert {problem.file for problem in Index.examine(path)} == {
         table.relative_to(path).as_posix() for table in tables
     }
     assert answers(path) == expected
-    assert "is damaged and will be made again" in caplog.text
-    with LocalIndex.open(path, write=True) as index:
+    assert "is damaged and will be built again" in caplog.text
+    with Index.open(path, write=True) as index:
         index.build()
-    assert verify_path(path) == []
+    assert Index.examine(path) == []
 
 
 def test_lost_commits_are_noticed(undamaged, tmp_path):
@@ -271,7 +270,7 @@ def test_lost_commits_are_noticed(undamaged, tmp_path):
         (path / f"catalogue.sqlite{end}").unlink()
     for write in (False, True):
         with pytest.raises(FisherhashError, match="has lost commits: it holds commit"):
-            LocalIndex.open(path, write=write)
+            Index.open(path, write=write)
 
 
 @pytest.mark.parametrize("name", ["catalogue.sqlite-wal", "head"])
@@ -284,7 +283,7 @@ def test_a_writer_that_refuses_an_index_leaves_it_alone(undamaged, tmp_path, nam
     (path / name).write_bytes(data)
     before = {file: (path / file).read_bytes() for file in files_of(path)}
     with pytest.raises(FisherhashError, match=r"lost commits"):
-        LocalIndex.open(path, write=True)
+        Index.open(path, write=True)
     assert {file: (path / file).read_bytes() for file in files_of(path)} == before
 
 
@@ -305,11 +304,11 @@ def test_a_reader_meets_a_change_that_sqlite_must_roll_back(undamaged, tmp_path)
     subprocess.run([sys.executable, "-c", script], check=True)
     assert (path / "catalogue.sqlite-journal").stat().st_size > 0
     assert answers(path) == expected
-    assert verify_path(path) == []
-    with LocalIndex.open(path, write=True) as index:
+    assert Index.examine(path) == []
+    with Index.open(path, write=True) as index:
         index.add_codes(QUERIES)
         assert index.verify() == []
-    assert verify_path(path) == []
+    assert Index.examine(path) == []
 
 
 def limited(script, limit):
@@ -332,19 +331,19 @@ def test_a_full_disk_leaves_the_index_as_it_was(limit, tmp_path):
     """Code files, SQLite's log or its checkpoint meet the limit, whichever is first."""
     path = tmp_path / "a.index"
     codes = np.random.default_rng(0).integers(0, 256, (30_000, 8), dtype=np.uint8)
-    with LocalIndex.create(path, bits=64) as index:
-        index.add([f"a{i}" for i in range(1000)], codes[:1000])
+    with Index.create(path, bits=64) as index:
+        index.add(Entry(f"a{i}", codes[i]) for i in range(1000))
     script = f"""
         import numpy as np
         from fisherhash.errors import FisherhashError
-        from fisherhash.index import LocalIndex
+        from fisherhash.index import Entry, Index
         codes = np.random.default_rng(0).integers(0, 256, (30_000, 8), dtype=np.uint8)
         added = 1000
-        with LocalIndex.open({str(path)!r}, write=True) as index:
+        with Index.open({str(path)!r}, write=True) as index:
             try:
                 while True:
-                    index.add([f"a{{i}}" for i in range(added, added + 1500)],
-                              codes[added : added + 1500])
+                    more = range(added, added + 1500)
+                    index.add(Entry(f"a{{i}}", codes[i]) for i in more)
                     added += 1500
             except FisherhashError as error:
                 print(error)
@@ -364,13 +363,11 @@ def test_a_full_disk_leaves_the_index_as_it_was(limit, tmp_path):
     assert first.startswith(f"no room to write {path} (")
     assert second.startswith(f"no room to write {path} (")
     added = int(added)
-    assert verify_path(path) == []
-    with LocalIndex.open(path, write=True) as index:
+    assert Index.examine(path) == []
+    with Index.open(path, write=True) as index:
         assert len(index) == added - 1
         more = range(added, added + 1500)
-        assert index.add([f"a{i}" for i in more], codes[added : added + 1500]).tolist() == list(
-            more
-        )
+        assert index.add(Entry(f"a{i}", codes[i]) for i in more).tolist() == list(more)
         kept = [i for i in range(added + 1500) if i != 7]
         assert sorted(index.files()) == sorted(f"a{i}" for i in kept)
         np.testing.assert_array_equal(index.codes(kept), codes[kept])
@@ -381,9 +378,9 @@ def test_making_an_index_on_a_full_disk(tmp_path):
     done = limited(
         f"""
         from fisherhash.errors import FisherhashError
-        from fisherhash.index import LocalIndex
+        from fisherhash.index import Entry, Index
         try:
-            LocalIndex.create({str(tmp_path / "a")!r}, bits=8)
+            Index.create({str(tmp_path / "a")!r}, bits=8)
         except FisherhashError as error:
             print(error)
         """,
@@ -391,5 +388,5 @@ def test_making_an_index_on_a_full_disk(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert str(tmp_path / "a") in done.stdout
-    with LocalIndex.create(tmp_path / "a", bits=8) as index:
+    with Index.create(tmp_path / "a", bits=8) as index:
         assert index.verify() == []

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fisherhash.codes import hamming
-from fisherhash.index import LocalIndex
+from fisherhash.index import Index
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the writer is forked")
 
@@ -93,10 +93,10 @@ class Model:
 def read(index):
     """What is in the index; every code, row and search answer must fit the others."""
     assert index.verify() == []
-    files = index.files()
-    items = index.items([facts[2] for facts in files.values()])
+    items = [item for item in index.items() if item.key is not None]
     found = Model({item.key: item.metadata["version"] for item in items})
     texts = {item.id: f"{item.key} {item.metadata['version']}" for item in items}
+    assert index.notes("version") == found.versions
     for item in items:
         assert (item.path, item.size) == (f"/{item.key}", item.metadata["version"])
     ids, codes = [], []
@@ -125,9 +125,9 @@ def kills(folder, count, seed):
                 if reader is not None:
                     reader.close()
                 path, model = folder / f"{run}.index", Model()
-                LocalIndex.create(path, bits=BITS).close()
+                Index.create(path, bits=BITS).close()
                 # A reader that stays keeps SQLite's shared memory from being made anew.
-                reader = LocalIndex.open(path) if run % 20 == 10 else None
+                reader = Index.open(path) if run % 20 == 10 else None
             run += 1
             point = rng.randint(1, 400) if run % 2 else 0
             after = None if point else rng.uniform(0.005, 0.4)
@@ -143,7 +143,7 @@ def kills(folder, count, seed):
                 else:
                     model = possible[-1]
                     possible = [model]
-            with LocalIndex.open(path) as index:
+            with Index.open(path) as index:
                 found = read(index)
             assert found in possible, (task, said[-1:])
             model = found

@@ -109,7 +109,7 @@ class Engine:
         asked = check_codes(queries, self.bits)
         k = min(_whole("k", k, 1), len(self))
         if not k or not len(asked) or self._is_small(len(asked), "search"):
-            return small.nearest(asked, self.codes, self.bits, k)
+            return small.nearest_by_numpy(asked, self.codes, self.bits, k)
         from fisherhash.index.engine import multi_index, scan
 
         asked = _plain(asked)
@@ -117,14 +117,16 @@ class Engine:
         planner.loaded.add(self._kernels("search"))
         budget = self._budget(tables, len(asked), k)
         if not budget:
-            return scan.nearest(tables, asked, k, self.threads)
-        found, distances, done, guess = multi_index.nearest(
+            return scan.nearest_by_scan(tables, asked, k, self.threads)
+        found, distances, done, guess = multi_index.nearest_by_buckets(
             tables, asked, k, self.threads, budget, self._plan.guess(k)
         )
         left = np.flatnonzero(done == 0)
         self._plan.learn(k, len(asked), len(left), guess)
         if len(left):
-            found[left], distances[left] = scan.nearest(tables, asked[left], k, self.threads)
+            found[left], distances[left] = scan.nearest_by_scan(
+                tables, asked[left], k, self.threads
+            )
         return found, distances
 
     def within(
@@ -134,7 +136,7 @@ class Engine:
         asked = check_codes(queries, self.bits)
         radius = min(_whole("radius", radius, 0), self.bits)
         if not len(self) or not len(asked) or self._is_small(len(asked), "within"):
-            return small.within(asked, self.codes, self.bits, radius)
+            return small.within_by_numpy(asked, self.codes, self.bits, radius)
         from fisherhash.index.engine import scan
 
         tables = self._ready(len(asked))
@@ -162,11 +164,15 @@ class Engine:
         left = np.arange(len(queries))
         budget = self._budget(tables, len(queries), 0)
         if budget:
-            near, done = multi_index.within(tables, queries, radius, self.threads, budget)
+            near, done = multi_index.within_by_buckets(
+                tables, queries, radius, self.threads, budget
+            )
             records.append(near)
             left = np.flatnonzero(done == 0)
         if len(left):
-            near = scan.within(tables, np.ascontiguousarray(queries[left]), radius, self.threads)
+            near = scan.within_by_scan(
+                tables, np.ascontiguousarray(queries[left]), radius, self.threads
+            )
             if len(left) < len(queries):
                 asked = near >> _QUERY
                 near += (left.astype(np.uint64)[asked] - asked) << _QUERY

@@ -24,9 +24,9 @@ from llvmlite import ir
 from numba.core import cgutils, event, types
 from numba.extending import intrinsic
 
-from fisherhash.index.engine.tables import BLOCK, GROUP
+from fisherhash.index.engine.layout import PLANE_BLOCK, WORD_GROUP
 
-LANES = 64
+SCAN_LANES = 64
 # planes that can be added up in a byte
 _BYTE_PLANES = 31
 
@@ -159,7 +159,7 @@ def _typed_block_below(
     wide = distances.dtype.bitwidth == 16
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        block = ir.VectorType(_I8, BLOCK)
+        block = ir.VectorType(_I8, PLANE_BLOCK)
         data = _data(context, builder, signature.args[0], args[0])
         query_data = _data(context, builder, signature.args[3], args[3])
         query_data = builder.gep(query_data, [builder.mul(args[4], args[2])])
@@ -169,14 +169,14 @@ def _typed_block_below(
         def add(first: Any, last: Any) -> None:
             builder.store(ir.Constant(block, None), sums)
             with cgutils.for_range_slice(builder, first, last, _I64(1), _I64) as (plane, _):
-                place = builder.add(args[1], builder.mul(plane, _I64(BLOCK)))
+                place = builder.add(args[1], builder.mul(plane, _I64(PLANE_BLOCK)))
                 codes = _load(builder, builder.gep(data, [place]), block)
-                byte = _spread(builder, builder.load(builder.gep(query_data, [plane])), BLOCK)
+                byte = _spread(builder, builder.load(builder.gep(query_data, [plane])), PLANE_BLOCK)
                 counts = _popcounts(builder, builder.xor(codes, byte))
                 builder.store(builder.add(builder.load(sums), counts), sums)
 
         if wide:
-            long = ir.VectorType(_I16, BLOCK)
+            long = ir.VectorType(_I16, PLANE_BLOCK)
             total = cgutils.alloca_once(builder, long)
             builder.store(ir.Constant(long, None), total)
             step = _I64(_BYTE_PLANES)
@@ -195,14 +195,14 @@ def _typed_block_below(
             builder.shuffle_vector(
                 result,
                 ir.Constant(result.type, ir.Undefined),
-                ir.Constant(ir.VectorType(_I32, LANES), list(range(at, at + LANES))),
+                ir.Constant(ir.VectorType(_I32, SCAN_LANES), list(range(at, at + SCAN_LANES))),
             )
-            for at in range(0, BLOCK, LANES)
+            for at in range(0, PLANE_BLOCK, SCAN_LANES)
         ]
         least = quarters[0]
         for other in quarters[1:]:
             least = builder.select(builder.icmp_unsigned("<", least, other), least, other)
-        below = builder.icmp_unsigned("<", least, _spread(builder, args[5], LANES))
+        below = builder.icmp_unsigned("<", least, _spread(builder, args[5], SCAN_LANES))
         some = builder.icmp_unsigned("!=", builder.bitcast(below, _I64), _I64(0))
         with builder.if_then(some, likely=False):
             stored = builder.store(result, builder.bitcast(out, result.type.as_pointer()))
@@ -222,8 +222,8 @@ def _typed_below_mask(typing_context: Any, values: Any, start: Any, limit: Any) 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = _data(context, builder, signature.args[0], args[0])
         element = context.get_value_type(signature.args[0].dtype)
-        loaded = _load(builder, builder.gep(data, [args[1]]), ir.VectorType(element, LANES))
-        below = builder.icmp_unsigned("<", loaded, _spread(builder, args[2], LANES))
+        loaded = _load(builder, builder.gep(data, [args[1]]), ir.VectorType(element, SCAN_LANES))
+        below = builder.icmp_unsigned("<", loaded, _spread(builder, args[2], SCAN_LANES))
         return builder.bitcast(below, _I64)
 
     return types.uint64(values, types.int64, values.dtype), emit
@@ -232,7 +232,7 @@ def _typed_below_mask(typing_context: Any, values: Any, start: Any, limit: Any) 
 def _typed_near_mask(
     typing_context: Any, words: Any, place: Any, stride: Any, query: Any, most: Any
 ) -> Any:
-    """A bit for each of the GROUP codes from ``place`` on: is its distance at most ``most``?
+    """A bit for each of the WORD_GROUP codes from ``place`` on: is its distance at most ``most``?
 
     words is flat, word w of a code ``w * stride`` after its first; query holds its words.
     """
@@ -243,18 +243,20 @@ def _typed_near_mask(
         queries = context.make_array(query_type)(context, builder, args[3])
         count = builder.extract_value(queries.shape, 0)
         element = context.get_value_type(signature.args[0].dtype)
-        group = ir.VectorType(element, GROUP)
+        group = ir.VectorType(element, WORD_GROUP)
         sums = cgutils.alloca_once(builder, group)
         builder.store(ir.Constant(group, None), sums)
         with cgutils.for_range(builder, count) as loop:
             at = builder.add(args[1], builder.mul(loop.index, args[2]))
             codes = _load(builder, builder.gep(data, [at]), group)
-            word = _spread(builder, builder.load(builder.gep(queries.data, [loop.index])), GROUP)
+            word = _spread(
+                builder, builder.load(builder.gep(queries.data, [loop.index])), WORD_GROUP
+            )
             counts = _popcounts(builder, builder.xor(codes, word))
             builder.store(builder.add(builder.load(sums), counts), sums)
-        limit = _spread(builder, args[4], GROUP)
+        limit = _spread(builder, args[4], WORD_GROUP)
         near = builder.icmp_unsigned("<=", builder.load(sums), limit)
-        return builder.zext(builder.bitcast(near, ir.IntType(GROUP)), _I64)
+        return builder.zext(builder.bitcast(near, ir.IntType(WORD_GROUP)), _I64)
 
     return types.uint64(words, types.int64, types.int64, query, words.dtype), emit
 
@@ -275,18 +277,18 @@ def fill_planes(codes: Any, rows: Any, planes: Any) -> None:
     """
     width = codes.shape[1]
     total = len(rows) if len(rows) else len(codes)
-    for block in range((total + BLOCK - 1) // BLOCK):
-        start = block * BLOCK
-        size = min(BLOCK, total - start)
-        part = planes[start * width : (start + BLOCK) * width]
+    for block in range((total + PLANE_BLOCK - 1) // PLANE_BLOCK):
+        start = block * PLANE_BLOCK
+        size = min(PLANE_BLOCK, total - start)
+        part = planes[start * width : (start + PLANE_BLOCK) * width]
         if len(rows):
             for i in range(size):
                 code = codes[rows[start + i]]
                 for byte in range(width):
-                    part[byte * BLOCK + i] = code[byte]
+                    part[byte * PLANE_BLOCK + i] = code[byte]
         else:
             for byte in range(width):
-                plane = part[byte * BLOCK : (byte + 1) * BLOCK]
+                plane = part[byte * PLANE_BLOCK : (byte + 1) * PLANE_BLOCK]
                 for i in range(size):
                     plane[i] = codes[start + i, byte]
 
@@ -365,11 +367,13 @@ def scan_nearest(
             count = counts[q]
             limit = block.dtype.type(limits[q])
             for b in range(start, stop):
-                if not _block_below(planes, b * width * BLOCK, width, queries, q, limit, block):
+                if not _block_below(
+                    planes, b * width * PLANE_BLOCK, width, queries, q, limit, block
+                ):
                     continue
-                for lane in range(0, BLOCK, LANES):
+                for lane in range(0, PLANE_BLOCK, SCAN_LANES):
                     mask = _below_mask(block, lane, limit)
-                    place = b * BLOCK + lane
+                    place = b * PLANE_BLOCK + lane
                     while mask:
                         i = _lowest(mask)
                         mask &= mask - _ONE
@@ -378,7 +382,7 @@ def scan_nearest(
                         items[q, count] = place + i
                         distances[q, count] = block[lane + i]
                         count += 1
-                    if count > room - LANES:
+                    if count > room - SCAN_LANES:
                         count, level = _cut(items[q], distances[q], count, starts, k, totals)
                         limit = block.dtype.type(level)
             counts[q] = count
@@ -576,14 +580,14 @@ def _tile_within(
     """
     width = queries.shape[1]
     for q in range(query, len(queries)):
-        if count + (stop - start) * BLOCK > len(records):
+        if count + (stop - start) * PLANE_BLOCK > len(records):
             return count, q
         for b in range(start, stop):
-            if not _block_below(planes, b * width * BLOCK, width, queries, q, limit, block):
+            if not _block_below(planes, b * width * PLANE_BLOCK, width, queries, q, limit, block):
                 continue
-            for lane in range(0, BLOCK, LANES):
+            for lane in range(0, PLANE_BLOCK, SCAN_LANES):
                 mask = _below_mask(block, lane, limit)
-                place = b * BLOCK + lane
+                place = b * PLANE_BLOCK + lane
                 while mask:
                     i = _lowest(mask)
                     mask &= mask - _ONE
@@ -610,7 +614,7 @@ def scan_within(
 
     Sorted, that is, among the blocks ``first`` to ``last``. block (256,) is scratch.
     """
-    records = np.empty(tile * BLOCK, dtype=np.uint64)
+    records = np.empty(tile * PLANE_BLOCK, dtype=np.uint64)
     count = np.int64(0)
     limit = block.dtype.type(radius + 1)
     for start in range(first, last, tile):
@@ -621,7 +625,7 @@ def scan_within(
                 queries, query, planes, total, start, stop, limit, block, records, count
             )
             if query < len(queries):
-                records = _with_room(records, count, np.int64(tile * BLOCK))
+                records = _with_room(records, count, np.int64(tile * PLANE_BLOCK))
     sort_records(records, count)
     return records[:count]
 
@@ -1033,9 +1037,9 @@ def _probe(
                 start = np.int64(directory[table, number])
                 stop = np.int64(directory[table, number + 1])
                 work += stop - start
-                for group in range(start, stop, GROUP):
+                for group in range(start, stop, WORD_GROUP):
                     mask = _near_mask(words, base + group, stride, query, cut)
-                    if stop - group < GROUP:
+                    if stop - group < WORD_GROUP:
                         mask &= (_ONE << np.uint64(stop - group)) - _ONE
                     while mask:
                         place = group + _lowest(mask)
@@ -1043,7 +1047,7 @@ def _probe(
                         _prefetch(items, table * items.shape[1] + place)
                         queue[waiting] = place
                         waiting += 1
-                    if waiting > _QUEUE - GROUP:
+                    if waiting > _QUEUE - WORD_GROUP:
                         if not _keep(
                             query, words, stride, items, starts, length, tables, table, radius,
                             k, queue, waiting, state, totals, other, keys, spare,

@@ -34,7 +34,7 @@ def _lookup(tables: Tables) -> int:
     return _LOOKUP_NEAR if tables.words.nbytes <= _NEAR_BYTES else _LOOKUP_FAR
 
 
-def nearest(
+def nearest_by_buckets(
     tables: Tables,
     queries: NDArray[np.uint8],
     k: int,
@@ -67,7 +67,7 @@ def nearest(
     return found, distances, done, max(guesses)
 
 
-def within(
+def within_by_buckets(
     tables: Tables, queries: NDArray[np.uint8], radius: int, threads: int, budget: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
     """Sorted records as the scan gives them, and for which queries the budget was enough."""

@@ -5,6 +5,7 @@ They only decide how fast an answer comes, never what it is.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from dataclasses import dataclass
 
@@ -39,6 +40,11 @@ loaded: set[str] = set()
 _numpy_done = 0
 
 
+@functools.cache
+def _has_numba() -> bool:
+    return importlib.util.find_spec("numba") is not None
+
+
 def is_small(comparisons: int, kind: str) -> bool:
     """Whether numpy is fast enough for this many comparisons.
 
@@ -47,7 +53,7 @@ def is_small(comparisons: int, kind: str) -> bool:
     global _numpy_done
     if kind in loaded:
         return comparisons < _TINY
-    if importlib.util.find_spec("numba") is None:
+    if not _has_numba():
         return True
     if comparisons > _SMALL or _numpy_done > _PATIENCE:
         return False

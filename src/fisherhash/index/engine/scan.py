@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fisherhash.index.engine import kernels
+from fisherhash.index.engine.layout import PLANE_BLOCK
 from fisherhash.index.engine.pool import run
-from fisherhash.index.engine.tables import BLOCK, Tables, split
+from fisherhash.index.engine.tables import Tables, split
 
 # bytes of planes that a batch of queries goes through before the next ones: within the first cache
 _TILE = 1 << 14
@@ -23,7 +24,7 @@ Pieces = list[tuple[int, int]]
 
 def _pieces(tables: Tables, queries: int, threads: int, most: int) -> tuple[Pieces, Pieces]:
     """Ranges of queries and ranges of blocks; every pair of them is a job."""
-    blocks = -(-tables.items // BLOCK)
+    blocks = -(-tables.items // PLANE_BLOCK)
     # a thread needs as long to wake up as for reading this much
     threads = max(1, min(threads, queries * tables.planes.nbytes // _WORTH_A_THREAD))
     if threads == 1 or queries >= 8 * threads:
@@ -34,10 +35,10 @@ def _pieces(tables: Tables, queries: int, threads: int, most: int) -> tuple[Piec
 
 
 def _scratch(bits: int) -> NDArray[np.unsignedinteger]:
-    return np.zeros(BLOCK, dtype=np.uint8 if bits < 255 else np.uint16)
+    return np.zeros(PLANE_BLOCK, dtype=np.uint8 if bits < 255 else np.uint16)
 
 
-def nearest(
+def nearest_by_scan(
     tables: Tables, queries: NDArray[np.uint8], k: int, threads: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Positions and distances (n_queries, k), k at most the number of positions."""
@@ -45,8 +46,8 @@ def nearest(
     distances = np.zeros((len(queries), k), dtype=np.int64)
     if not found.size:
         return found, distances
-    tile = max(1, _TILE // (BLOCK * queries.shape[1]))
-    room = min(2 * k + 4 * kernels.LANES, tables.items + kernels.LANES)
+    tile = max(1, _TILE // (PLANE_BLOCK * queries.shape[1]))
+    room = min(2 * k + 4 * kernels.SCAN_LANES, tables.items + kernels.SCAN_LANES)
     most = max(1, min(_QUERIES, _ENTRIES // room))
     ranges, parts = _pieces(tables, len(queries), threads, most)
 
@@ -75,11 +76,11 @@ def nearest(
     return found, distances
 
 
-def within(
+def within_by_scan(
     tables: Tables, queries: NDArray[np.uint8], radius: int, threads: int
 ) -> NDArray[np.uint64]:
     """Sorted records (query << 43 | distance << 32 | item) of all items up to the radius."""
-    tile = max(1, _TILE // (BLOCK * queries.shape[1]))
+    tile = max(1, _TILE // (PLANE_BLOCK * queries.shape[1]))
     ranges, parts = _pieces(tables, len(queries), threads, _QUERIES)
 
     def job(first: int, last: int, part: tuple[int, int]) -> NDArray[np.uint64]:

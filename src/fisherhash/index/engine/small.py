@@ -24,12 +24,12 @@ def _blocks(
         yield start, distances.astype(np.uint8) if bits < 256 else distances
 
 
-def nearest(
+def nearest_by_numpy(
     queries: NDArray[np.uint8], codes: NDArray[np.uint8], bits: int, k: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Positions and distances (n_queries, min(k, n)) by (distance, position).
 
-    >>> nearest(np.array([[1]], np.uint8), np.array([[3], [1], [1]], np.uint8), 8, 2)
+    >>> nearest_by_numpy(np.array([[1]], np.uint8), np.array([[3], [1], [1]], np.uint8), 8, 2)
     (array([[1, 2]]), array([[0, 0]]))
     """
     n = len(codes)
@@ -55,12 +55,12 @@ def nearest(
     return positions, found
 
 
-def within(
+def within_by_numpy(
     queries: NDArray[np.uint8], codes: NDArray[np.uint8], bits: int, radius: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Offsets (n_queries + 1,), positions and distances of everything up to the radius.
 
-    >>> within(np.array([[1]], np.uint8), np.array([[3], [1], [6]], np.uint8), 8, 1)
+    >>> within_by_numpy(np.array([[1]], np.uint8), np.array([[3], [1], [6]], np.uint8), 8, 1)
     (array([0, 2]), array([1, 0]), array([0, 1]))
     """
     offsets = np.zeros(len(queries) + 1, dtype=np.int64)

@@ -20,13 +20,8 @@ from numpy.typing import NDArray
 
 from fisherhash.codes import code_bytes
 from fisherhash.errors import FisherhashError
+from fisherhash.index.engine.layout import PLANE_BLOCK, TABLES_VERSION, WORD_GROUP
 from fisherhash.index.engine.pool import run
-
-# how the arrays are laid out; a change of BLOCK or GROUP is a new version
-VERSION = 1
-# codes of one block of planes, and words of a bucket that are compared at once
-BLOCK = 256
-GROUP = 16
 
 # longer codes are scanned: their buckets would take many times the memory of the codes
 LONGEST_PROBED = 128
@@ -106,7 +101,7 @@ class Tables:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Everything as plain arrays; the inverse of ``from_arrays``."""
-        layout = [VERSION, self.total, self.bits, self.items, self.length]
+        layout = [TABLES_VERSION, self.total, self.bits, self.items, self.length]
         arrays = {name: getattr(self, name) for name in _NAMES[1:]}
         return {"layout": np.array(layout, dtype=np.int64), **arrays}
 
@@ -121,10 +116,10 @@ class Tables:
             if kind.str[1:] not in _KINDS[name] or not kind.isnative:
                 raise FisherhashError(f"search table '{name}' holds {kind}; build them again")
         layout = [int(value) for value in arrays["layout"]]
-        if len(layout) != 5 or layout[0] != VERSION:
+        if len(layout) != 5 or layout[0] != TABLES_VERSION:
             raise FisherhashError(
-                f"search tables have the layout {layout[:1]}, this version reads [{VERSION}]; "
-                "build them again"
+                f"search tables have the layout {layout[:1]}, this version reads "
+                f"[{TABLES_VERSION}]; build them again"
             )
         _, table_total, table_bits, items, length = layout
         if (table_total, table_bits) != (total, bits):
@@ -139,11 +134,11 @@ class Tables:
         return tables
 
     def _problem(self) -> str:
-        blocks = -(-self.items // BLOCK)
+        blocks = -(-self.items // PLANE_BLOCK)
         listed = len(self.starts) > 0
         if not 0 <= self.items <= self.total or (not listed and self.items != self.total):
             return f"{self.items} items"
-        if self.planes.shape != (blocks * BLOCK * code_bytes(self.bits),):
+        if self.planes.shape != (blocks * PLANE_BLOCK * code_bytes(self.bits),):
             return "planes"
         if listed and (len(self.starts) != self.items + 1 or self.starts[-1] != self.total):
             return "starts"
@@ -157,7 +152,7 @@ class Tables:
         if count * self.length > self.bits or np.any(self.directory[:, -1] != self.items):
             return "directory"
         per_code = -(-self.bits // (8 * self.words.itemsize))
-        if self.words.shape != (count, per_code, self.items + GROUP):
+        if self.words.shape != (count, per_code, self.items + WORD_GROUP):
             return "words"
         if self.bucket_items.shape != (count, self.items):
             return "bucket_items"
@@ -286,12 +281,12 @@ def _assemble(
     from fisherhash.index.engine import kernels
 
     items = len(firsts) if len(starts) else len(codes)
-    blocks = -(-items // BLOCK)
+    blocks = -(-items // PLANE_BLOCK)
     width = codes.shape[1]
-    planes = np.zeros(blocks * BLOCK * width, dtype=np.uint8)
+    planes = np.zeros(blocks * PLANE_BLOCK * width, dtype=np.uint8)
 
     def fill(first: int, last: int) -> None:
-        part = slice(first * BLOCK, last * BLOCK)
+        part = slice(first * PLANE_BLOCK, last * PLANE_BLOCK)
         into = planes[part.start * width : part.stop * width]
         if len(starts):
             kernels.fill_planes(codes, firsts[part], into)
@@ -304,7 +299,7 @@ def _assemble(
     size = np.uint32 if bits <= 32 else np.uint64
     per_code = -(-bits // (32 if size is np.uint32 else 64)) if buckets else 0
     directory = np.zeros((count, (1 << length) + 1 if buckets else 0), dtype=np.uint32)
-    words = np.zeros((count, per_code, items + GROUP if buckets else 0), dtype=size)
+    words = np.zeros((count, per_code, items + WORD_GROUP if buckets else 0), dtype=size)
     bucket_items = np.zeros((count, items if buckets else 0), dtype=np.uint32)
     if buckets:
         plain_words = np.zeros((per_code, items), dtype=size)

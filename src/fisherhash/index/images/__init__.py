@@ -1,1 +1,1 @@
-"""Pictures in and out of an index: folders kept in step, questions, duplicates, contact sheets."""
+"""Images in an index: folders kept in sync, searches by image, likely duplicates."""

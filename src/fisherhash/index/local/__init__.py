@@ -1,1 +1,7 @@
-"""The embedded index: a SQLite catalogue, append-only code files, one commit point."""
+"""The default back-end: an index is a folder with a SQLite catalogue and append-only code files."""
+
+from fisherhash.index.local.index import LocalIndex
+
+backend = LocalIndex
+
+__all__ = ["backend"]

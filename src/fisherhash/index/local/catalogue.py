@@ -1,7 +1,7 @@
-"""The catalogue of an embedded index, as it is read: a SQLite file, see schema.py for its tables.
+"""Reading the catalogue of a local index: a SQLite file, see schema.py for its tables.
 
-While a writer has the catalogue open it is in SQLite's WAL mode: readers go on. At rest it is one
-plain file, which can be read from a medium that cannot be written.
+While a writer has the catalogue open, it is in SQLite's WAL mode, and readers are not blocked. At
+rest it is one plain file, which can be read from a read-only medium.
 """
 
 from __future__ import annotations
@@ -20,43 +20,56 @@ from pathlib import Path
 from typing import Any
 
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.local.filters import has_label
+from fisherhash.index.items import FileState
+from fisherhash.index.local.format_1 import read_old_notes
 from fisherhash.index.local.guards import SharedFile, Sums, cannot_write
 from fisherhash.index.local.lock import is_held, is_unsettled
-from fisherhash.index.local.rows import Row, decode_text, encode_text, row_crc
+from fisherhash.index.local.rows import ItemRow, decode_text, encode_text, item_crc, row_crc
 from fisherhash.index.local.schema import (
     APPLICATION,
-    FORMAT,
+    CATALOGUE,
+    CATALOGUE_FORMAT,
     ITEM_COLUMNS,
-    NAME,
+    SUMS,
     FileRow,
     RemovedRow,
     State,
 )
+from fisherhash.index.local.sql import has_label
 
 logger = logging.getLogger(__name__)
 
 CHECK_AT_ONCE = 64 << 20
-"""Up to this size a catalogue's bytes are checked when it is opened, else before rows are read."""
+"""Up to this size the bytes are checked when the catalogue is opened, else before rows are read."""
 
 _CHUNK = 900
+_ALL_ITEMS = f"SELECT {ITEM_COLUMNS} FROM items"
+WAIT_MS = 30_000
 
 
 class Catalogue:
-    """An open catalogue; every method that reads sees whole commits only.
+    """An open catalogue; every method that reads sees complete commits only.
+
+    Args:
+        folder: the index.
+        locked: the caller holds the writer's lock.
 
     Attributes:
         path: the SQLite file.
         facts: what the index is: bits, fingerprint, model, …
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / NAME
-        self._sums_path = folder / "catalogue.sums"
+    def __init__(self, folder: Path, *, locked: bool = False) -> None:
+        self.path = folder / CATALOGUE
+        self._locked = locked
+        self._sums_path = folder / SUMS
         self._copy: tempfile.TemporaryDirectory[str] | None = None
         self._copied: tuple[object, ...] = ()
         self._trusted = False
         self._closed = False
+        # The state as it was read last: it is read before every search and changes rarely.
+        self._state_row: tuple[Any, ...] | None = ()
+        self._last_state = State()
         self._file = SharedFile(self.path)
         try:
             self._db = self._connect()
@@ -80,23 +93,23 @@ class Catalogue:
             db.close()
             if not isinstance(error, sqlite3.OperationalError) or is_busy(error):
                 raise self._error(error) from None
-            # A log that an ended writer left, in a folder where SQLite may not write its notes:
-            # a private copy can be set right, and then shows the last commit.
+            # A writer that ended left a log, in a folder where SQLite may not write. A private
+            # copy can be recovered, and then has the last commit.
             logger.info("%s: reading a copy of the catalogue (%s)", self.path, error)
         return self._connect_copy()
 
     def _connect_copy(self) -> sqlite3.Connection:
         self._copied = self._signature()
         self._copy = tempfile.TemporaryDirectory(prefix="fisherhash-")
-        target = Path(self._copy.name) / NAME
+        target = Path(self._copy.name) / CATALOGUE
         try:
             with target.open("wb") as file:
                 for block in self._file.blocks():
                     file.write(block)
             for end in ("-wal", "-journal"):
-                beside = self.path.with_name(NAME + end)
+                beside = self.path.with_name(CATALOGUE + end)
                 if beside.exists():
-                    shutil.copyfile(beside, target.with_name(NAME + end))
+                    shutil.copyfile(beside, target.with_name(CATALOGUE + end))
         except OSError as error:
             raise FisherhashError(f"{self.path} cannot be copied to be read: {error}") from None
         return connection(target, "rw")
@@ -105,7 +118,7 @@ class Catalogue:
         found = []
         for end in ("", "-wal", "-journal"):
             try:
-                status = self.path.with_name(NAME + end).stat()
+                status = self.path.with_name(CATALOGUE + end).stat()
                 found.append((status.st_mtime_ns, status.st_size, status.st_ino))
             except OSError:
                 found.append(None)
@@ -119,25 +132,30 @@ class Catalogue:
     def _read_facts(self) -> dict[str, Any]:
         with self._reading() as db:
             (application,) = db.execute("PRAGMA application_id").fetchone()
-            (version,) = db.execute("PRAGMA user_version").fetchone()
             if application != APPLICATION:
                 raise UsageError(
                     f"{self.path} is not the catalogue of an index, or its first page is damaged. "
                     "Check the folder's name, or restore it from a copy"
                 )
-            if version > FORMAT:
+            version = _version(db)
+            if version > CATALOGUE_FORMAT:
                 raise FisherhashError(
                     f"{self.path.parent} has format {version}, this version of fisherhash reads "
-                    f"up to {FORMAT}. Update fisherhash: pip install --upgrade fisherhash"
+                    f"up to {CATALOGUE_FORMAT}. Update fisherhash: pip install --upgrade fisherhash"
                 )
             if version < 1:
                 raise self._damaged(f"its format is {version}")
             return self._fact(db, "index")
 
+    def format(self) -> int:
+        """The format of the last commit; the first write to an index of format 1 raises it."""
+        with self._reading() as db:
+            return _version(db)
+
     # Proof
 
     def trust(self) -> None:
-        """Make sure once that rows are what was written: by bytes, or else one by one.
+        """Make sure once that rows are what was written: all bytes at once, or else row by row.
 
         Raises:
             FisherhashError: they are not.
@@ -155,7 +173,7 @@ class Catalogue:
         self._trusted = True
 
     def _bytes_hold(self) -> bool:
-        """Whether the catalogue's bytes are those last noted. A writer may be busy on them."""
+        """Whether the bytes match the stored sums. A writer may be changing them."""
         for _ in range(20):
             sums, _wrong = Sums.read(self._sums_path)
             if sums is not None and (sums.size, list(sums.blocks)) == self._file.sums():
@@ -167,10 +185,10 @@ class Catalogue:
         return False
 
     def _writer_is_busy(self) -> bool:
-        return is_held(self.path.with_name("lock"))
+        return not self._locked and is_held(self.path.with_name("lock"))
 
     def byte_problem(self) -> tuple[str, str] | None:
-        """The file (catalogue or its sums) whose bytes are not as written, and what is wrong."""
+        """The file (catalogue or its sums) whose bytes are not what was written, and the reason."""
         sums, wrong = Sums.read(self._sums_path)
         if sums is None and wrong is None and not self._is_unsettled():
             # Again: a writer may have come and gone.
@@ -180,11 +198,11 @@ class Catalogue:
             return self._sums_path.name, wrong
         if sums is None or self._bytes_hold() or Sums.read(self._sums_path)[0] is None:
             return None
-        return NAME, "has other bytes than those written"
+        return CATALOGUE, "does not have the bytes that were written"
 
     def _is_unsettled(self) -> bool:
-        """Whether a writer is busy, or ended before it could leave sums."""
-        beside = (self.path.with_name(NAME + end) for end in ("-wal", "-journal"))
+        """Whether a writer is active, or ended before it could write the sums."""
+        beside = (self.path.with_name(CATALOGUE + end) for end in ("-wal", "-journal"))
         return any(path.exists() for path in beside) or is_unsettled(self.path.with_name("lock"))
 
     def noted_commit(self) -> int | None:
@@ -196,17 +214,17 @@ class Catalogue:
         """What is wrong with the structure or the rows; reads everything."""
         try:
             with self._reading() as db:
-                told = [text for (text,) in db.execute("PRAGMA integrity_check(5)")]
-                if told != ["ok"]:
-                    return [f"SQLite: {text}" for text in told]
+                reported = [text for (text,) in db.execute("PRAGMA integrity_check(5)")]
+                if reported != ["ok"]:
+                    return [f"SQLite: {text}" for text in reported]
                 state = self._state(db)
                 self._files(db, state)
-                count = total = 0
-                for row in db.execute(f"SELECT {ITEM_COLUMNS} FROM items"):
-                    total += self._checked(row)[-1]
-                    count += 1
-                if (count, total % 2**64) != (state.rows, state.rows_sum):
-                    return [f"rows of items are missing or old ({count} of {state.rows} found)"]
+                sums = [self._checked(row)[-1] for row in db.execute(_ALL_ITEMS)]
+                if (len(sums), sum(sums) % 2**64) != (state.rows, state.rows_sum):
+                    return [f"rows of items are missing or old ({len(sums)} of {state.rows} found)"]
+                sums = [crc for *_, crc in self._note_rows(db)] if _version(db) > 1 else []
+                if (len(sums), sum(sums) % 2**64) != (state.notes, state.notes_sum):
+                    return [f"rows of notes are missing or old ({len(sums)} of {state.notes})"]
                 self._fact(db, "index")
         except FisherhashError as error:
             return [str(error)]
@@ -216,7 +234,7 @@ class Catalogue:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """One view of the catalogue for several statements; errors become sentences."""
+        """One view of the catalogue for several statements; SQLite's errors become ours."""
         inside = self._db.in_transaction
         try:
             if not inside:
@@ -230,10 +248,11 @@ class Catalogue:
                     self._db.execute("COMMIT")
 
     @contextlib.contextmanager
-    def view(self) -> Iterator[int]:
-        """Calls inside see one commit, whatever is written meanwhile; its number."""
+    def view(self) -> Iterator[State]:
+        """Calls inside see one commit, whatever is written meanwhile; yields its state."""
+        self._renew_copy()
         with self._reading() as db:
-            yield self._state(db).commit
+            yield self._state(db)
 
     def _error(self, error: Exception) -> FisherhashError:
         name = getattr(error, "sqlite_errorname", "") or ""
@@ -244,7 +263,7 @@ class Catalogue:
         if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC")):
             return cannot_write(self.path.parent, error)
         if isinstance(error, UnicodeDecodeError):
-            # Python's module fails at what SQLite has to say about a damaged name.
+            # Python cannot decode SQLite's message about a damaged name.
             return self._damaged("a name in it is not UTF-8")
         return self._damaged(str(error))
 
@@ -252,7 +271,7 @@ class Catalogue:
         if what.startswith(str(self.path)):
             return FisherhashError(what)
         return FisherhashError(
-            f"{self.path} is damaged: {what}. Restore the index from a copy, or make it again"
+            f"{self.path} is damaged: {what}. Restore the index from a copy, or create it again"
         )
 
     def _fact(self, db: sqlite3.Connection, name: str) -> dict[str, Any]:
@@ -262,18 +281,24 @@ class Catalogue:
         return json.loads(row[0])
 
     def _state(self, db: sqlite3.Connection) -> State:
-        return State(**self._fact(db, "state"))
+        row = db.execute("SELECT value, crc FROM facts WHERE name = 'state'").fetchone()
+        if row != self._state_row:
+            self._last_state = State(**self._fact(db, "state"))
+            self._state_row = row
+        return self._last_state
 
     def state(self) -> State:
-        """The last commit's state; quick, so that a reader can ask before every search."""
+        """The last commit's state; quick enough to be read before every search."""
+        with self.view() as state:
+            return state
+
+    def _renew_copy(self) -> None:
         if self._copy is not None and self._signature() != self._copied:
             self._db.close()
             self._copy.cleanup()
             self._copy = None
             self._trusted = False
             self._db = self._connect()
-        with self._reading() as db:
-            return self._state(db)
 
     def load(self, since: int = 0) -> tuple[State, list[FileRow], list[RemovedRow]]:
         """State, files, and the removed bits that changed after commit ``since``."""
@@ -305,47 +330,80 @@ class Catalogue:
 
     def _checked(self, row: Sequence[Any]) -> Sequence[Any]:
         try:
-            right = row_crc(row[:-1]) == row[-1]
+            right = item_crc(row[:-1]) == row[-1]
         except (TypeError, ValueError):
             right = False
         if not right:
             raise self._damaged(f"the row of item {row[0]} is not what was written")
         return row
 
-    def rows_of_ids(self, ids: Sequence[int]) -> dict[int, Row]:
+    def rows_of_ids(self, ids: Sequence[int]) -> dict[int, ItemRow]:
         """Rows of those ids that have one."""
         return {row.id: row for row in self._rows("id", ids)}
 
-    def rows_of_keys(self, keys: Sequence[str]) -> dict[str, Row]:
-        """Rows of those keys that are there."""
+    def rows_of_keys(self, keys: Sequence[str]) -> dict[str, ItemRow]:
+        """Rows of those keys that exist."""
         return {row.key: row for row in self._rows("key", [encode_text(key) for key in keys])}
 
-    def _rows(self, column: str, values: Sequence[Any]) -> Iterator[Row]:
+    def _rows(self, column: str, values: Sequence[Any]) -> Iterator[ItemRow]:
         self.trust()
         with self._reading() as db:
             for start in range(0, len(values), _CHUNK):
                 part = values[start : start + _CHUNK]
                 marks = ",".join("?" * len(part))
-                query = f"SELECT {ITEM_COLUMNS} FROM items WHERE {column} IN ({marks})"
+                query = f"{_ALL_ITEMS} WHERE {column} IN ({marks})"
                 for row in db.execute(query, part).fetchall():
-                    yield Row.from_stored(self._checked(row))
+                    yield ItemRow.from_stored(self._checked(row))
 
-    def file_facts(self) -> dict[str, tuple[int | None, int | None, int]]:
-        """Key -> (size, mtime_ns, id) of every keyed item, in one quick pass."""
+    def rows_where(self, condition: str, values: Sequence[Any]) -> dict[int, Sequence[Any]]:
+        """Stored columns by id of the rows that match a condition, by ascending id."""
         self.trust()
         with self._reading() as db:
-            rows = db.execute("SELECT key, size, mtime_ns, id FROM items").fetchall()
-        return {decode_text(key): (size, mtime, id_) for key, size, mtime, id_ in rows}
+            rows = db.execute(f"{_ALL_ITEMS} WHERE {condition} ORDER BY id", values)
+            return {row[0]: self._checked(row) for row in rows}
 
     def ids_where(self, condition: str, values: Sequence[Any]) -> list[int]:
-        """Ascending ids of the rows for which a condition holds."""
+        """Ids of the rows that match a condition, ascending."""
         self.trust()
         with self._reading() as db:
             query = f"SELECT id FROM items WHERE {condition} ORDER BY id"
             return [id_ for (id_,) in db.execute(query, values)]
 
+    def files(self) -> dict[str, FileState]:
+        """What is known about the file of every item with a key, in one quick pass."""
+        self.trust()
+        with self._reading() as db:
+            rows = db.execute("SELECT key, size, mtime_ns, id FROM items").fetchall()
+        return {decode_text(key): FileState(*columns) for key, *columns in rows}
+
+    def notes(self, kind: str) -> dict[str, Any]:
+        """The notes of a kind by name."""
+        self.trust()
+        while True:
+            with self._reading() as db:
+                if _version(db) > 1:
+                    rows = self._note_rows(db, "WHERE kind = ?", (encode_text(kind),))
+                    return {decode_text(name): json.loads(value) for _, name, value, _ in rows}
+            old, _ = read_old_notes(self.path.parent)
+            # The first write deletes the files; then look again.
+            if self.format() == 1:
+                return old.get(kind, {})
+
+    def _note_rows(
+        self, db: sqlite3.Connection, where: str = "", values: Sequence[Any] = ()
+    ) -> Iterator[Sequence[Any]]:
+        query = f"SELECT kind, name, value, crc FROM notes {where} ORDER BY kind, name"
+        for row in db.execute(query, values):
+            try:
+                right = row_crc((), row[:-1]) == row[-1]
+            except (TypeError, AttributeError):
+                right = False
+            if not right:
+                raise self._damaged("a row of notes is not what was written")
+            yield row
+
     def metadata_fields(self) -> set[str]:
-        """Names of the metadata's fields, of the first thousand kinds of metadata."""
+        """Names of metadata fields, from the first thousand distinct metadata."""
         with self._reading() as db:
             rows = db.execute("SELECT DISTINCT metadata FROM items LIMIT 1000").fetchall()
         return {name for (text,) in rows for name in json.loads(text)}
@@ -357,7 +415,7 @@ class Catalogue:
             return db.execute(query, (json_path,)).fetchone() is not None
 
     def close(self) -> None:
-        """Let go of the file; again does nothing."""
+        """Release the file; again does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -372,11 +430,8 @@ class Catalogue:
         self._db.close()
 
 
-WAIT_MS = 30_000
-
-
 def connection(path: Path, mode: str) -> sqlite3.Connection:
-    """A connection to SQLite that leaves transactions to its user."""
+    """A connection to SQLite that leaves transactions to its caller."""
     uri = f"{path.resolve().as_uri()}?mode={mode}"
     try:
         db = sqlite3.connect(
@@ -390,6 +445,10 @@ def connection(path: Path, mode: str) -> sqlite3.Connection:
 
 def is_busy(error: sqlite3.Error) -> bool:
     """Whether another connection was in the way."""
-    # Errors that Python itself raises, of text that is no UTF-8 for one, have no name.
+    # Errors that Python itself raises, for text that is not UTF-8 for example, have no name.
     name = getattr(error, "sqlite_errorname", None) or ""
     return name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
+
+
+def _version(db: sqlite3.Connection) -> int:
+    return db.execute("PRAGMA user_version").fetchone()[0]

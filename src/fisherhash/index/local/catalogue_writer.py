@@ -1,4 +1,4 @@
-"""The catalogue as its one writer has it: the place where a commit happens."""
+"""Writing the catalogue: the place where a commit happens."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from fisherhash.errors import FisherhashError
+from fisherhash.index.checks import NoteTexts
 from fisherhash.index.local.catalogue import WAIT_MS, Catalogue, connection
-from fisherhash.index.local.guards import Sums, replace_file, sync_folder
-from fisherhash.index.local.rows import Row
+from fisherhash.index.local.guards import Sums, crc_blocks, fsync_file, fsync_folder, replace_file
+from fisherhash.index.local.rows import ItemRow, encode_text, note_columns
 from fisherhash.index.local.schema import (
     APPLICATION,
-    FORMAT,
+    CATALOGUE,
+    CATALOGUE_FORMAT,
     ITEM_COLUMNS,
-    NAME,
+    NOTES_SCHEMA,
     SCHEMA,
+    SUMS,
     FileRow,
     RemovedRow,
     State,
@@ -35,44 +38,43 @@ WAL_BYTES = 8 << 20
 
 
 def create_catalogue(folder: Path, facts: dict[str, Any]) -> None:
-    """Make a new catalogue under its name with one step, after all else is there."""
-    draft = folder / (NAME + ".new")
-    for leftover in folder.glob(draft.name + "*"):
-        leftover.unlink()
-    db = sqlite3.connect(draft, isolation_level=None)
+    """Create the catalogue of an empty index in a folder that nobody else uses yet."""
+    path = folder / CATALOGUE
+    db = sqlite3.connect(path, isolation_level=None)
     try:
-        db.execute("PRAGMA synchronous = FULL")
+        # One flush at the end is enough: the folder gets its name after that.
+        db.execute("PRAGMA synchronous = OFF")
         db.execute(f"PRAGMA application_id = {APPLICATION}")
-        db.execute(f"PRAGMA user_version = {FORMAT}")
-        db.executescript("BEGIN;" + SCHEMA + "COMMIT;")
-        db.execute("BEGIN")
+        db.execute(f"PRAGMA user_version = {CATALOGUE_FORMAT}")
+        db.executescript(SCHEMA)
         _put_fact(db, "index", facts)
         _put_fact(db, "state", asdict(State()))
-        db.execute("COMMIT")
     finally:
         db.close()
-    draft.replace(folder / NAME)
-    sync_folder(folder)
+    fsync_file(path)
+    data = path.read_bytes()
+    sums = Sums(State().commit, len(data), tuple(crc_blocks([memoryview(data)])))
+    replace_file(folder / SUMS, sums.dump())
 
 
 class CatalogueWriter(Catalogue):
-    """A catalogue that may be changed; the lock must be held, and what it holds be proven.
+    """A catalogue that may be changed; the caller holds the lock and has checked the content.
 
     Attributes:
-        uncertain: a commit failed in a way that a power cut could still make it true.
+        uncertain: a commit failed in such a way that a power cut could still make it true.
     """
 
     def __init__(self, folder: Path) -> None:
         self.uncertain = False
         self._checkpoint_at = WAL_BYTES
-        super().__init__(folder)
+        super().__init__(folder, locked=True)
 
     def _connect(self) -> sqlite3.Connection:
         for place in (self.path.parent, self.path):
             if not os.access(place, os.W_OK):
                 raise FisherhashError(
-                    f"{place} may not be written. Reading the index works; to change it, ask for "
-                    "the rights or copy the folder"
+                    f"{place} may not be written. Reading the index works; to change it, get "
+                    "write permission or copy the folder"
                 )
         return connection(self.path, "rw")
 
@@ -85,7 +87,7 @@ class CatalogueWriter(Catalogue):
             if mode != "wal":
                 raise FisherhashError(
                     f"{self.path} cannot be written here: its file system has no shared memory. "
-                    "Keep an index that is written on a local disk"
+                    "Store an index that is written on a local disk"
                 )
             self._db.execute("PRAGMA wal_autocheckpoint = 0")
             self._db.execute("PRAGMA synchronous = FULL")
@@ -104,14 +106,14 @@ class CatalogueWriter(Catalogue):
         except sqlite3.Error as error:
             raise self._error(error) from error
 
-    def insert_rows(self, rows: Iterable[Row]) -> int:
-        """Add rows; the sum of their checksums."""
+    def insert_rows(self, rows: Iterable[ItemRow]) -> int:
+        """Add rows and return the sum of their checksums."""
         columns = [row.stored_columns() for row in rows]
         self._many(f"INSERT INTO items ({ITEM_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", columns)
         return sum(row[-1] for row in columns)
 
-    def replace_rows(self, rows: Iterable[Row]) -> int:
-        """Write rows in the place of those with the same ids; the sum of their checksums."""
+    def replace_rows(self, rows: Iterable[ItemRow]) -> int:
+        """Replace the rows with the same ids and return the sum of the new checksums."""
         columns = [row.stored_columns() for row in rows]
         query = (
             "UPDATE items SET path=?, size=?, mtime_ns=?, labels=?, metadata=?, crc=? WHERE id=?"
@@ -124,7 +126,7 @@ class CatalogueWriter(Catalogue):
         self._many("DELETE FROM items WHERE id = ?", [(id_,) for id_ in ids])
 
     def put_files(self, rows: Iterable[FileRow], *, replace_all: bool = False) -> None:
-        """Write file rows; ``replace_all`` forgets all others with their removed bits."""
+        """Write file rows; ``replace_all`` deletes all others with their removed bits."""
         if replace_all:
             self._many("DELETE FROM files", [()])
             self._many("DELETE FROM removed", [()])
@@ -143,15 +145,39 @@ class CatalogueWriter(Catalogue):
             [(row.file, row.block, row.changed, row.bits, row.crc()) for row in rows],
         )
 
-    def put_state(self, state: State) -> None:
-        """Write the state that the commit will have."""
+    def put_fact(self, name: str, value: dict[str, Any]) -> None:
+        """Write what the index is ("index") or the state of the commit ("state")."""
         with self._reading() as db:
-            _put_fact(db, "state", asdict(state))
+            _put_fact(db, name, value)
 
-    def put_facts(self, facts: dict[str, Any]) -> None:
-        """Write what the index is."""
+    def upgrade(self) -> None:
+        """Make this commit the first one of today's format."""
         with self._reading() as db:
-            _put_fact(db, "index", facts)
+            db.execute(NOTES_SCHEMA)
+            db.execute(f"PRAGMA user_version = {CATALOGUE_FORMAT}")
+
+    def put_notes(self, notes: NoteTexts) -> tuple[int, int] | None:
+        """Write notes; returns by how much their number and the sum of their checksums grow.
+
+        None: all notes are stored already.
+        """
+        count = total = changed = 0
+        with self._reading() as db:
+            for (kind, name), text in notes.items():
+                place = (encode_text(kind), encode_text(name))
+                query = "SELECT value, crc FROM notes WHERE kind = ? AND name = ?"
+                old = db.execute(query, place).fetchone()
+                if (None if old is None else old[0]) == text:
+                    continue
+                changed += 1
+                if old is not None:
+                    db.execute("DELETE FROM notes WHERE kind = ? AND name = ?", place)
+                    count, total = count - 1, total - old[1]
+                if text is not None:
+                    row = note_columns(kind, name, text)
+                    db.execute("INSERT INTO notes VALUES (?, ?, ?, ?)", row)
+                    count, total = count + 1, total + row[-1]
+        return (count, total) if changed else None
 
     def _many(self, query: str, values: Sequence[Sequence[Any]]) -> None:
         try:
@@ -160,7 +186,7 @@ class CatalogueWriter(Catalogue):
             raise self._error(error) from error
 
     def commit(self) -> None:
-        """Make all changes since :meth:`begin` true at once."""
+        """Commit all changes since :meth:`begin`."""
         try:
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
@@ -170,7 +196,7 @@ class CatalogueWriter(Catalogue):
             raise self._error(error) from error
 
     def rollback(self) -> None:
-        """Forget all changes since :meth:`begin`."""
+        """Discard all changes since :meth:`begin`."""
         if self._db.in_transaction:
             with contextlib.suppress(sqlite3.Error):
                 self._db.execute("ROLLBACK")
@@ -180,7 +206,7 @@ class CatalogueWriter(Catalogue):
     def tidy(self) -> None:
         """Move a long log into the catalogue."""
         try:
-            size = self.path.with_name(NAME + "-wal").stat().st_size
+            size = self.path.with_name(CATALOGUE + "-wal").stat().st_size
         except OSError:
             return
         if size < self._checkpoint_at:
@@ -190,26 +216,26 @@ class CatalogueWriter(Catalogue):
             self._drop_sums()
             done = self._checkpoint(0)
         except (OSError, sqlite3.Error) as error:
-            # The log still holds everything; a later one may find room.
+            # The log still holds everything; a later attempt may find room.
             logger.warning("%s: the log could not be moved: %s", self.path, error)
         threshold = max(WAL_BYTES, self.path.stat().st_size // 4)
         self._checkpoint_at = threshold if done else size + threshold
         self._write_sums()
 
     def _checkpoint(self, wait_ms: int) -> bool:
-        """Move the log into the catalogue as far as readers allow; whether it is empty now."""
+        """Move the log into the catalogue as far as readers allow; True if it is empty now."""
         self._db.execute(f"PRAGMA busy_timeout = {wait_ms}")
         busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         self._db.execute(f"PRAGMA busy_timeout = {WAIT_MS}")
         return not busy
 
     def _drop_sums(self) -> None:
-        """Before the bytes change; for good, or a power cut could bring the old note back."""
+        """Before the bytes change; durably, or a power cut could bring the old file back."""
         self._sums_path.unlink(missing_ok=True)
-        sync_folder(self.path.parent)
+        fsync_folder(self.path.parent)
 
     def _write_sums(self, commit: int | None = None) -> None:
-        """Note the bytes of the catalogue; who finds no note checks the rows instead."""
+        """Write the sums of the catalogue's bytes; without them readers check the rows."""
         try:
             size, sums = self._file.sums()
             if commit is None:
@@ -221,18 +247,18 @@ class CatalogueWriter(Catalogue):
             logger.warning("%s could not be written: %s", self._sums_path, error)
 
     def vacuum(self) -> None:
-        """Give back the room of many deleted rows."""
+        """Free the space of many deleted rows."""
         try:
             (free,) = self._db.execute("PRAGMA freelist_count").fetchone()
             (pages,) = self._db.execute("PRAGMA page_count").fetchone()
             if free > 64 and 4 * free > pages:
                 self._db.execute("VACUUM")
         except sqlite3.Error as error:
-            logger.warning("%s: the room of deleted rows stays taken: %s", self.path, error)
+            logger.warning("%s: the space of deleted rows was not freed: %s", self.path, error)
         self.tidy()
 
     def _finish(self) -> None:
-        """Leave one plain file behind."""
+        """Leave one plain file."""
         commit = None
         try:
             self.rollback()
@@ -240,13 +266,13 @@ class CatalogueWriter(Catalogue):
             self._drop_sums()
             with contextlib.suppress(sqlite3.Error):
                 self._checkpoint(2000)
-                # Not while readers are there: then it stays as it is, which is as good.
+                # Not while there are readers: then it stays as it is, which is as good.
                 self._db.execute("PRAGMA busy_timeout = 0")
                 self._db.execute("PRAGMA journal_mode = DELETE").fetchone()
         finally:
             self._db.close()
             if commit is not None:
-                # SQLite moves what is left of its log when it closes; so only now.
+                # Only now, because SQLite moves the rest of its log when it closes.
                 self._write_sums(commit)
 
 

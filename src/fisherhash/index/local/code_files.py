@@ -1,44 +1,46 @@
-"""Code files: packed codes one after the other, and beside them ids where those are not implied.
+"""Code files: packed codes one after the other, and their ids where those are not implied.
 
-A file is only ever appended to. What the catalogue has not committed does not count, and the next
-writer cuts it off. Each block of ``guards.BLOCK`` bytes has a checksum in the catalogue, which
-grows with the last block.
+Bytes are only ever appended to a file. Those that the catalogue has not committed do not count, and
+the next writer cuts them off. Each block of ``guards.SUM_BLOCK`` bytes has a checksum in the
+catalogue; that of the last block changes as the block grows.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fisherhash.errors import FisherhashError
-from fisherhash.index.local.guards import BINARY, BLOCK, crc_blocks, write_all
+from fisherhash.index.local.guards import BINARY, SUM_BLOCK, crc_blocks, write_all
 
-FOLDER = "codes"
+CODES_FOLDER = "codes"
 
 
 def codes_path(folder: Path, number: int) -> Path:
-    """The file of codes with a number."""
-    return folder / FOLDER / f"{number:06d}.codes"
+    """The file of codes with this number."""
+    return folder / CODES_FOLDER / f"{number:06d}.codes"
 
 
 def ids_path(folder: Path, number: int) -> Path:
-    """The file of their ids."""
-    return folder / FOLDER / f"{number:06d}.ids"
+    """The file of ids with this number."""
+    return folder / CODES_FOLDER / f"{number:06d}.ids"
 
 
 def extend_sums(sums: bytes, size: int, data: memoryview) -> bytes:
     """Checksums of a file of ``size`` bytes after ``data`` was added to it."""
     found = np.frombuffer(sums, dtype="<u4").tolist()
-    filled = size % BLOCK
+    filled = size % SUM_BLOCK
     start = 0
     if filled:
-        start = min(BLOCK - filled, len(data))
+        start = min(SUM_BLOCK - filled, len(data))
         found[-1] = zlib.crc32(data[:start], found[-1])
-    found += crc_blocks(data[i : i + BLOCK] for i in range(start, len(data), BLOCK))
+    found += crc_blocks(data[i : i + SUM_BLOCK] for i in range(start, len(data), SUM_BLOCK))
     return np.array(found, dtype="<u4").tobytes()
 
 
@@ -51,7 +53,7 @@ class Appender:
         self.sums = sums
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | BINARY, 0o666)
         try:
-            # What an earlier writer left behind the committed end.
+            # Bytes that an earlier writer left behind the committed end.
             if os.fstat(self._fd).st_size > size:
                 os.ftruncate(self._fd, size)
             if os.fstat(self._fd).st_size < size:
@@ -76,7 +78,7 @@ class Appender:
         os.ftruncate(self._fd, self.start)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._fd)
 
 
@@ -85,7 +87,7 @@ def map_file(path: Path, dtype: str, shape: tuple[int, ...]) -> NDArray:
 
     Raises:
         FisherhashError: it is shorter than that.
-        FileNotFoundError: it is not there.
+        FileNotFoundError: it does not exist.
     """
     count = int(np.prod(shape))
     needed = count * np.dtype(dtype).itemsize
@@ -102,10 +104,10 @@ def map_file(path: Path, dtype: str, shape: tuple[int, ...]) -> NDArray:
 
 
 def missing_bytes(path: Path, needed: int) -> FisherhashError:
-    """The error of a file that is shorter than was committed."""
+    """The error for a file that is shorter than was committed."""
     return FisherhashError(
         f"{path} is cut off: {path.stat().st_size} bytes, {needed} were committed. "
-        "Restore the index from a copy, or make it again"
+        "Restore the index from a copy, or create it again"
     )
 
 
@@ -113,17 +115,26 @@ def bad_blocks(array: NDArray, sums: bytes, first: int = 0) -> list[int]:
     """Blocks, from number ``first`` on, whose bytes are not those that were written."""
     view = array.reshape(-1).view(np.uint8).data
     noted = np.frombuffer(sums, dtype="<u4")
-    if len(noted) != -(-len(view) // BLOCK):
+    if len(noted) != -(-len(view) // SUM_BLOCK):
         return [-1]
-    found = crc_blocks(view[i : i + BLOCK] for i in range(first * BLOCK, len(view), BLOCK))
+    starts = range(first * SUM_BLOCK, len(view), SUM_BLOCK)
+    found = crc_blocks(view[i : i + SUM_BLOCK] for i in starts)
     return [first + i for i, crc in enumerate(found) if crc != noted[first + i]]
 
 
 def damaged_blocks(path: Path, blocks: list[int]) -> FisherhashError:
-    """The error of a file whose bytes changed."""
+    """The error for a file whose bytes changed."""
     more = f" and {len(blocks) - 1} more" if len(blocks) > 1 else ""
     where = f"block {blocks[0]}{more}" if blocks[0] >= 0 else "its checksums"
     return FisherhashError(
-        f"{path} is damaged: {where} of {BLOCK} bytes is not what was written. "
-        "Restore the index from a copy, or make it again"
+        f"{path} is damaged: {where} of {SUM_BLOCK} bytes is not what was written. "
+        "Restore the index from a copy, or create it again"
     )
+
+
+def delete_files(folder: Path, numbers: Iterable[int]) -> None:
+    """Delete code files; where the system refuses as one is in use, the next open deletes it."""
+    for number in numbers:
+        for path in (codes_path(folder, number), ids_path(folder, number)):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
-"""What proves that a catalogue is whole: the number of its last commit and the sums of its bytes.
+"""What proves that a catalogue is complete: the number of its last commit, sums of its bytes.
 
-SQLite keeps no checksums of its pages, and drops what follows a damaged place of its log without a
-word. So two small files stand beside it. ``head`` tells the last commit: a catalogue behind it has
-lost something. ``catalogue.sums`` tells the checksums of the catalogue's bytes; it is taken away
-before they change and written again afterwards, so while it is there it is right.
+SQLite stores no checksums of its pages, and silently drops what follows a damaged place in its log.
+So there are two small files beside it. ``head`` holds the number of the last commit: a catalogue
+behind it has lost something. ``catalogue.sums`` holds checksums of the catalogue's bytes. It is
+deleted before they change and written again afterwards, so while it exists it is right.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from fisherhash.errors import FisherhashError
+from fisherhash.index.base import CannotWriteError
 
-BLOCK = 1 << 20
+SUM_BLOCK = 1 << 20
 """Bytes that one checksum covers, in the catalogue and in the code files."""
 
 BINARY = getattr(os, "O_BINARY", 0)
@@ -29,51 +29,48 @@ _SLOT = 48
 _FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
-class CannotWriteError(FisherhashError):
-    """A disk that takes no more, or that fails.
-
-    Args:
-        what: what failed.
-        todo: what to do before the same command is run again.
-        done: what was changed before.
-        then: what the same command will do.
-    """
-
-    def __init__(
-        self, what: str, todo: str, done: str = "Nothing was added or changed", then: str = ""
-    ) -> None:
-        again = "then run the same command again" + (f": {then}" if then else "")
-        super().__init__(f"{what}. {done}; {todo}, {again}")
-        self.what, self.todo = what, todo
-
-
 def cannot_write(place: Path, error: Exception) -> CannotWriteError:
-    """The error for what the system or SQLite said about a failed write."""
-    told = getattr(error, "strerror", None) or error
+    """The error for a write that the system or SQLite refused."""
+    reason = getattr(error, "strerror", None) or error
     name = getattr(error, "sqlite_errorname", None) or ""
     full = isinstance(error, OSError) and error.errno in _FULL
     if full or name.startswith(("SQLITE_FULL", "SQLITE_IOERR_WRITE")):
-        return CannotWriteError(f"no room to write {place} ({told})", "make room on the disk")
-    return CannotWriteError(f"{place} cannot be written: {told}", "check the disk and the rights")
+        return CannotWriteError(f"no room to write {place} ({reason})", "make room on the disk")
+    todo = "check the disk and the permissions"
+    return CannotWriteError(f"{place} cannot be written: {reason}", todo)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make names that were added to or taken from a folder last, where the system can."""
-    if os.name != "posix":
-        return
-    fd = os.open(folder, os.O_RDONLY)
+def fsync_file(path: Path) -> None:
+    """Wait until the bytes of a file, or the names in a folder, are on the disk."""
+    fd = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | BINARY)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a small file so that it is either the old one or the new one."""
-    draft = path.with_name(path.name + ".new")
+def fsync_folder(folder: Path) -> None:
+    """Make names that were added to a folder or deleted from it durable, where the system can."""
+    if os.name == "posix":
+        fsync_file(folder)
+
+
+def replace_file(path: Path, *parts: bytes | memoryview, draft: Path | None = None) -> None:
+    """Write a file so that, after a power cut too, it is either the old one or the new one.
+
+    Args:
+        path: the file.
+        parts: its bytes, one part after the other.
+        draft: the name under which it is written first; it needs its own where several processes
+            may write the file.
+    """
+    draft = path.with_name(path.name + ".new") if draft is None else draft
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY, 0o666)
     try:
-        write_all(fd, data, 0)
+        offset = 0
+        for part in parts:
+            write_all(fd, part, offset)
+            offset += len(part)
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -81,7 +78,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
-    """Write all of ``data`` at a place; one call of the system may write less."""
+    """Write all of ``data`` at an offset; one system call may write less."""
     view = memoryview(data).cast("B")
     os.lseek(fd, offset, os.SEEK_SET)
     while len(view):
@@ -93,8 +90,8 @@ def _slot(commit: int) -> bytes:
     return f"{text} {zlib.crc32(text.encode()):08x}".ljust(_SLOT - 1).encode() + b"\n"
 
 
-class Head:
-    """The number of the last commit, in two places that are written in turn.
+class CommitMark:
+    """The number of the last commit, in two slots that are written in turn.
 
     A power cut while one is written leaves the other.
     """
@@ -103,11 +100,11 @@ class Head:
         self.path = path
 
     def start(self, commit: int) -> None:
-        """Write both places anew."""
+        """Write both slots."""
         replace_file(self.path, _slot(commit) * 2)
 
     def write(self, commit: int) -> None:
-        """Note a commit that is on the disk."""
+        """Write the number of a commit that is on the disk."""
         fd = os.open(self.path, os.O_WRONLY | BINARY)
         try:
             write_all(fd, _slot(commit), (commit % 2) * _SLOT)
@@ -115,10 +112,10 @@ class Head:
             os.close(fd)
 
     def read(self) -> tuple[int | None, str | None]:
-        """The last commit noted (None: unreadable) and what is wrong with the file."""
+        """The last commit written (None: unreadable) and what is wrong with the file."""
         found = self._read()
         if found[1]:
-            # Perhaps in the middle of a writer's change.
+            # Perhaps a writer is in the middle of a change.
             time.sleep(0.02)
             found = self._read()
         return found
@@ -141,7 +138,7 @@ class Head:
 
 
 def crc_blocks(blocks: Iterable[memoryview]) -> list[int]:
-    """CRC-32 of each block; zlib lets go of the interpreter, so threads share the work."""
+    """CRC-32 of each block; zlib releases the GIL, so threads share the work."""
     pending = list(blocks)
     if len(pending) < 16:
         return [zlib.crc32(block) for block in pending]
@@ -152,8 +149,9 @@ def crc_blocks(blocks: Iterable[memoryview]) -> list[int]:
 class SharedFile:
     """Read access to a SQLite file without closing it while SQLite has it open.
 
-    POSIX drops all locks a process holds on a file when any of its handles to it is closed, those
-    that SQLite holds included. So a handle is kept until the last user in this process lets go.
+    POSIX drops all locks that a process holds on a file when any of its handles to it is closed,
+    including those of SQLite. So one handle stays open until the last user in this process
+    releases it.
     """
 
     _lock = threading.Lock()
@@ -170,12 +168,12 @@ class SharedFile:
             self._fd = entry[0]
 
     def blocks(self) -> Iterable[memoryview]:
-        """The file's bytes, a block at a time."""
+        """The file's bytes, one block at a time."""
         offset = 0
         while True:
             with self._lock:
                 os.lseek(self._fd, offset, os.SEEK_SET)
-                data = os.read(self._fd, BLOCK)
+                data = os.read(self._fd, SUM_BLOCK)
             if not data:
                 return
             yield memoryview(data)
@@ -190,7 +188,7 @@ class SharedFile:
         return size, sums
 
     def release(self) -> None:
-        """Let go; again does nothing."""
+        """Release the file; again does nothing."""
         with self._lock:
             if self._key is None:
                 return
@@ -217,14 +215,14 @@ class Sums:
     blocks: tuple[int, ...]
 
     def dump(self) -> bytes:
-        """As two lines: the facts, and their own checksum."""
+        """Two lines: the facts, and their own checksum."""
         facts = {"commit": self.commit, "size": self.size, "sums": self.blocks}
         text = json.dumps(facts, separators=(",", ":")).encode()
         return text + f"\n{zlib.crc32(text):08x}\n".encode()
 
     @classmethod
     def read(cls, path: Path) -> tuple[Sums | None, str | None]:
-        """The sums (None: there are none) and what is wrong with the file, if it is there."""
+        """The sums (None: there are none) and what is wrong with the file, if it exists."""
         try:
             data = path.read_bytes()
         except FileNotFoundError:

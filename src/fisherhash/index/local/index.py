@@ -1,465 +1,559 @@
-"""The embedded index: a folder with a catalogue and code files.
+"""The local index: a folder with a catalogue and code files, see folder.py.
 
-    photos.index/
-      catalogue.sqlite      what is in the index; a change is true when it is committed here
-      catalogue.sums        checksums of the catalogue's bytes
-      head                  number of the last commit
-      codes/NNNNNN.codes    packed codes, only appended to; NNNNNN.ids where ids are not implied
-      tables/               search tables, made when they help; may be deleted at any time
-      lock                  held by the one writer
-
-A commit first brings the new codes to the disk, then commits the catalogue, then notes the number
-in ``head``. A process that ends in between leaves bytes that nobody reads. Searching checks every
-byte it uses once, so a damaged file gives an error that names it and never a wrong answer.
+A commit first brings the new codes to the disk, then commits the catalogue, then writes its number
+into ``head``. A process that ends in between leaves bytes that nobody reads. Each search checks
+every byte that it is the first to use, so a damaged file causes an error that names it and never a
+wrong result.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
-import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fisherhash.codes import check_bits, check_codes, code_bytes
+from fisherhash.codes import code_bytes
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.local import table_files
+from fisherhash.index.base import Index, Uri
+from fisherhash.index.checks import CheckedEntry, NoteTexts, as_ids, code_blocks, whole_number
+from fisherhash.index.engine import Engine
+from fisherhash.index.filters import All, Where, parse_filter, unknown_field
+from fisherhash.index.items import Codes, FileState, Ids, Item, Matches, Problem, Within
 from fisherhash.index.local.catalogue import Catalogue
-from fisherhash.index.local.catalogue_writer import CatalogueWriter, create_catalogue
+from fisherhash.index.local.catalogue_writer import CatalogueWriter
 from fisherhash.index.local.change import Change
-from fisherhash.index.local.code_files import FOLDER as CODES
-from fisherhash.index.local.guards import Head, cannot_write
+from fisherhash.index.local.code_files import codes_path, delete_files
+from fisherhash.index.local.folder import (
+    MODEL_FOLDER,
+    commit_mark,
+    create_folder,
+    is_taken,
+    must_be_index,
+    open_catalogue,
+)
+from fisherhash.index.local.format_1 import delete_old_notes
 from fisherhash.index.local.lock import WriterLock
-from fisherhash.index.local.reader import Reader, as_ids
-from fisherhash.index.local.rows import changed_rows, make_columns, new_rows
-from fisherhash.index.local.schema import NAME, State
-from fisherhash.index.local.snapshot import Ids, Snapshot, scan
-from fisherhash.index.local.writing import delete_files
+from fisherhash.index.local.rows import ItemRow
+from fisherhash.index.local.schema import CATALOGUE
+from fisherhash.index.local.snapshot import Snapshot, load_snapshot
+from fisherhash.index.local.sql import json_path, to_sql
+from fisherhash.index.local.table_files import TABLES_FOLDER, delete_tables
+from fisherhash.index.local.verify import RESTORE, verify_index
 
 logger = logging.getLogger(__name__)
 
-_PARTS = {"head", "lock", CODES, table_files.FOLDER, "catalogue.sums"}
+_MAX_SUBSETS = 8
 _STEP = 1 << 22
+_ITEMS_STEP = 1 << 12
+SLOW_SECONDS = 0.5
+"""A first search that takes longer is logged with its time."""
 
 
-class LocalIndex(Reader):
-    """An embedded index; see :meth:`create` and :meth:`open`. A context manager.
+class LocalIndex(Index):
+    """An index in a folder.
 
     Any number of processes may read while one writes; a reader sees the last commit at every call.
-    One object may be used by several threads. Do not carry it over a ``fork``.
+    Do not carry an object over a ``fork``.
 
     Attributes:
         path: the folder.
-        bits: length of its codes.
-        fingerprint: of the model that made its codes, where it was given.
-        model: a free description of that model.
-        writable: whether it was opened to be changed.
-        first_query_seconds: time of this object's first search: checks, tables and the answer.
+        first_query_seconds: time of this object's first search: checks, tables and results.
     """
 
-    def __init__(self, path: Path, *, write: bool) -> None:
-        self.writable = write
-        lock = WriterLock(path / "lock") if write else None
-        super().__init__(path, lock)
-        if write:
-            try:
-                self._clean()
-            except BaseException:
-                self.close()
-                raise
-
-    def _open_catalogue(self) -> Catalogue:
-        """The reader's way first: it changes nothing in an index that is to be refused."""
-        catalogue = super()._open_catalogue()
-        if not self.writable:
-            return catalogue
+    def __init__(self, uri: Uri, *, write: bool) -> None:
+        self.uri, self.path, self.writable = os.fspath(uri), Path(uri), write
+        self.first_query_seconds: float | None = None
+        self._guard = threading.RLock()
+        self._snapshot: Snapshot | None = None
+        self._subsets: dict[tuple[int, str], tuple[Ids, Engine]] = {}
+        lock = WriterLock(self.path / "lock") if write else None
         try:
-            catalogue.trust()
-        finally:
-            catalogue.close()
-        writer = CatalogueWriter(self.path)
-        try:
-            commit = writer.state().commit
-            if self._head.read() != (commit, None):
-                self._head.start(commit)
+            self._catalogue = open_catalogue(self.path, write=write)
         except BaseException:
-            writer.close()
-            raise
-        return writer
-
-    @classmethod
-    def create(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        bits: int,
-        fingerprint: str | None = None,
-        model: dict[str, Any] | None = None,
-    ) -> LocalIndex:
-        """Make an empty index in a new or empty folder, and open it for writing.
-
-        Args:
-            path: the folder.
-            bits: length of its codes, 1 to 1024.
-            fingerprint: of the model that makes them; codes of another one are refused.
-            model: a description of it that JSON can hold.
-        """
-        folder = Path(path)
-        bits = check_bits(bits)
-        facts = {"bits": bits, "fingerprint": fingerprint, "model": dict(model or {})}
-        try:
-            json.dumps(facts)
-        except (TypeError, ValueError) as error:
-            raise UsageError(
-                f"the model's description cannot be written as JSON: {error}"
-            ) from None
-        if (folder / NAME).exists():
-            raise UsageError(f"{folder} is an index already; open it instead")
-        if folder.exists() and not folder.is_dir():
-            raise UsageError(f"{folder} is a file; give the name of a folder that does not exist")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            foreign = _foreign(folder)
-            if foreign:
-                raise UsageError(
-                    f"{folder} holds other files ({foreign}); "
-                    "give the name of a folder that does not exist"
-                )
-            lock = WriterLock(folder / "lock")
-            try:
-                if (folder / NAME).exists():
-                    raise UsageError(f"{folder} is an index already; open it instead")
-                (folder / CODES).mkdir(exist_ok=True)
-                (folder / table_files.FOLDER).mkdir(exist_ok=True)
-                Head(folder / "head").start(State().commit)
-                create_catalogue(folder, facts)
-            finally:
+            if lock is not None:
                 lock.release()
-        except (OSError, sqlite3.Error) as error:
-            raise cannot_write(folder, error) from None
-        return cls.open(folder, write=True)
+            raise
+        # Also without close(): else SQLite moves its log at exit, and the checksums are wrong.
+        self._closing = weakref.finalize(self, _close, self._catalogue, lock)
+        self._identity = _identity(self._catalogue.path)
+        facts = self._catalogue.facts
+        self.bits, self.fingerprint, self.model = (
+            facts[name] for name in ("bits", "fingerprint", "model")
+        )
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, write: bool = False) -> LocalIndex:
-        """Open an index, to search it or (``write=True``) also to change it.
-
-        Raises:
-            UsageError: there is no index.
-            FisherhashError: it is damaged, of a newer format, or being written by another process.
-        """
-        folder = Path(path)
+    def open_at(cls, uri: Uri, *, write: bool) -> Self:
+        """See :meth:`Index.open`."""
         try:
-            _must_be_index(folder)
-            return cls(folder, write=write)
+            must_be_index(Path(uri))
+            return cls(uri, write=write)
         except OSError as error:
-            place = error.filename or folder
+            place = error.filename or uri
             raise FisherhashError(f"{place} cannot be read: {error.strerror or error}") from None
 
-    def _clean(self) -> None:
-        """Delete code files that no commit knows: an ended writer left them."""
-        _, files, _ = self._catalogue.load()
-        known = {row.number for row in files}
-        for path in (self.path / CODES).glob("*"):
-            ours = path.suffix in (".codes", ".ids") and path.stem.isdecimal()
-            if ours and int(path.stem) not in known:
-                delete_files(self.path, [int(path.stem)])
-        stale = {
-            int(path.name.partition("-")[0])
-            for path in (self.path / table_files.FOLDER).glob("*.table")
-            if path.name.partition("-")[0].isdecimal()
-        }
-        table_files.forget(self.path, stale - known)
-
-    # Changes: each call is one commit
-
-    def add(
-        self,
-        keys: Sequence[str],
-        codes: ArrayLike,
+    @classmethod
+    def create_at(
+        cls,
+        uri: Uri,
         *,
-        paths: Sequence[Any] | None = None,
-        sizes: Sequence[int | None] | None = None,
-        mtimes_ns: Sequence[int | None] | None = None,
-        labels: Sequence[Any] | None = None,
-        metadata: Sequence[Any] | None = None,
-        fingerprint: str | None = None,
-    ) -> Ids:
-        """Add items under new keys; their ids. A key that is there already: nothing is added.
+        bits: int,
+        fingerprint: str | None,
+        model: dict[str, Any],
+        save_model: Callable[[Path], object] | None,
+    ) -> Self:
+        """See :meth:`Index.create`."""
+        facts = {"bits": bits, "fingerprint": fingerprint, "model": model}
+        create_folder(Path(uri), facts, save_model)
+        return cls.open_at(uri, write=True)
 
-        Args:
-            keys: the user's names for the items.
-            codes: (n, bytes) packed codes.
-            paths: files they were made from.
-            sizes: bytes of those files.
-            mtimes_ns: their times of change.
-            labels: of each item a label or a list of labels.
-            metadata: of each item a mapping that JSON can hold.
-            fingerprint: of the model that made the codes.
-        """
-        columns = make_columns(keys, paths, sizes, mtimes_ns, labels, metadata)
-        return self._put(list(keys), codes, columns, fingerprint, add=True, update=False)
+    @classmethod
+    def exists_at(cls, uri: Uri) -> bool:
+        """See :meth:`Index.exists`."""
+        return is_taken(Path(uri))
 
-    def update(
-        self,
-        keys: Sequence[str],
-        codes: ArrayLike | None = None,
-        *,
-        paths: Sequence[Any] | None = None,
-        sizes: Sequence[int | None] | None = None,
-        mtimes_ns: Sequence[int | None] | None = None,
-        labels: Sequence[Any] | None = None,
-        metadata: Sequence[Any] | None = None,
-        fingerprint: str | None = None,
-    ) -> Ids:
-        """Change items; their ids, which stay. What is not given stays as it is, codes too."""
-        columns = make_columns(keys, paths, sizes, mtimes_ns, labels, metadata)
-        return self._put(list(keys), codes, columns, fingerprint, add=False, update=True)
+    @classmethod
+    def is_index_at(cls, uri: Uri) -> bool:
+        """See :meth:`Index.is_index`."""
+        return (Path(uri) / CATALOGUE).is_file()
 
-    def upsert(
-        self,
-        keys: Sequence[str],
-        codes: ArrayLike,
-        *,
-        paths: Sequence[Any] | None = None,
-        sizes: Sequence[int | None] | None = None,
-        mtimes_ns: Sequence[int | None] | None = None,
-        labels: Sequence[Any] | None = None,
-        metadata: Sequence[Any] | None = None,
-        fingerprint: str | None = None,
-    ) -> Ids:
-        """Add items under new keys and update those whose keys are there; their ids."""
-        columns = make_columns(keys, paths, sizes, mtimes_ns, labels, metadata)
-        return self._put(list(keys), codes, columns, fingerprint, add=True, update=True)
+    @classmethod
+    def examine_at(cls, uri: Uri) -> list[Problem]:
+        """See :meth:`Index.examine`."""
+        path = Path(uri)
+        try:
+            return super().examine_at(uri)
+        except FisherhashError as error:
+            if isinstance(error, UsageError) and not (path / CATALOGUE).exists():
+                raise
+            # The message begins with the damaged file.
+            file = str(error).removeprefix(f"{path}{os.sep}").split(" ", 1)[0]
+            return [Problem(file, f"cannot be opened: {error}", RESTORE)]
+
+    def close(self) -> None:
+        """See :meth:`Index.close`."""
+        with self._guard:
+            self._snapshot = None
+            self._subsets.clear()
+            self._closing()
+
+    # The last commit
+
+    def _must_be_open(self) -> None:
+        if not self._closing.alive:
+            raise UsageError(f"{self.uri} was closed")
+        if _identity(self._catalogue.path) != self._identity:
+            raise FisherhashError(
+                f"{self.uri} was deleted, or another index took its place, while it was "
+                "open; open it again"
+            )
+
+    def _current(self) -> Snapshot:
+        with self._guard:
+            self._must_be_open()
+            tries = 0
+            while True:
+                state = self._catalogue.state()
+                if self._snapshot is not None and self._snapshot.state == state:
+                    return self._snapshot
+                try:
+                    self._snapshot = load_snapshot(
+                        self.path, self.bits, self._catalogue, self._snapshot
+                    )
+                    self._subsets.clear()
+                    return self._snapshot
+                except FileNotFoundError as error:
+                    # Gone because another process compacted the index in between?
+                    tries += 1
+                    if self._catalogue.state().commit == state.commit or tries > 100:
+                        raise FisherhashError(
+                            f"{error.filename} is missing. Restore the index from a copy, or "
+                            "create it again"
+                        ) from None
+
+    @contextlib.contextmanager
+    def _view(self) -> Iterator[Snapshot]:
+        """The last commit, code files and rows alike: another process may commit in between."""
+        with self._guard:
+            self._must_be_open()
+            while True:
+                with self._catalogue.view() as state:
+                    if self._snapshot is not None and self._snapshot.state == state:
+                        yield self._snapshot
+                        return
+                self._current()
+
+    # Search
+
+    def _search(self, queries: Codes, k: int, where: All) -> Matches:
+        start = time.monotonic()
+        snapshot, subset = self._prepare(queries, where)
+        if subset is None:
+            found = snapshot.search(queries, k)
+        else:
+            ids, engine = subset
+            places, distances = engine.search(queries, k)
+            found = Matches(ids[places], distances)
+        self._after_search(snapshot, start)
+        return found
+
+    def _within(self, queries: Codes, radius: int, where: All) -> Within:
+        start = time.monotonic()
+        snapshot, subset = self._prepare(queries, where)
+        if subset is None:
+            found = snapshot.within(queries, radius)
+        else:
+            ids, engine = subset
+            offsets, places, distances = engine.within(queries, radius)
+            found = Within(offsets, ids[places], distances)
+        self._after_search(snapshot, start)
+        return found
+
+    def _prepare(self, queries: Codes, where: All) -> tuple[Snapshot, tuple[Ids, Engine] | None]:
+        if where:
+            with self._view() as snapshot:
+                return snapshot, self._subset(snapshot, where)
+        with self._guard:
+            snapshot = self._current()
+            snapshot.prepare(len(queries))
+            return snapshot, None
+
+    def _subset(self, snapshot: Snapshot, where: All) -> tuple[Ids, Engine]:
+        """Ids and codes of the items that match a filter; the last few are kept."""
+        # As text: 1 and True are equal, but match different items.
+        name = (snapshot.state.commit, repr(where))
+        if name not in self._subsets:
+            ids = self._matching(snapshot, where)
+            while len(self._subsets) >= _MAX_SUBSETS:
+                del self._subsets[next(iter(self._subsets))]
+            self._subsets[name] = ids, Engine(self._gather(snapshot, ids), self.bits)
+        return self._subsets[name]
+
+    def _matching(self, snapshot: Snapshot, where: All) -> Ids:
+        ids = np.array(self._catalogue.ids_where(*to_sql(where)), dtype=np.int64)
+        self._refuse_unknown(snapshot, where)
+        return ids
+
+    def _refuse_unknown(self, snapshot: Snapshot, where: All) -> None:
+        """A mistyped field would match no item, and with != every one."""
+        for condition in where.conditions if snapshot.state.rows else ():
+            paths = map(json_path, condition.paths)
+            if condition.paths and not any(map(self._catalogue.has_field, paths)):
+                known = self._catalogue.metadata_fields()
+                raise unknown_field(self.uri, condition.field, known)
+
+    def _after_search(self, snapshot: Snapshot, start: float) -> None:
+        with self._guard:
+            for segment in snapshot.segments:
+                segment.keep_tables()
+        if self.first_query_seconds is None:
+            self.first_query_seconds = time.monotonic() - start
+            if self.first_query_seconds > SLOW_SECONDS:
+                logger.info("first search of %s: %.1f s", self.uri, self.first_query_seconds)
+
+    def build(self) -> None:
+        """See :meth:`Index.build`."""
+        with self._guard:
+            self._current().prepare(1, build=True)
+
+    # Content
+
+    def get_items(self, names: Sequence[str] | Ids) -> list[Item | None]:
+        """See :meth:`Index.get_items`."""
+        with self._view() as snapshot:
+            if len(names) and isinstance(names[0], str):
+                by_key = self._catalogue.rows_of_keys(names)  # type: ignore[arg-type]
+                rows = [by_key.get(key) for key in names]
+                ids = as_ids([-1 if row is None else row.id for row in rows])
+            else:
+                ids = as_ids(names)  # type: ignore[arg-type]
+                by_id = self._catalogue.rows_of_ids(ids.tolist())
+                rows = [by_id.get(id_) for id_ in ids.tolist()]
+            exists, codes = snapshot.gather(ids)
+            return [
+                _item(id_, row, code) if there else None
+                for id_, row, code, there in zip(
+                    ids.tolist(), rows, _rows(codes), exists.tolist(), strict=True
+                )
+            ]
+
+    def items(self, where: Where | None = None) -> Iterator[Item]:
+        """See :meth:`Index.items`."""
+        found = parse_filter(where)
+        with self._view() as snapshot:
+            rows = self._catalogue.rows_where(*to_sql(found))
+            self._refuse_unknown(snapshot, found)
+            snapshot.check()
+        if found:
+            ids = as_ids(rows)
+            parts = (ids[i : i + _ITEMS_STEP] for i in range(0, len(ids), _ITEMS_STEP))
+            blocks = ((part, self._gather(snapshot, part)) for part in parts)
+        else:
+            blocks = snapshot.scan(_ITEMS_STEP)
+        return (
+            _item(id_, ItemRow.from_stored(rows[id_]) if id_ in rows else None, code)
+            for part, codes in blocks
+            for id_, code in zip(part.tolist(), _rows(codes), strict=True)
+        )
+
+    def ids(self, where: Where | None = None) -> Ids:
+        """See :meth:`Index.ids`."""
+        found = parse_filter(where)
+        with self._view() as snapshot:
+            return self._matching(snapshot, found) if found else snapshot.ids()
+
+    def count(self, where: Where | None = None) -> int:
+        """See :meth:`Index.count`."""
+        return len(self.ids(where)) if parse_filter(where) else self._current().state.live
+
+    def files(self) -> dict[str, FileState]:
+        """See :meth:`Index.files`."""
+        with self._guard:
+            self._current()
+            return self._catalogue.files()
+
+    def notes(self, kind: str) -> dict[str, Any]:
+        """See :meth:`Index.notes`."""
+        with self._guard:
+            self._current()
+            return self._catalogue.notes(kind)
+
+    def codes(self, ids: Iterable[int] | Ids) -> Codes:
+        """See :meth:`Index.codes`."""
+        with self._guard:
+            return self._gather(self._current(), as_ids(ids))
+
+    def scan(self, block: int = 1 << 16) -> Iterator[tuple[Ids, Codes]]:
+        """See :meth:`Index.scan`."""
+        with self._guard:
+            snapshot = self._current()
+            snapshot.check()
+        return snapshot.scan(whole_number("block", block, 1))
+
+    def _gather(self, snapshot: Snapshot, ids: Ids) -> Codes:
+        exists, codes = snapshot.gather(ids)
+        if not exists.all():
+            raise self._missing(ids[~exists][0])
+        return codes
+
+    # Changes
 
     def _put(
         self,
-        keys: list[str],
-        codes: ArrayLike | None,
-        columns: dict[str, list[Any]],
+        entries: Sequence[CheckedEntry],
+        notes: NoteTexts,
         fingerprint: str | None,
         *,
         add: bool,
         update: bool,
     ) -> Ids:
-        packed = None if codes is None else check_codes(codes, self.bits)
-        if packed is not None and len(packed) != len(keys):
-            raise UsageError(f"{len(keys)} keys, but {len(packed)} codes")
         with self._guard, self._commit(fingerprint) as change:
-            known = self._catalogue.rows_of_keys(keys)
-            if known and not update:
-                raise UsageError(
-                    f"{self.path} already has an item with the key {next(iter(known))!r}; "
-                    "update it, or remove it first. Nothing was added"
-                )
-            if len(known) < len(keys) and not add:
-                missing = next(key for key in keys if key not in known)
-                raise UsageError(
-                    f"{self.path} has no item with the key {missing!r}; nothing was changed"
-                )
-            fresh = [i for i, key in enumerate(keys) if key not in known]
-            old = [i for i, key in enumerate(keys) if key in known]
-            ids = np.empty(len(keys), dtype=np.int64)
+            known = self._catalogue.rows_of_keys([entry.key for entry in entries])
+            self._refuse(entries, known, add=add, update=update)
+            old = [entry for entry in entries if entry.key in known]
+            fresh = [entry for entry in entries if entry.key not in known]
+            ids = {key: row.id for key, row in known.items()}
             if old:
-                rows = [known[keys[i]] for i in old]
-                ids[old] = [row.id for row in rows]
-                change.replace_rows(rows, changed_rows(rows, _pick(columns, old)))
-                if packed is not None:
-                    change.move(ids[old], packed[old])
-            if fresh and packed is not None:
+                rows = [known[entry.key] for entry in old]
+                updated = [known[entry.key].updated(entry) for entry in old]
+                change.replace_rows(rows, updated)
+                moved = [entry for entry in old if entry.code is not None]
+                if moved:
+                    change.move(as_ids([ids[entry.key] for entry in moved]), self._packed(moved))
+            if fresh:
                 first = change.state.next_id
-                ids[fresh] = np.arange(first, first + len(fresh))
-                change.insert_rows(new_rows(first, [keys[i] for i in fresh], _pick(columns, fresh)))
-                change.append(packed[fresh])
-        return ids
+                ids |= {entry.key: id_ for id_, entry in enumerate(fresh, first)}
+                change.insert_rows([ItemRow.from_entry(ids[entry.key], entry) for entry in fresh])
+                change.append(self._packed(fresh))
+            change.write_notes(notes)
+        return as_ids([ids[entry.key] for entry in entries])
+
+    def _packed(self, entries: Sequence[CheckedEntry]) -> Codes:
+        joined = b"".join([entry.code for entry in entries if entry.code is not None])
+        return np.frombuffer(joined, dtype=np.uint8).reshape(-1, code_bytes(self.bits))
 
     def add_codes(
         self, codes: ArrayLike | Iterable[ArrayLike], *, fingerprint: str | None = None
     ) -> range:
-        """Add codes in bulk, without keys: fast, in little memory, in one commit.
-
-        Args:
-            codes: (n, bytes) packed codes, perhaps a memory map, or an iterator of such blocks.
-            fingerprint: of the model that made them.
-
-        Returns:
-            Their ids.
-        """
+        """See :meth:`Index.add_codes`."""
         with self._guard, self._commit(fingerprint) as change:
             first = change.state.next_id
-            for block in _code_blocks(codes):
-                change.append(check_codes(block, self.bits))
+            for block in code_blocks(codes, self.bits):
+                change.append(block)
             return range(first, change.state.next_id)
 
-    def remove(
-        self,
-        keys: Iterable[str] | None = None,
-        *,
-        ids: Iterable[int] | Ids | None = None,
-        missing_ok: bool = False,
-    ) -> int:
-        """Remove items by key, by id, or both; how many were removed.
-
-        Raises:
-            UsageError: a key or an id is not there (unless ``missing_ok``); nothing is removed.
-        """
-        if isinstance(keys, str):
-            raise UsageError("keys must be a list of texts, got one text")
-        names = list(dict.fromkeys(keys or ()))
-        given = np.zeros(0, dtype=np.int64) if ids is None else as_ids(ids)
+    def _remove(self, keys: list[str], ids: Ids, notes: NoteTexts, *, missing_ok: bool) -> int:
         with self._guard, self._commit(None) as change:
-            rows = self._catalogue.rows_of_keys(names)
-            if len(rows) < len(names) and not missing_ok:
-                missing = next(name for name in names if name not in rows)
-                raise UsageError(
-                    f"{self.path} has no item with the key {missing!r}; nothing was removed"
-                )
-            named = np.array([row.id for row in rows.values()], dtype=np.int64)
-            wanted = np.unique(np.concatenate([named, given]))
-            which, _ = change.before.locate(wanted)
-            if (which < 0).any() and not missing_ok:
-                raise UsageError(
-                    f"{self.path} has no item with the id {wanted[which < 0][0]}; "
-                    "nothing was removed"
-                )
-            wanted = wanted[which >= 0]
+            rows = self._catalogue.rows_of_keys(keys)
+            if len(rows) < len(keys) and not missing_ok:
+                missing = next(key for key in keys if key not in rows)
+                raise self._missing(missing, "; nothing was removed")
+            wanted = np.unique(np.concatenate([as_ids([row.id for row in rows.values()]), ids]))
+            exists = change.before.locate(wanted)[0] >= 0
+            if not exists.all() and not missing_ok:
+                raise self._missing(wanted[~exists][0], "; nothing was removed")
+            wanted = wanted[exists]
             change.remove(wanted)
+            change.write_notes(notes)
             return len(wanted)
 
     def compact(self) -> dict[str, int]:
-        """Write all that counts into new code files, drop the rest; ids stay.
-
-        Returns:
-            Codes dropped, and bytes of the code files before and after.
-        """
+        """See :meth:`Index.compact`."""
         with self._guard:
-            catalogue = self._must_write()
+            catalogue = self._writer()
             snapshot = self._current()
             rows = [segment.row for segment in snapshot.segments]
-            before = self._code_bytes(snapshot)
             dropped = sum(row.removed for row in rows)
             if dropped or len(rows) > 1:
-                for segment in snapshot.segments:
-                    segment.check()
+                snapshot.check()
                 with self._commit(None) as change:
-                    change.rewrite(scan(snapshot, _STEP, code_bytes(self.bits)))
+                    change.rewrite(snapshot.scan(_STEP))
                 numbers = {row.number for row in rows}
                 self._snapshot = None
                 delete_files(self.path, numbers)
-                table_files.forget(self.path, numbers)
+                delete_tables(self.path, numbers)
                 catalogue.vacuum()
             return {
                 "dropped": dropped,
-                "bytes_before": before,
-                "bytes_after": self._code_bytes(self._current()),
+                "bytes_before": snapshot.code_bytes(),
+                "bytes_after": self._current().code_bytes(),
             }
 
-    def _must_write(self) -> CatalogueWriter:
+    def _writer(self) -> CatalogueWriter:
+        self._must_write()
         catalogue = self._catalogue
-        if not isinstance(catalogue, CatalogueWriter):
-            raise UsageError(f"{self.path} is open for reading only; open it with write=True")
-        if catalogue.uncertain:
+        if not isinstance(catalogue, CatalogueWriter) or catalogue.uncertain:
             raise FisherhashError(
-                f"{self.path}: the disk failed during the last change. Check the disk, then close "
+                f"{self.uri}: the disk failed during the last change. Check the disk, then close "
                 "the index and open it again"
             )
         return catalogue
 
     @contextlib.contextmanager
     def _commit(self, fingerprint: str | None) -> Iterator[Change]:
-        """One commit: all that is done to the change becomes true together, or nothing does."""
-        catalogue = self._must_write()
+        """One commit: all that is done to the change happens, or nothing does."""
+        catalogue = self._writer()
         snapshot = self._current()
-        self._check_model(fingerprint, snapshot)
+        self._check_model(fingerprint, unnamed_codes=snapshot.state.next_id > 0)
         change = Change(catalogue, snapshot, self.path, self.bits)
-        catalogue.begin()
         try:
+            change.begin()
             yield change
             if change.is_empty():
                 catalogue.rollback()
                 return
             if fingerprint is not None and self.fingerprint is None:
-                catalogue.put_facts({**catalogue.facts, "fingerprint": fingerprint})
+                catalogue.put_fact("index", {**catalogue.facts, "fingerprint": fingerprint})
             change.finish()
         except BaseException:
-            self._take_back(catalogue, change)
+            self._roll_back(catalogue, change)
             raise
         finally:
             change.draft.close()
+        # It is committed; what follows is for those who come later.
         if fingerprint is not None:
             self.fingerprint = fingerprint
-        # Here it is true; what follows is for those who come later.
         with contextlib.suppress(OSError):
-            self._head.write(change.state.commit)
+            commit_mark(self.path).write(change.state.commit)
+        if change.upgrades:
+            delete_old_notes(self.path)
         catalogue.tidy()
 
-    def _take_back(self, catalogue: CatalogueWriter, change: Change) -> None:
+    def _roll_back(self, catalogue: CatalogueWriter, change: Change) -> None:
         catalogue.rollback()
         try:
-            # An interruption may come just behind the commit; then the bytes count.
+            # An interruption may come just after the commit; then the bytes count.
             unchanged = catalogue.state().commit == change.before.state.commit
             if unchanged and not catalogue.uncertain:
                 change.draft.undo()
         except FisherhashError as error:
-            logger.warning("%s: %s", self.path, error)
+            logger.warning("%s: %s", self.uri, error)
 
-    def _check_model(self, fingerprint: str | None, snapshot: Snapshot) -> None:
-        if fingerprint is None or fingerprint == self.fingerprint:
-            return
-        if self.fingerprint is not None:
-            raise self._other_model(fingerprint)
-        if snapshot.state.next_id:
-            raise UsageError(
-                f"{self.path} holds codes whose model was not named, so codes of model "
-                f"{fingerprint[:12]} cannot be told to fit; make a new index for them"
-            )
+    # Health
+
+    def verify(self) -> list[Problem]:
+        """See :meth:`Index.verify`."""
+        with self._guard:
+            while True:
+                snapshot = self._current()
+                problems = verify_index(self.path, self._catalogue, snapshot)
+                # A commit in between may have deleted what was being read.
+                if not problems or self._catalogue.state() == snapshot.state:
+                    return problems
+
+    def info(self) -> dict[str, Any]:
+        """See :meth:`Index.info`."""
+        with self._guard:
+            snapshot = self._current()
+            state = snapshot.state
+            tables = (self.path / TABLES_FOLDER).glob("*")
+            return {
+                "uri": self.uri,
+                "path": str(self.path),
+                "format": self._catalogue.format(),
+                "bits": self.bits,
+                "fingerprint": self.fingerprint,
+                "model": self.model,
+                "count": state.live,
+                "keyed": state.rows,
+                "commit": state.commit,
+                "next_id": state.next_id,
+                "removed": sum(one.row.removed for one in snapshot.segments),
+                "bytes": {
+                    "codes": snapshot.code_bytes(),
+                    "catalogue": self._catalogue.path.stat().st_size,
+                    "tables": sum(file.stat().st_size for file in tables if file.is_file()),
+                },
+                "files": [
+                    {
+                        "file": str(codes_path(self.path, one.row.number).relative_to(self.path)),
+                        "kind": one.row.kind,
+                        "codes": one.row.length,
+                        "removed": one.row.removed,
+                        "engine": one.describe(),
+                    }
+                    for one in snapshot.segments
+                ],
+                "first_query_seconds": self.first_query_seconds,
+            }
+
+    def model_folder(self) -> Path | None:
+        """See :meth:`Index.model_folder`."""
+        folder = self.path / MODEL_FOLDER
+        return folder if folder.is_dir() else None
 
 
-def _must_be_index(folder: Path) -> None:
-    if not folder.exists():
-        raise UsageError(f"{folder} does not exist. Make an index first: index sync or index add")
-    if not folder.is_dir():
-        raise UsageError(f"{folder} is a file; an index is a folder")
-    if (folder / NAME).is_file():
-        return
-    if (folder / "head").exists():
-        if not _foreign(folder):
-            raise UsageError(
-                f"{folder} is an index whose making was interrupted. Make it again; "
-                "that works in this folder"
-            )
-        if (folder / CODES).is_dir():
-            raise FisherhashError(
-                f"{folder / NAME} is missing. Restore the index from a copy, or make it again"
-            )
-    raise UsageError(f"{folder} is not an index: it holds no {NAME}")
+def _item(id_: int, row: ItemRow | None, code: bytes) -> Item:
+    return Item(id_, code) if row is None else row.item(code)
 
 
-def _foreign(folder: Path) -> str:
-    """The name of something in a folder that no interrupted making of an index left."""
-    for entry in sorted(folder.iterdir()):
-        ours = entry.name in _PARTS or entry.name.startswith((NAME + ".new", "head.new"))
-        if not ours or (entry.is_dir() and any(entry.iterdir())):
-            return entry.name
-    return ""
+def _rows(codes: Codes) -> list[bytes]:
+    data, width = codes.tobytes(), codes.shape[1]
+    return [data[i : i + width] for i in range(0, len(data), width)]
 
 
-def _pick(columns: dict[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
-    return {name: [values[i] for i in numbers] for name, values in columns.items()}
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file the catalogue is, whatever its name; None where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
-def _code_blocks(codes: Any) -> Iterator[Any]:
-    if isinstance(codes, list | tuple):
-        codes = np.asarray(codes)
-    if isinstance(codes, np.ndarray):
-        if codes.ndim != 2:
-            yield codes
-        for start in range(0, len(codes), _STEP):
-            yield codes[start : start + _STEP]
-        return
-    yield from codes
+def _close(catalogue: Catalogue, lock: WriterLock | None) -> None:
+    try:
+        catalogue.close()
+        if lock is not None:
+            lock.settle()
+    finally:
+        if lock is not None:
+            lock.release()

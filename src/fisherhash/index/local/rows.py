@@ -1,20 +1,18 @@
-"""Rows of the catalogue: a keyed item as it is stored, with its checksum."""
+"""Rows of the catalogue's tables of items and notes, as they are stored, with their checksums."""
 
 from __future__ import annotations
 
 import json
-import os
 import zlib
-from collections.abc import Mapping, Sequence
-from itertools import repeat
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from fisherhash.errors import UsageError
-from fisherhash.index.base import Item
+from fisherhash.index.checks import CheckedEntry
+from fisherhash.index.items import Item
 
 
 def encode_text(text: str) -> str | bytes:
-    """Text as SQLite stores it; a file's name that is not UTF-8 is stored as its bytes.
+    """Text as SQLite stores it; the name of a file that is not UTF-8 is stored as its bytes.
 
     >>> encode_text("caf\\udce9")
     b'caf\\xe9'
@@ -23,11 +21,7 @@ def encode_text(text: str) -> str | bytes:
         text.encode()
         return text
     except UnicodeEncodeError:
-        pass
-    try:
         return text.encode(errors="surrogateescape")
-    except UnicodeEncodeError:
-        raise UsageError(f"{text!r} is neither text nor the name of a file") from None
 
 
 def decode_text(value: str | bytes) -> str:
@@ -35,19 +29,18 @@ def decode_text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode(errors="surrogateescape")
 
 
-def row_crc(columns: Sequence[Any]) -> int:
-    """Checksum of (id, key, path, size, mtime_ns, labels, metadata) as stored."""
-    id_, key, path, size, mtime_ns, labels, metadata = columns
-    parts = [f"{id_} {size} {mtime_ns}".encode()]
+def row_crc(numbers: Sequence[Any], texts: Sequence[Any]) -> int:
+    """Checksum of a row as stored: its numbers, then its texts."""
+    parts = [" ".join(map(str, numbers)).encode()]
     parts += [
         b"\1" if text is None else text.encode() if isinstance(text, str) else text
-        for text in (key, path, labels, metadata)
+        for text in texts
     ]
     return zlib.crc32(b"\0".join(parts))
 
 
-class Row(NamedTuple):
-    """One keyed item; labels and metadata are JSON in ASCII."""
+class ItemRow(NamedTuple):
+    """One item with a key; labels and metadata are JSON in ASCII."""
 
     id: int
     key: str
@@ -57,117 +50,43 @@ class Row(NamedTuple):
     labels: str = "[]"
     metadata: str = "{}"
 
+    @classmethod
+    def from_entry(cls, id_: int, entry: CheckedEntry) -> ItemRow:
+        """The row of a new item."""
+        return cls(id_, *entry[:4], entry.labels or "[]", entry.metadata or "{}")
+
+    def updated(self, entry: CheckedEntry) -> ItemRow:
+        """The row with the fields that an entry has; the others stay."""
+        given = zip(self._fields[2:], entry[1:6], strict=True)
+        return self._replace(**{name: value for name, value in given if value is not None})
+
     def stored_columns(self) -> tuple[Any, ...]:
-        """As stored, with the checksum."""
+        """The row as it is stored, with its checksum."""
         path = None if self.path is None else encode_text(self.path)
         columns = (self.id, encode_text(self.key), path, *self[3:])
-        return *columns, row_crc(columns)
-
-    def crc(self) -> int:
-        """Checksum of the row."""
-        return self.stored_columns()[-1]
+        return *columns, item_crc(columns)
 
     @classmethod
-    def from_stored(cls, columns: Sequence[Any]) -> Row:
-        """From the columns of a row that was read (and checked)."""
+    def from_stored(cls, columns: Sequence[Any]) -> ItemRow:
+        """A row from the columns of a stored row that was checked."""
         id_, key, path, *rest = columns[:7]
         return cls(id_, decode_text(key), None if path is None else decode_text(path), *rest)
 
-    def item(self) -> Item:
-        """What the user sees."""
-        return Item(
-            self.id,
-            self.key,
-            self.path,
-            self.size,
-            self.mtime_ns,
-            tuple(json.loads(self.labels)),
-            json.loads(self.metadata),
-        )
+    def item(self, code: bytes) -> Item:
+        """The item with its code."""
+        # Most items have neither, and a search fetches many items.
+        labels = () if self.labels == "[]" else tuple(json.loads(self.labels))
+        metadata = {} if self.metadata == "{}" else json.loads(self.metadata)
+        return Item(self.id, code, *self[1:5], labels, metadata)
 
 
-_NUMBERS = range(-(2**63), 2**63)
-_COLUMNS = ("path", "size", "mtime_ns", "labels", "metadata")
+def item_crc(columns: Sequence[Any]) -> int:
+    """Checksum of (id, key, path, size, mtime_ns, labels, metadata) as stored."""
+    id_, key, path, size, mtime_ns, labels, metadata = columns
+    return row_crc((id_, size, mtime_ns), (key, path, labels, metadata))
 
 
-def make_columns(
-    keys: Sequence[str],
-    paths: Sequence[Any] | None,
-    sizes: Sequence[Any] | None,
-    mtimes_ns: Sequence[Any] | None,
-    labels: Sequence[Any] | None,
-    metadata: Sequence[Any] | None,
-) -> dict[str, list[Any]]:
-    """Check what the user gave about items; only the columns that were given are in the answer."""
-    if isinstance(keys, str):
-        raise UsageError("keys must be a list of texts, got one text")
-    seen: set[str] = set()
-    for key in keys:
-        if not isinstance(key, str) or not key:
-            raise UsageError(f"a key must be a text that is not empty, got {key!r}")
-        if key in seen:
-            raise UsageError(f"the key {key!r} is there twice in one call")
-        seen.add(key)
-    makers = (_path, _number, _number, _labels, _metadata)
-    columns: dict[str, list[Any]] = {}
-    given = (paths, sizes, mtimes_ns, labels, metadata)
-    for name, values, make in zip(_COLUMNS, given, makers, strict=True):
-        if values is None:
-            continue
-        if isinstance(values, str | Mapping) or len(values) != len(keys):
-            raise UsageError(f"{name} must be a list with one entry a key ({len(keys)})")
-        columns[name] = [make(name, key, value) for key, value in zip(keys, values, strict=True)]
-    return columns
-
-
-def new_rows(first_id: int, keys: Sequence[str], columns: Mapping[str, list[Any]]) -> list[Row]:
-    """Rows of new items with ids from ``first_id`` on."""
-    empty = [repeat(value) for value in (None, None, None, "[]", "{}")]
-    values = [columns.get(name, nothing) for name, nothing in zip(_COLUMNS, empty, strict=True)]
-    return list(map(Row, range(first_id, first_id + len(keys)), keys, *values))
-
-
-def changed_rows(rows: Sequence[Row], columns: Mapping[str, list[Any]]) -> list[Row]:
-    """The rows with the columns that were given; the others stay."""
-    return [
-        row._replace(**{name: values[i] for name, values in columns.items()})
-        for i, row in enumerate(rows)
-    ]
-
-
-def _path(_name: str, key: str, value: Any) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    try:
-        return os.fsdecode(value)
-    except TypeError:
-        raise UsageError(f"the path of {key!r} must be a path, got {value!r}") from None
-
-
-def _number(name: str, key: str, value: Any) -> int | None:
-    if value is None:
-        return None
-    try:
-        number = int(value)
-    except (TypeError, ValueError):
-        raise UsageError(f"the {name} of {key!r} must be a whole number, got {value!r}") from None
-    if number not in _NUMBERS:
-        raise UsageError(f"the {name} of {key!r} is too large: {value!r}")
-    return number
-
-
-def _labels(_name: str, key: str, value: Any) -> str:
-    names = [] if value is None else [value] if isinstance(value, str) else list(value)
-    for name in names:
-        if not isinstance(name, str):
-            raise UsageError(f"a label of {key!r} must be a text, got {name!r}")
-    return json.dumps(names)
-
-
-def _metadata(_name: str, key: str, value: Any) -> str:
-    if value is not None and not isinstance(value, Mapping):
-        raise UsageError(f"the metadata of {key!r} must be a mapping, got {value!r}")
-    try:
-        return json.dumps(dict(value or {}), allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"the metadata of {key!r} cannot be written as JSON: {error}") from None
+def note_columns(kind: str, name: str, value: str) -> tuple[Any, ...]:
+    """The row of a note as it is stored, with its checksum."""
+    columns = (encode_text(kind), encode_text(name), value)
+    return *columns, row_crc((), columns)

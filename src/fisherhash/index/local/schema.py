@@ -1,9 +1,12 @@
 """Tables and rows of the catalogue.
 
 ``facts`` holds what the index is and the state of the last commit, ``files`` the code files with
-their committed lengths and checksums, ``removed`` bits of positions that no longer count, and
-``items`` one row a keyed item. Every row carries a checksum of its content, and the state counts
-and sums the rows, so that a row that changed, vanished or is an old one is noticed.
+their committed lengths and checksums, ``removed`` one bit per removed position, ``items`` one row
+per item with a key, and ``notes`` small JSON documents. Every row carries a checksum of its
+content. The state holds the number and the sum of these checksums, so that a row that changed,
+vanished or is an old one is noticed.
+
+Format 1 had no notes: it kept them in two files beside the catalogue, see format_1.py.
 """
 
 from __future__ import annotations
@@ -11,13 +14,19 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 
-NAME = "catalogue.sqlite"
-FORMAT = 1
+CATALOGUE = "catalogue.sqlite"
+SUMS = "catalogue.sums"
+CATALOGUE_FORMAT = 2
 APPLICATION = 0x46484958  # "FHIX"
 REMOVED_BLOCK = 1 << 16
-"""Positions whose removed bits are kept in one row."""
+"""Positions whose removed bits are stored in one row."""
 
-SCHEMA = """
+NOTES_SCHEMA = """
+CREATE TABLE notes (kind TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL,
+    crc INTEGER NOT NULL, PRIMARY KEY (kind, name)) WITHOUT ROWID;
+"""
+SCHEMA = (
+    """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL);
 CREATE TABLE files (number INTEGER PRIMARY KEY, kind TEXT NOT NULL, first_id INTEGER NOT NULL,
     length INTEGER NOT NULL, removed INTEGER NOT NULL, code_sums BLOB NOT NULL,
@@ -27,6 +36,8 @@ CREATE TABLE removed (file INTEGER NOT NULL, block INTEGER NOT NULL, changed INT
 CREATE TABLE items (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, path TEXT, size INTEGER,
     mtime_ns INTEGER, labels TEXT NOT NULL, metadata TEXT NOT NULL, crc INTEGER NOT NULL);
 """
+    + NOTES_SCHEMA
+)
 ITEM_COLUMNS = "id, key, path, size, mtime_ns, labels, metadata, crc"
 
 
@@ -36,13 +47,15 @@ class State:
 
     Attributes:
         commit: its number.
-        next_id: the id that the next new item gets.
-        next_file: the number that the next code file gets.
+        next_id: the id of the next new item.
+        next_file: the number of the next code file.
         live: items that can be found.
-        rows: keyed items.
+        rows: items with a key.
         rows_sum: sum of their rows' checksums, modulo 2**64.
         files: code files.
         files_sum: sum of their rows' checksums.
+        notes: notes.
+        notes_sum: sum of their rows' checksums.
     """
 
     commit: int = 1
@@ -53,6 +66,8 @@ class State:
     rows_sum: int = 0
     files: int = 0
     files_sum: int = 0
+    notes: int = 0
+    notes_sum: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,11 +78,11 @@ class FileRow:
         number: part of its name; never used again.
         kind: "implied" (ids are first_id + position), "sorted" (explicit, ascending ids) or
             "loose" (explicit ids in the order of the updates).
-        first_id: of position 0, where ids are implied.
-        length: codes.
+        first_id: id of position 0, where ids are implied.
+        length: number of codes.
         removed: how many of them no longer count.
-        code_sums: little-endian CRC-32 of each block of the codes' file.
-        id_sums: the same of the ids' file.
+        code_sums: little-endian CRC-32 of each block of the file of codes.
+        id_sums: the same of the file of ids.
     """
 
     number: int
@@ -86,7 +101,7 @@ class FileRow:
 
 @dataclass(frozen=True)
 class RemovedRow:
-    """Removed bits of some positions of a file: bit p % 8 of byte p // 8, counted in the block."""
+    """Removed bits of one block of a file's positions: bit p % 8 of byte p // 8."""
 
     file: int
     block: int
@@ -95,6 +110,5 @@ class RemovedRow:
 
     def crc(self) -> int:
         """Checksum of the row."""
-        return zlib.crc32(
-            self.bits, zlib.crc32(f"{self.file} {self.block} {self.changed}".encode())
-        )
+        text = f"{self.file} {self.block} {self.changed}"
+        return zlib.crc32(self.bits, zlib.crc32(text.encode()))

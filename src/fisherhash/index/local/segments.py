@@ -1,10 +1,10 @@
-"""A code file as it is searched: mapped, checked, without what was removed, ids for positions."""
+"""A code file as it is searched: mapped, checked, without removed items, ids for positions."""
 
 from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from fisherhash.codes import code_bytes
 from fisherhash.errors import FisherhashError
 from fisherhash.index.engine import Engine
-from fisherhash.index.local import table_files
-from fisherhash.index.local.catalogue import FileRow
+from fisherhash.index.items import Codes, Ids
 from fisherhash.index.local.code_files import (
     bad_blocks,
     codes_path,
@@ -23,18 +22,25 @@ from fisherhash.index.local.code_files import (
     ids_path,
     map_file,
 )
-from fisherhash.index.local.guards import BLOCK
+from fisherhash.index.local.guards import SUM_BLOCK
+from fisherhash.index.local.schema import FileRow
+from fisherhash.index.local.table_files import (
+    delete_tables,
+    load_tables,
+    save_tables,
+    table_path,
+    table_paths,
+)
 
 logger = logging.getLogger(__name__)
 
 TAIL = 100_000
-"""Codes added behind the search tables before those are made again (or a quarter of the file)."""
-_ANSWERS = 1 << 24
-"""Answers held at once while removed items are dropped from them."""
+"""Codes added behind the search tables before those are built again (or a quarter of the file)."""
+_MAX_RESULTS = 1 << 24
+"""Results held at once while removed items are dropped from them."""
 
 _PIECE = 1 << 20
 
-Ids = NDArray[np.int64]
 Found = tuple[Ids, NDArray[np.int64]]
 FoundWithin = tuple[NDArray[np.int64], Ids, NDArray[np.int64]]
 
@@ -46,7 +52,7 @@ class Segment:
         row: the file as committed.
         codes: (length, bytes) mapped codes.
         ids: their ids where they are not implied.
-        removed: one bit a position, or None where nothing is removed.
+        removed: one bit per position, or None where nothing is removed.
     """
 
     def __init__(
@@ -104,7 +110,7 @@ class Segment:
         return np.flatnonzero(bits == 0)
 
     def locate(self, ids: Ids) -> NDArray[np.int64]:
-        """Positions of ids; -1 for those that are not here or no longer count."""
+        """Positions of ids; -1 for those that are not in this file or no longer count."""
         if not self.row.length:
             return np.full(ids.shape, -1, dtype=np.int64)
         if self.ids is None:
@@ -133,7 +139,7 @@ class Segment:
         return self._order
 
     def ends(self) -> NDArray[np.int64]:
-        """The positions with the smallest and the largest id; there must be some that count."""
+        """The positions with the smallest and the largest id; at least one must count."""
         if self.row.kind == "loose":
             return self.order()[[0, -1]]
         pieces = range(0, self.row.length, _PIECE)
@@ -149,7 +155,7 @@ class Segment:
                 yield piece
 
     def blocks(self, step: int) -> Iterator[tuple[Ids, NDArray[np.uint8]]]:
-        """Ids and codes of all that counts, by ascending id."""
+        """Ids and codes of all that count, by ascending id."""
         if self.row.kind == "loose":
             order = self.order()
             for start in range(0, len(order), step):
@@ -168,30 +174,30 @@ class Segment:
     # Checks
 
     def check(self) -> None:
-        """Compare bytes that were not checked yet with their checksums.
+        """Compare bytes that were not checked before with their checksums.
 
         Raises:
-            FisherhashError: they differ; the file is named.
+            FisherhashError: they differ; the message names the file.
         """
         codes, ids = self._checked_bytes
-        codes = self._check(codes_path(self.folder, self.row.number), codes, self.codes)
+        codes = self._check(codes_path, codes, self.codes)
         if self.ids is not None:
-            ids = self._check(ids_path(self.folder, self.row.number), ids, self.ids)
+            ids = self._check(ids_path, ids, self.ids)
         self._checked_bytes = (codes, ids)
 
-    def _check(self, path: Path, checked: int, array: NDArray) -> int:
+    def _check(self, path: Callable[[Path, int], Path], checked: int, array: NDArray) -> int:
         if checked == array.nbytes:
             return checked
         sums = self.row.code_sums if array is self.codes else self.row.id_sums
-        bad = bad_blocks(array, sums, max(checked, 0) // BLOCK)
+        bad = bad_blocks(array, sums, max(checked, 0) // SUM_BLOCK)
         if bad:
-            raise damaged_blocks(path, bad)
+            raise damaged_blocks(path(self.folder, self.row.number), bad)
         return array.nbytes
 
     # Search
 
     def prepare(self, queries: int, *, build: bool = False) -> None:
-        """Check the bytes and make what a search needs, as far as it is not there yet."""
+        """Check the bytes and prepare what a search needs, unless that was done before."""
         self.check()
         if self.live == 0:
             return
@@ -212,41 +218,41 @@ class Segment:
             self._tail = Engine(self.codes[self._base_length :], self.bits)
 
     def _open_tables(self, length: int) -> tuple[Engine, int, bool]:
-        """An engine with the tables kept on the disk, where they cover nearly all."""
-        kept = table_files.table_paths(self.folder, self.row.number)
+        """An engine with the stored tables, if they cover nearly all codes."""
+        kept = table_paths(self.folder, self.row.number)
         for covered in sorted(kept, reverse=True):
             if covered > length or _is_long(length - covered, covered):
                 continue
-            found = table_files.load(kept[covered], self._table_facts(covered))
+            found = load_tables(kept[covered], self._table_facts(covered))
             if found is not None:
                 try:
                     return Engine(self.codes[:covered], self.bits, tables=found), covered, True
                 except FisherhashError as error:
-                    logger.warning("%s will be made again: %s", kept[covered], error)
+                    logger.warning("%s will be built again: %s", kept[covered], error)
         return Engine(self.codes, self.bits), length, False
 
     def keep_tables(self) -> None:
-        """Write tables that the engine has made meanwhile, for this process and later ones."""
+        """Store tables that the engine has built meanwhile, for this process and later ones."""
         base = self._base
         if base is None or self._kept or self._base_length < TAIL or not base.describe()["tables"]:
             return
         self._kept = True
-        path = table_files.table_path(self.folder, self.row.number, self._base_length)
+        path = table_path(self.folder, self.row.number, self._base_length)
         facts = self._table_facts(self._base_length)
-        if not table_files.save(path, base.tables(), facts):
+        if not save_tables(path, base.tables(), facts):
             return
-        table_files.forget(self.folder, {self.row.number}, keep=path)
-        mapped = table_files.load(path, facts)
+        delete_tables(self.folder, {self.row.number}, keep=path)
+        mapped = load_tables(path, facts)
         if mapped is not None:
-            # The mapped ones instead of those in memory: the system may drop their pages.
+            # The mapped ones instead of those in memory: the system may evict their pages.
             self._base = Engine(self.codes[: self._base_length], self.bits, tables=mapped)
 
     def _table_facts(self, covered: int) -> dict[str, Any]:
-        """What tables must be of: these very bytes."""
+        """What stored tables must match: exactly these bytes."""
         size = covered * self.codes.shape[1]
-        whole = size // BLOCK
+        whole = size // SUM_BLOCK
         crc = zlib.crc32(self.row.code_sums[: 4 * whole])
-        rest = self.codes.reshape(-1).data[whole * BLOCK : size]
+        rest = self.codes.reshape(-1).data[whole * SUM_BLOCK : size]
         return {
             "file": self.row.number,
             "bits": self.bits,
@@ -255,7 +261,7 @@ class Segment:
         }
 
     def _parts(self) -> list[tuple[int, int, Engine]]:
-        """Start, end and engine of the parts that are searched (gathered ones start at 0)."""
+        """Start, end and engine of each part that is searched."""
         parts = []
         if self._base is not None:
             parts.append((0, self._base_length, self._base))
@@ -263,8 +269,8 @@ class Segment:
             parts.append((self._base_length, self.row.length, self._tail))
         return parts
 
-    def search(self, queries: NDArray[np.uint8], k: int) -> list[Found]:
-        """The k nearest that count, a list of parts to be merged; after :meth:`prepare`."""
+    def search(self, queries: Codes, k: int) -> list[Found]:
+        """The k nearest that count, as parts to be merged; after :meth:`prepare`."""
         if self.live == 0:
             return []
         if self._gathered is not None:
@@ -290,20 +296,20 @@ class Segment:
         return _ones(self.removed, end) - _ones(self.removed, start)
 
     def _search_alive(
-        self, queries: NDArray[np.uint8], want: int, start: int, end: int, engine: Engine
+        self, queries: Codes, want: int, start: int, end: int, engine: Engine
     ) -> Found:
-        """Ask for more than wanted, drop what was removed, and ask on where that was too few."""
+        """Search for more than needed, drop removed items, and go on where too few are left."""
         count = end - start
         positions = np.empty((len(queries), want), dtype=np.int64)
         distances = np.empty((len(queries), want), dtype=np.int64)
         alive_share = 1 - self.row.removed / self.row.length
-        ask = min(count, int(1.2 * want / alive_share) + 16)
+        fetch = min(count, int(1.2 * want / alive_share) + 16)
         left = np.arange(len(queries))
         while len(left):
             again = []
-            step = max(1, _ANSWERS // ask)
+            step = max(1, _MAX_RESULTS // fetch)
             for some in (left[i : i + step] for i in range(0, len(left), step)):
-                found, far = engine.search(queries[some], ask)
+                found, far = engine.search(queries[some], fetch)
                 found = found + start
                 dead = self.is_removed(found)
                 enough = (~dead).sum(axis=1) >= want
@@ -312,11 +318,11 @@ class Segment:
                 distances[some[enough]] = np.take_along_axis(far[enough], order, axis=1)
                 again.append(some[~enough])
             left = np.concatenate(again)
-            ask = min(count, 4 * ask)
+            fetch = min(count, 4 * fetch)
         return positions, distances
 
-    def within(self, queries: NDArray[np.uint8], radius: int) -> list[FoundWithin]:
-        """All that counts within a radius: (query numbers, ids, distances) of each part."""
+    def within(self, queries: Codes, radius: int) -> list[FoundWithin]:
+        """All that count within a radius: (query numbers, ids, distances) of each part."""
         if self.live == 0:
             return []
         found = []
@@ -337,7 +343,7 @@ class Segment:
         return found
 
     def describe(self) -> dict[str, Any]:
-        """What is prepared."""
+        """What is prepared for searches."""
         if self._gathered is not None:
             return {"path": "gathered", **self._gathered.describe()}
         return self._base.describe() if self._base is not None else {}
@@ -353,33 +359,26 @@ def _is_long(tail: int, base: int) -> bool:
     return tail > max(TAIL, base // 4)
 
 
-def merge(parts: list[Found], queries: int, k: int) -> Found:
+def merge_nearest(parts: list[Found], queries: int, k: int) -> Found:
     """The k best of several lists by (distance, id)."""
-    if not parts:
-        return np.zeros((queries, 0), dtype=np.int64), np.zeros((queries, 0), dtype=np.int64)
-    if len(parts) == 1:
-        ids, distances = parts[0]
-        return ids[:, :k].astype(np.int64, copy=False), distances[:, :k].astype(
-            np.int64, copy=False
-        )
-    ids = np.concatenate([part[0] for part in parts], axis=1)
-    distances = np.concatenate([part[1] for part in parts], axis=1)
+    none = np.zeros((queries, 0), dtype=np.int64)
+    ids = np.concatenate([none, *(part[0] for part in parts)], axis=1)
+    distances = np.concatenate([none, *(part[1] for part in parts)], axis=1)
+    if len(parts) < 2:
+        return ids[:, :k], distances[:, :k]
     order = np.argsort(ids, axis=1)
     by_distance = np.argsort(np.take_along_axis(distances, order, axis=1), axis=1, kind="stable")
     order = np.take_along_axis(order, by_distance, axis=1)[:, :k]
-    ids, distances = (np.take_along_axis(array, order, axis=1) for array in (ids, distances))
-    return ids.astype(np.int64, copy=False), distances.astype(np.int64, copy=False)
+    return np.take_along_axis(ids, order, axis=1), np.take_along_axis(distances, order, axis=1)
 
 
 def merge_within(parts: list[FoundWithin], queries: int) -> FoundWithin:
     """Offsets, ids and distances of several lists, each query's by (distance, id)."""
-    if not parts:
-        nothing = np.zeros(0, dtype=np.int64)
-        return np.zeros(queries + 1, dtype=np.int64), nothing, nothing
-    numbers, ids, distances = (np.concatenate([part[i] for part in parts]) for i in range(3))
+    none = np.zeros(0, dtype=np.int64)
+    numbers, ids, distances = (np.concatenate([none, *(p[i] for p in parts)]) for i in range(3))
     if len(parts) > 1:
         order = np.lexsort((ids, distances, numbers))
         numbers, ids, distances = numbers[order], ids[order], distances[order]
     offsets = np.zeros(queries + 1, dtype=np.int64)
     np.cumsum(np.bincount(numbers, minlength=queries), out=offsets[1:])
-    return offsets, ids.astype(np.int64, copy=False), distances.astype(np.int64, copy=False)
+    return offsets, ids, distances

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fisherhash.codes import code_bytes
 from fisherhash.errors import FisherhashError
+from fisherhash.index.items import Codes, Ids, Matches, Within
 from fisherhash.index.local.catalogue import Catalogue
-from fisherhash.index.local.schema import RemovedRow, State
-from fisherhash.index.local.segments import Segment
-from fisherhash.index.local.writing import apply_removed
-
-Codes = NDArray[np.uint8]
-Ids = NDArray[np.int64]
+from fisherhash.index.local.schema import REMOVED_BLOCK, RemovedRow, State
+from fisherhash.index.local.segments import Segment, merge_nearest, merge_within
 
 
 @dataclass(frozen=True)
@@ -25,11 +23,13 @@ class Snapshot:
 
     Attributes:
         state: the commit.
+        bits: length of a code.
         base: code files with ascending ids, by ascending first id.
         loose: code files of updated items.
     """
 
     state: State
+    bits: int
     base: tuple[Segment, ...]
     loose: tuple[Segment, ...]
 
@@ -37,6 +37,26 @@ class Snapshot:
     def segments(self) -> tuple[Segment, ...]:
         """All code files."""
         return self.base + self.loose
+
+    def check(self) -> None:
+        """Check all bytes that were not checked before."""
+        for segment in self.segments:
+            segment.check()
+
+    def prepare(self, queries: int, *, build: bool = False) -> None:
+        """Check the bytes and prepare what a search needs."""
+        for segment in self.segments:
+            segment.prepare(queries, build=build)
+
+    def search(self, queries: Codes, k: int) -> Matches:
+        """The k nearest items of each query; after :meth:`prepare`."""
+        parts = [part for segment in self.segments for part in segment.search(queries, k)]
+        return Matches(*merge_nearest(parts, len(queries), k))
+
+    def within(self, queries: Codes, radius: int) -> Within:
+        """Every item within a radius of each query; after :meth:`prepare`."""
+        parts = [part for segment in self.segments for part in segment.within(queries, radius)]
+        return Within(*merge_within(parts, len(queries)))
 
     def locate(self, ids: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Number of the segment and position of each id; -1 where it is not in the index."""
@@ -52,11 +72,64 @@ class Snapshot:
             which[here], places[here] = number, found[found >= 0]
         return which, places
 
+    def gather(self, ids: Ids) -> tuple[NDArray[np.bool_], Codes]:
+        """Which ids are in the index, and the codes of all (zeros for those that are not)."""
+        which, places = self.locate(ids)
+        codes = np.zeros((len(ids), code_bytes(self.bits)), dtype=np.uint8)
+        for number in np.unique(which[which >= 0]).tolist():
+            here = which == number
+            codes[here] = self.segments[number].codes[places[here]]
+        return which >= 0, codes
+
+    def ids(self) -> Ids:
+        """Ids of everything, ascending."""
+        self.check()
+        parts = [segment.ids_at(segment.live_positions()) for segment in self.segments]
+        ids = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
+        return np.sort(ids) if self.loose else ids
+
+    def scan(self, block: int) -> Iterator[tuple[Ids, Codes]]:
+        """Everything by ascending id, with updated items in their places; after :meth:`check`."""
+        loose = [part for segment in self.loose for part in segment.blocks(1 << 62)]
+        ids = np.concatenate([np.zeros(0, dtype=np.int64), *(part[0] for part in loose)])
+        none = np.zeros((0, code_bytes(self.bits)), dtype=np.uint8)
+        codes = np.concatenate([none, *(part[1] for part in loose)])
+        order = np.argsort(ids)
+        ids, codes = ids[order], codes[order]
+        done = 0
+        for segment in self.base:
+            for some_ids, some_codes in segment.blocks(block):
+                end = int(np.searchsorted(ids, some_ids[-1]))
+                if end > done:
+                    some_ids = np.concatenate([some_ids, ids[done:end]])
+                    some_codes = np.concatenate([some_codes, codes[done:end]])
+                    order = np.argsort(some_ids)
+                    some_ids, some_codes = some_ids[order], some_codes[order]
+                    done = end
+                yield some_ids, some_codes
+        for start in range(done, len(ids), block):
+            yield ids[start : start + block], codes[start : start + block]
+
+    def id_range(self) -> tuple[int, int] | None:
+        """Smallest and largest id."""
+        ends = []
+        for segment in self.segments:
+            if segment.live:
+                ends += segment.ids_at(segment.ends()).tolist()
+        return (min(ends), max(ends)) if ends else None
+
+    def code_bytes(self) -> int:
+        """Committed bytes of the code files."""
+        return sum(
+            segment.row.length * (code_bytes(self.bits) + (8 if segment.ids is not None else 0))
+            for segment in self.segments
+        )
+
 
 def load_snapshot(
     folder: Path, bits: int, catalogue: Catalogue, before: Snapshot | None
 ) -> Snapshot:
-    """The last commit; what ``before`` has mapped, checked and prepared is taken over.
+    """The last commit; it takes over what ``before`` has mapped, checked and prepared.
 
     Raises:
         FileNotFoundError: a code file is gone, perhaps because the index was compacted meanwhile.
@@ -71,46 +144,30 @@ def load_snapshot(
         old = known.get(row.number)
         marks = None
         if row.removed:
-            marks = apply_removed(
-                old.removed if old else None, by_file.get(row.number, []), row.length
-            )
+            rows = by_file.get(row.number, [])
+            marks = _apply_removed(old.removed if old else None, rows, row.length)
         if row.removed != (0 if marks is None else int(np.bitwise_count(marks).sum())):
             raise FisherhashError(
                 f"{catalogue.path} is damaged: rows of removed positions are missing or "
-                "old. Restore the index from a copy, or make it again"
+                "old. Restore the index from a copy, or create it again"
             )
         segment = Segment(folder, row, bits, marks, old)
         (loose if row.kind == "loose" else base).append(segment)
     base.sort(key=lambda segment: segment.row.first_id)
-    return Snapshot(state, tuple(base), tuple(loose))
+    return Snapshot(state, bits, tuple(base), tuple(loose))
 
 
-def scan(snapshot: Snapshot, block: int, width: int) -> Iterator[tuple[Ids, Codes]]:
-    """Everything by ascending id: updated items come back to their places on the way."""
-    loose = [part for segment in snapshot.loose for part in segment.blocks(1 << 62)]
-    ids = np.concatenate([np.zeros(0, dtype=np.int64), *(part[0] for part in loose)])
-    codes = np.concatenate([np.zeros((0, width), dtype=np.uint8), *(part[1] for part in loose)])
-    order = np.argsort(ids)
-    ids, codes = ids[order], codes[order]
-    done = 0
-    for segment in snapshot.base:
-        for some_ids, some_codes in segment.blocks(block):
-            end = int(np.searchsorted(ids, some_ids[-1]))
-            if end > done:
-                some_ids = np.concatenate([some_ids, ids[done:end]])
-                some_codes = np.concatenate([some_codes, codes[done:end]])
-                order = np.argsort(some_ids)
-                some_ids, some_codes = some_ids[order], some_codes[order]
-                done = end
-            yield some_ids, some_codes
-    for start in range(done, len(ids), block):
-        yield ids[start : start + block], codes[start : start + block]
-
-
-def id_range(snapshot: Snapshot) -> tuple[int, int] | None:
-    """Smallest and largest id."""
-    ends = []
-    for segment in snapshot.segments:
-        if segment.live:
-            ends += segment.ids_at(segment.ends()).tolist()
-    return (min(ends), max(ends)) if ends else None
+def _apply_removed(
+    old: NDArray[np.uint8] | None, rows: Sequence[RemovedRow], length: int
+) -> NDArray[np.uint8] | None:
+    """The removed bits of a file of ``length`` codes after some blocks changed."""
+    if not rows and (old is None or len(old) == -(-length // 8)):
+        return old
+    bits = np.zeros(-(-length // 8), dtype=np.uint8)
+    if old is not None:
+        bits[: len(old)] = old
+    for row in rows:
+        start = row.block * (REMOVED_BLOCK // 8)
+        part = np.frombuffer(row.bits, dtype=np.uint8)[: max(0, len(bits) - start)]
+        bits[start : start + len(part)] = part
+    return bits

@@ -1,4 +1,4 @@
-"""Search tables on disk: derived from a code file, checked when opened, made again when wrong."""
+"""Search tables on disk: derived from a code file, checked when opened, rebuilt when wrong."""
 
 from __future__ import annotations
 
@@ -8,90 +8,80 @@ import logging
 import os
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fisherhash.index.local.guards import BINARY, BLOCK, crc_blocks, write_all
+from fisherhash.index.local.guards import SUM_BLOCK, crc_blocks, replace_file
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "tables"
+TABLES_FOLDER = "tables"
 _MAGIC = b"fisherhash tables 1\n"
 _ALIGN = 64
 _DRAFT_SECONDS = 3600.0
 
-Tables = dict[str, NDArray[Any]]
+TableArrays = dict[str, NDArray[Any]]
 
 
 def table_path(folder: Path, number: int, length: int) -> Path:
     """The file with the tables of the first ``length`` codes of a code file."""
-    return folder / FOLDER / f"{number:06d}-{length}.table"
+    return folder / TABLES_FOLDER / f"{number:06d}-{length}.table"
 
 
 def table_paths(folder: Path, number: int) -> dict[int, Path]:
     """Files with tables of a code file, by how many codes they cover."""
     found = {}
-    for path in (folder / FOLDER).glob(f"{number:06d}-*.table"):
+    for path in (folder / TABLES_FOLDER).glob(f"{number:06d}-*.table"):
         covered = path.stem.partition("-")[2]
         if covered.isdecimal():
             found[int(covered)] = path
     return found
 
 
-def save(path: Path, tables: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> bool:
-    """Write tables so that the file is whole or not there; False where that is not possible."""
-    arrays, places, offset = [], [], 0
+def save_tables(path: Path, tables: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> bool:
+    """Write tables so that the file is complete or absent; returns whether that was possible."""
+    parts, places, offset = [], [], 0
     for name, array in tables.items():
-        kind, shape = array.dtype.str, array.shape
         view = _bytes(np.ascontiguousarray(array))
-        sums = crc_blocks(view[i : i + BLOCK] for i in range(0, len(view), BLOCK))
+        sums = crc_blocks(view[i : i + SUM_BLOCK] for i in range(0, len(view), SUM_BLOCK))
+        kind, shape = array.dtype.str, array.shape
         places.append({"name": name, "type": kind, "shape": shape, "offset": offset, "sums": sums})
-        arrays.append((offset, view))
-        offset += -(-len(view) // _ALIGN) * _ALIGN
+        parts += [view, bytes(-len(view) % _ALIGN)]
+        offset += len(view) + len(parts[-1])
     header = json.dumps({"facts": facts, "arrays": places, "size": offset}).encode()
     head = _MAGIC + f"{len(header):012d} {zlib.crc32(header):08x}\n".encode() + header
-    start = -(-len(head) // _ALIGN) * _ALIGN
     draft = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         path.parent.mkdir(exist_ok=True)
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY, 0o666)
-        try:
-            write_all(fd, head, 0)
-            for place, view in arrays:
-                write_all(fd, view, start + place)
-            os.ftruncate(fd, start + offset)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.replace(draft, path)
+        replace_file(path, head, bytes(-len(head) % _ALIGN), *parts, draft=draft)
     except OSError as error:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
-        logger.warning("search tables could not be kept in %s: %s", path.parent, error)
+        logger.warning("search tables could not be stored in %s: %s", path.parent, error)
         return False
     return True
 
 
-def load(path: Path, facts: Mapping[str, Any]) -> Tables | None:
-    """Tables mapped from a file; None, with a line in the log, where it does not hold them."""
+def load_tables(path: Path, facts: Mapping[str, Any]) -> TableArrays | None:
+    """Tables mapped from a file; None, with a line in the log, if it does not hold them."""
     try:
-        tables, found = read(path)
+        tables, found = read_tables(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        logger.warning("%s is damaged and will be made again: %s", path, error)
+        logger.warning("%s is damaged and will be built again: %s", path, error)
         return None
     if found != dict(facts):
-        logger.info("%s is of another state and will be made again", path)
+        logger.info("%s belongs to another state and will be built again", path)
         return None
     return tables
 
 
-def read(path: Path) -> tuple[Tables, dict[str, Any]]:
+def read_tables(path: Path) -> tuple[TableArrays, dict[str, Any]]:
     """Tables and facts of a file whose checksums all hold.
 
     Raises:
@@ -112,7 +102,7 @@ def read(path: Path) -> tuple[Tables, dict[str, Any]]:
     size = start + described["size"]
     if path.stat().st_size != size:
         raise ValueError(f"{path.stat().st_size} bytes instead of {size}")
-    tables: Tables = {}
+    tables: TableArrays = {}
     for place in described["arrays"]:
         shape = tuple(place["shape"])
         if 0 in shape:
@@ -120,7 +110,7 @@ def read(path: Path) -> tuple[Tables, dict[str, Any]]:
             continue
         array = np.memmap(path, place["type"], "r", start + place["offset"], shape)
         view = _bytes(array)
-        sums = crc_blocks(view[i : i + BLOCK] for i in range(0, len(view), BLOCK))
+        sums = crc_blocks(view[i : i + SUM_BLOCK] for i in range(0, len(view), SUM_BLOCK))
         if sums != place["sums"]:
             raise ValueError(f"the bytes of '{place['name']}' changed")
         tables[place["name"]] = array
@@ -131,14 +121,14 @@ def _bytes(array: NDArray[Any]) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def forget(folder: Path, numbers: set[int] | None, *, keep: Path | None = None) -> None:
-    """Delete the tables of some code files (None: of all), and drafts that nobody finishes."""
-    for path in (folder / FOLDER).glob("*"):
+def delete_tables(folder: Path, numbers: Container[int], *, keep: Path | None = None) -> None:
+    """Delete the tables of some code files, and drafts that nobody will finish."""
+    for path in (folder / TABLES_FOLDER).glob("*"):
         with contextlib.suppress(OSError, ValueError):
             if path.suffix == ".new":
                 if time.time() - path.stat().st_mtime > _DRAFT_SECONDS:
                     path.unlink()
             elif path != keep and path.suffix == ".table":
                 number = int(path.name.partition("-")[0])
-                if numbers is None or number in numbers:
+                if number in numbers:
                     path.unlink()

@@ -1,82 +1,37 @@
-"""Checks of everything an index holds, file by file."""
+"""Checks of everything that an index holds, file by file."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.local import table_files
-from fisherhash.index.local.catalogue import NAME, Catalogue
+from fisherhash.index.items import Problem
+from fisherhash.index.local.catalogue import Catalogue
 from fisherhash.index.local.code_files import bad_blocks, codes_path, ids_path
-from fisherhash.index.local.guards import BLOCK, Head
+from fisherhash.index.local.folder import commit_mark
+from fisherhash.index.local.format_1 import read_old_notes
+from fisherhash.index.local.guards import SUM_BLOCK
+from fisherhash.index.local.schema import CATALOGUE
+from fisherhash.index.local.snapshot import Snapshot
+from fisherhash.index.local.table_files import TABLES_FOLDER, read_tables
 
-if TYPE_CHECKING:
-    from fisherhash.index.local.index import Snapshot
-
-_RESTORE = "restore the index from a copy, or make it again"
-_OPEN = "harmless: the next command that changes the index makes it again"
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Something that is not as it was written.
-
-    Attributes:
-        file: the file, inside the index.
-        what: what is wrong with it.
-        todo: what to do.
-    """
-
-    file: str
-    what: str
-    todo: str
-
-    def __str__(self) -> str:
-        return f"{self.file} {self.what}; {self.todo}"
+RESTORE = "restore the index from a copy, or create it again"
+_HARMLESS = "harmless: the next command that changes the index writes it again"
 
 
-def verify_path(place: str | os.PathLike[str]) -> list[Problem]:
-    """Check an index that may be too damaged to be opened.
-
-    Raises:
-        UsageError: there is no index.
-    """
-    from fisherhash.index.local.index import LocalIndex
-
-    path = Path(place)
-    try:
-        with LocalIndex.open(path) as index:
-            return index.verify()
-    except FisherhashError as error:
-        if isinstance(error, UsageError) and not (path / NAME).exists():
-            raise
-        return [Problem(_named(path, str(error)), f"cannot be opened: {error}", _RESTORE)]
-
-
-def _named(path: Path, sentence: str) -> str:
-    """The file that an error's sentence begins with."""
-    first = sentence.split(" ", 1)[0]
-    prefix = f"{path}/"
-    return sentence[len(prefix) :].split(" ", 1)[0] if sentence.startswith(prefix) else first
-
-
-def verify_index(path: Path, catalogue: Catalogue, snapshot: Snapshot, head: Head) -> list[Problem]:
-    """All that is wrong with an open index."""
+def verify_index(path: Path, catalogue: Catalogue, snapshot: Snapshot) -> list[Problem]:
+    """Everything that is wrong with an open index."""
     problems = []
-    _, wrong = head.read()
+    _, wrong = commit_mark(path).read()
     if wrong:
-        problems.append(Problem(head.path.name, wrong, _OPEN))
+        problems.append(Problem("head", wrong, _HARMLESS))
     rows = catalogue.row_problems()
-    problems += [Problem(NAME, text, _RESTORE) for text in rows]
+    problems += [Problem(CATALOGUE, text, RESTORE) for text in rows]
     changed = catalogue.byte_problem()
-    if changed and not (rows and changed[0] == NAME):
+    if changed and not (rows and changed[0] == CATALOGUE):
         file, what = changed
-        problems.append(Problem(file, what, _OPEN if file != NAME else _RESTORE))
+        problems.append(Problem(file, what, _HARMLESS if file != CATALOGUE else RESTORE))
     for segment in snapshot.segments:
         row = segment.row
         files = [(codes_path(path, row.number), segment.codes, row.code_sums)]
@@ -87,49 +42,51 @@ def verify_index(path: Path, catalogue: Catalogue, snapshot: Snapshot, head: Hea
             try:
                 size = file.stat().st_size
             except FileNotFoundError:
-                problems.append(Problem(name, "is missing", _RESTORE))
+                problems.append(Problem(name, "is missing", RESTORE))
                 continue
             if size < array.nbytes:
-                problems.append(Problem(name, "is cut off", _RESTORE))
+                problems.append(Problem(name, "is cut off", RESTORE))
             elif bad := bad_blocks(array, sums):
-                what = f"has {len(bad)} blocks of {BLOCK} bytes that are not what was written"
-                problems.append(Problem(name, what, _RESTORE))
+                what = f"has {len(bad)} blocks of {SUM_BLOCK} bytes that are not what was written"
+                problems.append(Problem(name, what, RESTORE))
     if not problems:
         problems += _contents(catalogue, snapshot)
+    if catalogue.format() == 1:
+        problems += read_old_notes(path)[1]
     return problems + _tables(path)
 
 
 def _contents(catalogue: Catalogue, snapshot: Snapshot) -> list[Problem]:
-    """Whether rows and code files tell the same story; after all checksums hold."""
+    """Whether rows and code files agree; after all checksums were found right."""
     problems = []
     live = sum(segment.live for segment in snapshot.segments)
     if live != snapshot.state.live:
-        what = f"tells of {snapshot.state.live} items, the code files hold {live}"
-        problems.append(Problem(NAME, what, _RESTORE))
+        what = f"lists {snapshot.state.live} items, the code files hold {live}"
+        problems.append(Problem(CATALOGUE, what, RESTORE))
     for segment in snapshot.segments:
         ids = segment.ids
         if segment.row.kind == "loose":
             ids = segment.ids_at(segment.order())
         if ids is not None and (np.diff(ids) <= 0).any():
             name = f"codes/{segment.row.number:06d}.ids"
-            problems.append(Problem(name, "holds an id twice or out of order", _RESTORE))
+            problems.append(Problem(name, "holds an id twice or out of order", RESTORE))
     ids = np.array(catalogue.ids_where("1", []), dtype=np.int64)
     which, _ = snapshot.locate(ids)
     if (which < 0).any():
         what = f"has rows of {(which < 0).sum()} items without a code"
-        problems.append(Problem(NAME, what, _RESTORE))
+        problems.append(Problem(CATALOGUE, what, RESTORE))
     return problems
 
 
 def _tables(path: Path) -> list[Problem]:
     problems = []
-    for file in sorted((path / table_files.FOLDER).glob("*.table")):
+    for file in sorted((path / TABLES_FOLDER).glob("*.table")):
         try:
-            table_files.read(file)
+            read_tables(file)
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
             name = file.relative_to(path).as_posix()
-            todo = "harmless: the next search that needs it makes it again"
+            todo = "harmless: the next search that needs it builds it again"
             problems.append(Problem(name, f"is damaged ({error})", todo))
     return problems

@@ -1,9 +1,9 @@
-"""What one commit changes, gathered before anything is written."""
+"""New bytes and new rows of code files that one commit adds."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fisherhash.codes import code_bytes
-from fisherhash.index.local.code_files import Appender, codes_path, ids_path
-from fisherhash.index.local.guards import cannot_write, sync_folder
+from fisherhash.index.items import Codes, Ids
+from fisherhash.index.local.code_files import Appender, codes_path, delete_files, ids_path
+from fisherhash.index.local.guards import cannot_write, fsync_folder
 from fisherhash.index.local.schema import REMOVED_BLOCK, FileRow, RemovedRow
 from fisherhash.index.local.segments import Segment
 
 MAX_LENGTH = 1 << 27
-"""Codes in one file; a longer collection goes on in the next one."""
+"""Codes in one file; a longer collection continues in the next one."""
 
 
 @dataclass
@@ -42,8 +43,8 @@ class Draft:
     _appenders: dict[int, tuple[Appender, Appender | None]] = field(default_factory=dict)
     _new: set[int] = field(default_factory=set)
 
-    def append(self, kind: str, first_id: int, codes: NDArray[np.uint8], ids: NDArray) -> None:
-        """Add codes to the open file of a kind, or begin the next file where that is full.
+    def append(self, kind: str, first_id: int, codes: Codes, ids: Ids) -> None:
+        """Add codes to the open file of a kind, or start the next file where that one is full.
 
         Args:
             kind: of the file, as in :class:`FileRow`.
@@ -89,7 +90,7 @@ class Draft:
         if pair is None:
             size = row.length * code_bytes(self.bits)
             code_file = Appender(codes_path(self.folder, row.number), size, row.code_sums)
-            # Noted at once: an error in what follows must find it.
+            # Stored at once, so that an error in what follows finds it.
             self._appenders[row.number] = pair = (code_file, None)
             if row.kind != "implied":
                 path = ids_path(self.folder, row.number)
@@ -98,7 +99,7 @@ class Draft:
         return pair
 
     def remove(self, segment: Segment, positions: NDArray[np.int64]) -> None:
-        """Mark positions of a file as removed; they must count until now, each given once."""
+        """Mark positions of a file as removed; each must count until now and occur once."""
         if not len(positions):
             return
         number = segment.row.number
@@ -123,7 +124,7 @@ class Draft:
             for appender in self._each():
                 appender.sync()
             if self._new:
-                sync_folder(codes_path(self.folder, 0).parent)
+                fsync_folder(codes_path(self.folder, 0).parent)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -133,7 +134,7 @@ class Draft:
             raise cannot_write(self.folder, error) from error
 
     def undo(self) -> None:
-        """Take back what was written, as far as the disk lets us; it does not count anyway."""
+        """Delete what was written, as far as the disk allows; it does not count anyway."""
         for appender in self._each():
             with contextlib.suppress(OSError):
                 appender.undo()
@@ -142,34 +143,10 @@ class Draft:
             delete_files(self.folder, [number])
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for appender in self._each():
             appender.close()
         self._appenders.clear()
 
     def _each(self) -> Iterable[Appender]:
         return [one for pair in self._appenders.values() for one in pair if one is not None]
-
-
-def delete_files(folder: Path, numbers: Iterable[int]) -> None:
-    """Delete code files; one that is in use where the system forbids it goes at the next open."""
-    for number in numbers:
-        for path in (codes_path(folder, number), ids_path(folder, number)):
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
-
-
-def apply_removed(
-    old: NDArray[np.uint8] | None, rows: Sequence[RemovedRow], length: int
-) -> NDArray[np.uint8] | None:
-    """The removed bits of a file of ``length`` codes after some blocks changed."""
-    if not rows and (old is None or len(old) == -(-length // 8)):
-        return old
-    bits = np.zeros(-(-length // 8), dtype=np.uint8)
-    if old is not None:
-        bits[: len(old)] = old
-    for row in rows:
-        start = row.block * (REMOVED_BLOCK // 8)
-        part = np.frombuffer(row.bits, dtype=np.uint8)[: max(0, len(bits) - start)]
-        bits[start : start + len(part)] = part
-    return bits

@@ -1,0 +1,207 @@
+"""Checks of what callers pass to an index, the same for every back-end."""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fisherhash.codes import check_codes, code_bytes
+from fisherhash.errors import UsageError
+from fisherhash.index.items import Codes, Entry, Ids
+
+Notes = Mapping[str, Mapping[str, Any]]
+"""Small JSON documents by kind and name; a value of None removes the document."""
+NoteTexts = dict[tuple[str, str], str | None]
+"""Checked notes: JSON text by (kind, name), None where the document is to be removed."""
+
+_INT64 = range(-(2**63), 2**63)
+_BLOCK_CODES = 1 << 22
+
+
+class CheckedEntry(NamedTuple):
+    """An entry whose every field is valid: the code as bytes, labels and metadata as JSON text."""
+
+    key: str
+    path: str | None
+    size: int | None
+    mtime_ns: int | None
+    labels: str | None
+    metadata: str | None
+    code: bytes | None
+
+
+def check_entries(entries: Iterable[Entry], bits: int) -> list[CheckedEntry]:
+    """Entries in the form in which they can be stored.
+
+    Raises:
+        UsageError: a field of an entry is not what it has to be, or a key occurs twice.
+    """
+    if isinstance(entries, Entry | str | Mapping):
+        raise UsageError(f"entries must be a list of Entry objects, got {entries!r}")
+    given = list(entries)
+    seen: set[str] = set()
+    for entry in given:
+        if not isinstance(entry, Entry):
+            raise UsageError(f"entries must be Entry objects, got {entry!r}")
+        key = entry.key
+        if not isinstance(key, str) or not key:
+            raise UsageError(f"a key must be a text that is not empty, got {key!r}")
+        if key in seen:
+            raise UsageError(f"the key {key!r} occurs twice in one call")
+        seen.add(key)
+    return [
+        CheckedEntry(
+            _text(entry.key),
+            _path(entry.key, entry.path),
+            _number("size", entry.key, entry.size),
+            _number("mtime_ns", entry.key, entry.mtime_ns),
+            _labels(entry.key, entry.labels),
+            _metadata(entry.key, entry.metadata),
+            code,
+        )
+        for entry, code in zip(given, _codes(given, bits), strict=True)
+    ]
+
+
+def _codes(entries: list[Entry], bits: int) -> Iterator[bytes | None]:
+    width = code_bytes(bits)
+    given = [entry.code for entry in entries if entry.code is not None]
+    packed = b""
+    if given:
+        try:
+            if all(isinstance(code, bytes) and len(code) == width for code in given):
+                rows: Any = np.frombuffer(b"".join(given), dtype=np.uint8)  # type: ignore[arg-type]
+                rows = rows.reshape(-1, width)
+            else:
+                rows = np.asarray(
+                    [np.frombuffer(c, np.uint8) if isinstance(c, bytes) else c for c in given]
+                )
+        except ValueError:
+            raise UsageError(f"every code of {bits} bits must have {width} bytes") from None
+        packed = check_codes(rows, bits).tobytes()
+    start = 0
+    for entry in entries:
+        if entry.code is None:
+            yield None
+        else:
+            yield packed[start : start + width]
+            start += width
+
+
+def _text(text: str) -> str:
+    try:
+        text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        raise UsageError(f"{text!r} is neither text nor the name of a file") from None
+    return text
+
+
+def _path(key: str, value: Any) -> str | None:
+    if value is None:
+        return None
+    try:
+        return _text(os.fsdecode(value))
+    except TypeError:
+        raise UsageError(f"the path of {key!r} must be a path, got {value!r}") from None
+
+
+def _number(name: str, key: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"the {name} of {key!r} must be a whole number, got {value!r}") from None
+    if number not in _INT64:
+        raise UsageError(f"the {name} of {key!r} is too large: {value!r}")
+    return number
+
+
+def _labels(key: str, value: Any) -> str | None:
+    if value is None:
+        return None
+    names = [value] if isinstance(value, str) else list(value)
+    for name in names:
+        if not isinstance(name, str):
+            raise UsageError(f"a label of {key!r} must be a text, got {name!r}")
+    return json.dumps(names)
+
+
+def _metadata(key: str, value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise UsageError(f"the metadata of {key!r} must be a mapping, got {value!r}")
+    return as_json(dict(value), f"the metadata of {key!r}")
+
+
+def as_json(value: Any, what: str) -> str:
+    """A value as JSON text in ASCII, or a :class:`UsageError` that says what it is."""
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{what} cannot be written as JSON: {error}") from None
+
+
+def check_notes(notes: Notes | None) -> NoteTexts:
+    """Notes as JSON texts by (kind, name)."""
+    found: NoteTexts = {}
+    for kind, documents in (notes or {}).items():
+        for name, value in documents.items():
+            for text in (kind, name):
+                if not isinstance(text, str) or not text:
+                    raise UsageError(f"a note's kind and name must be texts, got {kind!r} {name!r}")
+                _text(text)
+            what = f"the note {name!r} of the kind {kind!r}"
+            found[kind, name] = None if value is None else as_json(value, what)
+    return found
+
+
+def check_keys(keys: Iterable[str] | None) -> list[str]:
+    """Keys without repetition; a single text is an error, as its letters are no keys."""
+    if isinstance(keys, str):
+        raise UsageError("keys must be a list of texts, got one text")
+    names = list(dict.fromkeys(keys or ()))
+    for name in names:
+        if not isinstance(name, str):
+            raise UsageError(f"a key must be a text, got {name!r}")
+    return names
+
+
+def as_ids(ids: Iterable[int] | Ids) -> Ids:
+    """Ids as an array, or a :class:`UsageError` if they are not whole numbers."""
+    array = np.asarray(ids if isinstance(ids, np.ndarray | range) else list(ids))
+    if array.size and (array.dtype.kind not in "iu" or array.ndim != 1):
+        raise UsageError(f"ids must be a list of whole numbers, got {ids!r}")
+    return array.reshape(-1).astype(np.int64)
+
+
+def whole_number(name: str, value: Any, least: int) -> int:
+    """A whole number of at least ``least``, or a :class:`UsageError` that names the argument."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or number < least:
+        raise UsageError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    return number
+
+
+def code_blocks(codes: ArrayLike | Iterable[ArrayLike], bits: int) -> Iterator[Codes]:
+    """Checked blocks of codes from one array, perhaps a memory map, or from several."""
+    if isinstance(codes, list | tuple):
+        codes = np.asarray(codes)
+    if isinstance(codes, np.ndarray):
+        array = codes
+        if array.ndim != 2:
+            check_codes(array, bits)
+        steps = range(0, len(array), _BLOCK_CODES)
+        codes = (array[start : start + _BLOCK_CODES] for start in steps)
+    for block in codes:  # type: ignore[union-attr]
+        yield check_codes(block, bits)

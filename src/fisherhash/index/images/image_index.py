@@ -1,0 +1,329 @@
+"""An index of images: a folder kept in sync, searches by image or by key, duplicates.
+
+    hasher = Hasher.load("general-64")
+    with ImageIndex.create("photos.index", hasher) as images:
+        images.sync("photos")
+        for match in images.search("holiday.jpg", k=5)[0]:
+            print(match.distance, match.path)
+
+Open one once, keep it open, and use it from as many threads as you like.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import numpy as np
+
+from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.index.base import Index, Problem, Uri
+from fisherhash.index.images.duplicates import Duplicates, duplicates_of
+from fisherhash.index.images.models import hasher_of
+from fisherhash.index.images.results import (
+    Match,
+    SearchResult,
+    SkippedFile,
+    SyncReport,
+    image_path,
+    synced_folder,
+)
+from fisherhash.index.images.syncing import (
+    Import,
+    add_images,
+    check_folder,
+    find_images,
+    sync_images,
+)
+
+if TYPE_CHECKING:
+    from fisherhash.data.images import ImageLike
+    from fisherhash.index.filters import Where
+    from fisherhash.model.hasher import Hasher
+
+DEFAULT_K = 10
+
+
+class ImageIndex:
+    """An index together with the hasher that makes its codes. A context manager.
+
+    Args:
+        index: an open index; closed together with this object.
+        hasher: the hasher of its codes; without one, the index's own is loaded when an image has
+            to be encoded. A search by key and :meth:`duplicates` never load it.
+        device: where to encode images: ``cpu``, ``cuda``, …
+
+    Raises:
+        UsageError: the index holds codes of another hasher.
+
+    Attributes:
+        index: the index.
+    """
+
+    def __init__(self, index: Index, hasher: Hasher | None = None, *, device: str = "cpu") -> None:
+        if hasher is not None and index.fingerprint not in (None, hasher.fingerprint()):
+            raise UsageError(f"the codes of {index.uri} were made by another model than {hasher}")
+        self.index = index
+        self._hasher, self._device = hasher, device
+        self._loading = threading.Lock()
+
+    @classmethod
+    def open(cls, uri: Uri, *, write: bool = False, device: str = "cpu") -> Self:
+        """Open an index of images.
+
+        Args:
+            uri: the path or the URI of the index.
+            write: allow changes.
+            device: where to encode images.
+        """
+        return cls(Index.open(uri, write=write), device=device)
+
+    @classmethod
+    def create(cls, uri: Uri, hasher: Hasher, *, model: Mapping[str, Any] | None = None) -> Self:
+        """Create an empty index and open it for writing.
+
+        Args:
+            uri: where; there must be nothing yet.
+            hasher: makes its codes. The index remembers a built-in one by its name and carries any
+                other one with it.
+            model: a description of the hasher in place of its own.
+        """
+        if not hasher.head.hamming:
+            raise UsageError(
+                f"codes of {hasher.method} are not compared by Hamming distance, so an index "
+                "cannot search them; take a model of another method"
+            )
+        model = hasher.about if model is None else model
+        index = Index.create(
+            uri,
+            bits=hasher.bits,
+            fingerprint=hasher.fingerprint(),
+            model=model,
+            save_model=None if "builtin" in model else hasher.save,
+        )
+        return cls(index, hasher)
+
+    @property
+    def hasher(self) -> Hasher:
+        """The hasher of the index, loaded at first use."""
+        with self._loading:
+            if self._hasher is None:
+                self._hasher = hasher_of(self.index, device=self._device)
+            return self._hasher
+
+    # Changes
+
+    def sync(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        dry_run: bool = False,
+        allow_empty: bool = False,
+        moved: bool = False,
+    ) -> SyncReport:
+        """Bring the index in sync with a folder of images: encode, update, remove.
+
+        Args:
+            folder: the images, in sub-folders of any depth.
+            dry_run: only report what would be done.
+            allow_empty: let an empty folder empty the index.
+            moved: the index was in sync with another folder, and this one takes its place.
+
+        Raises:
+            UsageError: there is no such folder, it is another one than before, or it is empty.
+        """
+        root = check_folder(folder, self.index.uri)
+        return sync_images(
+            self._import(),
+            root,
+            find_images(root, self.index.uri),
+            dry_run=dry_run,
+            allow_empty=allow_empty,
+            moved=moved,
+        )
+
+    def add(
+        self,
+        images: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        *,
+        labels: Sequence[str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> SyncReport:
+        """Add image files, and all images in folders; encode them only if they changed.
+
+        Args:
+            images: files and folders.
+            labels: of all these images; they replace those that an image had.
+            metadata: of all these images, likewise.
+        """
+        several = [images] if isinstance(images, str | os.PathLike) else images
+        return add_images(self._import(), several, labels=labels, metadata=metadata)
+
+    def remove(self, keys: Iterable[str] = (), *, where: Where | None = None) -> int:
+        """Remove items by key, or those that match a filter; returns how many.
+
+        No image file is touched.
+
+        Raises:
+            UsageError: there is no item with one of the keys; nothing is removed.
+        """
+        if where is not None:
+            return self.index.remove(keys, ids=self.index.ids(where))
+        return self.index.remove(keys)
+
+    def _import(self) -> Import:
+        return Import(self.index, lambda: self.hasher)
+
+    # Search
+
+    def search(
+        self,
+        images: ImageLike | Sequence[ImageLike] = (),
+        *,
+        keys: str | Sequence[str] = (),
+        k: int | None = None,
+        radius: int | None = None,
+        where: Where | None = None,
+        skip_unreadable: bool = False,
+    ) -> list[SearchResult]:
+        """Search with images and with items of the index; one result per query, in this order.
+
+        Args:
+            images: one or several: paths, Pillow images, bytes of files, or arrays.
+            keys: one or several items of the index; an item does not find itself.
+            k: matches per query; by default 10, or all within a radius.
+            radius: only items whose codes differ in at most this many bits.
+            where: only items that match this filter.
+            skip_unreadable: return a result with an ``error`` for an image that cannot be read,
+                rather than raise it.
+
+        Raises:
+            UsageError: there is no such file, item or field, or a number is out of range.
+            FisherhashError: an image cannot be read.
+        """
+        bits = self.index.bits
+        queries = _listed(images)
+        keys = [keys] if isinstance(keys, str) else keys
+        if not queries and not keys:
+            raise UsageError("nothing to search for: give an image, or --key KEY")
+        if k is not None and k < 1:
+            raise UsageError(f"k must be at least 1, got {k}")
+        if radius is not None and not 0 <= radius <= bits:
+            raise UsageError(f"radius must be between 0 and {bits} bits, got {radius}")
+        folder = synced_folder(self.index)
+        results = self._encode(queries, skip_unreadable=skip_unreadable) if queries else []
+        own: list[int | None] = [None] * len(results)
+        for item in self.index.get(keys) if keys else ():
+            results.append(SearchResult(item.name, image_path(item, folder), item.code, []))
+            own.append(item.id)
+        asked = [number for number, result in enumerate(results) if result.error is None]
+        if not asked:
+            return results
+        codes = np.frombuffer(b"".join(results[number].code for number in asked), np.uint8)
+        codes = codes.reshape(len(asked), -1)
+        if radius is None:
+            k = DEFAULT_K if k is None else k
+            # One more, for an item that finds itself.
+            found = self.index.search(codes, k + bool(keys), where=where)
+        else:
+            found = self.index.within(codes, radius, where=where)
+        hits = [
+            [hit for hit in row if hit.id != own[number]][:k]
+            for number, row in zip(asked, found, strict=True)
+        ]
+        # All items at once; None for one that another writer removed meanwhile.
+        ids = np.array([hit.id for row in hits for hit in row], dtype=np.int64)
+        items = iter(self.index.get_items(ids))
+        for number, row in zip(asked, hits, strict=True):
+            results[number].matches.extend(
+                Match(item, hit.distance, image_path(item, folder))
+                for hit, item in zip(row, items, strict=False)
+                if item is not None
+            )
+        return results
+
+    def _encode(self, images: list[ImageLike], *, skip_unreadable: bool) -> list[SearchResult]:
+        """Queries with their codes and without matches, in the order of the images."""
+        paths = [os.fspath(i) if isinstance(i, str | os.PathLike) else None for i in images]
+        for path in paths:
+            if path is not None and not os.path.lexists(path):
+                raise UsageError(f"there is no file '{path}'")
+        codes: dict[int, bytes] = {}
+        errors: dict[int, str] = {}
+        for block in self.hasher.encode_blocks(images):
+            codes |= zip(block.indices.tolist(), map(bytes, block.codes), strict=True)
+            errors |= {skip.index: f"{skip.name}: {skip.reason}" for skip in block.skipped}
+        if errors and not skip_unreadable:
+            raise FisherhashError("; ".join(errors.values()))
+        return [
+            SearchResult(
+                path or f"image {number}", path, codes.get(number, b""), [], errors.get(number)
+            )
+            for number, path in enumerate(paths)
+        ]
+
+    def duplicates(self, *, radius: int = 0, compare_files: bool = False) -> Duplicates:
+        """Find groups of items with equal or nearly equal codes: candidates for duplicates.
+
+        Args:
+            radius: bits in which neighbours in a group may differ.
+            compare_files: read the files of each group, and mark those with the same bytes.
+        """
+        return duplicates_of(self.index, radius, compare_files=compare_files)
+
+    # Health
+
+    def skipped(self) -> list[SkippedFile]:
+        """The files that a sync or an add could not read, by name."""
+        notes = sorted(self.index.notes("skipped").items())
+        return [SkippedFile(name, note["reason"]) for name, note in notes]
+
+    def info(self) -> dict[str, Any]:
+        """Facts about the index that JSON can hold."""
+        notes = {"folder": synced_folder(self.index), "skipped": len(self.index.notes("skipped"))}
+        return self.index.info() | notes
+
+    def verify(self) -> list[Problem]:
+        """Check the index and its hasher; an empty list means that nothing is wrong."""
+        return self.index.verify() + self._verify_hasher()
+
+    @classmethod
+    def examine(cls, uri: Uri) -> list[Problem]:
+        """Check an index that may be too damaged to be opened, and its hasher."""
+        problems = Index.examine(uri)
+        with contextlib.suppress(FisherhashError), cls.open(uri) as images:
+            problems += images._verify_hasher()
+        return problems
+
+    def _verify_hasher(self) -> list[Problem]:
+        try:
+            if self.index.model:
+                hasher_of(self.index)
+        except FisherhashError as error:
+            return [Problem("model", f"cannot be used: {error}", "restore it from a copy")]
+        return []
+
+    def close(self) -> None:
+        """Release the index."""
+        self.index.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"ImageIndex({self.index!r})"
+
+
+def _listed(images: ImageLike | Sequence[ImageLike]) -> list[ImageLike]:
+    from PIL import Image
+
+    single = isinstance(images, str | os.PathLike | bytes | Image.Image)
+    if single or (isinstance(images, np.ndarray) and images.ndim < 4):
+        return [cast("ImageLike", images)]
+    return list(cast("Sequence[ImageLike]", images))

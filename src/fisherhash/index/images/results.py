@@ -1,0 +1,149 @@
+"""What an index of images returns: the results of a search, the report of a sync."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from fisherhash.index.base import Index, Item
+
+
+@dataclass(frozen=True)
+class Match:
+    """One item that a query found.
+
+    Attributes:
+        item: the item of the index.
+        distance: its Hamming distance from the query.
+        path: where its image file is now.
+        same_bytes: among duplicates whose files were compared: the number of its set of
+            byte-identical files, None for a file that equals no other.
+    """
+
+    item: Item
+    distance: int
+    path: str | None
+    same_bytes: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Its key; an item without a key is named by its id."""
+        return self.item.name
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """One query and its matches, ordered by (distance, id); iterates over the matches.
+
+    Attributes:
+        query: the file or the key of the query.
+        path: the query's image file.
+        code: the query's packed code.
+        matches: the items it found.
+        error: why its image cannot be read; such a query has no code and no matches.
+    """
+
+    query: str
+    path: str | None
+    code: bytes = field(repr=False)
+    matches: list[Match]
+    error: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.matches)
+
+    def __iter__(self) -> Iterator[Match]:
+        return iter(self.matches)
+
+    def __getitem__(self, rank: int) -> Match:
+        return self.matches[rank]
+
+    def to_json(self) -> dict[str, Any]:
+        """The query and its matches as JSON can hold them."""
+        rows = [
+            {
+                "rank": rank,
+                "distance": match.distance,
+                "id": match.item.id,
+                "key": match.item.key,
+                "path": match.path,
+                "labels": list(match.item.labels),
+                "metadata": match.item.metadata,
+            }
+            for rank, match in enumerate(self.matches, start=1)
+        ]
+        return {"query": self.query, "code": self.code.hex(), "results": rows}
+
+
+class SkippedFile(NamedTuple):
+    """A file that is not in the index, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass
+class SyncReport:
+    """What a sync did or, as a dry run, would do.
+
+    Attributes:
+        added: keys of images that were new.
+        updated: keys of images that had changed.
+        removed: keys of images that are gone.
+        unchanged: how many were left as they are.
+        skipped: files that are not in the index: those named by the caller first, then those found
+            by this run, then those that were known before.
+        new_skipped: how many of them were found by this run.
+        named: how many of them were named by the caller.
+        count: items in the index afterwards.
+        notes: sentences about what was left out or assumed.
+    """
+
+    added: list[str] = field(default_factory=list)
+    updated: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    unchanged: int = 0
+    skipped: list[SkippedFile] = field(default_factory=list)
+    new_skipped: int = 0
+    named: int = 0
+    count: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        counts = f"{self.changes()}, {self.unchanged:,} unchanged"
+        if self.skipped:
+            counts += f", {len(self.skipped):,} skipped ({self.new_skipped:,} of them new)"
+        return counts
+
+    def changes(self) -> str:
+        """The counts of what was changed, in words."""
+        return (
+            f"{len(self.added):,} added, {len(self.updated):,} updated, "
+            f"{len(self.removed):,} removed"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Counts, and the skipped files with their reasons."""
+        return {
+            "added": len(self.added),
+            "updated": len(self.updated),
+            "removed": len(self.removed),
+            "unchanged": self.unchanged,
+            "skipped": [skip._asdict() for skip in self.skipped],
+            "count": self.count,
+        }
+
+
+def synced_folder(index: Index) -> str | None:
+    """The folder that an index is kept in sync with, or None."""
+    note = index.notes("sync").get("folder")
+    return None if note is None else note["folder"]
+
+
+def image_path(item: Item, folder: str | None) -> str | None:
+    """Where the image of an item is now, also after its folder was moved."""
+    if folder is None or item.key is None or item.size is None or os.path.isabs(item.key):
+        return item.path
+    return os.path.join(folder, item.key)

@@ -1,0 +1,169 @@
+"""The values that go into an index and come out of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Codes = NDArray[np.uint8]
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One item as a caller hands it to an index.
+
+    What is None is empty for a new item and stays as it is for one that is updated.
+
+    Attributes:
+        key: the user's name for it, unique within an index.
+        code: (bytes,) its packed code, as bytes or an array.
+        path: the file it was made from.
+        size: size of that file in bytes when it was read.
+        mtime_ns: its modification time when it was read.
+        labels: names of its classes; a single text is one label.
+        metadata: any other fields, as a mapping that JSON can hold.
+    """
+
+    key: str
+    code: bytes | ArrayLike | None = None
+    path: str | os.PathLike[str] | None = None
+    size: int | None = None
+    mtime_ns: int | None = None
+    labels: str | Sequence[str] | None = None
+    metadata: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Item:
+    """One item as an index returns it.
+
+    Attributes:
+        id: assigned by the index.
+        code: its packed code.
+        key: the user's name for it; None for codes that were added in bulk.
+        path: the file it was made from.
+        size: size of that file in bytes when it was read.
+        mtime_ns: its modification time when it was read.
+        labels: names of its classes.
+        metadata: any other fields.
+    """
+
+    id: int
+    code: bytes = field(repr=False)
+    key: str | None = None
+    path: str | None = None
+    size: int | None = None
+    mtime_ns: int | None = None
+    labels: tuple[str, ...] = ()
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Its key; an item without a key is named by its id."""
+        return f"id {self.id}" if self.key is None else self.key
+
+
+class FileState(NamedTuple):
+    """What an index knows about an item's file, enough to tell whether the file changed."""
+
+    size: int | None
+    mtime_ns: int | None
+    id: int
+
+
+class Hit(NamedTuple):
+    """One result of a query: the item's id and its Hamming distance."""
+
+    id: int
+    distance: int
+
+
+class _Results(Sequence[list[Hit]]):
+    """Results per query: ``len``, indexing and iteration go over the queries."""
+
+    def _row(self, query: int) -> tuple[Ids, NDArray[np.int64]]:
+        raise NotImplementedError
+
+    @overload
+    def __getitem__(self, query: int) -> list[Hit]: ...
+    @overload
+    def __getitem__(self, query: slice) -> list[list[Hit]]: ...
+    def __getitem__(self, query: int | slice) -> list[Hit] | list[list[Hit]]:
+        if isinstance(query, slice):
+            return [self[number] for number in range(*query.indices(len(self)))]
+        number = range(len(self))[query]
+        ids, distances = self._row(number)
+        return list(map(Hit, ids.tolist(), distances.tolist()))
+
+    def to_list(self) -> list[list[tuple[int, int]]]:
+        """(id, distance) of every result, one list per query, as plain numbers."""
+        return [[tuple(hit) for hit in hits] for hits in self]
+
+
+@dataclass(frozen=True, eq=False)
+class Matches(_Results):
+    """The nearest items of each query, ordered by (distance, id).
+
+    Attributes:
+        ids: (n_queries, k) ids; k is reduced to the number of items that can be found.
+        distances: (n_queries, k) Hamming distances.
+
+    >>> matches = Matches(np.array([[4, 2]]), np.array([[0, 3]]))
+    >>> len(matches), matches[0], matches.to_list()
+    (1, [Hit(id=4, distance=0), Hit(id=2, distance=3)], [[(4, 0), (2, 3)]])
+    """
+
+    ids: Ids
+    distances: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def _row(self, query: int) -> tuple[Ids, NDArray[np.int64]]:
+        return self.ids[query], self.distances[query]
+
+
+@dataclass(frozen=True, eq=False)
+class Within(_Results):
+    """Every item within a radius of each query, ordered by (distance, id).
+
+    Attributes:
+        offsets: (n_queries + 1,) where each query's results begin, and where the last ones end.
+        ids: ids of all results, query after query.
+        distances: their Hamming distances.
+    """
+
+    offsets: NDArray[np.int64]
+    ids: Ids
+    distances: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def _row(self, query: int) -> tuple[Ids, NDArray[np.int64]]:
+        part = slice(self.offsets[query], self.offsets[query + 1])
+        return self.ids[part], self.distances[part]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something in an index that is not what was written.
+
+    Attributes:
+        file: the file or the part of the index.
+        what: what is wrong with it.
+        todo: what to do about it.
+    """
+
+    file: str
+    what: str
+    todo: str
+
+    def __str__(self) -> str:
+        return f"{self.file} {self.what}; {self.todo}"

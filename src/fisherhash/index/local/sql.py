@@ -1,0 +1,112 @@
+"""Filters as SQL expressions over the catalogue's table of items."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from fisherhash.errors import UsageError
+from fisherhash.index.filters import (
+    MAX_VALUES,
+    NUMBER_FIELDS,
+    OWN_FIELDS,
+    All,
+    Condition,
+    alternatives,
+    as_number,
+)
+from fisherhash.index.local.rows import encode_text
+
+_JSON_TYPES = {"number": "'integer','real'"}
+
+
+def to_sql(where: All) -> tuple[str, list[Any]]:
+    """A filter as one SQL expression with its values."""
+    parts, values = ["1"], []
+    for condition in where.conditions:
+        text, own = _condition(condition)
+        parts.append(text)
+        values += own
+    # SQLite takes 32,766 values at most.
+    if len(values) > 3 * MAX_VALUES:
+        raise UsageError(f"the filters have {len(values):,} values in all, too many for one search")
+    return " AND ".join(parts), values
+
+
+def json_path(path: Sequence[str]) -> str:
+    """Where a field is in the metadata, as SQLite writes it."""
+    return "$" + "".join(f'."{part}"' for part in path)
+
+
+def has_label(labels: str, wanted: str) -> bool:
+    """Whether a JSON list of labels has one of those in another JSON list."""
+    return not _parsed(wanted).isdisjoint(json.loads(labels))
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed(labels: str) -> frozenset[str]:
+    return frozenset(json.loads(labels))
+
+
+def _condition(condition: Condition) -> tuple[str, list[Any]]:
+    if condition.field == "label":
+        parts, values = _labels(condition.values)
+    elif condition.field in OWN_FIELDS:
+        parts, values = _own_field(condition)
+    else:
+        parts, values = _metadata(condition)
+    negated = "NOT " if condition.operator == "!=" else ""
+    return f"{negated}coalesce(({' OR '.join(parts) or '0'}), 0)", values
+
+
+def _labels(wanted: Sequence[str]) -> tuple[list[str], list[Any]]:
+    text = json.dumps(wanted)
+    if "" in wanted:
+        return ["labels = '[]'", "has_label(labels, ?)"], [text]
+    if len(wanted) != 1:
+        return ["has_label(labels, ?)"], [text]
+    # The quick test first; the exact one tells '","' apart from the end of a label.
+    return ["(instr(labels, ?) AND has_label(labels, ?))"], [text[1:-1], text]
+
+
+def _own_field(condition: Condition) -> tuple[list[str], list[Any]]:
+    is_number = condition.field in NUMBER_FIELDS
+    values = [as_number(v) if is_number else encode_text(str(v)) for v in condition.values]
+    return [f"{condition.field} {test}" for test in _tests(condition.operator, len(values))], values
+
+
+def _metadata(condition: Condition) -> tuple[list[str], list[Any]]:
+    by_kind: dict[str, list[Any]] = {}
+    for value in condition.values:
+        for kind, one in alternatives(value, typed=condition.typed):
+            own = by_kind.setdefault(kind, [])
+            own += [] if one is None else [encode_text(one) if kind == "text" else one]
+    parts: list[str] = []
+    values: list[Any] = []
+    for path in map(json_path, condition.paths):
+        for kind, some in by_kind.items():
+            is_kind = f"json_type(metadata, ?) IN ({_JSON_TYPES.get(kind, repr(kind))})"
+            if some:
+                tests = _tests(condition.operator, len(some))
+                joined = " OR ".join(f"json_extract(metadata, ?) {test}" for test in tests)
+                parts.append(f"({is_kind} AND ({joined}))")
+                # One list of values for equality, else one test per value.
+                groups = [some] if len(tests) == 1 else [[value] for value in some]
+                values += [path, *(one for group in groups for one in (path, *group))]
+            elif condition.operator in ("=", "!="):
+                parts.append(is_kind)
+                values.append(path)
+    return parts, values
+
+
+def _tests(operator: str, count: int) -> list[str]:
+    """Comparisons of which one must hold; equality is one list, as SQLite nests 1,000 ORs at most.
+
+    >>> _tests("!=", 3), _tests("<", 2)
+    (['IN (?,?,?)'], ['< ?', '< ?'])
+    """
+    if operator in ("=", "!="):
+        return [f"IN ({','.join('?' * count)})"]
+    return [f"{operator} ?"] * count
