@@ -464,7 +464,7 @@ def sizes(data: Data) -> dict[str, dict[str, float]]:
             data.runtimes[size].features(pixels)
             fastest[size] = min(fastest[size], time.perf_counter() - began)
     for size in SIZES:
-        table[f"{size} px"]["images a second"] = round(16 / fastest[size])
+        table[f"{size} px"]["images per second"] = round(16 / fastest[size])
     return table
 
 
