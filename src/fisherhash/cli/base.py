@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from cyclopts import App, Parameter, convert
 
-from fisherhash import __version__
 from fisherhash.errors import FisherhashError
 from fisherhash.system.options import parse_number
+from fisherhash.system.version import __version__
 from fisherhash.training.settings import NetworkOptions
 
 if TYPE_CHECKING:

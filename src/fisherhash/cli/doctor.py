@@ -10,9 +10,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from fisherhash import __version__
 from fisherhash.errors import FisherhashError
 from fisherhash.system.cache import cache_dir, data_dirs
+from fisherhash.system.version import __version__
 
 CORE = (
     "torch",

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fisherhash import __version__, backbones
+from fisherhash import backbones
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.model.heads import restore_head
 from fisherhash.system import storage
+from fisherhash.system.version import __version__
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 CHECKPOINT = "checkpoint.json"

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
