@@ -1,8 +1,8 @@
-"""Time and memory of ``evaluate`` beside the field's loop with one argsort a query.
+"""Time and memory of ``evaluate``, compared with the usual loop of one argsort per query.
 
     python benchmarks/evaluation.py [--quick] [--json FILE]
 
-Every case runs in a process of its own, so that its peak memory is its own; both sides of a ratio
+Every case runs in its own process, so that its peak memory can be measured. Both sides of a ratio
 are timed in that process, one after the other, best of a few runs each.
 """
 
@@ -31,7 +31,7 @@ from fisherhash.system.cores import available_cores
 
 @dataclass(frozen=True)
 class Case:
-    """One size: single-label with ``labels`` = 1, else that many labels an item on average."""
+    """One size: single-label with ``labels`` = 1, else that many labels per item on average."""
 
     queries: int
     database: int
@@ -56,7 +56,7 @@ QUICK = {
 
 
 def make(case: Case) -> tuple[NDArray[np.uint8], ...]:
-    """Codes that crowd around one centre a class, as learned codes do."""
+    """Return codes that cluster around one centre per class, as learned codes do."""
     rng = np.random.default_rng(0)
     centres = rng.random((case.classes, case.bits)) < 0.5
     sides = []
@@ -85,7 +85,7 @@ def argsort_loop(
     database_labels: NDArray[np.float32],
     top: int,
 ) -> float:
-    """The usual evaluator: ties fall as the unstable sort leaves them."""
+    """Return mAP as the usual evaluator computes it: ties stay as the unstable sort leaves them."""
     total = 0.0
     for code, label in zip(query, query_labels, strict=True):
         relevant = (database_labels @ label > 0).astype(np.float32)
@@ -99,7 +99,7 @@ def argsort_loop(
 
 
 def best(run: Callable[[], Any], repeats: int) -> tuple[float, float, Any]:
-    """Least wall time, its processor time, and the result."""
+    """Return the least wall time, its processor time, and the result."""
     times = []
     result = None
     for _ in range(repeats):
@@ -116,7 +116,7 @@ def peak_mib() -> float:
 
 def measure(name: str, case: Case) -> dict[str, Any]:
     query, database, query_labels, database_labels = arguments = make(case)
-    # compiles, or loads from the cache, what the timed runs use
+    # compiles the kernels that the timed runs use, or loads them from the cache
     warm = time.perf_counter()
     evaluate(
         query[:2], database, query_labels[:2], database_labels, bits=case.bits, backend="numba"
@@ -179,7 +179,7 @@ def main() -> None:
     print(f"{'case':<18}{'evaluate':>10}{'loop':>12}{'ratio':>9}{'cpu ratio':>11}{'peak MiB':>10}"
           f"{'load':>7}")  # fmt: skip
     rows = []
-    # the loop is at its best so: on a busy machine the BLAS threads of its small products spin
+    # this is fastest for the loop: on a busy machine the BLAS threads of its small products spin
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     for name in QUICK if options.quick else CASES:
         command = [sys.executable, __file__, "--case", name]
@@ -192,10 +192,8 @@ def main() -> None:
             f"{row['ratio']:>8.0f}x{row['cpu_ratio']:>10.0f}x{row['peak_mib']:>10.0f}"
             f"{row['load_average'][0]:>7.2f}"
         )
-    print(
-        "\n* from the time of some of the queries. A busy machine shows in the load; the cpu ratio"
-    )
-    print("  compares processor time, of all threads together.")
+    print("\n* extrapolated from some of the queries. The load shows a busy machine; the cpu ratio")
+    print("  compares processor time, summed over all threads.")
     if options.json:
         report = {
             "cores": cores,

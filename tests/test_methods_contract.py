@@ -128,7 +128,7 @@ def test_loss_is_finite_and_has_a_gradient(name, bits, dtype):
     batch = batch_of(frozen, range(40))
     outputs = frozen.head(batch.features).detach().to(dtype).requires_grad_()
     before = {k: v.clone() for k, v in method.state_dict().items()}
-    terms = method.loss(outputs, batch)
+    terms = method(outputs, batch)
     assert all(math.isfinite(float(term.detach())) for term in terms.values())
     assert terms["loss"].ndim == 0
     terms["loss"].backward()
@@ -149,19 +149,44 @@ def test_odd_batches(name, index):
     batch = batch_of(frozen, index)
     if len(index) == 1 and name in NEED_TWO:
         with pytest.raises((FisherhashError, ValueError), match=r"\w+ \w+ \w+ \w+"):
-            method.loss(frozen.head.train()(batch.features), batch)
+            method(frozen.head.train()(batch.features), batch)
         return
     outputs = frozen.head.train()(batch.features).detach().requires_grad_()
-    terms = method.loss(outputs, batch)
+    terms = method(outputs, batch)
     assert math.isfinite(float(terms["loss"].detach()))
-    if terms["loss"].requires_grad:
-        terms["loss"].backward()
-        assert outputs.grad is None or torch.isfinite(outputs.grad).all()
+    terms["loss"].backward()
+    assert torch.isfinite(outputs.grad).all()
     with torch.no_grad():
         method.after_step(outputs.detach(), batch)
     assert all(
         torch.isfinite(v).all() for v in method.state_dict().values() if v.is_floating_point()
     )
+
+
+@pytest.mark.parametrize("name", GRADIENT)
+def test_wrong_shapes_are_refused_with_the_name_of_the_method(name):
+    method, frozen = started(name)
+    batch = batch_of(frozen, range(8))
+    outputs = frozen.head(batch.features)
+    assert outputs.shape == (8, method.output_width)
+    fewer = Batch(batch.labels[:, 1:], batch.index, batch.features)
+    for wrong, other in ((outputs[:, 1:], batch), (outputs[1:], batch), (outputs, fewer)):
+        with pytest.raises(UsageError, match=rf"^{name}: (outputs|labels) must have shape \(8, "):
+            method(wrong, other)
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_wrong_features_are_refused_with_the_name_of_the_method(name):
+    features, labels = clusters()
+    method = create(name, bits=12, classes=CLASSES)
+    assert method.fit(features, labels).bits == 12
+    with pytest.raises(UsageError, match=f"^{name}: labels must have shape"):
+        method.fit(features, labels[1:])
+    with pytest.raises(UsageError, match=f"^{name}: features must have shape"):
+        method.fit(features[:, 0])
+    features[7, 0] = torch.nan
+    with pytest.raises(FisherhashError, match=f"^{name}: features hold NaN .* row 7"):
+        method.fit(features, labels)
 
 
 @pytest.mark.parametrize("name", GRADIENT)

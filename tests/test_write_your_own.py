@@ -48,6 +48,7 @@ def test_it_passes_the_contract(documented, contract):
             contract.test_loss_is_finite_and_has_a_gradient(name, bits, dtype)
     for index in ([7], list(range(0, 50, 5)), [i for i in range(60) if i % 5 != 3]):
         contract.test_odd_batches(name, index)
+    contract.test_wrong_shapes_are_refused_with_the_name_of_the_method(name)
     contract.test_learns_clusters_in_fifty_steps(name)
     contract.test_several_labels(name)
     contract.test_a_seed_reproduces(name)

@@ -186,7 +186,7 @@ def test_blocks_of_the_sample_change_nothing(monkeypatch):
     outputs, labels = toy(images=40, bits=8, several=True)
     whole, blocks = started(outputs, labels), started(outputs, labels)
     whole.update_codes(torch.arange(0, 40, 3))
-    monkeypatch.setattr(adsh, "ROWS", 4)
+    monkeypatch.setattr(adsh, "SAMPLE_ROWS", 4)
     blocks.update_codes(torch.arange(0, 40, 3))
     torch.testing.assert_close(blocks.codes, whole.codes)
     torch.testing.assert_close(blocks.ratio, whole.ratio)

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from fisherhash import methods
-from fisherhash.errors import UsageError
-from fisherhash.methods import base
+from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.methods import Batch, base
+from fisherhash.model.heads import LinearHead
 
 
 @pytest.fixture
@@ -70,3 +71,148 @@ def test_sign_is_never_zero():
     found = base.sign(values)
     assert found.tolist() == [-1, -1, -1, 1, 1]
     assert found.dtype == torch.float64
+
+
+def test_a_value_out_of_range_is_refused_however_the_method_is_made():
+    for make in (
+        lambda **options: methods.create("dfh", bits=8, classes=3, options=options),
+        lambda **options: methods.find("dfh")(bits=8, classes=3, **options),
+    ):
+        for options, sentence in (
+            ({"margin": -1.0}, "dfh: margin must not be negative, got -1.0"),
+            ({"margin": float("nan")}, "dfh: margin must not be negative, got nan"),
+            ({"sweeps": 0}, "dfh: sweeps must be greater than 0, got 0"),
+            ({"width": 2000}, "dfh: width must be at most 1024, got 2000"),
+            ({"center_step": "exakt"}, "unknown value of dfh's option center_step 'exakt'"),
+        ):
+            with pytest.raises(UsageError, match=sentence):
+                make(**options)
+
+
+class Toy(base.HashMethod):
+    """Returns what a test wants it to return."""
+
+    info = base.MethodInfo("toy", "", "", 2024, "", "classes")
+
+    def loss(self, outputs, batch):
+        return self.answer(outputs)
+
+
+def toy(answer):
+    method = Toy(bits=6, classes=3)
+    method.answer = answer
+    return method
+
+
+def batch_of(count=4, classes=3):
+    return Batch(torch.zeros(count, classes), torch.arange(count), torch.zeros(count, 10))
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (lambda u: {"pair": u.mean()}, r"toy: loss\(\) must return a dict with the key 'loss', "
+         "got the keys pair"),
+        (lambda u: u.mean(), r"toy: loss\(\) must return a dict with the key 'loss', got tensor"),
+        (lambda u: None, "toy: .* got None"),
+        (lambda u: {"loss": u.mean(1)}, r"toy: .* shape \(\); 'loss' is shape \(4,\)"),
+        (lambda u: {"loss": 1.5}, "toy: .*; 'loss' is 1.5"),
+        (lambda u: {"loss": u.mean(), "bits": u[0]}, r"toy: .*; 'bits' is shape \(6,\)"),
+        (lambda u: {"loss": u.mean().detach()}, "toy: the term 'loss' has no gradient"),
+    ],
+)  # fmt: skip
+def test_a_loss_that_breaks_the_contract_is_named(answer, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        toy(answer)(torch.zeros(4, 6, requires_grad=True), batch_of())
+
+
+def test_a_loss_that_keeps_the_contract_passes_unchanged():
+    method = toy(lambda u: {"loss": u.square().mean(), "size": u.abs().max()})
+    outputs = torch.ones(4, 6, requires_grad=True)
+    terms = method(outputs, batch_of())
+    assert {name: float(term.detach()) for name, term in terms.items()} == {
+        "loss": 1.0,
+        "size": 1.0,
+    }
+    terms["loss"].backward()
+    assert outputs.grad is not None
+    with torch.no_grad():
+        assert not method(outputs, batch_of())["loss"].requires_grad
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch", "sentence"),
+    [
+        ((4, 5), batch_of(), r"toy: outputs must have shape \(4, 6\), got \(4, 5\)"),
+        ((3, 6), batch_of(), r"toy: outputs must have shape \(4, 6\), got \(3, 6\)"),
+        ((4, 6), batch_of(classes=2), r"toy: labels must have shape \(4, 3\), got \(4, 2\)"),
+        ((4, 6), dataclasses.replace(batch_of(), features=torch.zeros(5, 2)),
+         r"toy: features must have shape \(4, 2\), got \(5, 2\)"),
+        ((4, 6), dataclasses.replace(batch_of(), index=torch.zeros(4, 1)),
+         r"toy: index must have shape \(4,\), got \(4, 1\)"),
+    ],
+)  # fmt: skip
+def test_shapes_that_do_not_fit_are_named_before_the_method_runs(shape, batch, sentence):
+    def never(outputs):
+        raise AssertionError("the method was called")
+
+    with pytest.raises(UsageError, match=sentence):
+        toy(never)(torch.zeros(shape, requires_grad=True), batch)
+
+
+class Closed(base.FeatureMethod):
+    """Returns the head that a test wants."""
+
+    info = base.MethodInfo("closed", "", "", 2024, "", "none", fit="closed-form")
+
+    def solve(self, features, labels, *, seed):
+        return self.answer()
+
+
+def closed(answer):
+    method = Closed(bits=6, classes=3)
+    method.answer = answer
+    return method
+
+
+def broken_head():
+    head = LinearHead(10, 6)
+    with torch.no_grad():
+        head.linear.bias[2] = torch.nan
+    return head
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "sentence"),
+    [
+        (lambda: LinearHead(10, 8), UsageError,
+         "closed: .* from 10 features to 6 bits, got one from 10 to 8"),
+        (lambda: LinearHead(9, 6), UsageError, "closed: .* got one from 9 to 6"),
+        (lambda: torch.zeros(10, 6), UsageError,
+         r"closed: solve\(\) must return a Head, got Tensor"),
+        (broken_head, FisherhashError,
+         "closed: 'linear.bias' of the head holds NaN or infinite values"),
+    ],
+)  # fmt: skip
+def test_a_head_that_breaks_the_contract_is_named(answer, error, sentence):
+    with pytest.raises(error, match=sentence) as caught:
+        closed(answer).fit(torch.ones(5, 10))
+    assert type(caught.value) is error
+
+
+def test_features_that_do_not_fit_are_named_before_the_method_runs():
+    method = closed(lambda: pytest.fail("the method was called"))
+    for features, labels, sentence in (
+        (torch.ones(5), None, r"closed: features must have shape \(N, d\).*got \(5,\)"),
+        (torch.ones(0, 10), None, r"closed: features must have shape .* got \(0, 10\)"),
+        (torch.ones(5, 10), torch.ones(5, 2), r"closed: labels must have shape \(5, 3\).*\(5, 2\)"),
+        (torch.ones(5, 10), torch.ones(4, 3), r"closed: labels must have shape \(5, 3\).*\(4, 3\)"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            method.fit(features, labels)
+    features = torch.ones(5, 10)
+    features[3, 1] = torch.inf
+    with pytest.raises(FisherhashError, match="infinite values in 1 rows, the first is row 3"):
+        method.fit(features)
+    head = LinearHead(10, 6)
+    assert closed(lambda: head).fit(torch.ones(5, 10), torch.ones(5, 3)) is head

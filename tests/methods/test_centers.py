@@ -11,6 +11,38 @@ from fisherhash.methods import _centers
 from fisherhash.methods._codebooks import far_apart
 
 
+def center(C, S, T, A=None, **weights):
+    """The problem of these statistics; A is the paper's unless another one is given."""
+    weights = {"codes": 0, **weights}
+    return _centers.CenterProblem(
+        S, T, _centers.opposed(*np.shape(C)) if A is None else A, **weights
+    )
+
+
+def objective(C, *data, **weights):
+    return center(C, *data, **weights).objective(C)
+
+
+def relaxed_objective(V, *data, **weights):
+    return center(V, *data, **weights).relaxed_objective(V)
+
+
+def gradient(V, *data, **weights):
+    return center(V, *data, **weights).gradient(V)
+
+
+def exact_sweeps(C, *data, sweeps, **weights):
+    return center(C, *data, **weights).exact_sweeps(C, sweeps)
+
+
+def descend(V, *data, steps, **weights):
+    return center(V, *data, **weights).descend(V, steps)
+
+
+def linear_sweep(C, *data, inter):
+    return center(C, *data, intra=1.0, inter=inter).linear_sweep(C)
+
+
 def problem(bits, classes, images, seed, multilabel=False):
     rng = np.random.default_rng(seed)
     Y = np.zeros((classes, images))
@@ -38,7 +70,7 @@ def loop_objective(C, B, Y, intra, inter):
 def test_objective_equals_the_printed_sums(multilabel):
     B, Y, C = problem(5, 3, 11, 0, multilabel)
     for values in (C, C + 0.3):
-        got = _centers.objective(values, B @ Y.T, Y @ Y.T, codes=B.size, intra=0.7, inter=0.2)
+        got = objective(values, B @ Y.T, Y @ Y.T, codes=B.size, intra=0.7, inter=0.2)
         assert got == pytest.approx(loop_objective(values, B, Y, 0.7, 0.2))
 
 
@@ -53,7 +85,7 @@ def test_objective_equals_the_printed_sums(multilabel):
 def test_exact_sweeps_end_where_no_single_flip_helps(bits, classes, seed, multilabel, inter):
     B, Y, C = problem(bits, classes, 9, seed, multilabel)
     S, T = B @ Y.T, Y @ Y.T
-    found, _ = _centers.exact_sweeps(C, S, T, intra=1.0, inter=inter, sweeps=100)
+    found, _ = exact_sweeps(C, S, T, intra=1.0, inter=inter, sweeps=100)
     assert set(np.unique(found)) <= {-1.0, 1.0}
     value = loop_objective(found, B, Y, 1.0, inter)
     assert value <= loop_objective(C, B, Y, 1.0, inter) + 1e-9
@@ -73,22 +105,22 @@ def test_exact_sweeps_against_brute_force(bits, classes, multilabel):
         np.array(cells).reshape(bits, classes)
         for cells in itertools.product([-1.0, 1.0], repeat=bits * classes)
     ]
-    values = [_centers.objective(C, S, T, codes=B.size, intra=1.0, inter=0.3) for C in every]
+    values = [objective(C, S, T, codes=B.size, intra=1.0, inter=0.3) for C in every]
     best = every[int(np.argmin(values))]
-    stayed, flips = _centers.exact_sweeps(best, S, T, intra=1.0, inter=0.3, sweeps=10)
+    stayed, flips = exact_sweeps(best, S, T, intra=1.0, inter=0.3, sweeps=10)
     assert flips == 0
     np.testing.assert_array_equal(stayed, best)
     reached = []
     for start in np.random.default_rng(0).choice(len(every), 300):
-        C, _ = _centers.exact_sweeps(every[start], S, T, intra=1.0, inter=0.3, sweeps=100)
-        reached.append(_centers.objective(C, S, T, codes=B.size, intra=1.0, inter=0.3))
+        C, _ = exact_sweeps(every[start], S, T, intra=1.0, inter=0.3, sweeps=100)
+        reached.append(objective(C, S, T, codes=B.size, intra=1.0, inter=0.3))
     assert min(reached) == pytest.approx(min(values))
 
 
 def test_without_inter_and_with_one_label_the_exact_step_is_the_global_minimum():
     B, Y, C = problem(6, 4, 30, 3)
     S, T = B @ Y.T, Y @ Y.T
-    found, _ = _centers.exact_sweeps(C, S, T, intra=1.0, inter=0.0, sweeps=20)
+    found, _ = exact_sweeps(C, S, T, intra=1.0, inter=0.0, sweeps=20)
     decided = S != 0
     np.testing.assert_array_equal(found[decided], np.sign(S)[decided])
 
@@ -98,10 +130,10 @@ def test_every_flip_lowers_the_objective():
     S, T = B @ Y.T, Y @ Y.T
     value = np.inf
     for _ in range(20):
-        now = _centers.objective(C, S, T, codes=B.size, intra=1.0, inter=0.5)
+        now = objective(C, S, T, codes=B.size, intra=1.0, inter=0.5)
         assert now <= value
         value = now
-        C, _ = _centers.exact_sweeps(C, S, T, intra=1.0, inter=0.5, sweeps=1)
+        C, _ = exact_sweeps(C, S, T, intra=1.0, inter=0.5, sweeps=1)
 
 
 def test_gradient_is_the_finite_difference():
@@ -109,14 +141,14 @@ def test_gradient_is_the_finite_difference():
     S, T = B @ Y.T, Y @ Y.T
     V = np.random.default_rng(6).normal(size=(5, 4)) + 0.05
     weights = {"intra": 0.8, "inter": 0.3, "relaxation": 0.6}
-    got = _centers.gradient(V, S, T, **weights)
+    got = gradient(V, S, T, **weights)
     step = 1e-6
     for k, i in itertools.product(range(5), range(4)):
         up, down = V.copy(), V.copy()
         up[k, i] += step
         down[k, i] -= step
-        difference = _centers.relaxed_objective(up, S, T, codes=B.size, **weights)
-        difference -= _centers.relaxed_objective(down, S, T, codes=B.size, **weights)
+        difference = relaxed_objective(up, S, T, codes=B.size, **weights)
+        difference -= relaxed_objective(down, S, T, codes=B.size, **weights)
         assert got[k, i] == pytest.approx(difference / (2 * step), rel=1e-5, abs=1e-5)
 
 
@@ -125,7 +157,7 @@ def test_gradient_is_the_equation_as_printed():
     V = V * 0.4
     A = 5 * (2 * np.eye(4) - np.ones((4, 4)))
     printed = 2 * 0.8 * (V @ Y - B) @ Y.T + 4 * 0.3 * V @ (V.T @ V - A) + 2 * 0.6 * (V - np.sign(V))
-    got = _centers.gradient(V, B @ Y.T, Y @ Y.T, intra=0.8, inter=0.3, relaxation=0.6)
+    got = gradient(V, B @ Y.T, Y @ Y.T, intra=0.8, inter=0.3, relaxation=0.6)
     np.testing.assert_allclose(got, printed)
 
 
@@ -135,8 +167,8 @@ def test_descent_lowers_the_relaxed_objective_monotonically():
     weights = {"intra": 1.0, "inter": 0.5, "relaxation": 1.0}
     values = []
     for _ in range(15):
-        values.append(_centers.relaxed_objective(V, S, T, codes=B.size, **weights))
-        V = _centers.descend(V, S, T, codes=B.size, steps=3, **weights)
+        values.append(relaxed_objective(V, S, T, codes=B.size, **weights))
+        V = descend(V, S, T, codes=B.size, steps=3, **weights)
     assert all(later <= earlier for earlier, later in itertools.pairwise(values))
     assert values[-1] < values[0]
 
@@ -146,14 +178,12 @@ def test_collapsed_centres_satisfy_the_linear_term_but_not_ours():
     v = np.array([1.0, -1.0, 1.0, 1.0])
     collapsed = np.stack([v, v, -v, -v], axis=1)
     nothing, T = np.zeros((4, 4)), np.zeros((4, 4))
-    np.testing.assert_array_equal(
-        _centers.linear_sweep(collapsed, nothing, T, inter=1.0), collapsed
-    )
-    apart, flips = _centers.exact_sweeps(collapsed, nothing, T, intra=1.0, inter=1.0, sweeps=50)
+    np.testing.assert_array_equal(linear_sweep(collapsed, nothing, T, inter=1.0), collapsed)
+    apart, flips = exact_sweeps(collapsed, nothing, T, intra=1.0, inter=1.0, sweeps=50)
     assert flips > 0
     quadratic = {"codes": 0, "intra": 0.0, "inter": 1.0}
-    assert _centers.objective(collapsed, nothing, T, **quadratic) == 256
-    assert _centers.objective(apart, nothing, T, **quadratic) == 96
+    assert objective(collapsed, nothing, T, **quadratic) == 256
+    assert objective(apart, nothing, T, **quadratic) == 96
 
 
 def test_a_diagonal_gives_what_the_matrix_gives():
@@ -162,10 +192,10 @@ def test_a_diagonal_gives_what_the_matrix_gives():
     diagonal = T.diagonal().copy()
     weights = {"intra": 1.0, "inter": 0.4}
     for step in (
-        lambda T: _centers.exact_sweeps(C, S, T, sweeps=3, **weights)[0],
-        lambda T: _centers.descend(C, S, T, codes=B.size, relaxation=1.0, steps=5, **weights),
-        lambda T: _centers.linear_sweep(C, S, T, inter=0.4),
-        lambda T: _centers.objective(C, S, T, codes=B.size, **weights),
+        lambda T: exact_sweeps(C, S, T, sweeps=3, **weights)[0],
+        lambda T: descend(C, S, T, codes=B.size, relaxation=1.0, steps=5, **weights),
+        lambda T: linear_sweep(C, S, T, inter=0.4),
+        lambda T: objective(C, S, T, codes=B.size, **weights),
     ):
         np.testing.assert_allclose(step(diagonal), step(T))
 
@@ -205,11 +235,11 @@ def test_without_a_matrix_the_products_are_those_of_the_paper():
     weights = {"intra": 0.7, "inter": 0.2}
     more = {"codes": B.size, "relaxation": 0.5}
     for step in (
-        lambda **A: _centers.objective(C, S, T, codes=B.size, **weights, **A),
-        lambda **A: _centers.exact_sweeps(C, S, T, sweeps=5, **weights, **A)[0],
-        lambda **A: _centers.gradient(C, S, T, relaxation=0.5, **weights, **A),
-        lambda **A: _centers.relaxed_objective(0.4 * C, S, T, **more, **weights, **A),
-        lambda **A: _centers.descend(0.4 * C, S, T, steps=5, **more, **weights, **A),
+        lambda **A: objective(C, S, T, codes=B.size, **weights, **A),
+        lambda **A: exact_sweeps(C, S, T, sweeps=5, **weights, **A)[0],
+        lambda **A: gradient(C, S, T, relaxation=0.5, **weights, **A),
+        lambda **A: relaxed_objective(0.4 * C, S, T, **more, **weights, **A),
+        lambda **A: descend(0.4 * C, S, T, steps=5, **more, **weights, **A),
     ):
         np.testing.assert_array_equal(step(), step(A=A))
 
@@ -230,11 +260,11 @@ def test_exact_sweeps_descend_towards_any_products(bits, classes, seed, multilab
         spread = sum(np.sum((B[:, i] - C @ Y[:, i]) ** 2) for i in range(9))
         return spread + inter * loop_distance(C, A)
 
-    got = _centers.objective(C, S, T, codes=B.size, intra=1.0, inter=inter, A=A)
+    got = objective(C, S, T, codes=B.size, intra=1.0, inter=inter, A=A)
     assert got == pytest.approx(value(C))
     values = [value(C)]
     for _ in range(100):
-        C, flips = _centers.exact_sweeps(C, S, T, intra=1.0, inter=inter, sweeps=1, A=A)
+        C, flips = exact_sweeps(C, S, T, intra=1.0, inter=inter, sweeps=1, A=A)
         values.append(value(C))
         if not flips:
             break
@@ -252,11 +282,11 @@ def test_exact_sweeps_towards_any_products_against_brute_force(bits, classes):
         np.array(cells).reshape(bits, classes)
         for cells in itertools.product([-1.0, 1.0], repeat=bits * classes)
     ]
-    values = [_centers.objective(C, S, T, codes=B.size, **weights) for C in every]
+    values = [objective(C, S, T, codes=B.size, **weights) for C in every]
     reached = []
     for start in np.random.default_rng(0).choice(len(every), 200):
-        C, _ = _centers.exact_sweeps(every[start], S, T, sweeps=100, **weights)
-        reached.append(_centers.objective(C, S, T, codes=B.size, **weights))
+        C, _ = exact_sweeps(every[start], S, T, sweeps=100, **weights)
+        reached.append(objective(C, S, T, codes=B.size, **weights))
         assert reached[-1] <= values[start] + 1e-9
     assert min(reached) == pytest.approx(min(values))
 
@@ -266,14 +296,14 @@ def test_gradient_towards_any_products_is_the_finite_difference():
     S, T = B @ Y.T, Y @ Y.T
     V = np.random.default_rng(6).normal(size=(5, 4)) + 0.05
     weights = {"intra": 0.8, "inter": 0.3, "relaxation": 0.6, "A": likeness(4, 3)}
-    got = _centers.gradient(V, S, T, **weights)
+    got = gradient(V, S, T, **weights)
     step = 1e-6
     for k, i in itertools.product(range(5), range(4)):
         up, down = V.copy(), V.copy()
         up[k, i] += step
         down[k, i] -= step
-        difference = _centers.relaxed_objective(up, S, T, codes=B.size, **weights)
-        difference -= _centers.relaxed_objective(down, S, T, codes=B.size, **weights)
+        difference = relaxed_objective(up, S, T, codes=B.size, **weights)
+        difference -= relaxed_objective(down, S, T, codes=B.size, **weights)
         assert got[k, i] == pytest.approx(difference / (2 * step), rel=1e-5, abs=1e-5)
 
 
@@ -283,8 +313,8 @@ def test_descent_towards_any_products_is_monotone():
     weights = {"intra": 1.0, "inter": 0.5, "relaxation": 1.0, "A": likeness(5, 4)}
     values = []
     for _ in range(15):
-        values.append(_centers.relaxed_objective(V, S, T, codes=B.size, **weights))
-        V = _centers.descend(V, S, T, codes=B.size, steps=3, **weights)
+        values.append(relaxed_objective(V, S, T, codes=B.size, **weights))
+        V = descend(V, S, T, codes=B.size, steps=3, **weights)
     assert all(later <= earlier for earlier, later in itertools.pairwise(values))
     assert values[-1] < values[0]
 
@@ -355,9 +385,7 @@ def test_a_code_book_is_no_worse_than_what_a_far_apart_one_leads_to(affinity):
     C, A = book(class_means(), 24, affinity)
     far = far_apart(6, 24).T.numpy().astype(np.float64)
     nothing = np.zeros_like(far)
-    reached, _ = _centers.exact_sweeps(
-        far, nothing, np.zeros(6), intra=0.0, inter=1.0, sweeps=50, A=A
-    )
+    reached, _ = exact_sweeps(far, nothing, np.zeros(6), intra=0.0, inter=1.0, sweeps=50, A=A)
     assert loop_distance(C, A) <= loop_distance(reached, A)
     assert loop_distance(C, A) <= loop_distance(far, A)
 

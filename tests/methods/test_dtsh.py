@@ -109,7 +109,7 @@ def test_a_large_batch_keeps_the_bound():
     outputs, labels = toy(images=300, bits=8)
     method = DTSH(bits=8, classes=3, triplets=300)
     assert torch.isfinite(method.loss(outputs, batch_of(labels))["loss"])
-    with pytest.raises(UsageError, match="299 triplets a step are fewer"):
+    with pytest.raises(UsageError, match="299 triplets per step are fewer"):
         DTSH(bits=8, classes=3, triplets=299).loss(outputs, batch_of(labels))
 
 

@@ -90,7 +90,7 @@ def test_sides_use_the_limit_and_keep_it(batch, limit):
 
 
 def test_a_limit_below_one_triplet_an_image_is_refused():
-    with pytest.raises(UsageError, match="100 triplets a step are fewer than the 128 images"):
+    with pytest.raises(UsageError, match="100 triplets per step are fewer than the 128 images"):
         sides(128, 100)
 
 

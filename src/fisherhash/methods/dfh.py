@@ -44,9 +44,9 @@ class DFH(MemoryMethod):
 
     * Centres are indexed by class: the sums of the inter-class term run to M, and I and J in A are
       M x M. The paper prints N and J_K.
-    * The inter-class term is the quadratic one (Eq. 6, 7). It is not equivalent to maximising the
-      sum of distances (Eq. 5), as the paper says: that sum is as large for centres that collapse
-      onto v and -v. The released step uses it nevertheless.
+    * The inter-class term is the quadratic one (Eq. 6, 7). The paper calls it equivalent to
+      maximising the sum of distances (Eq. 5), but that sum is as large for centres that collapse
+      onto v and -v. The released step uses the sum nevertheless.
     * Pairs are batch x all N training images, each of the latter with its last output. (The paper
       sums over all pairs but trains by batches.) One pass before the first step fills this memory.
       The pair of an image with itself is left out.
