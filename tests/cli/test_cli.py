@@ -1,6 +1,7 @@
 """The command line: data on stdout, talk on stderr, an exit code and a sentence for every fault."""
 
 import csv
+import dataclasses
 import json
 import os
 import re
@@ -18,8 +19,9 @@ from PIL import Image
 
 from fisherhash import __version__, cli, codes
 from fisherhash.model.hasher import Hasher
+from fisherhash.system.options import options_of
 from fisherhash.training.fitting import fit
-from fisherhash.training.settings import Settings
+from fisherhash.training.settings import NetworkOptions, Settings
 
 VERBS = sorted(name for name in cli.app if not name.startswith("-"))
 QUICK = "--backbone tiny --epochs 2 --batch-size 8 --learning-rate 0.002 --bits 12 --frozen"
@@ -70,6 +72,38 @@ def test_every_verb_explains_itself(run):
         # Every parameter has a description, not only a type.
         for line in re.findall(r"│ [ *]  (?:[A-Z]+ )?(--[a-z-]+.*?)│", out):
             assert len(line.split(None, 1)) == 2, line
+
+
+@pytest.mark.parametrize("verb", ["train", "compare"])
+def test_every_setting_is_a_flag_with_its_default(run, verb):
+    _, out, _ = run(verb, "--help")
+    shown = " ".join(out.replace("│", " ").split())
+    for options in (Settings, NetworkOptions):
+        for one in options_of(options):
+            if (verb, one.name) == ("compare", "seed"):
+                assert not re.search(r"--seed\b(?!s)", shown)
+                continue
+            assert one.help
+            assert f"{one.flag} " in shown
+            assert "".join(one.help.split()) in "".join(shown.split())
+    assert "--finetune --frozen" in shown
+    assert "[default: 40]" in shown
+    assert "one-cycle, cosine, step, constant" in shown
+
+
+def test_flags_become_settings(run, photos, tmp_path):
+    words = "--optimizer adamw --weight-decay 0.1 --schedule step --dropout 0 --validation 0.2"
+    words = [*words.split(), "--validation-every", "2", "--seed", "7", "--image-size", "48"]
+    code, out, err = run("train", photos, "--out", tmp_path / "m", *TINY, *words, "--json")
+    assert code == 0, err
+    result = json.loads(out)
+    expected = Settings(
+        epochs=2, batch_size=8, learning_rate=0.002, optimizer="adamw", weight_decay=0.1,
+        schedule="step", dropout=0.0, validation=0.2, validation_every=2, seed=7, fixed_layers=0,
+    )  # fmt: skip
+    assert result["settings"] == {"finetune": False, **dataclasses.asdict(expected)}
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    assert config["preprocessing"]["size"] == 48
 
 
 def test_no_verb_is_help_and_the_version_is_the_packages(run):
@@ -448,7 +482,7 @@ def test_exit_codes_and_streams_of_a_real_process(photos, model, tmp_path):
     target.write_bytes(b"the old file")
     done = command("encode", photos, "--model", model, "--out", target, preexec_fn=limit)
     assert done.returncode == 1
-    assert f"could not write {target}: File too large".encode() in done.stderr
+    assert f"could not write {tmp_path}: File too large".encode() in done.stderr
     assert target.read_bytes() == b"the old file"
     assert sorted(os.listdir(tmp_path)) == sorted([os.fsdecode(b"caf\xe9.png"), "codes.npz"])
     assert command("trian").returncode == 2
@@ -488,13 +522,13 @@ def test_ctrl_c_says_how_to_go_on(run, photos, tmp_path, monkeypatch):
     assert Hasher.load(tmp_path / "m").bits == 12
 
 
-def test_pictures_are_read_from_any_working_folder(run, photos, model, monkeypatch):
+def test_images_are_read_from_any_working_folder(run, photos, model, monkeypatch):
     expected = run("encode", photos / "a" / "00.png", "--model", model)[1].split()[0]
     monkeypatch.chdir(photos / "a")
     assert run("encode", "00.png", "--model", model)[1] == f"{expected}  00.png\n"
 
 
-def test_odd_pictures_encode_like_their_plain_selves(run, photos, model, tmp_path):
+def test_odd_images_encode_like_their_plain_selves(run, photos, model, tmp_path):
     with Image.open(photos / "a" / "00.png") as picture:
         picture.convert("RGBA").save(tmp_path / "Übung 1.PNG")
         picture.save(tmp_path / "same.bmp")
@@ -519,7 +553,7 @@ def test_what_would_have_to_be_rounded_is_refused(run, photos, tmp_path, flag):
     assert f"{flag} must be a whole number, got '1.5'" in err
 
 
-def test_encode_overwrites_no_picture(run, photos, model, tmp_path):
+def test_encode_overwrites_no_image(run, photos, model, tmp_path):
     mine = tmp_path / "mine.jpg"
     mine.write_bytes(b"precious")
     code, _, err = run("encode", photos / "a", "--model", model, "--out", mine)

@@ -4,11 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fisherhash import backbones
-from fisherhash.data.protocols import resolve
-from fisherhash.data.sources import open_data
 from fisherhash.experiments import figures
-from fisherhash.experiments.benches import Stage
+from fisherhash.experiments.benches import Bench, OpenBench
 from fisherhash.experiments.illustration import illustration_points
 
 pytest.importorskip("matplotlib")
@@ -78,15 +75,7 @@ def test_results_find_their_figure():
 
 def test_centres_are_learned_as_the_paper_says():
     """Neighbouring codes with the intra term alone, opposite ones with the inter term."""
-    collection = open_data("sample")
-    network = backbones.create("tiny", image_size=32)
-    stage = Stage(
-        collection,
-        resolve(collection, None),
-        network,
-        finetune=False,
-        device=torch.device("cpu"),
-    )
+    stage = OpenBench(Bench("sample", None, "tiny", image_size=32), torch.device("cpu"))
     found = illustration_points(stage)
     labels = np.array(found["labels"])
     assert np.bincount(labels).tolist() == [100, 100]

@@ -155,16 +155,16 @@ def test_a_failed_run_is_recorded_and_tried_again(make_request, monkeypatch):
 
 
 def test_other_images_are_not_mixed_in(make_request, monkeypatch):
-    from fisherhash.experiments.benches import Stage
+    from fisherhash.experiments.benches import OpenBench
 
     reproduce(make_request())
-    real = Stage.__init__
+    real = OpenBench.__init__
 
     def other(self, *arguments, **options):
         real(self, *arguments, **options)
         self.identity["images"] = "other"
 
-    monkeypatch.setattr(Stage, "__init__", other)
+    monkeypatch.setattr(OpenBench, "__init__", other)
     with pytest.raises(UsageError, match="different images"):
         reproduce(make_request(seeds=2))
 

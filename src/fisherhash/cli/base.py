@@ -9,12 +9,10 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from cyclopts import App, Parameter, convert
 
-from fisherhash.errors import FisherhashError
 from fisherhash.system.options import parse_number
 from fisherhash.system.version import __version__
 from fisherhash.training.settings import NetworkOptions
@@ -93,22 +91,3 @@ def notes(sentences: tuple[str, ...]) -> None:
     """Print what was left out or assumed."""
     for note in sentences:
         say(f"note: {note}")
-
-
-class writing:  # noqa: N801
-    """Turns a failed write into an error that names the file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FisherhashError(f"could not write {self.path}: {error.strerror}") from error
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, OSError):
-            self.path.with_name(self.path.name + ".new.npz").unlink(missing_ok=True)
-            reason = error.strerror or error
-            raise FisherhashError(f"could not write {self.path}: {reason}") from error

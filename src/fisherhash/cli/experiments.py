@@ -68,6 +68,6 @@ def compare(
 @app.command(help_flags=[], version_flags=[])
 def reproduce(*words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> None:
     """Run a table or the figures of the DFH paper on the data of this machine."""
-    from fisherhash.experiments.__main__ import run
+    from fisherhash.experiments.__main__ import run_command
 
-    run(words, command="fisherhash reproduce")
+    run_command(words, command="fisherhash reproduce")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +22,6 @@ from fisherhash.cli.base import (
     notes,
     print_json,
     say,
-    writing,
 )
 from fisherhash.errors import FisherhashError, UsageError, unknown_name
 from fisherhash.training.settings import Settings
@@ -151,23 +151,29 @@ def encode(
     from fisherhash.data.loading import write_skipped
     from fisherhash.data.sources import open_paths
     from fisherhash.model.hasher import Hasher
+    from fisherhash.system import storage
 
     if not images:
         raise UsageError("no image given: fisherhash encode IMAGES… [--model MODEL]")
     if out is not None:
         if out.suffix != ".npz" or out.is_dir():
             raise UsageError(f"--out must be a file that ends in .npz, got '{out}'")
-        with writing(out):
-            pass  # check before the long part that its folder can be made
+        storage.write_files(out.parent, {})  # before the long part: can its folder be made?
     hasher = Hasher.load(model, device=device)
     collection = open_paths(images)
     encoded = hasher.encode_collection(collection)
     names = [collection.names[int(i)] for i in encoded.indices]
+
+    def save(path: Path) -> None:
+        with path.open("wb") as file:
+            np.savez(file, codes=encoded.codes, names=np.array(names), bits=hasher.bits)
+
     if out is not None:
-        with writing(out):
-            part = out.with_name(out.name + ".new.npz")
-            np.savez(part, codes=encoded.codes, names=np.array(names), bits=hasher.bits)
-            os.replace(part, out)
+        files: dict[str, Callable[[Path], object]] = {out.name: save}
+        if encoded.skipped:
+            listed = out.with_suffix(".skipped.csv").name
+            files[listed] = partial(write_skipped, skipped=encoded.skipped)
+        storage.write_files(out.parent, files)
         say(f"{len(names)} codes of {hasher.bits} bits in {out}")
     elif json:
         rows = zip(names, codes.to_hex(encoded.codes), strict=True)
@@ -177,10 +183,6 @@ def encode(
             print(f"{code}  {name}")
     for item in encoded.skipped:
         say(f"skipped {item.name}: {item.reason}")
-    if encoded.skipped and out is not None:
-        listed = out.with_suffix(".skipped.csv")
-        with writing(listed):
-            write_skipped(listed, encoded.skipped)
     if not names:
         raise FisherhashError("no image could be read")
 

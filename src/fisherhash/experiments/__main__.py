@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fisherhash.experiments.reproduce import Outcome
 
 
-def run(words: Sequence[str], *, command: str) -> None:
+def run_command(words: Sequence[str], *, command: str) -> None:
     """Parse a request, carry it out and print its table."""
     request, as_json = parse_request(words, command=command)
     from fisherhash.experiments.reproduce import reproduce
@@ -50,7 +50,9 @@ def main(words: Sequence[str] | None = None) -> int:
     # Before torch is loaded: threads that spin while they wait slow each other down.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        run(sys.argv[1:] if words is None else words, command="python -m fisherhash.experiments")
+        run_command(
+            sys.argv[1:] if words is None else words, command="python -m fisherhash.experiments"
+        )
     except FisherhashError as error:
         _say(f"fisherhash: {error}")
         return error.exit_code

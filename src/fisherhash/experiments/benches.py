@@ -16,11 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from fisherhash import backbones, methods
-from fisherhash.backbones import Backbone
 from fisherhash.data.lists import is_list_folder
 from fisherhash.data.pixels import PixelBank, pixel_rows
 from fisherhash.data.protocols import resolve
-from fisherhash.data.sources import NAMED, Collection, open_data
+from fisherhash.data.sources import NAMED, open_data
 from fisherhash.data.splits import Split, split_checksum
 from fisherhash.errors import UsageError
 from fisherhash.model.runtime import TorchRuntime, feature_rows, on_device
@@ -122,41 +121,25 @@ class Cell:
         }
 
 
-class Stage:
+class OpenBench:
     """An opened bench: images, split and network, opened once per process."""
 
-    def __init__(
-        self,
-        collection: Collection,
-        split: Split,
-        network: Backbone,
-        *,
-        finetune: bool,
-        device: torch.device,
-    ) -> None:
-        self.collection = collection
-        self.split = split
-        self.network = network
-        self.finetune = finetune
+    def __init__(self, bench: Bench, device: torch.device) -> None:
+        self.finetune = bench.finetune
         self.device = device
-        # What the names stand for: the pixels and the initial weights.
-        self.identity = {
-            "protocol": split.to_json(),
-            "images": collection.reader.fingerprint()[:16],
-            "weights": storage.tensors_checksum(network.state_dict())[:16],
-        }
-
-    @classmethod
-    def open(cls, bench: Bench, device: torch.device) -> Stage:
-        """Open the data, the split and the network of a bench."""
-        collection = open_data(locate(bench.data) or bench.data)
-        split = resolve(collection, bench.protocol)
-        network = backbones.create(
+        self.collection = open_data(locate(bench.data) or bench.data)
+        self.split = resolve(self.collection, bench.protocol)
+        if bench.thin:
+            self.split = thinned(self.split, bench.thin)
+        self.network = backbones.create(
             bench.backbone, weights=bench.weights, image_size=bench.image_size
         )
-        if bench.thin:
-            split = thinned(split, bench.thin)
-        return cls(collection, split, network, finetune=bench.finetune, device=device)
+        # What the names stand for: the pixels and the initial weights.
+        self.identity = {
+            "protocol": self.split.to_json(),
+            "images": self.collection.reader.fingerprint()[:16],
+            "weights": storage.tensors_checksum(self.network.state_dict())[:16],
+        }
 
     @property
     def numbers(self) -> NDArray[np.int64]:

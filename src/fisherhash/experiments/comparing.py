@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fisherhash import methods
 from fisherhash.codes import check_bits
+from fisherhash.data.sources import NAMED
 from fisherhash.errors import UsageError
 from fisherhash.experiments.benches import Bench
 from fisherhash.experiments.collecting import collect
@@ -57,7 +58,10 @@ def compare(
     """
     network, settings = network or NetworkOptions(), settings or Settings()
     folder, live = Path(out), bool(network.finetune)
-    part = _part(os.fspath(data), protocol, names, bits)
+    place = os.fspath(data)
+    if place not in NAMED and Path(place).exists():
+        place = os.path.abspath(place)
+    part = _part(place, protocol, names, bits)
     if seeds < 1:
         raise UsageError(f"seeds must be at least 1, got {seeds}")
     if settings.fixed_layers < 0:

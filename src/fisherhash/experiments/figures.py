@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 POINTS_FILE = "centre-learning.json"
 COLOURS = ("#c0392b", "#1e8449")
-RANKS = 5000
+TOP_RANK = 5000
 MARGINS = (0.0, 0.5, 1.0, 1.5, 2.0)
 
 
@@ -242,8 +242,8 @@ def _ranks(part: Mapping[str, Any]) -> int:
     for run in part["runs"]:
         if "evaluation" in run:
             known = [int(at) for at in run["evaluation"]["precision_at"]]
-            return max(at for at in known if at <= RANKS)
-    return RANKS
+            return max(at for at in known if at <= TOP_RANK)
+    return TOP_RANK
 
 
 def _mean(

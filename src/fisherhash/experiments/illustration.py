@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fisherhash.data.splits import hash_order
 from fisherhash.errors import FisherhashError
-from fisherhash.experiments.benches import Stage
+from fisherhash.experiments.benches import OpenBench
 from fisherhash.methods.dfh import DFH
 from fisherhash.model.heads import Head
 from fisherhash.model.runtime import TorchRuntime, feature_rows, on_device
@@ -26,7 +26,7 @@ _SETTINGS = Settings(epochs=30, batch_size=50, learning_rate=0.003)
 _SEEDS = 100
 
 
-def illustration_points(stage: Stage) -> dict[str, Any]:
+def illustration_points(stage: OpenBench) -> dict[str, Any]:
     """Compute outputs (200, 2) of a 2-bit head: untrained, with L_intra, and with L_inter added.
 
     The head starts at random, at unit scale over all training images. As in the paper's figure,

@@ -168,14 +168,7 @@ def work(call: Mapping[str, Any]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     request = Request(**call["request"])
-    runner = Runner(
-        request.folder,
-        device=request.device,
-        stop_at=call["stop_at"],
-        token=call["token"],
-        jobs=call["jobs"],
-        say=_say,
-    )
+    runner = Runner(request.folder, device=request.device, say=_say, **call["runner"])
     try:
         carry_out(make_plan(request), runner)
     except FisherhashError as error:
@@ -201,9 +194,7 @@ def _share(request: Request, runner: Runner) -> None:
     call = {
         "path": [os.path.abspath(place) if place else os.getcwd() for place in sys.path],
         "request": dataclasses.asdict(request),
-        "stop_at": runner.stop_at,
-        "token": runner.token,
-        "jobs": runner.jobs,
+        "runner": {"stop_at": runner.stop_at, "token": runner.token, "jobs": runner.jobs},
     }
     threads = max(1, available_cores() // runner.jobs)
     environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **os.environ}

@@ -15,7 +15,7 @@ import torch
 
 from fisherhash import methods
 from fisherhash.errors import FisherhashError, NotDefinedError, UsageError
-from fisherhash.experiments.benches import Bench, Cell, Stage
+from fisherhash.experiments.benches import Bench, Cell, OpenBench
 from fisherhash.experiments.claims import Claims
 from fisherhash.experiments.tables import counted
 from fisherhash.model.hasher import versions
@@ -31,7 +31,7 @@ SLOW_GUESS = 3600.0
 POLL_SECONDS = 0.5
 
 
-def _run_cell(cell: Cell, stage: Stage) -> dict[str, Any]:
+def _run_cell(cell: Cell, stage: OpenBench) -> dict[str, Any]:
     """Train and measure one cell; returns the part of its result that only a run can tell."""
     trained = fit(
         stage.collection,
@@ -88,7 +88,7 @@ class Runner:
         self.token = token or f"{time.time_ns()}"
         self.jobs = jobs
         self.say = say
-        self._stage: tuple[Bench, Stage] | None = None
+        self._stage: tuple[Bench, OpenBench] | None = None
         self._paces: list[float] = []
 
     def row(self, cell: Cell) -> dict[str, Any] | None:
@@ -150,12 +150,10 @@ class Runner:
         left = self.left(cells)
         if not left:
             return f"all {len(cells)} runs are done"
-        known = self._measured_paces(cells)
+        known = self._paces_of(cells)
         guess = FIRST_GUESS.get((self.device.type, left[0].bench.finetune), SLOW_GUESS)
-        seconds = 0.0
-        for cell in left:
-            same = known.get((cell.bench.slug, cell.method)) or known.get((cell.bench.slug, ""))
-            seconds += statistics.mean(same) if same else guess
+        everywhere = statistics.mean(known.values()) if known else guess
+        seconds = sum(known.get((cell.bench.slug, cell.method), everywhere) for cell in left)
         basis = "judging by earlier runs" if known else "a first guess"
         return (
             f"{len(left)} of {len(cells)} runs left ({len(cells) - len(left)} done), about "
@@ -163,16 +161,16 @@ class Runner:
             f"{counted(self.jobs, 'job')} ({basis}; plus the time to compute features)"
         )
 
-    def stage(self, bench: Bench) -> Stage:
+    def stage(self, bench: Bench) -> OpenBench:
         """Open a bench, or return the open one; the previous bench is released."""
         if self._stage is None or self._stage[0] != bench:
             self.close()
-            stage = Stage.open(bench, self.device)
+            stage = OpenBench(bench, self.device)
             self._check_same(bench, stage)
             self._stage = bench, stage
         return self._stage[1]
 
-    def _check_same(self, bench: Bench, stage: Stage) -> None:
+    def _check_same(self, bench: Bench, stage: OpenBench) -> None:
         """Refuse results of other images, splits or weights under the same names."""
         for kind in ("runs", "trials"):
             for path in sorted((self.folder / kind / bench.slug).glob("*.json"))[:1]:
@@ -243,16 +241,15 @@ class Runner:
     def _failed_path(self, cell: Cell) -> Path:
         return self.folder / "failed" / cell.file.replace("/", "_")
 
-    def _measured_paces(self, cells: Sequence[Cell]) -> dict[tuple[str, str], list[float]]:
-        """Return seconds of finished runs on this device, by bench and method, and by bench."""
-        name = device_name(self.device)
+    def _paces_of(self, cells: Sequence[Cell]) -> dict[tuple[str, str], float]:
+        """Return mean seconds of finished runs on this device, by bench and method."""
         found: dict[tuple[str, str], list[float]] = {}
         for cell in cells:
             row = self.row(cell)
-            if row is not None and row.get("device") == name and "total" in row.get("seconds", {}):
-                for key in ((cell.bench.slug, cell.method), (cell.bench.slug, "")):
-                    found.setdefault(key, []).append(row["seconds"]["total"])
-        return found
+            if row is not None and row.get("device") == device_name(self.device):
+                paces = found.setdefault((cell.bench.slug, cell.method), [])
+                paces.append(row["seconds"]["total"])
+        return {key: statistics.mean(paces) for key, paces in found.items()}
 
 
 def _read(path: Path) -> dict[str, Any] | None:
