@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 from fisherhash.codes import code_bytes, hamming
 from fisherhash.errors import UsageError
 from fisherhash.index import Entry, Hit, Index, Item
-from fisherhash.index.filters import Condition, parse_filter, select
+from fisherhash.index.filters import OPERATORS, Condition, parse_filter, select
 
 
 def random_codes(count, bits=16, seed=0):
@@ -472,6 +472,29 @@ def test_filters_know_types(index):
         assert index.ids(where).tolist() == matching, where
 
 
+SCALAR_VALUES = [-3, 0, 1, 1.0, 0.5, 2**62, "", "1", "0.5", "x", "X", "é", "caf\udce9", "true"]
+SCALAR_VALUES += ["null", True, False, None]
+
+
+def test_every_operator_on_every_type(index):
+    """The translation of a back-end, against the evaluation of the parsed filter in Python."""
+    stored = [*SCALAR_VALUES, [1], {"v": 1}]
+    keys = [f"k{i}" for i in range(len(stored))]
+    index.add(entries(keys, random_codes(len(keys)), metadata=[{"v": value} for value in stored]))
+    index.add([Entry("without", [0, 0])])
+    items = list(index.items())
+    checked = 0
+    for operator in OPERATORS:
+        for value in SCALAR_VALUES:
+            for typed in (True, False) if isinstance(value, str) else (True,):
+                if operator in ("=", "!=") or not (value is None or isinstance(value, bool)):
+                    where = [Condition("v", operator, (value,), typed)]
+                    expected = [item.id for item in select(items, where, index.uri)]
+                    assert index.ids(where).tolist() == expected, where
+                    checked += 1
+    assert checked > 140
+
+
 FIELDS = ("a", "b", "a.b", "metadata.key", "metadata.a.b")
 OWN = ("label", "key", "path", "id", "size", "mtime_ns")
 TEXTS = st.sampled_from(["", "1", "2", "10", "0.5", "true", "null", "x", "X", "é", "caf\udce9"])
@@ -518,6 +541,9 @@ def test_filters_match_what_their_reference_says(index, items, filters):
         Entry(f"k{i}", [0, 0], path or None, size, time, labels, metadata)
         for i, (metadata, labels, size, time, path) in enumerate(items)
     )
+    if len(items) > 1:
+        # It has every field, so that the filters are no errors.
+        index.add([Entry("all", [0, 0], metadata={"a": {"b": 1}, "b": "x", "key": None})])
     index.add_codes([[0, 0]])
     stored = list(index.items())
     for where in filters:

@@ -176,7 +176,18 @@ def kill_at(point):
     sqlite3.connect = lambda *arguments, **named: connect(*arguments, **named, factory=Connection)
 
 
+def migrate(task):
+    """The first write to an index of format 1."""
+    kill_at(task["point"])
+    with Index.open(task["path"], write=True) as index:
+        say({"begin": "nothing"})
+        index.add([Entry("new", bytes(index.codes([0])[0]))], notes={"skipped": {"new": 1}})
+        say({"done": "add"})
+
+
 def work(task):
+    if task.get("migrate"):
+        return migrate(task)
     rng = random.Random(task["seed"])
     catalogue_writer.WAL_BYTES = rng.choice([1, 100_000, 8 << 20])
     writing.MAX_LENGTH = rng.choice([150, 1 << 27])

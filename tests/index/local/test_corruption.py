@@ -5,6 +5,7 @@ import os
 import random
 import resource
 import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -221,6 +222,32 @@ def test_every_byte_of_the_schema(undamaged, tmp_path):
         problems = Index.examine(path)
         assert found == expected or "catalogue.sqlite" in (error or ""), place
         assert not error or [p.file for p in problems] == ["catalogue.sqlite"], place
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE notes SET value = '{}' WHERE name = 'bad 3.jpg'",
+        "UPDATE notes SET name = 'good 3.jpg' WHERE name = 'bad 3.jpg'",
+        "UPDATE notes SET value = x'7b7d' WHERE name = 'bad 3.jpg'",
+        "UPDATE notes SET value = 7 WHERE name = 'bad 3.jpg'",
+        "DELETE FROM notes WHERE name = 'bad 3.jpg'",
+        "INSERT INTO notes VALUES ('skipped', 'old.jpg', '1', 1)",
+        "DELETE FROM notes",
+        "DROP TABLE notes",
+    ],
+)
+def test_a_note_that_is_not_what_was_written_is_noticed(undamaged, tmp_path, statement):
+    path = tmp_path / "copy"
+    shutil.copytree(undamaged["without sums"][0], path)
+    db = sqlite3.connect(path / "catalogue.sqlite")
+    db.execute(statement)
+    db.commit()
+    db.close()
+    assert [problem.file for problem in Index.examine(path)] == ["catalogue.sqlite"]
+    for write in (False, True):
+        with pytest.raises(FisherhashError, match=r"catalogue\.sqlite is damaged: .*note"):
+            Index.open(path, write=write)
 
 
 def test_a_missing_file_is_named(undamaged, tmp_path):

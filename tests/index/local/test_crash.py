@@ -4,9 +4,11 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from pathlib import Path
@@ -158,6 +160,42 @@ def kills(folder, count, seed):
 
 def test_ten_kills(tmp_path):
     kills(tmp_path, 10, seed=time.time_ns())
+
+
+def test_a_writer_that_is_killed_while_it_moves_the_notes_of_format_1(tmp_path):
+    """At every call that changes something: the notes are where they were, or in the catalogue."""
+    fixture = Path(__file__).parents[2] / "fixtures" / "format-1.tar.xz"
+    with tarfile.open(fixture) as archive:
+        archive.extractall(tmp_path / "fixture", filter="data")
+    source, path = tmp_path / "fixture" / "format-1" / "photos.index", tmp_path / "copy"
+    with Index.open(source) as index:
+        folder, skipped, count = index.notes("sync"), index.notes("skipped"), len(index)
+    assert folder
+    assert skipped
+    writer, formats = Writer(), []
+    try:
+        for point in range(1, 500, 2):
+            shutil.copytree(source, path)
+            said, status = writer.run({"path": str(path), "migrate": True, "point": point})
+            done = {"done": "add"} in said
+            assert status in (0, signal.SIGKILL)
+            for write in (False, True):
+                with Index.open(path, write=write) as index:
+                    formats.append(index.info()["format"])
+                    added = "new" in index
+                    assert added or not done
+                    assert (len(index), formats[-1]) == ((count + 1, 2) if added else (count, 1))
+                    assert index.notes("sync") == folder
+                    assert index.notes("skipped") == skipped | ({"new": 1} if added else {})
+                    assert index.verify() == []
+            left = [(path / name).exists() for name in ("folder.json", "skipped.csv")]
+            assert left == [not added] * 2
+            shutil.rmtree(path)
+            if not status:
+                break
+    finally:
+        writer.close()
+    assert set(formats) == {1, 2}
 
 
 @pytest.mark.slow

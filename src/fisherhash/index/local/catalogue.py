@@ -384,7 +384,7 @@ class Catalogue:
                 if _version(db) > 1:
                     rows = self._note_rows(db, "WHERE kind = ?", (encode_text(kind),))
                     return {decode_text(name): json.loads(value) for _, name, value, _ in rows}
-            old, _ = read_old_notes(self.path.parent)
+            old = read_old_notes(self.path.parent)
             # The first write deletes the files; then look again.
             if self.format() == 1:
                 return old.get(kind, {})

@@ -44,7 +44,7 @@ class Change:
         self._catalogue.begin()
         if self.upgrades:
             self._catalogue.upgrade()
-            self.write_notes(check_notes(read_old_notes(self.draft.folder)[0]))
+            self.write_notes(check_notes(read_old_notes(self.draft.folder)))
             self._touched = False
 
     def is_empty(self) -> bool:

@@ -23,12 +23,31 @@ _COLUMNS = ["name", "reason", "size", "mtime_ns"]
 OldNotes = dict[str, dict[str, Any]]
 
 
-def read_old_notes(index: Path) -> tuple[OldNotes, list[Problem]]:
-    """The notes by kind and name, and what is damaged in the two files.
+def read_old_notes(index: Path) -> OldNotes:
+    """The notes by kind and name.
 
     Raises:
         FisherhashError: a file exists but cannot be read at all.
     """
+    try:
+        return _load(index)[0]
+    except OSError as error:
+        raise FisherhashError(
+            f"{error.filename} cannot be read: {error.strerror or error}. "
+            "Check the disk and the permissions"
+        ) from None
+
+
+def old_note_problems(index: Path) -> list[Problem]:
+    """What is wrong with the two files."""
+    try:
+        return _load(index)[1]
+    except OSError as error:
+        what = f"cannot be read: {error.strerror or error}"
+        return [Problem(Path(error.filename).name, what, "check the disk and the permissions")]
+
+
+def _load(index: Path) -> tuple[OldNotes, list[Problem]]:
     problems = []
     notes: OldNotes = {"sync": {}, "skipped": {}}
     text = _read(index / _FOLDER)
@@ -62,10 +81,6 @@ def _read(path: Path) -> str | None:
             return file.read()
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise FisherhashError(
-            f"{path} cannot be read: {error.strerror or error}. Check the disk and the permissions"
-        ) from None
 
 
 def _parse_skipped(text: str) -> tuple[dict[str, Any], int]:

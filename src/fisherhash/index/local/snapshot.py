@@ -74,12 +74,17 @@ class Snapshot:
 
     def gather(self, ids: Ids) -> tuple[NDArray[np.bool_], Codes]:
         """Which ids are in the index, and the codes of all (zeros for those that are not)."""
-        which, places = self.locate(ids)
         codes = np.zeros((len(ids), code_bytes(self.bits)), dtype=np.uint8)
-        for number in np.unique(which[which >= 0]).tolist():
-            here = which == number
-            codes[here] = self.segments[number].codes[places[here]]
-        return which >= 0, codes
+        exists = np.zeros(len(ids), dtype=bool)
+        for segment in self.segments:
+            segment.check()
+            places = segment.locate(ids)
+            here = places >= 0
+            codes[here] = segment.codes[places[here]]
+            exists |= here
+            if exists.all():
+                break
+        return exists, codes
 
     def ids(self) -> Ids:
         """Ids of everything, ascending."""

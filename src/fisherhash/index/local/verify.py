@@ -10,7 +10,7 @@ from fisherhash.index.items import Problem
 from fisherhash.index.local.catalogue import Catalogue
 from fisherhash.index.local.code_files import bad_blocks, codes_path, ids_path
 from fisherhash.index.local.folder import commit_mark
-from fisherhash.index.local.format_1 import read_old_notes
+from fisherhash.index.local.format_1 import old_note_problems
 from fisherhash.index.local.guards import SUM_BLOCK
 from fisherhash.index.local.schema import CATALOGUE
 from fisherhash.index.local.snapshot import Snapshot
@@ -52,7 +52,7 @@ def verify_index(path: Path, catalogue: Catalogue, snapshot: Snapshot) -> list[P
     if not problems:
         problems += _contents(catalogue, snapshot)
     if catalogue.format() == 1:
-        problems += read_old_notes(path)[1]
+        problems += old_note_problems(path)
     return problems + _tables(path)
 
 
