@@ -280,7 +280,7 @@ def test_encode_lists_bad_files_and_fails_only_when_all_are_bad(run, photos, mod
     code, out, err = run("encode", bad, good, "--model", model)
     assert code == 0
     assert out == f"{codes.to_hex(Hasher.load(model).encode(good))[0]}  {good}\n"
-    assert f"skipped {bad}: not a picture" in err
+    assert f"skipped {bad}: not an image" in err
     code, out, err = run("encode", bad, good, "--model", model, "--out", tmp_path / "c.npz")
     assert (code, out) == (0, "")
     assert (tmp_path / "c.skipped.csv").read_text().splitlines()[1].startswith(str(bad))
@@ -389,7 +389,7 @@ def test_check_data_says_what_is_wrong_and_where(run, write_photos, tmp_path):
     shutil.copy(root / "a" / "00.png", root / "b" / "copy.png")
     code, out, err = run("check-data", root)
     assert code == 1
-    assert "a/bad.png: not a picture" in out
+    assert "a/bad.png: not an image" in out
     assert "a/00.png = b/copy.png" in out
     code, out, err = run("check-data", root, "--json")
     assert code == 1

@@ -147,7 +147,7 @@ def test_unreadable_images_are_skipped_from_a_collection_and_refused_by_encode(t
             found.codes, hasher.encode([tmp_path / "0.png", tmp_path / "2.png"])
         )
         assert [item.name for item in found.skipped] == [(tmp_path / "1.png").as_posix()]
-    with pytest.raises(FisherhashError, match=r"1\.png: not a picture"):
+    with pytest.raises(FisherhashError, match=r"1\.png: not an image"):
         hasher.encode([tmp_path / "0.png", tmp_path / "1.png"])
     with pytest.raises(FisherhashError, match=r"none\.png: the file does not exist"):
         hasher.encode(tmp_path / "none.png")
@@ -216,7 +216,7 @@ def test_blocks_of_images_list_the_bad_ones_by_their_number(tmp_path):
             assert part.queries is None
         bad = [(s.index, s.name, s.passing) for part in parts for s in part.skipped]
         assert bad == [(3, "image 3", False), (8, str(tmp_path / "none.png"), True)]
-    with pytest.raises(FisherhashError, match="image 3: not a picture"):
+    with pytest.raises(FisherhashError, match="image 3: not an image"):
         hasher.encode(given)
 
 
@@ -268,7 +268,9 @@ def test_no_images_give_no_codes(images):
     ],
 )
 def test_what_is_no_image(image):
-    with pytest.raises(UsageError, match=r"tensor must be uint8|array must be|cannot read a pict"):
+    with pytest.raises(
+        UsageError, match=r"tensor must be uint8|array must be|cannot read an image"
+    ):
         tiny_hasher().encode([image])
 
 

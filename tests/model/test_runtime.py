@@ -129,7 +129,7 @@ def test_a_bad_file_is_skipped_now_and_remembered(write_photos, tmp_path, cache)
         rows = feature_rows(TorchRuntime(backbones.create("tiny"), CPU), collection)
         assert rows.indices.tolist() == [0, 2, 3, 4, 5]
         assert rows.values.shape == (5, 32)
-        assert [(item.name, "not a picture" in item.reason) for item in rows.skipped] == [
+        assert [(item.name, "not an image" in item.reason) for item in rows.skipped] == [
             ("a/01.png", True)
         ]
     assert reader.opened == []

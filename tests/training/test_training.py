@@ -431,7 +431,7 @@ def test_bad_files_are_counted_and_listed_wherever_they_are(write_photos, tmp_pa
         rows = list(csv.reader(file))
     assert rows[0] == ["name", "reason"]
     assert [row[0] for row in rows[1:]] == [in_train, in_query]
-    assert all("not a picture" in row[1] for row in rows[1:])
+    assert all("not an image" in row[1] for row in rows[1:])
     write_photos(root, {"a": 10, "b": 10})
     quick(root, method=method, bits=8, out=tmp_path / "m", overwrite=True)
     assert not (tmp_path / "m" / "skipped.csv").exists()
