@@ -593,10 +593,14 @@ def test_an_index_made_in_python_is_searched_from_the_command_line(
 ):
     """With a built-in hasher, for which a tiny one stands, and with one that the index carries."""
     from fisherhash import ImageIndex
-    from fisherhash.model import builtin
     from fisherhash.model.hasher import Hasher
 
-    monkeypatch.setattr(builtin, "load", lambda *arguments, **options: make_hasher())
+    def load_builtin(name, *, device):
+        hasher = make_hasher()
+        hasher.origin = {"builtin": name}
+        return hasher
+
+    monkeypatch.setattr(Hasher, "load_builtin", load_builtin)
     query = photos / "a" / "00.png"
     for name, hasher in (("own", make_hasher()), ("named", Hasher.load("general-64"))):
         with ImageIndex.create(tmp_path / name, hasher) as images:

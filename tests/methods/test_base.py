@@ -82,7 +82,7 @@ def test_a_value_out_of_range_is_refused_however_the_method_is_made():
             ({"margin": -1.0}, "dfh: margin must not be negative, got -1.0"),
             ({"margin": float("nan")}, "dfh: margin must not be negative, got nan"),
             ({"sweeps": 0}, "dfh: sweeps must be greater than 0, got 0"),
-            ({"width": 2000}, "dfh: width must be at most 1024, got 2000"),
+            ({"width": 2000}, "dfh: width must be between 0 and 1024, got 2000"),
             ({"center_step": "exakt"}, "unknown value of dfh's option center_step 'exakt'"),
         ):
             with pytest.raises(UsageError, match=sentence):

@@ -98,7 +98,7 @@ def test_large_beta_is_the_loss_of_the_codes():
 
 
 def test_a_shrinking_beta_is_refused():
-    with pytest.raises(UsageError, match="1 or more"):
+    with pytest.raises(UsageError, match="at least 1"):
         HashNet(bits=4, classes=2, final_sharpness=0.5)
 
 

@@ -3,41 +3,10 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 from fisherhash.errors import UsageError, unknown_name
-
-
-@dataclass(frozen=True)
-class Range:
-    """The values that a hyper-parameter may have; part of its type annotation.
-
-    Attributes:
-        above: The value must be greater.
-        least: The value must be at least this.
-        most: The value must be at most this.
-    """
-
-    above: float | None = None
-    least: float | None = None
-    most: float | None = None
-
-    def fault(self, value: float) -> str | None:
-        """Return what is wrong with a value; None if nothing is.
-
-        >>> Range(above=0).fault(-1.0), Range(least=0, most=1).fault(0.5)
-        ('must be greater than 0', None)
-        """
-        # "not >" instead of "<=", so that NaN is refused
-        if self.above is not None and not value > self.above:
-            return f"must be greater than {self.above:g}"
-        if self.least is not None and not value >= self.least:
-            return f"must be {self.least:g} or more" if self.least else "must not be negative"
-        if self.most is not None and not value <= self.most:
-            return f"must be at most {self.most:g}"
-        return None
-
+from fisherhash.system.options import Range, parse_number
 
 Positive = Annotated[float, Range(above=0)]
 NotNegative = Annotated[float, Range(least=0)]
@@ -78,8 +47,4 @@ def convert_option(method: str, key: str, value: Any, kind: Any) -> Any:
         if value.lower() not in words:
             raise UsageError(f"{method}: {key} must be true or false, got '{value}'")
         return words[value.lower()]
-    try:
-        return (int if kind is int else float)(value)
-    except ValueError:
-        what = "a whole number" if kind is int else "a number"
-        raise UsageError(f"{method}: {key} must be {what}, got '{value}'") from None
+    return parse_number(f"{method}: {key}", int if kind is int else float, value)

@@ -20,10 +20,34 @@ from fisherhash.errors import UsageError, unknown_name
 
 @dataclass(frozen=True)
 class Range:
-    """The smallest and the largest value of a number."""
+    """The numbers that an option accepts; part of its type annotation.
 
-    low: float
-    high: float = math.inf
+    Attributes:
+        least: The smallest one.
+        most: The largest one.
+        above: What every one must exceed.
+    """
+
+    least: float = -math.inf
+    most: float = math.inf
+    above: float = -math.inf
+
+    def fault(self, value: float) -> str | None:
+        """Return what is wrong with a value; None if nothing is.
+
+        >>> Range(above=0).fault(-1.0), Range(0, 1).fault(1.5), Range(0, 1).fault(0.5)
+        ('must be greater than 0', 'must be between 0 and 1', None)
+        """
+        # A chain of "<=" refuses NaN.
+        if self.least <= value <= self.most and (value > self.above or self.above == -math.inf):
+            return None
+        if self.above > -math.inf and not value > self.above:
+            return f"must be greater than {self.above:g}"
+        if -math.inf < self.least and self.most < math.inf:
+            return f"must be between {self.least:g} and {self.most:g}"
+        if self.most < math.inf:
+            return f"must be at most {self.most:g}"
+        return f"must be at least {self.least:g}" if self.least else "must not be negative"
 
 
 @dataclass(frozen=True)
@@ -60,7 +84,7 @@ def options_of(options: type) -> tuple[Option, ...]:
     hints, texts = get_type_hints(options, include_extras=True), _help(options)
     found = []
     for one in fields(options):
-        kind, limits = hints[one.name], Range(-math.inf)
+        kind, limits = hints[one.name], Range()
         if get_origin(kind) is Annotated:
             kind, *extras = get_args(kind)
             limits = next((extra for extra in extras if isinstance(extra, Range)), limits)
@@ -78,16 +102,15 @@ def check_options(options: Any) -> None:
         UsageError: names the option, its range and the value found.
     """
     for one in options_of(type(options)):
-        value, (low, high) = getattr(options, one.name), (one.range.low, one.range.high)
+        value = getattr(options, one.name)
         if one.choices and value not in one.choices:
             raise unknown_name(one.name, str(value), one.choices)
-        if value is None or low == -math.inf:
+        if value is None or one.range == Range():
             continue
         if one.kind is int and (isinstance(value, bool) or not isinstance(value, int)):
             raise UsageError(f"{one.name} must be a whole number, got {value!r}")
-        if not low <= value <= high:
-            limits = f"between {low:g} and {high:g}" if high < math.inf else f"at least {low:g}"
-            raise UsageError(f"{one.name} must be {limits}, got {value}")
+        if fault := one.range.fault(value):
+            raise UsageError(f"{one.name} {fault}, got {value}")
 
 
 def parse_number(name: str, kind: type, text: str) -> Any:
