@@ -14,12 +14,8 @@ from fisherhash.methods import HashMethod, create
 from fisherhash.methods.base import MethodInfo
 from fisherhash.model.heads import LinearHead
 from fisherhash.training.checkpoints import check_resumable, discard_checkpoint, is_unfinished
-from fisherhash.training.loop import (
-    FrozenImages,
-    LiveImages,
-    Loop,
-    Settings,
-)
+from fisherhash.training.loop import FrozenImages, LiveImages, Loop
+from fisherhash.training.settings import Settings
 
 QUICK = Settings(epochs=3, batch_size=8, learning_rate=0.05)
 
