@@ -85,7 +85,7 @@ def test_nothing_found_is_a_page_too(image_file):
 
 
 def test_long_lists_are_cut_and_say_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(contact_sheet, "SHOWN", 4)
+    monkeypatch.setattr(contact_sheet, "RESULTS_SHOWN", 4)
     found = [match(None, f"n{i}", number=i) for i in range(9)]
     html = contact_sheet.search_page([SearchResult("q", None, CODE, found)], 16, index="i", count=9)
     assert "the first 4 of 9 are shown" in html

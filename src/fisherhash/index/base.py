@@ -19,7 +19,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import Any, Literal, Self, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -38,39 +38,10 @@ from fisherhash.index.checks import (
     whole_number,
 )
 from fisherhash.index.filters import All, Where, parse_filter
-from fisherhash.index.items import (
-    Codes,
-    Entry,
-    FileState,
-    Hit,
-    Ids,
-    Item,
-    Matches,
-    Problem,
-    Within,
-)
-
-__all__ = [
-    "BACKEND_MODULES",
-    "CannotWriteError",
-    "Codes",
-    "Entry",
-    "FileState",
-    "Hit",
-    "Ids",
-    "Index",
-    "Item",
-    "Matches",
-    "Notes",
-    "Problem",
-    "Uri",
-    "Where",
-    "Within",
-    "as_ids",
-    "register_backend",
-]
+from fisherhash.index.items import Codes, Entry, FileState, Ids, Item, Matches, Problem, Within
 
 Uri = str | os.PathLike[str]
+Verb = Literal["add", "update", "upsert"]
 
 
 class CannotWriteError(FisherhashError):
@@ -213,11 +184,7 @@ class Index(ABC):
     # Changes, each call one commit
 
     def add(
-        self,
-        entries: Iterable[Entry],
-        *,
-        notes: Notes | None = None,
-        fingerprint: str | None = None,
+        self, entries: Iterable[Entry], *, notes: Notes = None, fingerprint: str | None = None
     ) -> Ids:
         """Add items under new keys. If a key exists already, nothing is added.
 
@@ -229,40 +196,25 @@ class Index(ABC):
         Returns:
             Their ids.
         """
-        return self._checked_put(entries, notes, fingerprint, add=True, update=False)
+        return self._checked_put("add", entries, notes, fingerprint)
 
     def update(
-        self,
-        entries: Iterable[Entry],
-        *,
-        notes: Notes | None = None,
-        fingerprint: str | None = None,
+        self, entries: Iterable[Entry], *, notes: Notes = None, fingerprint: str | None = None
     ) -> Ids:
         """Change items and return their ids. If a key does not exist, nothing is changed."""
-        return self._checked_put(entries, notes, fingerprint, add=False, update=True)
+        return self._checked_put("update", entries, notes, fingerprint)
 
     def upsert(
-        self,
-        entries: Iterable[Entry],
-        *,
-        notes: Notes | None = None,
-        fingerprint: str | None = None,
+        self, entries: Iterable[Entry], *, notes: Notes = None, fingerprint: str | None = None
     ) -> Ids:
         """Add items under new keys, update those whose keys exist, and return their ids."""
-        return self._checked_put(entries, notes, fingerprint, add=True, update=True)
+        return self._checked_put("upsert", entries, notes, fingerprint)
 
     def _checked_put(
-        self,
-        entries: Iterable[Entry],
-        notes: Notes | None,
-        fingerprint: str | None,
-        *,
-        add: bool,
-        update: bool,
+        self, verb: Verb, entries: Iterable[Entry], notes: Notes, fingerprint: str | None
     ) -> Ids:
         self._must_write()
-        checked, texts = check_entries(entries, self.bits), check_notes(notes)
-        return self._put(checked, texts, fingerprint, add=add, update=update)
+        return self._put(verb, check_entries(entries, self.bits), check_notes(notes), fingerprint)
 
     @abstractmethod
     def add_codes(
@@ -283,7 +235,7 @@ class Index(ABC):
         keys: Iterable[str] | None = None,
         *,
         ids: Iterable[int] | Ids | None = None,
-        notes: Notes | None = None,
+        notes: Notes = None,
         missing_ok: bool = False,
     ) -> int:
         """Remove items by key, by id, or both; returns how many were removed.
@@ -300,8 +252,7 @@ class Index(ABC):
 
         >>> notes = {"sync": {"folder": {"folder": "/data"}}, "skipped": {"a.jpg": None}}
         """
-        self._must_write()
-        self._put([], check_notes(notes), None, add=False, update=False)
+        self._checked_put("update", [], notes, None)
 
     @abstractmethod
     def compact(self) -> dict[str, int]:
@@ -315,19 +266,11 @@ class Index(ABC):
 
     @abstractmethod
     def _put(
-        self,
-        entries: Sequence[CheckedEntry],
-        notes: NoteTexts,
-        fingerprint: str | None,
-        *,
-        add: bool,
-        update: bool,
+        self, verb: Verb, entries: list[CheckedEntry], notes: NoteTexts, fingerprint: str | None
     ) -> Ids:
-        """Add and update items and write notes, all in one commit.
+        """Add, update or upsert items and write notes, all in one commit.
 
-        Raises:
-            UsageError: a key exists and ``update`` is False, a key does not exist and ``add`` is
-                False, or a new item has no code (see :meth:`_refuse`); nothing is changed.
+        It must refuse what :meth:`_check_entries` and :meth:`_check_model` refuse.
         """
 
     @abstractmethod
@@ -381,20 +324,17 @@ class Index(ABC):
 
     def codes(self, ids: Iterable[int] | Ids) -> Codes:
         """(n, bytes) codes of items, in the order of the ids."""
-        rows = [item.code for item in self.get(as_ids(ids))]
-        return np.frombuffer(b"".join(rows), np.uint8).reshape(-1, code_bytes(self.bits))
+        return self._joined(item.code for item in self.get(as_ids(ids)))
 
     def scan(self, block: int = 1 << 16) -> Iterator[tuple[Ids, Codes]]:
         """Ids and codes of everything by ascending id, about ``block`` at a time, of one commit."""
         whole_number("block", block, 1)
-        items, width = self.items(), code_bytes(self.bits)
-        return (
-            (
-                as_ids(item.id for item in part),
-                np.frombuffer(b"".join(item.code for item in part), np.uint8).reshape(-1, width),
-            )
-            for part in iter(lambda: list(itertools.islice(items, block)), [])
-        )
+        items = self.items()
+        parts = iter(lambda: list(itertools.islice(items, block)), [])
+        return ((as_ids(i.id for i in part), self._joined(i.code for i in part)) for part in parts)
+
+    def _joined(self, codes: Iterable[bytes]) -> Codes:
+        return np.frombuffer(b"".join(codes), np.uint8).reshape(-1, code_bytes(self.bits))
 
     def files(self) -> dict[str, FileState]:
         """What is known about the file of every item that has a key."""
@@ -514,18 +454,18 @@ class Index(ABC):
         name = name if isinstance(name, str) else int(name)  # type: ignore[call-overload]
         return UsageError(f"{self.uri} has no item with the {what} {name!r}{then}")
 
-    def _refuse(
-        self, entries: Sequence[CheckedEntry], known: Container[str], *, add: bool, update: bool
+    def _check_entries(
+        self, verb: Verb, entries: Iterable[CheckedEntry], known: Container[str]
     ) -> None:
         """Refuse entries that :meth:`_put` must not store; ``known`` holds the existing keys."""
         for entry in entries:
             if entry.key in known:
-                if not update:
+                if verb == "add":
                     raise UsageError(
                         f"{self.uri} already has an item with the key {entry.key!r}; "
                         "update it, or remove it first. Nothing was added"
                     )
-            elif not add:
+            elif verb == "update":
                 raise self._missing(entry.key, "; nothing was changed")
             elif entry.code is None:
                 raise UsageError(f"the new item {entry.key!r} has no code. Nothing was added")

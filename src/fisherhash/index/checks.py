@@ -15,7 +15,7 @@ from fisherhash.codes import check_codes, code_bytes
 from fisherhash.errors import UsageError
 from fisherhash.index.items import Codes, Entry, Ids
 
-Notes = Mapping[str, Mapping[str, Any]]
+Notes = Mapping[str, Mapping[str, Any]] | None
 """Small JSON documents by kind and name; a value of None removes the document."""
 NoteTexts = dict[tuple[str, str], str | None]
 """Checked notes: JSON text by (kind, name), None where the document is to be removed."""
@@ -70,28 +70,22 @@ def check_entries(entries: Iterable[Entry], bits: int) -> list[CheckedEntry]:
 
 
 def _codes(entries: list[Entry], bits: int) -> Iterator[bytes | None]:
-    width = code_bytes(bits)
-    given = [entry.code for entry in entries if entry.code is not None]
-    packed = b""
+    given: list[Any] = [entry.code for entry in entries if entry.code is not None]
+    given = [np.frombuffer(c, np.uint8) if isinstance(c, bytes) else c for c in given]
+    packed: Iterator[bytes] = iter(())
     if given:
         try:
-            if all(isinstance(code, bytes) and len(code) == width for code in given):
-                rows: Any = np.frombuffer(b"".join(given), dtype=np.uint8)  # type: ignore[arg-type]
-                rows = rows.reshape(-1, width)
-            else:
-                rows = np.asarray(
-                    [np.frombuffer(c, np.uint8) if isinstance(c, bytes) else c for c in given]
-                )
+            packed = iter(code_rows(check_codes(np.asarray(given), bits)))
         except ValueError:
+            width = code_bytes(bits)
             raise UsageError(f"every code of {bits} bits must have {width} bytes") from None
-        packed = check_codes(rows, bits).tobytes()
-    start = 0
-    for entry in entries:
-        if entry.code is None:
-            yield None
-        else:
-            yield packed[start : start + width]
-            start += width
+    return (None if entry.code is None else next(packed) for entry in entries)
+
+
+def code_rows(codes: Codes) -> list[bytes]:
+    """The rows of an array of codes as bytes."""
+    data, width = codes.tobytes(), codes.shape[1]
+    return [data[i : i + width] for i in range(0, len(data), width)]
 
 
 def _text(text: str) -> str:
@@ -149,7 +143,7 @@ def as_json(value: Any, what: str) -> str:
         raise UsageError(f"{what} cannot be written as JSON: {error}") from None
 
 
-def check_notes(notes: Notes | None) -> NoteTexts:
+def check_notes(notes: Notes) -> NoteTexts:
     """Notes as JSON texts by (kind, name)."""
     found: NoteTexts = {}
     for kind, documents in (notes or {}).items():

@@ -18,7 +18,7 @@ from fisherhash.index.images.duplicates import Duplicates
 from fisherhash.index.images.results import Match, SearchResult
 from fisherhash.pages import html as pages
 
-SHOWN = 200
+RESULTS_SHOWN = 200
 """Results of a query on the page, and groups of duplicates; the page holds every thumbnail."""
 
 
@@ -43,7 +43,7 @@ def search_page(results: Sequence[SearchResult], bits: int, *, index: str, count
 
 def duplicates_page(found: Duplicates) -> str:
     """A page for groups of likely duplicates; the first of a group comes before the others."""
-    total, shown = len(found.groups), found.groups[:SHOWN]
+    total, shown = len(found.groups), found.groups[:RESULTS_SHOWN]
     apart = "equal codes" if found.radius == 0 else f"codes within {_number(found.radius, 'bit')}"
     more = f" The {len(shown):,} largest are shown." if len(shown) < total else ""
     alike = "Equal or near" if found.radius else "Equal"
@@ -104,10 +104,10 @@ def _row(
 ) -> pages.Query:
     image, missing = _thumbnail(path)
     lines = [*notes, missing] if missing else list(notes)
-    if len(matches) > SHOWN:
-        lines.append(f"the first {SHOWN} of {len(matches):,} are shown")
+    if len(matches) > RESULTS_SHOWN:
+        lines.append(f"the first {RESULTS_SHOWN} of {len(matches):,} are shown")
     results = []
-    for match in matches[:SHOWN]:
+    for match in matches[:RESULTS_SHOWN]:
         shown, missing = _thumbnail(match.path)
         caption = "/\n".join(match.name.rsplit("/", 1)) + (f" ({missing})" if missing else "")
         own = np.frombuffer(match.item.code, np.uint8)

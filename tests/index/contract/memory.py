@@ -58,11 +58,11 @@ class MemoryIndex(Index):
             raise UsageError(f"{self.uri} was closed")
         return COMMITS[self.uri]
 
-    def _put(self, entries, notes, fingerprint, *, add, update):
+    def _put(self, verb, entries, notes, fingerprint):
         with self._lock:
             now = self._now()
             known = {item.key: item for item in now.items.values() if item.key is not None}
-            self._refuse(entries, known, add=add, update=update)
+            self._check_entries(verb, entries, known)
             items, next_id, ids = dict(now.items), now.next_id, []
             for entry in entries:
                 given = {name: v for name, v in entry._asdict().items() if v is not None}

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -762,3 +763,29 @@ def test_a_new_link_to_a_folder_changes_no_keys(album, model, tmp_path):
     report = sync_index(path, album)
     assert (report.removed, report.unchanged) == ([], 14)
     assert report.added == ["b/01.png", "b/02.png", "b/03.png", "b/old ones/00.png"]
+
+
+def test_an_index_of_the_first_format_goes_on(tmp_path):
+    """Written before the notes were part of the index; its folder has moved since then."""
+    with tarfile.open(Path(__file__).parents[2] / "fixtures" / "format-1.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    path, photos = tmp_path / "format-1" / "photos.index", tmp_path / "format-1" / "photos"
+    expected = json.loads((path.parent / "expected.json").read_text())["photos"]
+    with ImageIndex.open(path) as images:
+        assert images.info()["folder"].endswith("format-1/photos")
+        (result,) = images.search(photos / "b" / "01.png", k=1)
+        assert (result[0].name, result[0].distance) == ("b/01.png", 0)
+    assert list(skipped(path)) == ["a/broken.png"]
+    report = sync_index(path, photos, moved=True)
+    # It was removed from the index, but not from the folder.
+    assert report.added == ["c/05.png"]
+    # The archive has no nanoseconds, so that the files seem to have changed.
+    assert (report.removed, len(report.updated) + report.unchanged) == ([], 17)
+    assert (len(report.skipped), report.new_skipped) == (1, 0)
+    assert keys(path) == {*expected["keys"], "c/05.png"}
+    with Index.open(path) as index:
+        assert [list(item.labels) for item in index.get(expected["keys"])] == expected["labels"]
+    with ImageIndex.open(path) as images:
+        assert images.info()["folder"] == str(photos)
+        assert Path(images.search(keys="b/01.png")[0][0].path).is_file()
+    assert ImageIndex.examine(path) == []

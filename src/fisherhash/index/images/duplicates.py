@@ -142,7 +142,7 @@ def _unique(codes: Codes) -> tuple[Codes, NDArray[np.int64]]:
 
 
 def _connect(component: Ids, codes: Codes, bits: int, radius: int) -> None:
-    """Give all codes that a chain of near neighbours connects the smallest of their numbers."""
+    """Number all codes that a chain of near neighbours connects by the smallest of them."""
     engine = Engine(codes, bits)
     for start in range(0, len(codes), QUERIES_AT_ONCE):
         block = codes[start : start + QUERIES_AT_ONCE]

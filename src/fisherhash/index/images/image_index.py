@@ -219,11 +219,11 @@ class ImageIndex:
         for item in self.index.get(keys) if keys else ():
             results.append(SearchResult(item.name, image_path(item, folder), item.code, []))
             own.append(item.id)
-        asked = [number for number, result in enumerate(results) if result.error is None]
-        if not asked:
+        readable = [number for number, result in enumerate(results) if result.error is None]
+        if not readable:
             return results
-        codes = np.frombuffer(b"".join(results[number].code for number in asked), np.uint8)
-        codes = codes.reshape(len(asked), -1)
+        codes = np.frombuffer(b"".join(results[number].code for number in readable), np.uint8)
+        codes = codes.reshape(len(readable), -1)
         if radius is None:
             k = DEFAULT_K if k is None else k
             # One more, for an item that finds itself.
@@ -232,12 +232,12 @@ class ImageIndex:
             found = self.index.within(codes, radius, where=where)
         hits = [
             [hit for hit in row if hit.id != own[number]][:k]
-            for number, row in zip(asked, found, strict=True)
+            for number, row in zip(readable, found, strict=True)
         ]
         # All items at once; None for one that another writer removed meanwhile.
         ids = np.array([hit.id for row in hits for hit in row], dtype=np.int64)
         items = iter(self.index.get_items(ids))
-        for number, row in zip(asked, hits, strict=True):
+        for number, row in zip(readable, hits, strict=True):
             results[number].matches.extend(
                 Match(item, hit.distance, image_path(item, folder))
                 for hit, item in zip(row, items, strict=False)

@@ -21,10 +21,16 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fisherhash.codes import code_bytes
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.base import Index, Uri
-from fisherhash.index.checks import CheckedEntry, NoteTexts, as_ids, code_blocks, whole_number
+from fisherhash.index.base import Index, Uri, Verb
+from fisherhash.index.checks import (
+    CheckedEntry,
+    NoteTexts,
+    as_ids,
+    code_blocks,
+    code_rows,
+    whole_number,
+)
 from fisherhash.index.engine import Engine
 from fisherhash.index.filters import All, Where, parse_filter, unknown_field
 from fisherhash.index.items import Codes, FileState, Ids, Item, Matches, Problem, Within
@@ -44,7 +50,7 @@ from fisherhash.index.local.format_1 import delete_old_notes
 from fisherhash.index.local.lock import WriterLock
 from fisherhash.index.local.rows import ItemRow
 from fisherhash.index.local.schema import CATALOGUE
-from fisherhash.index.local.snapshot import Snapshot, load_snapshot
+from fisherhash.index.local.snapshot import Snapshot, Subset, load_snapshot
 from fisherhash.index.local.sql import json_path, to_sql
 from fisherhash.index.local.table_files import TABLES_FOLDER, delete_tables
 from fisherhash.index.local.verify import RESTORE, verify_index
@@ -74,7 +80,7 @@ class LocalIndex(Index):
         self.first_query_seconds: float | None = None
         self._guard = threading.RLock()
         self._snapshot: Snapshot | None = None
-        self._subsets: dict[tuple[int, str], tuple[Ids, Engine]] = {}
+        self._subsets: dict[tuple[int, str], Subset] = {}
         lock = WriterLock(self.path / "lock") if write else None
         try:
             self._catalogue = open_catalogue(self.path, write=write)
@@ -194,47 +200,42 @@ class LocalIndex(Index):
     # Search
 
     def _search(self, queries: Codes, k: int, where: All) -> Matches:
-        start = time.monotonic()
-        snapshot, subset = self._prepare(queries, where)
-        if subset is None:
-            found = snapshot.search(queries, k)
-        else:
-            ids, engine = subset
-            places, distances = engine.search(queries, k)
-            found = Matches(ids[places], distances)
-        self._after_search(snapshot, start)
-        return found
+        with self._searching(queries, where) as target:
+            return target.search(queries, k)
 
     def _within(self, queries: Codes, radius: int, where: All) -> Within:
-        start = time.monotonic()
-        snapshot, subset = self._prepare(queries, where)
-        if subset is None:
-            found = snapshot.within(queries, radius)
-        else:
-            ids, engine = subset
-            offsets, places, distances = engine.within(queries, radius)
-            found = Within(offsets, ids[places], distances)
-        self._after_search(snapshot, start)
-        return found
+        with self._searching(queries, where) as target:
+            return target.within(queries, radius)
 
-    def _prepare(self, queries: Codes, where: All) -> tuple[Snapshot, tuple[Ids, Engine] | None]:
+    @contextlib.contextmanager
+    def _searching(self, queries: Codes, where: All) -> Iterator[Snapshot | Subset]:
+        """What a search goes over; threads search at the same time."""
+        start = time.monotonic()
         if where:
             with self._view() as snapshot:
-                return snapshot, self._subset(snapshot, where)
+                target = self._subset(snapshot, where)
+        else:
+            with self._guard:
+                snapshot = target = self._current()
+                snapshot.prepare(len(queries))
+        yield target
         with self._guard:
-            snapshot = self._current()
-            snapshot.prepare(len(queries))
-            return snapshot, None
+            for segment in snapshot.segments:
+                segment.keep_tables()
+        if self.first_query_seconds is None:
+            self.first_query_seconds = time.monotonic() - start
+            if self.first_query_seconds > SLOW_SECONDS:
+                logger.info("first search of %s: %.1f s", self.uri, self.first_query_seconds)
 
-    def _subset(self, snapshot: Snapshot, where: All) -> tuple[Ids, Engine]:
-        """Ids and codes of the items that match a filter; the last few are kept."""
+    def _subset(self, snapshot: Snapshot, where: All) -> Subset:
+        """The items that match a filter; the last few subsets are kept."""
         # As text: 1 and True are equal, but match different items.
         name = (snapshot.state.commit, repr(where))
         if name not in self._subsets:
             ids = self._matching(snapshot, where)
             while len(self._subsets) >= _MAX_SUBSETS:
                 del self._subsets[next(iter(self._subsets))]
-            self._subsets[name] = ids, Engine(self._gather(snapshot, ids), self.bits)
+            self._subsets[name] = Subset(ids, Engine(self._gather(snapshot, ids), self.bits))
         return self._subsets[name]
 
     def _matching(self, snapshot: Snapshot, where: All) -> Ids:
@@ -249,15 +250,6 @@ class LocalIndex(Index):
             if condition.paths and not any(map(self._catalogue.has_field, paths)):
                 known = self._catalogue.metadata_fields()
                 raise unknown_field(self.uri, condition.field, known)
-
-    def _after_search(self, snapshot: Snapshot, start: float) -> None:
-        with self._guard:
-            for segment in snapshot.segments:
-                segment.keep_tables()
-        if self.first_query_seconds is None:
-            self.first_query_seconds = time.monotonic() - start
-            if self.first_query_seconds > SLOW_SECONDS:
-                logger.info("first search of %s: %.1f s", self.uri, self.first_query_seconds)
 
     def build(self) -> None:
         """See :meth:`Index.build`."""
@@ -281,7 +273,7 @@ class LocalIndex(Index):
             return [
                 _item(id_, row, code) if there else None
                 for id_, row, code, there in zip(
-                    ids.tolist(), rows, _rows(codes), exists.tolist(), strict=True
+                    ids.tolist(), rows, code_rows(codes), exists.tolist(), strict=True
                 )
             ]
 
@@ -301,7 +293,7 @@ class LocalIndex(Index):
         return (
             _item(id_, ItemRow.from_stored(rows[id_]) if id_ in rows else None, code)
             for part, codes in blocks
-            for id_, code in zip(part.tolist(), _rows(codes), strict=True)
+            for id_, code in zip(part.tolist(), code_rows(codes), strict=True)
         )
 
     def ids(self, where: Where | None = None) -> Ids:
@@ -347,17 +339,11 @@ class LocalIndex(Index):
     # Changes
 
     def _put(
-        self,
-        entries: Sequence[CheckedEntry],
-        notes: NoteTexts,
-        fingerprint: str | None,
-        *,
-        add: bool,
-        update: bool,
+        self, verb: Verb, entries: list[CheckedEntry], notes: NoteTexts, fingerprint: str | None
     ) -> Ids:
         with self._guard, self._commit(fingerprint) as change:
             known = self._catalogue.rows_of_keys([entry.key for entry in entries])
-            self._refuse(entries, known, add=add, update=update)
+            self._check_entries(verb, entries, known)
             old = [entry for entry in entries if entry.key in known]
             fresh = [entry for entry in entries if entry.key not in known]
             ids = {key: row.id for key, row in known.items()}
@@ -367,18 +353,17 @@ class LocalIndex(Index):
                 change.replace_rows(rows, updated)
                 moved = [entry for entry in old if entry.code is not None]
                 if moved:
-                    change.move(as_ids([ids[entry.key] for entry in moved]), self._packed(moved))
+                    change.move(
+                        as_ids([ids[entry.key] for entry in moved]),
+                        self._joined(e.code for e in moved if e.code),
+                    )
             if fresh:
                 first = change.state.next_id
                 ids |= {entry.key: id_ for id_, entry in enumerate(fresh, first)}
                 change.insert_rows([ItemRow.from_entry(ids[entry.key], entry) for entry in fresh])
-                change.append(self._packed(fresh))
+                change.append(self._joined(e.code for e in fresh if e.code))
             change.write_notes(notes)
         return as_ids([ids[entry.key] for entry in entries])
-
-    def _packed(self, entries: Sequence[CheckedEntry]) -> Codes:
-        joined = b"".join([entry.code for entry in entries if entry.code is not None])
-        return np.frombuffer(joined, dtype=np.uint8).reshape(-1, code_bytes(self.bits))
 
     def add_codes(
         self, codes: ArrayLike | Iterable[ArrayLike], *, fingerprint: str | None = None
@@ -533,11 +518,6 @@ class LocalIndex(Index):
 
 def _item(id_: int, row: ItemRow | None, code: bytes) -> Item:
     return Item(id_, code) if row is None else row.item(code)
-
-
-def _rows(codes: Codes) -> list[bytes]:
-    data, width = codes.tobytes(), codes.shape[1]
-    return [data[i : i + width] for i in range(0, len(data), width)]
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

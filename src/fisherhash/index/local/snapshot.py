@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fisherhash.codes import code_bytes
 from fisherhash.errors import FisherhashError
+from fisherhash.index.engine import Engine
 from fisherhash.index.items import Codes, Ids, Matches, Within
 from fisherhash.index.local.catalogue import Catalogue
 from fisherhash.index.local.schema import REMOVED_BLOCK, RemovedRow, State
@@ -129,6 +130,29 @@ class Snapshot:
             segment.row.length * (code_bytes(self.bits) + (8 if segment.ids is not None else 0))
             for segment in self.segments
         )
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Items that match a filter, searched like a :class:`Snapshot`.
+
+    Attributes:
+        ids: their ids, ascending.
+        engine: over their codes.
+    """
+
+    ids: Ids
+    engine: Engine
+
+    def search(self, queries: Codes, k: int) -> Matches:
+        """The k nearest items of each query."""
+        places, distances = self.engine.search(queries, k)
+        return Matches(self.ids[places], distances)
+
+    def within(self, queries: Codes, radius: int) -> Within:
+        """Every item within a radius of each query."""
+        offsets, places, distances = self.engine.within(queries, radius)
+        return Within(offsets, self.ids[places], distances)
 
 
 def load_snapshot(
