@@ -10,9 +10,9 @@ import torch
 from PIL import Image, ImageDraw
 
 from fisherhash import backbones
-from fisherhash.index.images import importing
 from fisherhash.index.images.folders import add_images, sync_folder
 from fisherhash.index.local.index import LocalIndex
+from fisherhash.model import hasher as hasher_module
 from fisherhash.model.hasher import Hasher
 from fisherhash.model.heads import LinearHead
 
@@ -133,7 +133,7 @@ def check(tmp_path, monkeypatch, count, seed):
     assert (again.unchanged, len(again.skipped), again.new_skipped) == (len(indexed), len(rows), 0)
 
     # The same through worker processes, which small files do not start by themselves.
-    monkeypatch.setattr(importing, "decode", partial(importing.decode, workers=2))
+    monkeypatch.setattr(hasher_module, "decode", partial(hasher_module.decode, workers=2))
     added = add_images(tmp_path / "added.index", [folder], model=tmp_path / "model")
     assert len(added.added) == len(indexed)
     assert len(added.skipped) == len(rows)
