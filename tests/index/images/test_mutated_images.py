@@ -9,9 +9,9 @@ import torch
 from PIL import Image, ImageDraw
 
 from fisherhash import backbones
-from fisherhash.data import loading
 from fisherhash.index.images.creating import add_to_index, sync_index
 from fisherhash.index.images.image_index import ImageIndex
+from fisherhash.model import hasher as hasher_module
 from fisherhash.model.hasher import Hasher
 from fisherhash.model.heads import LinearHead
 
@@ -131,7 +131,7 @@ def check(tmp_path, monkeypatch, count, seed):
     assert (again.unchanged, len(again.skipped), again.new_skipped) == (len(indexed), len(rows), 0)
 
     # The same through worker processes, which small files do not start by themselves.
-    monkeypatch.setattr(loading, "decode", partial(loading.decode, workers=2))
+    monkeypatch.setattr(hasher_module, "decode", partial(hasher_module.decode, workers=2))
     added = add_to_index(tmp_path / "added.index", [folder], model=tmp_path / "model")
     assert len(added.added) == len(indexed)
     assert len(added.skipped) == len(rows)
