@@ -30,13 +30,14 @@ from fisherhash.model.hasher import Hasher
 def counted(monkeypatch):
     """The keys of the images that were encoded."""
     done = []
-    encode = syncing.encode_blocks
+    encode = Hasher.encode_blocks
 
-    def counting(hasher, source, indices, *, block):
-        done.extend(source.names[i] for i in indices)
-        return encode(hasher, source, indices, block=block)
+    def counting(hasher, source, indices=None, **options):
+        if indices is not None:
+            done.extend(source.names[i] for i in indices)
+        return encode(hasher, source, indices, **options)
 
-    monkeypatch.setattr(syncing, "encode_blocks", counting)
+    monkeypatch.setattr(Hasher, "encode_blocks", counting)
     return done
 
 
