@@ -176,6 +176,8 @@ class Import:
 def _encoded(
     hasher: Hasher, name: str, todo: Sequence[ImageFile], codes: Mapping[str, Codes]
 ) -> Iterator[EncodedBlock]:
+    from fisherhash.model.hasher import EncodedBlock
+
     known = [i for i, file in enumerate(todo) if file.key in codes]
     for start in range(0, len(known), IMAGES_PER_COMMIT):
         some = known[start : start + IMAGES_PER_COMMIT]
