@@ -103,7 +103,7 @@ class _Results(Sequence[list[Hit]]):
 
     def to_list(self) -> list[list[tuple[int, int]]]:
         """(id, distance) of every result, one list per query, as plain numbers."""
-        return [[tuple(hit) for hit in hits] for hits in self]
+        return [[(hit.id, hit.distance) for hit in hits] for hits in self]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Exact Hamming search over an array of codes, by position; it knows nothing of files and ids."""
+"""Exact Hamming search over an array of codes, by position; it knows neither files nor ids."""
 
 from fisherhash.index.engine.engine import PATHS, Engine
 

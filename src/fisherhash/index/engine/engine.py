@@ -1,7 +1,7 @@
 """Exact Hamming search over an array of codes, by position.
 
-Four ways give the same answers in the same order: plain numpy (small collections), a scan of all
-codes, a scan of the distinct codes, and buckets (see tables.py). The planner below chooses.
+Four ways return the same results in the same order: plain numpy (small collections), a scan of all
+codes, a scan of the distinct codes, and buckets (see tables.py). The planner chooses.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ PATHS = ("auto", "numpy", "scan", "unique", "buckets")
 MOST_CODES = 2**31 - 1
 
 UNLIMITED = 1 << 60
-# where a record holds its query
+# the bit at which the query's number begins in a record
 _QUERY = np.uint64(43)
 
 _log = logging.getLogger(__name__)
 
 
 class _Shown:
-    """Memory of an array that need not be writable, under a writable face.
+    """A read-only array's memory, presented as writable.
 
-    The kernels write to none of these arrays, but numba would compile every one of them again for
-    read-only arrays.
+    The kernels do not write to these arrays, but numba would compile every kernel a second time
+    for read-only ones.
     """
 
     def __init__(self, array: NDArray[Any]) -> None:
@@ -64,10 +64,10 @@ class Engine:
     Args:
         codes: (n, bytes) packed codes, possibly memory-mapped; they are not copied, and must not
             change while the engine is used.
-        bits: bits of a code.
-        tables: what ``tables`` of an engine over the same codes returned.
-        threads: at most so many; all cores if None.
-        path: one of PATHS, to force a way; ``auto`` chooses.
+        bits: length of a code.
+        tables: the result of :meth:`tables` of an engine over the same codes.
+        threads: the most threads to use; all cores if None.
+        path: one of PATHS, to force one way; ``auto`` lets the planner choose.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Engine:
                 f"got {codes.dtype} of shape {codes.shape}"
             )
         if len(codes) > MOST_CODES:
-            raise UsageError(f"an engine holds at most {MOST_CODES} codes, got {len(codes)}")
+            raise UsageError(f"an engine can hold at most {MOST_CODES} codes, got {len(codes)}")
         if path not in PATHS:
             raise UsageError(f"unknown path '{path}'. Known: {', '.join(PATHS)}")
         self.codes = _plain(codes)
@@ -106,26 +106,26 @@ class Engine:
 
     def search(self, queries: ArrayLike, k: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Positions and distances (n_queries, min(k, n)) of the nearest codes."""
-        asked = check_codes(queries, self.bits)
+        codes = check_codes(queries, self.bits)
         k = min(_whole("k", k, 1), len(self))
-        if not k or not len(asked) or self._is_small(len(asked), "search"):
-            return small.nearest_by_numpy(asked, self.codes, self.bits, k)
+        if not k or not len(codes) or self._is_small(len(codes), "search"):
+            return small.nearest_by_numpy(codes, self.codes, self.bits, k)
         from fisherhash.index.engine import multi_index, scan
 
-        asked = _plain(asked)
-        tables = self._ready(len(asked))
+        codes = _plain(codes)
+        tables = self._ready(len(codes))
         planner.loaded.add(self._kernels("search"))
-        budget = self._budget(tables, len(asked), k)
+        budget = self._budget(tables, len(codes), k)
         if not budget:
-            return scan.nearest_by_scan(tables, asked, k, self.threads)
+            return scan.nearest_by_scan(tables, codes, k, self.threads)
         found, distances, done, guess = multi_index.nearest_by_buckets(
-            tables, asked, k, self.threads, budget, self._plan.guess(k)
+            tables, codes, k, self.threads, budget, self._plan.guess(k)
         )
         left = np.flatnonzero(done == 0)
-        self._plan.learn(k, len(asked), len(left), guess)
+        self._plan.learn(k, len(codes), len(left), guess)
         if len(left):
             found[left], distances[left] = scan.nearest_by_scan(
-                tables, asked[left], k, self.threads
+                tables, codes[left], k, self.threads
             )
         return found, distances
 
@@ -133,21 +133,21 @@ class Engine:
         self, queries: ArrayLike, radius: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Offsets (n_queries + 1,), positions and distances of everything up to the radius."""
-        asked = check_codes(queries, self.bits)
+        codes = check_codes(queries, self.bits)
         radius = min(_whole("radius", radius, 0), self.bits)
-        if not len(self) or not len(asked) or self._is_small(len(asked), "within"):
-            return small.within_by_numpy(asked, self.codes, self.bits, radius)
+        if not len(self) or not len(codes) or self._is_small(len(codes), "within"):
+            return small.within_by_numpy(codes, self.codes, self.bits, radius)
         from fisherhash.index.engine import scan
 
-        tables = self._ready(len(asked))
+        tables = self._ready(len(codes))
         planner.loaded.add(self._kernels("within"))
         parts = []
-        for first in range(0, len(asked), scan.MOST_QUERIES):
-            block = _plain(asked[first : first + scan.MOST_QUERIES])
+        for first in range(0, len(codes), scan.MOST_QUERIES):
+            block = _plain(codes[first : first + scan.MOST_QUERIES])
             parts.append(self._within(tables, block, radius))
         if len(parts) == 1:
             return parts[0]
-        offsets = np.zeros(len(asked) + 1, dtype=np.int64)
+        offsets = np.zeros(len(codes) + 1, dtype=np.int64)
         np.cumsum(np.concatenate([np.diff(part[0]) for part in parts]), out=offsets[1:])
         return (
             offsets,
@@ -174,8 +174,8 @@ class Engine:
                 tables, np.ascontiguousarray(queries[left]), radius, self.threads
             )
             if len(left) < len(queries):
-                asked = near >> _QUERY
-                near += (left.astype(np.uint64)[asked] - asked) << _QUERY
+                numbers = near >> _QUERY
+                near += (left.astype(np.uint64)[numbers] - numbers) << _QUERY
             records.append(near)
         offsets = np.zeros(len(queries) + 1, dtype=np.int64)
         for part in records:
@@ -188,24 +188,24 @@ class Engine:
         return offsets, found, distances
 
     def build(self) -> None:
-        """Build the search tables now; otherwise the first search that profits does."""
+        """Build the search tables now; otherwise the first search that profits from them does."""
         with self._lock:
             self._build()
 
     def tables(self) -> dict[str, NDArray[Any]]:
-        """The search tables as plain arrays, built if they are not there yet.
+        """The search tables as plain arrays; builds them if necessary.
 
-        They can be written to disk, mapped into memory and given to another engine.
+        They can be written to disk, mapped into memory and passed to another engine.
         """
         self.build()
         return {} if self._tables is None else self._tables.arrays()
 
     def tables_wanted(self, queries: int = 1000) -> bool:
-        """Whether tables pay for their building within so many queries."""
+        """Whether this many queries save more time than building the tables takes."""
         return self._tables is None and planner.tables_pay(len(self), self.bits, queries)
 
     def describe(self) -> dict[str, Any]:
-        """What there is: which way a search goes, and how large the tables are."""
+        """Which way a search goes, and how large the tables are."""
         tables = self._tables or self._planes
         about: dict[str, Any] = {
             "codes": len(self),
@@ -234,11 +234,11 @@ class Engine:
         return planner.is_small(queries * len(self), self._kernels(kind))
 
     def _kernels(self, kind: str) -> str:
-        """The name of the kernels for a kind of search: they differ by the type of distances."""
+        """The name of the kernels for a kind of search; they differ in the type of distances."""
         return f"{kind} in {8 if self.bits < 255 else 16} bits"
 
     def _ready(self, queries: int) -> Tables:
-        """The tables to search in, made if that pays."""
+        """The tables to search in; builds them if that pays."""
         if self._tables is not None and self.path in ("auto", "buckets", "unique"):
             return self._tables
         with self._lock:
@@ -253,7 +253,7 @@ class Engine:
             return self._planes
 
     def _budget(self, tables: Tables, queries: int, k: int) -> int:
-        """Work that the buckets may do for a query; 0 if they are not to be used."""
+        """Work that the buckets may do per query; 0 if they are not to be used."""
         if not tables.length or self.path == "unique":
             return 0
         if self.path == "buckets":

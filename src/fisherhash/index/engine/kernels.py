@@ -1,11 +1,11 @@
 """The numba kernels of the search engine; imported only when a search is large enough.
 
 They release the GIL and are called from plain threads: numba's own parallel layer would make a
-later ``fork`` of the process unsafe and would compile for much longer. They all live in this one
-file because numba renews a cached kernel when its own file changes, not when a kernel it calls
-does.
+later ``fork`` of the process unsafe and would take much longer to compile. They are all in this one
+file because numba rebuilds a cached kernel when its own file changes, but not when a kernel that it
+calls does.
 
-Words used here. An *item* is one distinct code with the list of positions that hold it; items are
+Terms. An *item* is one distinct code with the list of positions that hold it; items are
 numbered by their first position, so that (distance, item) order is (distance, first position)
 order. ``starts`` (items + 1,) and ``positions`` hold the lists; both are empty when every item is
 its own position. *Planes* hold the items' codes for the scan: blocks of 256 codes, and in a block
@@ -27,7 +27,7 @@ from numba.extending import intrinsic
 from fisherhash.index.engine.layout import PLANE_BLOCK, WORD_GROUP
 
 SCAN_LANES = 64
-# planes that can be added up in a byte
+# planes whose sum fits a byte
 _BYTE_PLANES = 31
 
 _ONE = np.uint64(1)
@@ -39,11 +39,11 @@ _DIGIT = np.uint64(255)
 COMPLETE = 0
 TOO_DEAR = 1
 TOO_MANY = 2
-# what one item that is looked at closer costs, in compared codes
+# cost of one item that is examined further, in compared codes
 _KEPT = 256
-# items that wait to be looked at, while the memory fetches them
+# items that wait to be examined, while the memory fetches them
 _QUEUE = 128
-# how many look-ups ahead the memory is asked
+# how many look-ups ahead the memory is prefetched
 _AHEAD = 8
 # places in the state of a search of buckets
 _COUNT, _FOUND, _CUT, _BOUND = range(4)
@@ -53,7 +53,7 @@ _I1, _I8, _I16, _I32, _I64 = (ir.IntType(size) for size in (1, 8, 16, 32, 64))
 
 
 class _Clock(event.Listener):
-    """Adds up the time spent in compiling."""
+    """Adds up the time spent compiling."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -61,13 +61,13 @@ class _Clock(event.Listener):
         self._start = 0.0
 
     def on_start(self, event: Any) -> None:
-        """One kernel begins, perhaps inside another."""
+        """A kernel starts to compile, perhaps inside another."""
         if self._depth == 0:
             self._start = time.perf_counter()
         self._depth += 1
 
     def on_end(self, event: Any) -> None:
-        """It ends; the outermost one counts."""
+        """It is compiled; only the outermost one counts."""
         self._depth -= 1
         if self._depth == 0:
             self.seconds += time.perf_counter() - self._start
@@ -83,7 +83,7 @@ def _jit(function: Callable[..., Any]) -> Any:
     try:
         return numba.njit(cache=True, **options)(function)
     except RuntimeError:
-        # numba found no folder it may write its cache to: compile in memory instead
+        # numba found no folder where it may write its cache: compile in memory instead
         return numba.njit(**options)(function)
 
 
@@ -190,7 +190,7 @@ def _typed_block_below(
         else:
             add(_I64(0), args[2])
             result = builder.load(sums)
-        # the least of four lanes, so that one comparison tells whether there is any
+        # the minimum of four lanes, so that one comparison is enough
         quarters = [
             builder.shuffle_vector(
                 result,
@@ -363,7 +363,7 @@ def scan_nearest(
     for start in range(first, last, tile):
         stop = min(start + tile, last)
         for q in range(len(queries)):
-            # views of a row are made in the rare branch only: each costs atomic counting
+            # views of a row are created in the rare branch only: each costs an atomic count
             count = counts[q]
             limit = block.dtype.type(limits[q])
             for b in range(start, stop):
@@ -459,7 +459,7 @@ def _expand(keys: Any, count: int, starts: Any, positions: Any, found: Any, dist
                 place = np.int64(starts[item])
                 if size and positions[place] > positions[heap[0]]:
                     break
-                # it goes to the top, because no list that has begun is before it
+                # it goes to the top, because no list that was started comes before it
                 child = size
                 while child:
                     parent = (child - 1) >> 1
@@ -891,7 +891,7 @@ def fill_masks(length: int, offsets: Any, masks: Any) -> None:
         for i in range(offsets[ones], offsets[ones + 1]):
             masks[i] = mask
             if mask:
-                # the next larger number with as many bits
+                # the next larger number with as many bits set
                 lowest = mask & (~mask + _ONE)
                 ripple = mask + lowest
                 moved = ((mask ^ ripple) >> np.uint64(2)) >> np.uint64(_lowest(mask))
@@ -1026,7 +1026,7 @@ def _probe(
             own = _key(query, table * length, length)
             cut = words.dtype.type(state[_CUT])
             for m in range(offsets[radius], last):
-                # the memory is asked ahead: first where a bucket begins, then the bucket
+                # prefetch: first where a bucket begins, then the bucket
                 ahead = own ^ np.int64(masks[min(m + 2 * _AHEAD, last - 1)])
                 _prefetch(directory, table * directory.shape[1] + ahead)
                 ahead = own ^ np.int64(masks[min(m + _AHEAD, last - 1)])

@@ -1,4 +1,4 @@
-"""Search by buckets: bucket numbers near the query's own are looked up, nearest first."""
+"""Search by buckets: look up the buckets whose numbers are near the query's own, nearest first."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from fisherhash.index.engine import kernels
 from fisherhash.index.engine.pool import run
 from fisherhash.index.engine.tables import Tables, split
 
-# queries of one job
+# queries per job
 _QUERIES = 1024
 
-# what one look-up costs, in compared codes: from the cache, and from memory
+# cost of one look-up, in compared codes: from the cache, and from memory
 _LOOKUP_NEAR = 100
 _LOOKUP_FAR = 300
 _NEAR_BYTES = 1 << 24
@@ -42,9 +42,10 @@ def nearest_by_buckets(
     budget: int,
     guess: int | None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8], int]:
-    """Positions and distances (n_queries, k), for which queries the budget was enough, a guess.
+    """Positions and distances (n_queries, k), a flag per query, and a guess for the next call.
 
-    The guess is a distance within which the k nearest are likely to be found, for a next call.
+    The flag says whether the budget was enough for the query. The guess is a distance within which
+    the k nearest are likely to be found.
     """
     found = np.zeros((len(queries), k), dtype=np.int64)
     distances = np.zeros((len(queries), k), dtype=np.int64)
@@ -70,7 +71,7 @@ def nearest_by_buckets(
 def within_by_buckets(
     tables: Tables, queries: NDArray[np.uint8], radius: int, threads: int, budget: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
-    """Sorted records as the scan gives them, and for which queries the budget was enough."""
+    """Sorted records like those of the scan, and for which queries the budget was enough."""
     done = np.zeros(len(queries), dtype=np.uint8)
     tally = np.zeros(2, dtype=np.int64)
     words = _words(tables, queries)

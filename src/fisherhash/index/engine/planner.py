@@ -1,6 +1,6 @@
 """Which way a search goes: estimates of work, in nanoseconds of one thread.
 
-They only decide how fast an answer comes, never what it is.
+They only decide how fast a result comes, never what it is.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from dataclasses import dataclass
 
 from fisherhash.index.engine.tables import Tables
 
-# comparisons that numpy does before numba has been imported and its kernels loaded
+# comparisons up to which numpy is used while numba's kernels are not loaded yet
 _SMALL = 4_000_000
-# the same once they are there
+# the same once they are loaded
 _TINY = 5_000
-# numpy's comparisons in all, after which the kernels would have been the better choice
+# numpy's comparisons in total, after which the kernels would have been the better choice
 _PATIENCE = 200_000_000
 
 # one compared code in a bucket
 _COMPARED = 0.15
-# one code of the scan: a fixed part and one for each byte
+# one code of the scan: a fixed part, and one per byte
 _SCANNED = 0.035
 _SCANNED_BYTE = 0.01
-# reading planes from memory, for each byte, all threads together
+# reading planes from memory, per byte, all threads together
 _READ_BYTE = 0.025
-# building, for each code
+# building, per code
 _BUILT = 60.0
 _FEWEST_BUILT = 100_000
-# buckets may spend this part of what a scan would
+# buckets may spend this fraction of what a scan would
 _SHARE = 0.7
 
-# buckets that failed mostly are tried again one time in so many
+# buckets that mostly failed are tried again once in so many searches
 _RETRY = 16
 
-# kinds of searches whose kernels this process has compiled or read from the cache
+# kinds of searches whose kernels this process has compiled or loaded from the cache
 loaded: set[str] = set()
 
 _numpy_done = 0
@@ -62,16 +62,16 @@ def is_small(comparisons: int, kind: str) -> bool:
 
 
 def scan_cost(items: int, width: int, queries: int, threads: int) -> float:
-    """Nanoseconds that one query's scan takes a thread, of a batch of so many."""
+    """Nanoseconds that a thread needs to scan for one query, in a batch of this many."""
     cost = items * (_SCANNED + _SCANNED_BYTE * width)
     if queries < 4:
-        # the scan of few queries has all threads, but it waits for the memory
+        # few queries have all threads to themselves, but wait for the memory
         cost = max(cost / threads, items * width * _READ_BYTE)
     return cost
 
 
 def tables_pay(total: int, bits: int, queries: int) -> bool:
-    """Whether so many queries save more than building costs."""
+    """Whether this many queries save more time than building takes."""
     if total < _FEWEST_BUILT:
         return False
     return queries * scan_cost(total, -(-bits // 8), queries, 1) > _BUILT * total
@@ -88,7 +88,7 @@ class _Past:
 
 
 class Planner:
-    """Remembers what became of earlier searches of one engine."""
+    """Remembers how earlier searches of one engine went."""
 
     def __init__(self) -> None:
         self._scanned = 0
@@ -100,7 +100,7 @@ class Planner:
         return tables_pay(total, bits, self._scanned)
 
     def budget(self, tables: Tables, queries: int, threads: int, k: int = 0) -> int:
-        """Work that the buckets may do for one query; 0 when they have failed too often."""
+        """Work that the buckets may do per query; 0 when they have failed too often."""
         past = self._past.get(k.bit_length(), _Past())
         if past.tried >= 8 and 2 * past.failed > past.tried:
             past.waited += 1
@@ -110,11 +110,11 @@ class Planner:
         return int(_SHARE * scan_cost(tables.items, width, queries, threads) / _COMPARED)
 
     def guess(self, k: int) -> int | None:
-        """A distance that the k nearest are likely to be within."""
+        """A distance within which the k nearest are likely to be found."""
         return self._past.get(k.bit_length(), _Past()).guess
 
     def learn(self, k: int, tried: int, failed: int, guess: int) -> None:
-        """Remember how many queries the buckets answered, and how far the answers were."""
+        """Remember for how many queries the buckets failed, and how far the results were."""
         past = self._past.setdefault(k.bit_length(), _Past())
         past.tried += tried
         past.failed += failed

@@ -14,7 +14,7 @@ _pool: ThreadPoolExecutor | None = None
 
 
 def run(jobs: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
-    """Call all jobs from at most ``threads`` threads, this one among them; return the results.
+    """Call all jobs on at most ``threads`` threads, including this one, and return the results.
 
     >>> run([lambda: 1, lambda: 2], threads=2)
     [1, 2]
@@ -35,7 +35,7 @@ def run(jobs: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
     try:
         work()
     finally:
-        # even after an error here: nobody may still be writing when the caller goes on
+        # even after an error here: no thread may still be writing when the caller goes on
         failures = [job.exception() for job in others]
     for failure in failures:
         if failure is not None:
@@ -52,7 +52,7 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _forget() -> None:
-    """A forked child has none of its parent's threads, and the lock may be held by one."""
+    """A forked child has none of its parent's threads, one of which may have held the lock."""
     global _pool, _lock
     _pool, _lock = None, threading.Lock()
 

@@ -1,4 +1,4 @@
-"""The block scan over all items: threads over queries, or over the items when queries are few."""
+"""The block scan over all items: threads share the queries, or the items if queries are few."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fisherhash.index.engine.layout import PLANE_BLOCK
 from fisherhash.index.engine.pool import run
 from fisherhash.index.engine.tables import Tables, split
 
-# bytes of planes that a batch of queries goes through before the next ones: within the first cache
+# bytes of planes that a batch of queries scans before it moves on: they fit the first cache
 _TILE = 1 << 14
-# queries of one job, and the most entries of its scratch
+# queries per job, and the most entries of its scratch memory
 _QUERIES = 128
 _ENTRIES = 1 << 24
 _WORTH_A_THREAD = 1 << 19
-# records hold their query in 21 bits
+# records store their query in 21 bits
 MOST_QUERIES = 1 << 16
 
 Pieces = list[tuple[int, int]]
@@ -25,7 +25,7 @@ Pieces = list[tuple[int, int]]
 def _pieces(tables: Tables, queries: int, threads: int, most: int) -> tuple[Pieces, Pieces]:
     """Ranges of queries and ranges of blocks; every pair of them is a job."""
     blocks = -(-tables.items // PLANE_BLOCK)
-    # a thread needs as long to wake up as for reading this much
+    # a thread takes as long to wake up as to read this much
     threads = max(1, min(threads, queries * tables.planes.nbytes // _WORTH_A_THREAD))
     if threads == 1 or queries >= 8 * threads:
         size = max(1, min(most, -(-queries // (4 * threads))))

@@ -1,4 +1,4 @@
-"""Exact search with plain numpy: for collections too small to be worth a compiled kernel."""
+"""Exact search with plain numpy, for collections too small to be worth a compiled kernel."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from fisherhash.codes import hamming
 
-# bounds the distances held at once
+# limits the distances held at once
 _BLOCK_PAIRS = 1 << 21
-# below this many codes a whole row is sorted: cheaper than cutting it first
+# below this many codes a whole row is sorted, which is cheaper than cutting it first
 _SORTED_ROW = 2048
 
 
@@ -40,7 +40,7 @@ def nearest_by_numpy(
         return positions, found
     for start, block in _blocks(queries, codes, bits):
         if n <= _SORTED_ROW:
-            # numpy sorts these small types by radix when asked for a stable order
+            # for a stable order numpy sorts these small types by radix
             order = np.argsort(block, axis=1, kind="stable")[:, :k]
             positions[start : start + len(block)] = order
             found[start : start + len(block)] = np.take_along_axis(block, order, axis=1)
@@ -69,7 +69,7 @@ def within_by_numpy(
         for start, block in _blocks(queries, codes, bits):
             rows, places = np.nonzero(block <= radius)
             near = block[rows, places]
-            # stable: places ascend inside a row, and stay so inside a distance
+            # stable: places ascend within a row, and still do within each distance
             order = np.lexsort((near, rows))
             offsets[start + 1 : start + 1 + len(block)] = np.bincount(rows, minlength=len(block))
             parts.append((places[order].astype(np.int64), near[order].astype(np.int64)))

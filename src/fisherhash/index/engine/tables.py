@@ -1,4 +1,4 @@
-"""Search tables: codes rearranged so that few of them need to be looked at.
+"""Search tables: codes rearranged so that a search looks at few of them.
 
 Equal codes become one *item* with the list of positions that hold it. The items' codes are laid
 out in byte planes for the scan, and sorted into buckets by each of a few parts of their bits: one
@@ -23,19 +23,19 @@ from fisherhash.errors import FisherhashError
 from fisherhash.index.engine.layout import PLANE_BLOCK, TABLES_VERSION, WORD_GROUP
 from fisherhash.index.engine.pool import run
 
-# longer codes are scanned: their buckets would take many times the memory of the codes
+# longer codes are scanned, because their buckets would take many times the memory of the codes
 LONGEST_PROBED = 128
 # below this many items a scan is always as fast
 FEWEST_PROBED = 4096
 _MOST_TABLES = 6
 _LONGEST_KEY = 24
-# log2 of the bucket size that the scan of a bucket is worth the look-up for
+# log2 of the bucket size at which scanning a bucket is worth the look-up
 _FULL_BUCKET = 3
-# lists of positions are kept when they save this part of the items
+# lists of positions are used when they save this fraction of the items
 _WORTHWHILE = 0.05
-# rows of one part while equal codes are brought together: the part stays in the cache
+# rows per part while equal codes are grouped, so that a part stays in the cache
 _PART_ROWS = 1 << 15
-# look-ups of one table for which bit patterns are prepared
+# look-ups per table for which bit patterns are prepared
 _MOST_MASKS = 1 << 17
 
 _NAMES = ("layout", "planes", "starts", "positions", "directory", "words", "bucket_items")
@@ -52,12 +52,12 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Tables:
-    """Codes of ``total`` positions, ready for search.
+    """Codes of ``total`` positions, ready to be searched.
 
     Attributes:
         total: positions.
-        bits: bits of a code.
-        items: distinct codes, or ``total`` where equal ones were not brought together.
+        bits: length of a code.
+        items: distinct codes, or ``total`` if equal codes were not grouped.
         length: bits of a bucket number; 0 without buckets.
         planes: (blocks * bytes * 256,) the items' codes for the scan.
         starts: (items + 1,) where each item's list begins; empty if item = position.
@@ -80,7 +80,7 @@ class Tables:
 
     @property
     def bytes(self) -> int:
-        """Memory of all arrays."""
+        """Size of all arrays in bytes."""
         return sum(array.nbytes for array in self.arrays().values())
 
     @cached_property
@@ -107,7 +107,7 @@ class Tables:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], total: int, bits: int) -> Tables:
-        """Check that arrays are tables of ``total`` codes, without reading them through."""
+        """Check that arrays are tables of ``total`` codes, without reading all of them."""
         missing = sorted(set(_NAMES) - set(arrays))
         if missing:
             raise FisherhashError(f"search tables lack {', '.join(missing)}; build them again")
@@ -160,7 +160,7 @@ class Tables:
 
 
 def plain(codes: NDArray[np.uint8], bits: int, threads: int) -> Tables:
-    """Only the planes, with every position an item: made fast, enough for a scan."""
+    """Only the planes, with every position an item: quick to build, enough for a scan."""
     none = np.zeros(0, dtype=np.uint32)
     return _assemble(codes, bits, none, none, none, False, threads)
 
@@ -177,10 +177,10 @@ def build(
 
     Args:
         codes: may be memory-mapped; read twice or more, never changed.
-        bits: of a code.
-        threads: at most so many.
-        lists: bring equal codes together, never, always or if it saves enough.
-        buckets: make buckets, never, always or if there are enough items.
+        bits: length of a code.
+        threads: the most threads to use.
+        lists: group equal codes never, always, or (None) if it saves enough.
+        buckets: build buckets never, always, or (None) if there are enough items.
     """
     none = np.zeros(0, dtype=np.uint32)
     starts, positions = none, none
@@ -195,7 +195,7 @@ def build(
 
 
 def split(total: int, pieces: int) -> list[tuple[int, int]]:
-    """Cut range(total) into at most so many pieces of like size, none of them empty."""
+    """Cut range(total) into at most ``pieces`` pieces of about equal size, none of them empty."""
     bounds = [total * i // pieces for i in range(pieces + 1)]
     return [(a, b) for a, b in itertools.pairwise(bounds) if a < b]
 
@@ -205,7 +205,7 @@ def _lists(
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     """Starts and positions of the distinct codes.
 
-    Empty if there are more than ``most`` of them, or if two of them have the same hash.
+    Both are empty if there are more than ``most`` of them, or if two of them have the same hash.
     """
     from fisherhash.index.engine import kernels
 
@@ -256,7 +256,7 @@ def _lists(
 
 
 def _tables_and_length(bits: int, items: int) -> tuple[int, int]:
-    """How many tables, and how long a bucket number.
+    """How many tables, and how many bits a bucket number has.
 
     >>> [_tables_and_length(bits, 1_000_000) for bits in (16, 24, 32, 48, 64)]
     [(1, 16), (2, 12), (2, 16), (3, 16), (4, 16)]

@@ -1,4 +1,4 @@
-"""One writer at a time: a lock on a file that the system gives back when its process ends."""
+"""One writer at a time: a lock on a file that the system releases when its process ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class WriterLock:
         except OSError as error:
             raise FisherhashError(
                 f"{path.parent} cannot be opened for writing: {error.strerror or error}. "
-                "Reading it may still work; to change it, ask for the rights or copy the folder"
+                "Reading it may still work; to change it, get write permission or copy the folder"
             ) from None
         try:
             _take_soon(self._fd)
@@ -37,25 +37,25 @@ class WriterLock:
             if error.errno not in _BUSY:
                 raise FisherhashError(
                     f"{path} cannot be locked: {error.strerror or error}. "
-                    "Keep an index that is written on a local disk"
+                    "Store an index that is written on a local disk"
                 ) from None
             raise FisherhashError(
-                f"{path.parent} is being written by {holder}. Wait until it has ended, "
+                f"{path.parent} is being written by {holder}. Wait until it has finished, "
                 "then run this again; searching works meanwhile"
             ) from None
         with contextlib.suppress(OSError):
-            # For the message above and for settle(): a full disk must not keep a writer out.
+            # For the message above and for settle(); a full disk must not keep a writer out.
             os.ftruncate(self._fd, 0)
             os.write(self._fd, f"{os.getpid()}\n".encode())
 
     def settle(self) -> None:
-        """Note that this writer leaves everything as it has to be at rest."""
+        """Record that this writer left everything in order."""
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, 0)
 
     def release(self) -> None:
-        """Let the next writer in; again does nothing."""
+        """Admit the next writer; again does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -85,7 +85,7 @@ def is_held(path: Path) -> bool:
 
 
 def _take_soon(fd: int) -> None:
-    """Take the lock, also where :func:`is_held` of another process has it for a moment."""
+    """Take the lock, even if :func:`is_held` of another process holds it for a moment."""
     for _ in range(5):
         try:
             return _take(fd)
@@ -111,7 +111,7 @@ if sys.platform == "win32":
     import msvcrt
 
     def _take(fd: int) -> None:
-        # Far behind the pid, which others must be able to read.
+        # Far behind the process id, which others must be able to read.
         os.lseek(fd, 1 << 20, os.SEEK_SET)
         msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
         os.lseek(fd, 0, os.SEEK_SET)
