@@ -22,6 +22,8 @@ NoteTexts = dict[tuple[str, str], str | None]
 
 _INT64 = range(-(2**63), 2**63)
 _BLOCK_CODES = 1 << 22
+# json.dumps would build an encoder per call.
+_to_json = json.JSONEncoder(allow_nan=False).encode
 
 
 class CheckedEntry(NamedTuple):
@@ -138,7 +140,7 @@ def _metadata(key: str, value: Any) -> str | None:
 def as_json(value: Any, what: str) -> str:
     """A value as JSON text in ASCII, or a :class:`UsageError` that says what it is."""
     try:
-        return json.dumps(value, allow_nan=False)
+        return _to_json(value)
     except (TypeError, ValueError) as error:
         raise UsageError(f"{what} cannot be written as JSON: {error}") from None
 

@@ -565,6 +565,7 @@ def ids_or_error(request, where):
 def test_the_door(new_uri):
     uri = new_uri()
     assert not Index.exists(uri)
+    assert not Index.is_index(uri)
     for request in (Index.open, Index.examine):
         with pytest.raises(UsageError, match="does not exist"):
             request(uri)
@@ -577,6 +578,7 @@ def test_the_door(new_uri):
         assert index.uri == os.fspath(uri)
         assert repr(index).endswith(f"({index.uri!r}, bits=8)")
     assert Index.exists(uri)
+    assert Index.is_index(uri)
     with pytest.raises(UsageError, match="already"):
         Index.create(uri, bits=8)
     index.close()

@@ -200,10 +200,6 @@ class Engine:
         self.build()
         return {} if self._tables is None else self._tables.arrays()
 
-    def tables_wanted(self, queries: int = 1000) -> bool:
-        """Whether this many queries save more time than building the tables takes."""
-        return self._tables is None and planner.tables_pay(len(self), self.bits, queries)
-
     def describe(self) -> dict[str, Any]:
         """Which way a search goes, and how large the tables are."""
         tables = self._tables or self._planes

@@ -125,9 +125,10 @@ class Catalogue:
         return tuple(found)
 
     def _start(self) -> None:
+        # First, because rows of a newer format cannot be checked.
+        self.facts = self._read_facts()
         if self.path.stat().st_size <= CHECK_AT_ONCE:
             self.trust()
-        self.facts = self._read_facts()
 
     def _read_facts(self) -> dict[str, Any]:
         with self._reading() as db:
