@@ -62,6 +62,10 @@ class Bench:
         parts += ["finetuned" if self.finetune else "frozen", "rehearsal" if self.thin else ""]
         return "-".join(part.replace("/", "_").replace(":", "_") for part in parts if part)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return it without the path of the weights: results store the checksum of the values."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if key != "weights"}
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -104,20 +108,18 @@ class Cell:
     @functools.cached_property
     def config(self) -> dict[str, Any]:
         """All that decides its result, as JSON."""
-        bench = dataclasses.asdict(self.bench) | {"data": self.bench.name}
-        del bench["weights"]  # a path; the result stores the checksum of the values
         known = methods.hyper_parameters(methods.find(self.method))
         defaults = {name: parameter.default for name, parameter in known.items()}
         # Part of the names of published runs: the wording is fixed.
-        measured = "queries" if self.measured else "held-out images among themselves"
-        if self.measured and self.real_queries:
-            measured = "queries, and real-valued queries"
-        return bench | {
+        measured = "queries, and real-valued queries" if self.real_queries else "queries"
+        return {
+            **self.bench.to_json(),
+            "data": self.bench.name,
             "method": self.method,
             "bits": self.bits,
             "options": defaults | dict(self.options),
             "settings": dataclasses.asdict(self.settings),
-            "measured": measured,
+            "measured": measured if self.measured else "held-out images among themselves",
         }
 
 

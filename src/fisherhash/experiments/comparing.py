@@ -17,11 +17,12 @@ from fisherhash.experiments.benches import Bench
 from fisherhash.experiments.collecting import collect
 from fisherhash.experiments.planning import Column, Plan, fixed_layers
 from fisherhash.experiments.reproduce import Outcome, carry_out, publish
-from fisherhash.experiments.runner import Runner
+from fisherhash.experiments.runner import Runner, check_same, write_json
 from fisherhash.experiments.specs import Part, Row, Source, Spec
 from fisherhash.experiments.standing import Standing
 from fisherhash.experiments.tuning import Tuning
 from fisherhash.system import storage
+from fisherhash.system.devices import choose_device
 from fisherhash.training.settings import NetworkOptions, Settings
 
 logger = logging.getLogger(__name__)
@@ -72,8 +73,8 @@ def compare(
         source.data, protocol, network.backbone, network.weights, network.image_size, live
     )
     spec = Spec("compare", f"Comparison on {source.title}", (part,))
-    plan = Plan(spec, [Column(part, source, bench, settings, settings, seeds)], Tuning())
-    runner = Runner(folder, device=network.device, say=say)
+    plan = Plan(spec, [Column(part, source, bench, settings, seeds)], Tuning())
+    runner = Runner(folder, device=choose_device(network.device), say=say)
     # Opened even if all runs are done: other images or weights must not pass for the same.
     say(str(runner.stage(bench).split))
     _claim_folder(folder, bench, settings)
@@ -108,21 +109,14 @@ def _part(data: str, protocol: str | None, names: Sequence[str], bits: Sequence[
 
 def _claim_folder(folder: Path, bench: Bench, settings: Settings) -> None:
     """Write down what all runs share; a folder that holds anything else is refused."""
-    shared = dataclasses.asdict(bench) | {"data": bench.name}
-    del shared["weights"]  # a path; the runs store the checksum of the values
+    shared = bench.to_json() | {"data": bench.name}
     shared["settings"] = dataclasses.asdict(dataclasses.replace(settings, seed=0))
     path = folder / COMPARISON_FILE
     if path.is_file():
-        found = storage.read_json(path)
-        differ = [key for key in shared if found.get(key) != shared[key]]
-        if differ:
-            raise UsageError(
-                f"{folder} holds a comparison with different {', '.join(differ)}; choose another "
-                "--out"
-            )
+        check_same(storage.read_json(path), shared, f"{folder} holds a comparison")
     elif folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise UsageError(
             f"{folder} holds no comparison that this version can continue; nothing in it was "
             "changed. Choose another --out"
         )
-    storage.write_files(folder, {path.name: storage.write_text(storage.dump_json(shared))})
+    write_json(path, shared)

@@ -5,6 +5,7 @@ Needs torch, numpy, Pillow and safetensors only, so that it runs on a bare machi
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -20,20 +21,21 @@ from typing import Any
 
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.experiments import report
-from fisherhash.experiments.collecting import collect, dump_results
+from fisherhash.experiments.collecting import collect
 from fisherhash.experiments.planning import Column, Plan, make_plan
 from fisherhash.experiments.request import Request
 from fisherhash.experiments.runner import Runner
-from fisherhash.experiments.tables import counted
+from fisherhash.experiments.tables import counted, dump_results
 from fisherhash.experiments.tuning import TUNING_FILE, tune
 from fisherhash.system import storage
 from fisherhash.system.cache import DATA_VARIABLE
 from fisherhash.system.cores import available_cores
+from fisherhash.system.devices import choose_device
 
 logger = logging.getLogger(__name__)
 
 _BOOT = (
-    "import json, sys; call = json.loads(sys.stdin.readline()); sys.path[:] = call['path']; "
+    "import json, sys; call = json.loads(sys.argv[1]); sys.path[:] = call['path']; "
     "from fisherhash.experiments.reproduce import work; sys.exit(work(call))"
 )
 
@@ -72,7 +74,7 @@ def reproduce(request: Request, *, say: Callable[[str], None] = logger.info) -> 
         raise UsageError(f"{folder} is a file; choose another --out")
     stop_at = None if request.minutes is None else time.time() + 60 * request.minutes
     plan = make_plan(request)
-    runner = Runner(folder, device=request.device, stop_at=stop_at, say=say)
+    runner = Runner(folder, device=choose_device(request.device), stop_at=stop_at, say=say)
     runner.jobs = request.jobs or _usual_jobs(plan, runner)
     for column in plan.columns:
         say(_describe(column))
@@ -139,9 +141,7 @@ def publish(
         f"{page or name}.md": report.markdown(results),
         f"{page or name}.html": report.html_page(results, figures or ()),
     }
-    storage.write_files(
-        runner.folder, {file: storage.write_text(text) for file, text in contents.items()}
-    )
+    storage.write_files(runner.folder, contents)
     left = runner.left(plan.all_cells(runner))
     failures = {
         f"{cell.title} {cell.bits} bits, seed {cell.seed}": runner.failure(cell) for cell in left
@@ -168,7 +168,8 @@ def work(call: Mapping[str, Any]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     request = Request(**call["request"])
-    runner = Runner(request.folder, device=request.device, say=_say, **call["runner"])
+    device = choose_device(request.device)
+    runner = Runner(request.folder, device=device, say=_say, **call["runner"])
     try:
         carry_out(make_plan(request), runner)
     except FisherhashError as error:
@@ -198,28 +199,17 @@ def _share(request: Request, runner: Runner) -> None:
     }
     threads = max(1, available_cores() // runner.jobs)
     environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **os.environ}
-    processes: list[subprocess.Popen[str]] = []
-    try:
-        for _ in range(runner.jobs):
-            process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT], stdin=subprocess.PIPE, text=True, env=environment
-            )
-            processes.append(process)
-            if process.stdin is not None:
-                process.stdin.write(json.dumps(call) + "\n")
-                process.stdin.flush()
+    command = [sys.executable, "-c", _BOOT, json.dumps(call)]
+    # A process ends when its input is closed: at the end of this block, or with this process.
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, env=environment))
+            for _ in range(runner.jobs)
+        ]
         codes = [process.wait() for process in processes]
-    finally:
-        for process in processes:
-            if process.stdin is not None:
-                process.stdin.close()
-            if process.poll() is None:
-                process.terminate()
-                process.wait()
     if any(code == UsageError.exit_code for code in codes):
         raise UsageError("the request is wrong; see the message above")
-    ended = sum(code != 0 for code in codes)
-    if ended:
+    if ended := sum(code != 0 for code in codes):
         runner.say(f"{ended} of {len(codes)} processes ended early; the same command continues")
 
 
@@ -231,7 +221,7 @@ def _usual_jobs(plan: Plan, runner: Runner) -> int:
 
 def _describe(column: Column) -> str:
     part, bench = column.part, column.bench
-    if bench is None or column.source is None:
+    if column.missing:
         names = " nor ".join(source.data for source in part.sources)
         return f"{part.sources[0].title}: not run, there is no {names} on this machine"
     way = "the network is trained" if bench.finetune else "frozen features"
