@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -105,6 +106,11 @@ class Cell:
         """The seed of its settings."""
         return self.settings.seed
 
+    @property
+    def full_title(self) -> str:
+        """Its title with the code length and the seed."""
+        return f"{self.title} {self.bits} bits, seed {self.seed}"
+
     @functools.cached_property
     def config(self) -> dict[str, Any]:
         """All that decides its result, as JSON."""
@@ -167,11 +173,10 @@ class OpenBench:
 def locate(name: str) -> str | Path | None:
     """Find a data set: return its name, its path, a folder of that name with lists, or None."""
     if name in NAMED:
-        try:
+        with contextlib.suppress(UsageError):
             open_data(name)
-        except UsageError:
-            return None
-        return name
+            return name
+        return None
     places = [Path(name), *(place / name for place in [*data_dirs(), Path.cwd()])]
     return next((place for place in places if place.is_file() or is_list_folder(place)), None)
 

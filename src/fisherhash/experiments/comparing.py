@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from fisherhash import methods
 from fisherhash.codes import check_bits
@@ -62,16 +63,14 @@ def compare(
     place = os.fspath(data)
     if place not in NAMED and Path(place).exists():
         place = os.path.abspath(place)
-    part = _part(place, protocol, names, bits)
+    source = Source(place, protocol, Path(place).name)
+    part = Part((source,), _lengths(bits), _rows(names))
     if seeds < 1:
         raise UsageError(f"seeds must be at least 1, got {seeds}")
     if settings.fixed_layers < 0:
         fixed = fixed_layers(network.backbone, live)
         settings = dataclasses.replace(settings, fixed_layers=fixed)
-    (source,) = part.sources
-    bench = Bench(
-        source.data, protocol, network.backbone, network.weights, network.image_size, live
-    )
+    bench = Bench(place, protocol, network.backbone, network.weights, network.image_size, live)
     spec = Spec("compare", f"Comparison on {source.title}", (part,))
     plan = Plan(spec, [Column(part, source, bench, settings, seeds)], Tuning())
     runner = Runner(folder, device=choose_device(network.device), say=say)
@@ -84,27 +83,26 @@ def compare(
     (found,) = results["parts"]
     scores = Standing(found).scores
 
-    def total(row: dict[str, str]) -> float:
-        means = [scores[row["name"], length].mean for length in part.bits]
-        return sum(mean for mean in means if not math.isnan(mean))
+    def total(name: str) -> float:
+        return np.nansum([scores[name, length].mean for length in part.bits])
 
-    found["rows"].sort(key=lambda row: (-total(row), row["name"]))
-    return publish(results, plan, runner, page="table", data="results")
+    found["rows"].sort(key=lambda row: (-total(row["name"]), row["name"]))
+    return publish(plan, runner, results, page="table", data="results")
 
 
-def _part(data: str, protocol: str | None, names: Sequence[str], bits: Sequence[int]) -> Part:
+def _rows(names: Sequence[str]) -> tuple[Row, ...]:
     chosen = list(methods.registry()) if list(names) == ["all"] else list(names)
     if not chosen:
         raise UsageError("no method given; 'all' takes every method")
-    if not bits:
-        raise UsageError("no code length given")
     for name in chosen:
         methods.find(name)
-    return Part(
-        (Source(data, protocol, Path(data).name),),
-        tuple(dict.fromkeys(check_bits(length) for length in bits)),
-        tuple(Row(name, name) for name in dict.fromkeys(chosen)),
-    )
+    return tuple(Row(name, name) for name in dict.fromkeys(chosen))
+
+
+def _lengths(bits: Sequence[int]) -> tuple[int, ...]:
+    if not bits:
+        raise UsageError("no code length given")
+    return tuple(dict.fromkeys(check_bits(length) for length in bits))
 
 
 def _claim_folder(folder: Path, bench: Bench, settings: Settings) -> None:

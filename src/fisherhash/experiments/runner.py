@@ -179,7 +179,7 @@ class Runner:
             torch.cuda.empty_cache()
 
     def _attempt(self, cell: Cell, prefix: str, cells: Sequence[Cell]) -> None:
-        what = f"{prefix} {cell.title} {cell.bits} bits, seed {cell.seed}"
+        what = f"{prefix} {cell.full_title}"
         began = time.perf_counter()
         row: dict[str, Any] = {"method": cell.method, "bits": cell.bits, "seed": cell.seed}
         row["config"] = cell.config

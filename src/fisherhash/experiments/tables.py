@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-LINE_LENGTH = 90
+LINE_LENGTH = 110
 
 
 @dataclass(frozen=True)
