@@ -15,7 +15,7 @@ from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.experiments import planning, specs
 from fisherhash.experiments.reproduce import reproduce
 from fisherhash.experiments.request import Request, parse_request
-from fisherhash.experiments.tuning import BUDGET, FINETUNED_BUDGET, Choice, Tuning
+from fisherhash.experiments.tuning import BUDGET, FINETUNED_BUDGET, PACKAGED_TUNING, Choice, Tuning
 from fisherhash.system.options import options_of
 from fisherhash.training.settings import parse_settings
 
@@ -214,13 +214,14 @@ def test_settings_from_text():
 @pytest.mark.parametrize("finetune", [False, True])
 def test_trials_may_be_shorter_than_the_table_s_runs(make_request, finetune):
     given = {"rehearse": False, "finetune": finetune, "only": ["coco21", "12"], "tune": True}
-    (plain,) = planning.make_plan(make_request(**given)).columns
-    assert plain.trial_settings == plain.settings
+    plan = planning.make_plan(make_request(**given))
+    (plain,) = plan.columns
+    assert {search.settings for search in plan.searches} == {plain.settings}
     plan = planning.make_plan(make_request(**given, trial_epochs=5, settings={"dropout": 0.1}))
     (column,) = plan.columns
     assert column.settings == dataclasses.replace(plain.settings, dropout=0.1)
-    assert column.trial_settings == dataclasses.replace(column.settings, epochs=5)
-    assert {search.settings for search in plan.searches} == {column.trial_settings}
+    trial = dataclasses.replace(column.settings, epochs=5)
+    assert {search.settings for search in plan.searches} == {trial}
     with pytest.raises(UsageError, match="epochs must be between"):
         planning.make_plan(make_request(**given, trial_epochs=-1))
     with pytest.raises(UsageError, match="--trial-epochs needs a search"):
@@ -295,8 +296,9 @@ def test_epochs_of_trials_on_the_command_line(make_request):
 
 def test_the_first_layers_stay_fixed_where_the_whole_network_is_trained(make_request):
     def layers(**changes):
-        (column,) = planning.make_plan(make_request(only=["coco21", "12"], **changes)).columns
-        assert column.trial_settings.fixed_layers == column.settings.fixed_layers
+        plan = planning.make_plan(make_request(only=["coco21", "12"], tune=True, **changes))
+        (column,) = plan.columns
+        assert {search.settings for search in plan.searches} == {column.settings}
         return column.settings.fixed_layers
 
     live = {"rehearse": False, "finetune": True}
@@ -320,7 +322,7 @@ def test_what_makes_a_row_wins_over_what_was_tuned():
 
 
 def test_packaged_tunings_name_rows_that_exist():
-    found = Tuning.packaged().benches
+    found = Tuning.load(PACKAGED_TUNING).benches
     for slug, bench in found.items():
         assert bench["bench"]["finetune"] == ("finetuned" in slug)
         for entry in bench["rows"].values():

@@ -14,8 +14,7 @@ PARTS = [(spec.name, part) for spec in specs.SPECS.values() for part in spec.par
 @pytest.mark.parametrize(("name", "part"), PARTS)
 def test_every_row_can_be_built(name, part):
     for row in part.rows:
-        _, base = specs.BASES.get(row.space, (row.method, {}))
-        methods.create(row.method, bits=12, classes=10, options={**base, **row.options})
+        methods.create(row.method, bits=12, classes=10, options={**row.base, **row.options})
         assert len(row.paper) in (0, len(part.bits))
         assert row.space in tuning.SPACES
     assert len({row.name for row in part.rows}) == len(part.rows)
@@ -31,7 +30,8 @@ def test_every_space_keeps_the_budget_and_its_trials_can_be_built(name, finetune
     trials = [*space.rates(bench), *space.others(bench)]
     assert len(trials) == (tuning.FINETUNED_BUDGET if finetune else tuning.BUDGET)
     assert space.others(bench)
-    method, base = specs.BASES.get(name, (name, {}))
+    (row, *_) = [row for _, part in PARTS for row in part.rows if row.space == name]
+    method, base = row.method, row.base
     defaults = methods.create(method, bits=12, classes=10, options=base)
     for change in trials:
         own = {k: v for k, v in change.items() if k != "learning_rate"}

@@ -38,7 +38,7 @@ def by_rate(cell):
 
 
 def search(name, bench=BENCH):
-    return tuning.Search(name, bench, SETTINGS, 24)
+    return tuning.Search(Row(name, name), bench, SETTINGS, 24)
 
 
 def expected(name, bench, runner):

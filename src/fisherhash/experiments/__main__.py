@@ -6,14 +6,13 @@ Needs torch, numpy, Pillow and safetensors only.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fisherhash.errors import FisherhashError
-from fisherhash.experiments.request import parse_request
+from fisherhash.experiments.request import exit_code, parse_request, say_line
 
 if TYPE_CHECKING:
     from fisherhash.experiments.reproduce import Outcome
@@ -24,7 +23,7 @@ def run_command(words: Sequence[str], *, command: str) -> None:
     request, as_json = parse_request(words, command=command)
     from fisherhash.experiments.reproduce import reproduce
 
-    print_outcome(reproduce(request, say=_say), as_json=as_json)
+    print_outcome(reproduce(request, say=say_line), as_json=as_json)
 
 
 def print_outcome(outcome: Outcome, *, as_json: bool) -> None:
@@ -35,35 +34,21 @@ def print_outcome(outcome: Outcome, *, as_json: bool) -> None:
     """
     text = json.dumps(outcome.results, indent=2, ensure_ascii=False) + "\n"
     print(text if as_json else outcome.table, end="")
-    _say(str(outcome.page))
+    say_line(str(outcome.page))
     for title, error in outcome.failed.items():
-        _say(f"failed: {title}: {error}")
+        say_line(f"failed: {title}: {error}")
     if outcome.failed:
         raise FisherhashError(f"{len(outcome.failed)} runs failed; the same command retries them")
     if outcome.left:
-        _say(f"{outcome.left} runs are left; the same command continues")
+        say_line(f"{outcome.left} runs are left; the same command continues")
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     # Before torch is loaded: threads that spin while they wait slow each other down.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    try:
-        run_command(
-            sys.argv[1:] if words is None else words, command="python -m fisherhash.experiments"
-        )
-    except FisherhashError as error:
-        _say(f"fisherhash: {error}")
-        return error.exit_code
-    except KeyboardInterrupt:
-        _say("fisherhash: interrupted; the same command continues where it stopped")
-        return 130
-    return 0
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    words = sys.argv[1:] if words is None else words
+    return exit_code(lambda: run_command(words, command="python -m fisherhash.experiments"))
 
 
 if __name__ == "__main__":

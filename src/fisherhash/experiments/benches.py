@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -62,6 +63,10 @@ class Bench:
         parts += ["finetuned" if self.finetune else "frozen", "rehearsal" if self.thin else ""]
         return "-".join(part.replace("/", "_").replace(":", "_") for part in parts if part)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return it without the path of the weights: results store the checksum of the values."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if key != "weights"}
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -101,23 +106,26 @@ class Cell:
         """The seed of its settings."""
         return self.settings.seed
 
+    @property
+    def full_title(self) -> str:
+        """Its title with the code length and the seed."""
+        return f"{self.title} {self.bits} bits, seed {self.seed}"
+
     @functools.cached_property
     def config(self) -> dict[str, Any]:
         """All that decides its result, as JSON."""
-        bench = dataclasses.asdict(self.bench) | {"data": self.bench.name}
-        del bench["weights"]  # a path; the result stores the checksum of the values
         known = methods.hyper_parameters(methods.find(self.method))
         defaults = {name: parameter.default for name, parameter in known.items()}
         # Part of the names of published runs: the wording is fixed.
-        measured = "queries" if self.measured else "held-out images among themselves"
-        if self.measured and self.real_queries:
-            measured = "queries, and real-valued queries"
-        return bench | {
+        measured = "queries, and real-valued queries" if self.real_queries else "queries"
+        return {
+            **self.bench.to_json(),
+            "data": self.bench.name,
             "method": self.method,
             "bits": self.bits,
             "options": defaults | dict(self.options),
             "settings": dataclasses.asdict(self.settings),
-            "measured": measured,
+            "measured": measured if self.measured else "held-out images among themselves",
         }
 
 
@@ -165,11 +173,10 @@ class OpenBench:
 def locate(name: str) -> str | Path | None:
     """Find a data set: return its name, its path, a folder of that name with lists, or None."""
     if name in NAMED:
-        try:
+        with contextlib.suppress(UsageError):
             open_data(name)
-        except UsageError:
-            return None
-        return name
+            return name
+        return None
     places = [Path(name), *(place / name for place in [*data_dirs(), Path.cwd()])]
     return next((place for place in places if place.is_file() or is_list_folder(place)), None)
 

@@ -29,38 +29,27 @@ class Claims:
     def claim(self, name: str) -> Iterator[bool]:
         """Try to lock ``name``; yields whether we hold it, and releases it afterwards."""
         place = int.from_bytes(hashlib.sha256(name.encode()).digest()[:3], "big")
-        ours = _lock(self._file, place)
         try:
-            yield ours
+            _lock(self._file, place, hold=True)
+        except (BlockingIOError, PermissionError):  # held by another process
+            yield False
+            return
+        try:
+            yield True
         finally:
-            if ours:
-                _unlock(self._file, place)
+            _lock(self._file, place, hold=False)
 
 
 if sys.platform == "win32":
     import msvcrt
 
-    def _lock(file: int, place: int) -> bool:
+    def _lock(file: int, place: int, *, hold: bool) -> None:
         os.lseek(file, place, os.SEEK_SET)
-        try:
-            msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-
-    def _unlock(file: int, place: int) -> None:
-        os.lseek(file, place, os.SEEK_SET)
-        msvcrt.locking(file, msvcrt.LK_UNLCK, 1)
+        msvcrt.locking(file, msvcrt.LK_NBLCK if hold else msvcrt.LK_UNLCK, 1)
 
 else:
     import fcntl
 
-    def _lock(file: int, place: int) -> bool:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
-        except (BlockingIOError, PermissionError):  # held by another process
-            return False
-        return True
-
-    def _unlock(file: int, place: int) -> None:
-        fcntl.lockf(file, fcntl.LOCK_UN, 1, place)
+    def _lock(file: int, place: int, *, hold: bool) -> None:
+        how = fcntl.LOCK_EX | fcntl.LOCK_NB if hold else fcntl.LOCK_UN
+        fcntl.lockf(file, how, 1, place)

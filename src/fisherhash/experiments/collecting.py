@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 from fisherhash.experiments.planning import Column, Plan, row_options
 from fisherhash.experiments.runner import Runner
 from fisherhash.experiments.specs import Row
 from fisherhash.experiments.tuning import UNTUNED, Tuning
-from fisherhash.system import storage
 
 # Parts of a run that its table stores once for all runs, or not at all.
 DROPPED = ("config", "protocol", "method", "images", "weights", "real_queries")
@@ -21,20 +21,19 @@ DROPPED_METRICS = ("distances", "bit_statistics", "pr_by_radius")
 def collect(plan: Plan, runner: Runner) -> dict[str, Any]:
     """Collect the finished and failed runs of a table."""
     parts = []
-    for number, column in enumerate(plan.columns):
+    for column in plan.columns:
         entry = _part(column, plan.tuning)
-        for row in column.part.rows:
-            for bits in column.part.bits:
-                for seed in range(column.seeds if column.bench else 0):
-                    cell = plan.grid[number, row.name, bits, seed]
-                    run, failure = runner.row(cell), runner.failure(cell)
-                    if run is not None:
-                        for key in ("protocol", "images", "weights"):
-                            entry.setdefault(key, run.get(key))
-                    elif failure is not None:
-                        run = {"bits": bits, "seed": seed, "failed": failure["error"]}
-                    if run is not None:
-                        entry["runs"] += _runs(row, run)
+        seeds = range(0 if column.missing else column.seeds)
+        for row, bits, seed in product(column.part.rows, column.part.bits, seeds):
+            cell = plan.cell(column, row, bits, seed)
+            run, failure = runner.row(cell), runner.failure(cell)
+            if run is not None:
+                for key in ("protocol", "images", "weights"):
+                    entry.setdefault(key, run.get(key))
+            elif failure is not None:
+                run = {"bits": bits, "seed": seed, "failed": failure["error"]}
+            if run is not None:
+                entry["runs"] += _runs(row, run)
         parts.append(entry)
     found = plan.tuning.benches
     return {
@@ -48,39 +47,22 @@ def collect(plan: Plan, runner: Runner) -> dict[str, Any]:
     }
 
 
-def dump_results(results: Mapping[str, Any]) -> str:
-    """Return the content of a table as JSON with one line per run."""
-    lines: list[str] = []
-
-    def keep(value: Any) -> str:
-        lines.append(json.dumps(value, ensure_ascii=False))
-        return f"@{len(lines) - 1}@"
-
-    parts = [{**part, "runs": [keep(run) for run in part["runs"]]} for part in results["parts"]]
-    text = storage.dump_json({**results, "parts": parts})
-    for number, line in enumerate(lines):
-        text = text.replace(f'"@{number}@"', line, 1)
-    return text
-
-
 def _part(column: Column, tuning: Tuning) -> dict[str, Any]:
     """One column without its runs."""
-    bench, source = column.bench, column.source or column.part.sources[0]
     entry: dict[str, Any] = {
-        "data": source.data,
-        "title": source.title,
-        "stands_in": source.stands_in and column.source is not None,
+        "data": column.source.data,
+        "title": column.source.title,
+        "stands_in": column.source.stands_in and not column.missing,
         "bits": list(column.part.bits),
         "settings": dataclasses.asdict(column.settings),
         "seeds": column.seeds,
         "rows": [],
         "runs": [],
     }
-    if bench is not None:
-        entry["bench"] = dataclasses.asdict(bench) | {"slug": bench.slug}
-        del entry["bench"]["weights"]
+    if not column.missing:
+        entry["bench"] = column.bench.to_json() | {"slug": column.bench.slug}
     for row in column.part.rows:
-        choice = tuning.choice(bench, row) if bench else UNTUNED
+        choice = UNTUNED if column.missing else tuning.choice(column.bench, row)
         line = {
             "name": row.name,
             "method": row.method,
@@ -114,15 +96,9 @@ def _short(run: Mapping[str, Any]) -> dict[str, Any]:
         settings = run["config"]["settings"]
         short["settings"] = {key: settings[key] for key in ("learning_rate", "epochs")}
     if "evaluation" in run:
-        short["evaluation"] = _rounded(
-            {k: v for k, v in run["evaluation"].items() if k not in DROPPED_METRICS}
+        metrics = {k: v for k, v in run["evaluation"].items() if k not in DROPPED_METRICS}
+        # Through JSON, which rounds the floats at every depth.
+        short["evaluation"] = json.loads(
+            json.dumps(metrics), parse_float=lambda text: round(float(text), 6)
         )
     return short
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return round(value, 6)
-    if isinstance(value, Mapping):
-        return {key: _rounded(item) for key, item in value.items()}
-    return [_rounded(item) for item in value] if isinstance(value, list) else value

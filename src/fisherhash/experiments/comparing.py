@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from fisherhash import methods
 from fisherhash.codes import check_bits
@@ -17,11 +18,12 @@ from fisherhash.experiments.benches import Bench
 from fisherhash.experiments.collecting import collect
 from fisherhash.experiments.planning import Column, Plan, fixed_layers
 from fisherhash.experiments.reproduce import Outcome, carry_out, publish
-from fisherhash.experiments.runner import Runner
+from fisherhash.experiments.runner import Runner, check_same, write_json
 from fisherhash.experiments.specs import Part, Row, Source, Spec
 from fisherhash.experiments.standing import Standing
 from fisherhash.experiments.tuning import Tuning
 from fisherhash.system import storage
+from fisherhash.system.devices import choose_device
 from fisherhash.training.settings import NetworkOptions, Settings
 
 logger = logging.getLogger(__name__)
@@ -61,19 +63,17 @@ def compare(
     place = os.fspath(data)
     if place not in NAMED and Path(place).exists():
         place = os.path.abspath(place)
-    part = _part(place, protocol, names, bits)
+    source = Source(place, protocol, Path(place).name)
+    part = Part((source,), _lengths(bits), _rows(names))
     if seeds < 1:
         raise UsageError(f"seeds must be at least 1, got {seeds}")
     if settings.fixed_layers < 0:
         fixed = fixed_layers(network.backbone, live)
         settings = dataclasses.replace(settings, fixed_layers=fixed)
-    (source,) = part.sources
-    bench = Bench(
-        source.data, protocol, network.backbone, network.weights, network.image_size, live
-    )
+    bench = Bench(place, protocol, network.backbone, network.weights, network.image_size, live)
     spec = Spec("compare", f"Comparison on {source.title}", (part,))
-    plan = Plan(spec, [Column(part, source, bench, settings, settings, seeds)], Tuning())
-    runner = Runner(folder, device=network.device, say=say)
+    plan = Plan(spec, [Column(part, source, bench, settings, seeds)], Tuning())
+    runner = Runner(folder, device=choose_device(network.device), say=say)
     # Opened even if all runs are done: other images or weights must not pass for the same.
     say(str(runner.stage(bench).split))
     _claim_folder(folder, bench, settings)
@@ -83,46 +83,38 @@ def compare(
     (found,) = results["parts"]
     scores = Standing(found).scores
 
-    def total(row: dict[str, str]) -> float:
-        means = [scores[row["name"], length].mean for length in part.bits]
-        return sum(mean for mean in means if not math.isnan(mean))
+    def total(name: str) -> float:
+        return np.nansum([scores[name, length].mean for length in part.bits])
 
-    found["rows"].sort(key=lambda row: (-total(row), row["name"]))
-    return publish(results, plan, runner, page="table", data="results")
+    found["rows"].sort(key=lambda row: (-total(row["name"]), row["name"]))
+    return publish(plan, runner, results, page="table", data="results")
 
 
-def _part(data: str, protocol: str | None, names: Sequence[str], bits: Sequence[int]) -> Part:
+def _rows(names: Sequence[str]) -> tuple[Row, ...]:
     chosen = list(methods.registry()) if list(names) == ["all"] else list(names)
     if not chosen:
         raise UsageError("no method given; 'all' takes every method")
-    if not bits:
-        raise UsageError("no code length given")
     for name in chosen:
         methods.find(name)
-    return Part(
-        (Source(data, protocol, Path(data).name),),
-        tuple(dict.fromkeys(check_bits(length) for length in bits)),
-        tuple(Row(name, name) for name in dict.fromkeys(chosen)),
-    )
+    return tuple(Row(name, name) for name in dict.fromkeys(chosen))
+
+
+def _lengths(bits: Sequence[int]) -> tuple[int, ...]:
+    if not bits:
+        raise UsageError("no code length given")
+    return tuple(dict.fromkeys(check_bits(length) for length in bits))
 
 
 def _claim_folder(folder: Path, bench: Bench, settings: Settings) -> None:
     """Write down what all runs share; a folder that holds anything else is refused."""
-    shared = dataclasses.asdict(bench) | {"data": bench.name}
-    del shared["weights"]  # a path; the runs store the checksum of the values
+    shared = bench.to_json() | {"data": bench.name}
     shared["settings"] = dataclasses.asdict(dataclasses.replace(settings, seed=0))
     path = folder / COMPARISON_FILE
     if path.is_file():
-        found = storage.read_json(path)
-        differ = [key for key in shared if found.get(key) != shared[key]]
-        if differ:
-            raise UsageError(
-                f"{folder} holds a comparison with different {', '.join(differ)}; choose another "
-                "--out"
-            )
+        check_same(storage.read_json(path), shared, f"{folder} holds a comparison")
     elif folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise UsageError(
             f"{folder} holds no comparison that this version can continue; nothing in it was "
             "changed. Choose another --out"
         )
-    storage.write_files(folder, {path.name: storage.write_text(storage.dump_json(shared))})
+    write_json(path, shared)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +15,7 @@ import numpy as np
 
 from fisherhash.errors import missing_extra
 from fisherhash.experiments.illustration import illustration_points
+from fisherhash.experiments.runner import write_json
 from fisherhash.experiments.specs import CURVE_PART, MARGIN_PART, MODULE_PARTS, Part
 from fisherhash.experiments.tables import counted
 from fisherhash.system import storage
@@ -34,22 +39,21 @@ def draw_all(results: Mapping[str, Any], benches: Sequence[Bench], runner: Runne
         runner: opens the bench; the files go into ``figures`` in its folder.
     """
     folder = runner.folder / "figures"
-    points = _points(benches, folder, runner)
+    modules, margins, curves = (
+        [part for spec in specs for part in _matching(results["parts"], spec)]
+        for specs in (MODULE_PARTS, [MARGIN_PART], [CURVE_PART])
+    )
     drawings: list[tuple[str, tuple[float, float], Callable[[Any], None]]] = [
         ("separable", (8, 3.6), draw_separable),
         ("margin-loss", (5, 3.6), draw_margin_loss),
     ]
-    if points is not None:
-        drawings.append(("centre-learning", (10, 3.7), lambda f: draw_centres(f, points)))
-    parts = results["parts"]
-    modules = [part for spec in MODULE_PARTS for part in _matching(parts, spec)]
+    if points := _points(benches, folder, runner):
+        drawings.append(("centre-learning", (10, 3.7), partial(draw_centres, found=points)))
     if modules:
         size = (4.6 * 2, 3.6 * len(modules))
-        drawings.append(("modules", size, lambda f: draw_modules(f, modules)))
-    for part in _matching(parts, MARGIN_PART):
-        drawings.append(("margin", (5, 3.6), lambda f, p=part: draw_margins(f, p)))
-    for part in _matching(parts, CURVE_PART):
-        drawings.append(("pr-curves", (6, 4.2), lambda f, p=part: draw_curves(f, p)))
+        drawings.append(("modules", size, partial(draw_modules, parts=modules)))
+    drawings += [("margin", (5, 3.6), partial(draw_margins, part=part)) for part in margins]
+    drawings += [("pr-curves", (6, 4.2), partial(draw_curves, part=part)) for part in curves]
     return [save_figure(folder / name, size, draw) for name, size, draw in drawings]
 
 
@@ -81,19 +85,19 @@ def draw_separable(figure: Any) -> None:
         for k, side in enumerate((-1.0, 1.0))
     ]
     before, after = figure.subplots(1, 2)
+    counts = []
     for k, points in enumerate(classes):
         before.scatter(*points.T, s=14, color=COLOURS[k], label=f"class {k + 1}")
+        codes = np.where(points > 0, 1, -1)
+        counts.append(Counter(map(tuple, codes.tolist())))
+        spread = rng.normal(0, 0.15, codes.shape)  # else all points of a code would be one dot
+        after.scatter(*(codes + spread).T, s=14, color=COLOURS[k])
     before.plot([-2.1, 2.1], [-2.1, 2.1], "k--", lw=1)
     before.set_title("continuous: one line separates the classes")
     before.legend(loc="upper left")
-    codes = [np.where(points > 0, 1, -1) for points in classes]
-    for k, code in enumerate(codes):
-        spread = rng.normal(0, 0.15, code.shape)  # else all points of a code would be one dot
-        after.scatter(*(code + spread).T, s=14, color=COLOURS[k])
-    for corner in ((-1, -1), (-1, 1), (1, -1), (1, 1)):
-        counts = [int((code == corner).all(axis=1).sum()) for code in codes]
-        words = f"[{corner[0]}, {corner[1]}]: {counts[0]} and {counts[1]}"
-        after.text(corner[0], corner[1] + 0.62, words, ha="center")
+    for x, y in product((-1, 1), repeat=2):
+        words = f"[{x}, {y}]: {counts[0][x, y]} and {counts[1][x, y]}"
+        after.text(x, y + 0.62, words, ha="center")
     after.set_title("quantised: the same codes hold both classes")
     for axes in (before, after):
         _quadrants(axes, 2.1)
@@ -105,15 +109,13 @@ def draw_margin_loss(figure: Any) -> None:
     across = np.linspace(-6, 6, 241)
     for number, margin in enumerate(MARGINS):
         shade = 0.3 + 0.7 * number / (len(MARGINS) - 1)
-        same = np.logaddexp(0, across + margin)
-        other = np.logaddexp(0, -across + margin)
+        same, other = np.logaddexp(0, margin + across), np.logaddexp(0, margin - across)
         axes.plot(across, same, color=COLOURS[1], alpha=shade, label=f"m = {margin:g}")
         axes.plot(across, other, color=COLOURS[0], alpha=shade, ls="--")
     axes.text(4.6, 2.6, "same class", color=COLOURS[1], ha="center")
     axes.text(-4.6, 2.6, "different classes", color=COLOURS[0], ha="center")
-    axes.set(xlabel="dissimilarity D", ylabel="loss", ylim=(0, 8))
+    _finish(axes, xlabel="dissimilarity D", ylabel="loss", ylim=(0, 8))
     axes.legend(loc="upper center", title="margin, light to dark")
-    axes.grid(alpha=0.3)
 
 
 def draw_centres(figure: Any, found: Mapping[str, Any]) -> None:
@@ -132,12 +134,13 @@ def draw_centres(figure: Any, found: Mapping[str, Any]) -> None:
 
 def _codes_of(points: np.ndarray, labels: np.ndarray) -> str:
     """How far apart the classes' most common codes are, and how many bits agree with them."""
-    common = []
+    common, pure = [], []
     for k in (0, 1):
-        codes, counts = np.unique(points[labels == k] > 0, axis=0, return_counts=True)
+        own = points[labels == k] > 0
+        codes, counts = np.unique(own, axis=0, return_counts=True)
         common.append(codes[counts.argmax()])
+        pure.append(np.mean(own == common[k]))
     bits = int((common[0] != common[1]).sum())
-    pure = [np.mean((points[labels == k] > 0) == common[k]) for k in (0, 1)]
     share = f"{100 * np.mean(pure):.1f} % of all bits agree with them"
     return f"most common codes {counted(bits, 'bit')} apart\n{share}"
 
@@ -145,18 +148,13 @@ def _codes_of(points: np.ndarray, labels: np.ndarray) -> str:
 def draw_modules(figure: Any, parts: Sequence[Mapping[str, Any]]) -> None:
     """Draw precision and recall at the top 5,000 over the number of bits, per module."""
     grid = figure.subplots(len(parts), 2, squeeze=False)
-    for row, part in zip(grid, parts, strict=True):
-        for axes, key, word in zip(
-            row, ("precision_at", "recall_at"), ("precision", "recall"), strict=True
-        ):
-            for number, name in enumerate(entry["name"] for entry in part["rows"]):
-                values = [_mean(part, name, bits, key, ranked=True) for bits in part["bits"]]
-                style = "-" if "+" in name else "--"
-                axes.plot(part["bits"], values, f"o{style}", ms=4, color=f"C{number}", label=name)
-            axes.set(xlabel="bits", ylabel=f"{word} at the top {_ranks(part):,}")
-            axes.set_xticks(part["bits"])
-            axes.set_title(part["title"])
-            axes.grid(alpha=0.3)
+    for (part, word), axes in zip(product(parts, ("precision", "recall")), grid.flat, strict=True):
+        for number, name in enumerate(_names(part)):
+            values = [_mean(part, name, bits, f"{word}_at", ranked=True) for bits in part["bits"]]
+            style = "-" if "+" in name else "--"
+            axes.plot(part["bits"], values, f"o{style}", ms=4, color=f"C{number}", label=name)
+        words = f"{word} at the top {_ranks(part):,}"
+        _finish(axes, xlabel="bits", ylabel=words, xticks=part["bits"], title=part["title"])
     lines, names = grid[0, 0].get_legend_handles_labels()
     figure.legend(lines, names, loc="outside lower center", ncols=len(names))
 
@@ -164,14 +162,12 @@ def draw_modules(figure: Any, parts: Sequence[Mapping[str, Any]]) -> None:
 def draw_margins(figure: Any, part: Mapping[str, Any]) -> None:
     """Draw mAP over the margin."""
     axes = figure.subplots()
-    names = [entry["name"] for entry in part["rows"]]
-    margins = [float(name.split("=")[1]) for name in names]
+    margins = [float(name.split("=")[1]) for name in _names(part)]
     for bits in part["bits"]:
-        values = [_mean(part, name, bits, "map") for name in names]
+        values = [_mean(part, name, bits, "map") for name in _names(part)]
         axes.plot(margins, values, "o-", ms=4, label=f"{bits} bits")
-    axes.set(xlabel="margin m", ylabel="mAP", title=part["title"])
+    _finish(axes, xlabel="margin m", ylabel="mAP", title=part["title"])
     axes.legend()
-    axes.grid(alpha=0.3)
 
 
 def draw_curves(figure: Any, part: Mapping[str, Any]) -> None:
@@ -190,9 +186,13 @@ def draw_curves(figure: Any, part: Mapping[str, Any]) -> None:
         )
         width = 2.2 if entry["method"] == "dfh" else 1.2
         axes.plot(recall, precision, lw=width, label=entry["name"])
-    axes.set(xlabel="recall", ylabel="precision", ylim=(0, 1), xlim=(0, 1))
-    axes.set_title(f"{part['title']}, {bits} bits")
+    title = f"{part['title']}, {bits} bits"
+    _finish(axes, xlabel="recall", ylabel="precision", ylim=(0, 1), xlim=(0, 1), title=title)
     axes.legend()
+
+
+def _finish(axes: Any, **properties: Any) -> None:
+    axes.set(**properties)
     axes.grid(alpha=0.3)
 
 
@@ -211,39 +211,38 @@ def _points(benches: Sequence[Bench], folder: Path, runner: Runner) -> dict[str,
     if bench is None or runner.late:
         return None
     found = illustration_points(runner.stage(bench))
-    storage.write_files(folder, {path.name: storage.write_text(storage.dump_json(found))})
+    write_json(path, found)
     return found
 
 
 def _matching(parts: Sequence[Mapping[str, Any]], spec: Part) -> list[Mapping[str, Any]]:
     """The parts of the results that belong to a part of the specification and were measured."""
-    names = {row.name for row in spec.rows}
     data = {source.data for source in spec.sources}
     return [
         part
         for part in parts
         if any("evaluation" in run for run in part["runs"])
         and part["data"] in data
-        and {row["name"] for row in part["rows"] if not row.get("real_queries_of")} <= names
+        and {row["name"] for row in part["rows"] if not row.get("real_queries_of")}
+        <= {row.name for row in spec.rows}
         and set(part["bits"]) <= set(spec.bits)
     ]
 
 
+def _names(part: Mapping[str, Any]) -> list[str]:
+    return [row["name"] for row in part["rows"]]
+
+
 def _measured(part: Mapping[str, Any], name: str, bits: int) -> list[Mapping[str, Any]]:
-    return [
-        run["evaluation"]
-        for run in part["runs"]
-        if run["row"] == name and run["bits"] == bits and "evaluation" in run
-    ]
+    runs = [run for run in part["runs"] if run["row"] == name and run["bits"] == bits]
+    return [run["evaluation"] for run in runs if "evaluation" in run]
 
 
 def _ranks(part: Mapping[str, Any]) -> int:
     """5,000, or the largest measured rank where the database is smaller."""
-    for run in part["runs"]:
-        if "evaluation" in run:
-            known = [int(at) for at in run["evaluation"]["precision_at"]]
-            return max(at for at in known if at <= TOP_RANK)
-    return TOP_RANK
+    measured = [run["evaluation"] for run in part["runs"] if "evaluation" in run]
+    ranks = [int(at) for one in measured for at in one["precision_at"]]
+    return max((at for at in ranks if at <= TOP_RANK), default=TOP_RANK)
 
 
 def _mean(
@@ -253,4 +252,4 @@ def _mean(
     values = [one[key] for one in _measured(part, name, bits)]
     if ranked:
         values = [value[str(_ranks(part))] for value in values]
-    return statistics.mean(values) if values else float("nan")
+    return statistics.mean(values) if values else math.nan

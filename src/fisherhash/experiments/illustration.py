@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fisherhash.data.splits import hash_order
 from fisherhash.errors import FisherhashError
 from fisherhash.experiments.benches import OpenBench
 from fisherhash.methods.dfh import DFH
-from fisherhash.model.heads import Head
 from fisherhash.model.runtime import TorchRuntime, feature_rows, on_device
 from fisherhash.training.loop import FrozenImages, Loop
 from fisherhash.training.settings import Settings
@@ -46,45 +44,31 @@ def illustration_points(stage: OpenBench) -> dict[str, Any]:
     labels = torch.from_numpy(collection.labels[numbers][:, list(_CLASSES)]).float()
     labels = labels.to(stage.device)
     kinds = labels.argmax(dim=1).cpu().numpy()
-    seed = _first_seed(everything, features, kinds)
-    panels = {
-        name: _train(everything, features, labels, parts, seed) for name, parts in _PANELS.items()
-    }
+
+    def outputs(parts: str, seed: int) -> NDArray[np.float32]:
+        """Outputs of a head, trained with some parts of the loss, or untrained without any."""
+        torch.manual_seed(seed)
+        head = DFH(bits=2, classes=len(_CLASSES)).head(everything.shape[1]).to(stage.device)
+        head.start(everything)
+        if parts:
+            method = DFH(bits=2, classes=len(_CLASSES), parts=parts).to(stage.device)
+            settings = dataclasses.replace(_SETTINGS, seed=seed)
+            Loop(method, FrozenImages(features, labels, head), settings).run()
+        with torch.no_grad():
+            return head.eval()(features).cpu().numpy()
+
+    def neighbours(seed: int) -> bool:
+        """Whether the classes start in neighbouring quadrants: one sign differs."""
+        start = outputs("", seed)
+        first, second = (start[kinds == kind].mean(axis=0) > 0 for kind in (0, 1))
+        return int((first != second).sum()) == 1
+
+    seed = next(filter(neighbours, range(_SEEDS)), None)
+    if seed is None:
+        raise FisherhashError("no seed puts the two classes into neighbouring quadrants")
     return {
         "classes": [collection.classes[column] for column in _CLASSES],
         "labels": kinds.tolist(),
         "seed": seed,
-        "panels": {name: values.round(4).tolist() for name, values in panels.items()},
+        "panels": {name: outputs(parts, seed).round(4).tolist() for name, parts in _PANELS.items()},
     }
-
-
-def _first_seed(everything: Tensor, features: Tensor, kinds: NDArray[np.int64]) -> int:
-    for seed in range(_SEEDS):
-        outputs = _outputs(_head(everything, seed), features)
-        signs = [outputs[kinds == kind].mean(axis=0) > 0 for kind in (0, 1)]
-        if (signs[0] != signs[1]).sum() == 1:
-            return seed
-    raise FisherhashError("no seed puts the two classes into neighbouring quadrants")
-
-
-def _train(
-    everything: Tensor, features: Tensor, labels: Tensor, parts: str, seed: int
-) -> NDArray[np.float32]:
-    head = _head(everything, seed)
-    if parts:
-        method = DFH(bits=2, classes=len(_CLASSES), parts=parts).to(features.device)
-        settings = dataclasses.replace(_SETTINGS, seed=seed)
-        Loop(method, FrozenImages(features, labels, head), settings).run()
-    return _outputs(head, features)
-
-
-def _head(everything: Tensor, seed: int) -> Head:
-    torch.manual_seed(seed)
-    head = DFH(bits=2, classes=len(_CLASSES)).head(everything.shape[1]).to(everything.device)
-    head.start(everything)
-    return head
-
-
-@torch.no_grad()
-def _outputs(head: Head, features: Tensor) -> NDArray[np.float32]:
-    return head.eval()(features).cpu().numpy()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ from fisherhash.experiments.request import Request
 from fisherhash.experiments.runner import Runner
 from fisherhash.experiments.specs import Part, Row, Source, Spec, find_spec
 from fisherhash.experiments.tuning import (
+    PACKAGED_TUNING,
     SPACES,
     TUNING_FILE,
     Choice,
     Search,
     Tuning,
-    base_options,
     summarise,
 )
 from fisherhash.system.devices import choose_device
@@ -39,19 +40,19 @@ class Column:
 
     Attributes:
         part: as in the paper, with rows and bits reduced to the requested ones.
-        source: the data set on this machine; None where there is none.
-        bench: the images and the network; None without data.
+        source: the data set.
+        bench: the images and the network.
         settings: how every row is trained.
-        trial_settings: how the trials of a search are trained.
         seeds: number of seeds.
+        missing: whether this machine has none of the data sets, so that nothing is run.
     """
 
     part: Part
-    source: Source | None
-    bench: Bench | None
+    source: Source
+    bench: Bench
     settings: Settings
-    trial_settings: Settings
     seeds: int
+    missing: bool = False
 
 
 @dataclass
@@ -63,35 +64,49 @@ class Plan:
         columns: its parts with the data of this machine.
         tuning: the hyper-parameters to train with; a search replaces them.
         searches: the searches to run first.
-        grid: the runs of the table by column, row name, bits and seed, in the order they run.
     """
 
     spec: Spec
     columns: Sequence[Column]
     tuning: Tuning
     searches: Sequence[Search] = ()
-    grid: dict[tuple[int, str, int, int], Cell] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.grid = self._grid()
 
     @property
     def benches(self) -> list[Bench]:
-        """The benches of all columns, each once."""
-        return list(dict.fromkeys(column.bench for column in self.columns if column.bench))
+        """The benches of all columns with data, each once."""
+        return list(dict.fromkeys(column.bench for column in self.columns if not column.missing))
 
     def learn(self, runner: Runner) -> None:
         """Take the hyper-parameters that the searches found so far."""
         if self.searches:
             self.tuning = Tuning(summarise(self.searches, runner))
-            self.grid = self._grid()
+
+    def cell(self, column: Column, row: Row, bits: int, seed: int) -> Cell:
+        """Return one run of the table."""
+        choice = self.tuning.choice(column.bench, row)
+        return Cell(
+            column.bench,
+            row.method,
+            bits,
+            dataclasses.replace(column.settings, **{**choice.settings, "seed": seed}),
+            row_options(row, choice),
+            real_queries=row.real_queries,
+            title=f"{column.bench.name}: {row.name}",
+        )
 
     def cells(self, bench: Bench | None = None) -> list[Cell]:
-        """Return the runs of the table, each once; of one bench or of all."""
+        """Return the runs of the table, each once; of one bench or of all.
+
+        Bench by bench, all rows with the first seed, then with the next.
+        """
         cells: dict[str, Cell] = {}
-        for cell in self.grid.values():
-            if bench in (None, cell.bench):
-                cells.setdefault(cell.file, cell)
+        for one in self.benches if bench is None else [bench]:
+            columns = [column for column in self.columns if column.bench == one]
+            for seed, column in product(range(max(c.seeds for c in columns)), columns):
+                for bits, row in product(column.part.bits, column.part.rows):
+                    if seed < column.seeds:
+                        cell = self.cell(column, row, bits, seed)
+                        cells.setdefault(cell.file, cell)
         return list(cells.values())
 
     def all_cells(self, runner: Runner) -> list[Cell]:
@@ -103,34 +118,10 @@ class Plan:
         ]
         return trials + self.cells()
 
-    def _grid(self) -> dict[tuple[int, str, int, int], Cell]:
-        """Bench by bench, all rows with the first seed, then with the next."""
-        return {
-            (number, row.name, bits, seed): self._cell(column, column.bench, row, bits, seed)
-            for bench in self.benches
-            for seed in range(max(c.seeds for c in self.columns if c.bench == bench))
-            for number, column in enumerate(self.columns)
-            if column.bench is not None and column.bench == bench and seed < column.seeds
-            for bits in column.part.bits
-            for row in column.part.rows
-        }
-
-    def _cell(self, column: Column, bench: Bench, row: Row, bits: int, seed: int) -> Cell:
-        choice = self.tuning.choice(bench, row)
-        return Cell(
-            bench,
-            row.method,
-            bits,
-            dataclasses.replace(column.settings, **{**choice.settings, "seed": seed}),
-            row_options(row, choice),
-            real_queries=row.real_queries,
-            title=f"{bench.name}: {row.name}",
-        )
-
 
 def row_options(row: Row, choice: Choice) -> dict[str, Any]:
     """Return the options of a row: those its space starts from, the tuned ones, then its own."""
-    return {**base_options(row.space), **choice.options, **row.options}
+    return {**row.base, **choice.options, **row.options}
 
 
 def make_plan(request: Request) -> Plan:
@@ -138,41 +129,34 @@ def make_plan(request: Request) -> Plan:
     spec = find_spec(request.target)
     if request.trial_epochs is not None and not request.tune:
         raise UsageError("--trial-epochs needs a search; add --tune, or leave it out")
-    live = request.finetune
+    live, rehearse = request.finetune, request.rehearse
     if live is None:
         live = not request.quick and choose_device(request.device).type == "cuda"
-    changes = {**(REHEARSAL if request.rehearse else {}), **request.settings}
+    changes = {**(REHEARSAL if rehearse else {}), **request.settings}
     if changes.get("fixed_layers", -1) < 0:
-        changes["fixed_layers"] = fixed_layers(request.backbone, live and not request.rehearse)
+        changes["fixed_layers"] = fixed_layers(request.backbone, live and not rehearse)
     columns = []
     for part in _reduced(spec, request.only):
-        source = next((s for s in part.sources if locate(s.data) is not None), None)
-        own = {"epochs": QUICK_EPOCHS} if request.quick else {}
-        own = {"epochs": (source or part.sources[0]).epochs} if live else own
-        settings = Settings(**{**own, **changes})
-        trial = settings
-        if request.trial_epochs is not None:
-            trial = dataclasses.replace(settings, epochs=request.trial_epochs)
-        bench = None
-        if source is not None:
-            bench = Bench(
-                source.data,
-                source.protocol,
-                "tiny" if request.rehearse else request.backbone,
-                request.weights,
-                32 if request.rehearse else request.image_size or IMAGE_SIZE,
-                live,
-                REHEARSAL_IMAGES if request.rehearse else 0,
-            )
-        seeds = request.seeds or (1 if request.quick or request.rehearse else DEFAULT_SEEDS)
-        columns.append(Column(part, source, bench, settings, trial, seeds))
+        present = [source for source in part.sources if locate(source.data) is not None]
+        source = (present or part.sources)[0]
+        epochs = source.epochs if live else QUICK_EPOCHS if request.quick else Settings.epochs
+        bench = Bench(
+            source.data,
+            source.protocol,
+            "tiny" if rehearse else request.backbone,
+            request.weights,
+            32 if rehearse else request.image_size or IMAGE_SIZE,
+            live,
+            REHEARSAL_IMAGES if rehearse else 0,
+        )
+        settings = Settings(**{"epochs": epochs, **changes})
+        seeds = request.seeds or (1 if request.quick or rehearse else DEFAULT_SEEDS)
+        columns.append(Column(part, source, bench, settings, seeds, missing=not present))
     if request.tune:
-        return Plan(spec, columns, Tuning(), _searches(columns))
-    if request.tuning is not None:
-        return Plan(spec, columns, Tuning.load(Path(request.tuning)))
-    own_file = request.folder / TUNING_FILE
-    found = Tuning.load(own_file) if own_file.is_file() else Tuning.packaged()
-    return Plan(spec, columns, found)
+        return Plan(spec, columns, Tuning(), _searches(columns, request.trial_epochs))
+    own = request.folder / TUNING_FILE
+    path = request.tuning or (own if own.is_file() else PACKAGED_TUNING)
+    return Plan(spec, columns, Tuning.load(Path(path)))
 
 
 def fixed_layers(backbone: str, live: bool) -> int:
@@ -180,14 +164,16 @@ def fixed_layers(backbone: str, live: bool) -> int:
     return backbones.early_layers(backbone) if live else 0
 
 
-def _searches(columns: Sequence[Column]) -> list[Search]:
+def _searches(columns: Sequence[Column], epochs: int | None) -> list[Search]:
     """One search per bench and search space, for the rows of all parts."""
     found: dict[tuple[Bench, str], Search] = {}
     for column in columns:
+        settings = column.settings
+        if epochs is not None:
+            settings = dataclasses.replace(settings, epochs=epochs)
         for row in column.part.rows:
-            if column.bench is not None and row.space in SPACES:
-                bits = column.part.tuning_bits
-                search = Search(row.space, column.bench, column.trial_settings, bits)
+            if not column.missing and row.space in SPACES:
+                search = Search(row, column.bench, settings, column.part.tuning_bits)
                 found.setdefault((column.bench, row.space), search)
     return list(found.values())
 
@@ -209,18 +195,15 @@ def _reduced(spec: Spec, only: Sequence[str]) -> list[Part]:
     parts = []
     for part in spec.parts:
         kept = [n for n, bits in enumerate(part.bits) if not lengths or bits in lengths]
-        reduced = Part(
-            tuple(source for source in part.sources if not data or source.data in data),
-            tuple(part.bits[n] for n in kept),
-            tuple(
+        rows = [row for row in part.rows if not names or names & _names(row)]
+        sources = tuple(source for source in part.sources if not data or source.data in data)
+        if kept and rows and sources:
+            bits = tuple(part.bits[n] for n in kept)
+            rows = tuple(
                 dataclasses.replace(row, paper=tuple(row.paper[n] for n in kept if row.paper))
-                for row in part.rows
-                if not names or names & _names(row)
-            ),
-            part.tuning_bits,
-        )
-        if reduced.sources and reduced.bits and reduced.rows:
-            parts.append(reduced)
+                for row in rows
+            )
+            parts.append(Part(sources, bits, rows, part.tuning_bits))
     if not parts:
         raise UsageError(f"nothing of {spec.name} is left with --only {','.join(only)}")
     return parts

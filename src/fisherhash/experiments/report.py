@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -12,12 +13,6 @@ from typing import Any
 from fisherhash.experiments.standing import WITHIN, Score, Standing
 from fisherhash.experiments.tables import Table, TableCell, counted
 
-PLOT_STYLE = 'style="max-width:100%;height:auto;background:white;border-radius:12px"'
-TABLE_STYLE = (
-    "<style>.numbers td,.numbers th{padding:5px 16px 5px 0;vertical-align:top;"
-    "font-variant-numeric:tabular-nums}.numbers tbody tr{border-top:1px solid var(--line)}"
-    ".numbers tbody th{white-space:nowrap}</style>"
-)
 CAPTIONS = {
     "separable": "Separable before quantisation, but not after it",
     "margin-loss": "The pairwise loss with a margin",
@@ -26,6 +21,11 @@ CAPTIONS = {
     "margin": "Sensitivity to the margin",
     "pr-curves": "Precision and recall of all methods",
 }
+TUNING_INTRO = (
+    "Every row had the same number of trials, or fewer where all its first ones failed, at one "
+    "code length and one seed, measured on a held-out fifth of the training images. The queries "
+    "were not used."
+)
 
 
 @dataclass(frozen=True)
@@ -77,33 +77,27 @@ def html_page(results: Mapping[str, Any], figures: Sequence[Path] = ()) -> str:
     """Render one self-contained page, with SVG files as figures."""
     from fisherhash.pages import html as pages
 
-    blocks = []
+    blocks = [f"<h1>{escape(results['title'])}</h1>"]
+    blocks += [f"<p>{escape(note)}</p>" for note in results["notes"]]
     for number, part in enumerate(results["parts"]):
         one = part_report(results, part)
         said = "".join(f"<li>{escape(sentence)}</li>" for sentence in one.verdicts)
-        body = (
-            one.table.html()
-            + (f"<ul>{said}</ul>" if said else "")
-            + f"<details><summary>What ties can change</summary>{one.ties.html()}</details>"
-        )
+        ties = f"<details><summary>What ties can change</summary>{one.ties.html()}</details>"
+        body = one.table.html() + (f"<ul>{said}</ul>" if said else "") + ties
         blocks.append(pages.section(one.title, body, name=f"part{number}", intro=one.intro))
     for path in figures:
-        blocks.append(pages.section(CAPTIONS.get(path.stem, path.stem), _img(path), name=path.stem))
+        # As an image, so that the page's style does not reach into it.
+        data, title = base64.b64encode(path.read_bytes()).decode(), CAPTIONS[path.stem]
+        image = f'<img class="plot" src="data:image/svg+xml;base64,{data}" alt="{escape(title)}">'
+        blocks.append(pages.section(title, image, name=path.stem))
     tuning = "".join(
         f"<h3>{escape(slug)}</h3>{_tuning_table(found).html()}"
         for slug, found in results["tuning"].items()
     )
     if tuning:
-        intro = (
-            "Every row had the same number of trials, or fewer where all its first ones failed, at "
-            "one code length and one seed, measured on a held-out fifth of the training images. "
-            "The queries were not used."
-        )
         title = "How the hyper-parameters were chosen"
-        blocks.append(pages.section(title, tuning, name="tuning", intro=intro))
-    notes = "".join(f"<p>{escape(note)}</p>" for note in results["notes"])
-    body = f"{TABLE_STYLE}<h1>{escape(results['title'])}</h1>\n{notes}\n" + "\n".join(blocks)
-    return pages.page(results["title"], body, description=results["title"])
+        blocks.append(pages.section(title, tuning, name="tuning", intro=TUNING_INTRO))
+    return pages.page(results["title"], "\n".join(blocks), description=results["title"])
 
 
 def _intro(part: Mapping[str, Any]) -> str:
@@ -179,9 +173,8 @@ def _ties_table(part: Mapping[str, Any], standing: Standing) -> Table:
     def cell(score: Score) -> str:
         if not score.values:
             return _nothing(score)
-        bounds = "no bounds"
-        if score.lower is not None and score.upper is not None:
-            bounds = f"{score.lower:.3f} to {score.upper:.3f}"
+        none = score.lower is None or score.upper is None
+        bounds = "no bounds" if none else f"{score.lower:.3f} to {score.upper:.3f}"
         return f"{bounds}; database order {score.stable:.3f}"
 
     rows = [
@@ -197,18 +190,11 @@ def _tuning_table(found: Mapping[str, Any]) -> Table:
     rows = []
     for name, entry in found["rows"].items():
         values = [trial["validation_map"] for trial in entry["trials"]]
-        best = max((value for value in values if value is not None), default=None)
+        best = max((value for value in values if value is not None), default=math.nan)
         cells: list[TableCell | str] = [name]
         for trial, value in zip(entry["trials"], values, strict=True):
             changes = ", ".join(f"{k} {v}" for k, v in trial.items() if k != "validation_map")
             text = f"{changes}: {'failed' if value is None else f'{value:.3f}'}"
-            cells.append(TableCell("", text) if value is not None and value == best else text)
+            cells.append(TableCell("", text) if value == best else text)
         rows.append(cells + [""] * (most + 1 - len(cells)))
     return Table([f"{found['bits']} bits", *(f"trial {n + 1}" for n in range(most))], rows)
-
-
-def _img(path: Path) -> str:
-    """A figure as an image, so that the page's style does not reach into it."""
-    data = base64.b64encode(path.read_bytes()).decode()
-    alt = escape(CAPTIONS.get(path.stem, path.stem))
-    return f'<img class="plot" src="data:image/svg+xml;base64,{data}" alt="{alt}" {PLOT_STYLE}>'

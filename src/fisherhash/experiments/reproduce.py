@@ -5,10 +5,12 @@ Needs torch, numpy, Pillow and safetensors only, so that it runs on a bare machi
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -20,21 +22,23 @@ from typing import Any
 
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.experiments import report
-from fisherhash.experiments.collecting import collect, dump_results
+from fisherhash.experiments.collecting import collect
 from fisherhash.experiments.planning import Column, Plan, make_plan
-from fisherhash.experiments.request import Request
+from fisherhash.experiments.request import Request, say_line
 from fisherhash.experiments.runner import Runner
-from fisherhash.experiments.tables import counted
+from fisherhash.experiments.tables import counted, dump_results
 from fisherhash.experiments.tuning import TUNING_FILE, tune
 from fisherhash.system import storage
 from fisherhash.system.cache import DATA_VARIABLE
 from fisherhash.system.cores import available_cores
+from fisherhash.system.devices import choose_device
 
 logger = logging.getLogger(__name__)
 
 _BOOT = (
-    "import json, sys; call = json.loads(sys.stdin.readline()); sys.path[:] = call['path']; "
-    "from fisherhash.experiments.reproduce import work; sys.exit(work(call))"
+    "import json, sys; call = json.loads(sys.argv[1]); sys.path[:] = call['path']; "
+    "from fisherhash.experiments.request import exit_code; "
+    "from fisherhash.experiments.reproduce import work; sys.exit(exit_code(lambda: work(call)))"
 )
 
 
@@ -72,7 +76,7 @@ def reproduce(request: Request, *, say: Callable[[str], None] = logger.info) -> 
         raise UsageError(f"{folder} is a file; choose another --out")
     stop_at = None if request.minutes is None else time.time() + 60 * request.minutes
     plan = make_plan(request)
-    runner = Runner(folder, device=request.device, stop_at=stop_at, say=say)
+    runner = Runner(folder, device=choose_device(request.device), stop_at=stop_at, say=say)
     runner.jobs = request.jobs or _usual_jobs(plan, runner)
     for column in plan.columns:
         say(_describe(column))
@@ -96,8 +100,8 @@ def reproduce(request: Request, *, say: Callable[[str], None] = logger.info) -> 
         plan.learn(runner)
     if plan.searches:
         plan.tuning.save(folder / TUNING_FILE)
-    results = collect(plan, runner)
-    return publish(results, plan, runner, draw(results, plan, runner))
+    name = plan.spec.name
+    return publish(plan, runner, collect(plan, runner), page=name, data=name)
 
 
 def carry_out(plan: Plan, runner: Runner) -> None:
@@ -114,74 +118,52 @@ def carry_out(plan: Plan, runner: Runner) -> None:
 
 
 def publish(
-    results: dict[str, Any],
-    plan: Plan,
-    runner: Runner,
-    figures: list[Path] | None = None,
-    *,
-    page: str = "",
-    data: str = "",
+    plan: Plan, runner: Runner, results: dict[str, Any], *, page: str, data: str
 ) -> Outcome:
     """Write a table as JSON, Markdown and HTML, and report what is left of its runs.
 
     Args:
-        results: the content of the table.
         plan: the grid it came from.
         runner: knows what is left, and the folder.
-        figures: SVG files for the page.
-        page: name of the Markdown and HTML files without ending; by default the table's name.
-        data: name of the JSON file without ending; by default the table's name.
+        results: the content of the table.
+        page: name of the Markdown and HTML files without ending.
+        data: name of the JSON file without ending.
     """
+    figures = _draw(results, plan, runner)
     runner.close()
-    name = plan.spec.name
     contents = {
-        f"{data or name}.json": dump_results(results),
-        f"{page or name}.md": report.markdown(results),
-        f"{page or name}.html": report.html_page(results, figures or ()),
+        f"{data}.json": dump_results(results),
+        f"{page}.md": report.markdown(results),
+        f"{page}.html": report.html_page(results, figures),
     }
-    storage.write_files(
-        runner.folder, {file: storage.write_text(text) for file, text in contents.items()}
-    )
+    storage.write_files(runner.folder, contents)
     left = runner.left(plan.all_cells(runner))
-    failures = {
-        f"{cell.title} {cell.bits} bits, seed {cell.seed}": runner.failure(cell) for cell in left
+    failed = {
+        cell.full_title: failure["error"] for cell in left if (failure := runner.failure(cell))
     }
-    failed = {title: failure["error"] for title, failure in failures.items() if failure}
-    return Outcome(results, len(left), failed, runner.folder / f"{page or name}.html")
+    return Outcome(results, len(left), failed, runner.folder / f"{page}.html")
 
 
-def draw(results: Mapping[str, Any], plan: Plan, runner: Runner) -> list[Path]:
+def _draw(results: Mapping[str, Any], plan: Plan, runner: Runner) -> list[Path]:
     """Draw the figures; a table has none, and without matplotlib there are none."""
-    if plan.spec.kind != "figures":
-        return []
-    from fisherhash.experiments import figures
+    if plan.spec.kind == "figures":
+        from fisherhash.experiments import figures
 
-    try:
-        return figures.draw_all(results, plan.benches, runner)
-    except FisherhashError as error:
-        runner.say(f"no figures: {error}")
-        return []
+        try:
+            return figures.draw_all(results, plan.benches, runner)
+        except FisherhashError as error:
+            runner.say(f"no figures: {error}")
+    return []
 
 
-def work(call: Mapping[str, Any]) -> int:
+def work(call: Mapping[str, Any]) -> None:
     """Share the work of another process; ends when that one does."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process says it and ends this one
     threading.Thread(target=_end_with_parent, daemon=True).start()
     request = Request(**call["request"])
-    runner = Runner(request.folder, device=request.device, say=_say, **call["runner"])
-    try:
-        carry_out(make_plan(request), runner)
-    except FisherhashError as error:
-        _say(f"fisherhash: {error}")
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    return 0
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")  # in one piece: other processes write there too
-    sys.stderr.flush()
+    device = choose_device(request.device)
+    runner = Runner(request.folder, device=device, say=say_line, **call["runner"])
+    carry_out(make_plan(request), runner)
 
 
 def _end_with_parent() -> None:
@@ -198,28 +180,17 @@ def _share(request: Request, runner: Runner) -> None:
     }
     threads = max(1, available_cores() // runner.jobs)
     environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **os.environ}
-    processes: list[subprocess.Popen[str]] = []
-    try:
-        for _ in range(runner.jobs):
-            process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT], stdin=subprocess.PIPE, text=True, env=environment
-            )
-            processes.append(process)
-            if process.stdin is not None:
-                process.stdin.write(json.dumps(call) + "\n")
-                process.stdin.flush()
+    command = [sys.executable, "-c", _BOOT, json.dumps(call)]
+    # A process ends when its input is closed: at the end of this block, or with this process.
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, env=environment))
+            for _ in range(runner.jobs)
+        ]
         codes = [process.wait() for process in processes]
-    finally:
-        for process in processes:
-            if process.stdin is not None:
-                process.stdin.close()
-            if process.poll() is None:
-                process.terminate()
-                process.wait()
     if any(code == UsageError.exit_code for code in codes):
         raise UsageError("the request is wrong; see the message above")
-    ended = sum(code != 0 for code in codes)
-    if ended:
+    if ended := sum(code != 0 for code in codes):
         runner.say(f"{ended} of {len(codes)} processes ended early; the same command continues")
 
 
@@ -231,7 +202,7 @@ def _usual_jobs(plan: Plan, runner: Runner) -> int:
 
 def _describe(column: Column) -> str:
     part, bench = column.part, column.bench
-    if bench is None or column.source is None:
+    if column.missing:
         names = " nor ".join(source.data for source in part.sources)
         return f"{part.sources[0].title}: not run, there is no {names} on this machine"
     way = "the network is trained" if bench.finetune else "frozen features"

@@ -6,12 +6,14 @@ A bare machine has argparse only, and ``--help`` must be quick: no torch here.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-from fisherhash.errors import UsageError
+from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.system.options import Range, options_of, unknown_option
 from fisherhash.training.settings import NetworkOptions, parse_settings
 
@@ -108,6 +110,26 @@ def parse_request(words: Sequence[str], *, command: str) -> tuple[Request, bool]
     as_json = values.pop("json", False)
     values["settings"] = parse_settings(values.get("settings", []))
     return Request(**values), as_json
+
+
+def exit_code(task: Callable[[], object]) -> int:
+    """Carry out a task with its log on stderr; returns the exit code of its process."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    try:
+        task()
+    except FisherhashError as error:
+        say_line(f"fisherhash: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        say_line("fisherhash: interrupted; the same command continues where it stopped")
+        return 130
+    return 0
+
+
+def say_line(line: str) -> None:
+    """Write a line to stderr, in one piece: other processes write there too."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 class _Parser(argparse.ArgumentParser):

@@ -7,7 +7,10 @@ import gc
 import logging
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from fisherhash.experiments.claims import Claims
 from fisherhash.experiments.tables import counted
 from fisherhash.model.hasher import versions
 from fisherhash.system import storage
-from fisherhash.system.devices import choose_device, device_name
+from fisherhash.system.devices import device_name
 from fisherhash.training.fitting import fit
 
 logger = logging.getLogger(__name__)
@@ -60,44 +63,38 @@ def _run_cell(cell: Cell, stage: OpenBench) -> dict[str, Any]:
     return row
 
 
+@dataclass
 class Runner:
     """Runs the cells whose result is not in a folder yet; several processes may share the folder.
 
-    Args:
+    Attributes:
         folder: stores the results.
-        device: where the runs compute; None for CUDA where there is one.
+        device: where the runs compute.
         stop_at: the time (of ``time.time``) after which no run starts.
         token: identifies this call, so that it does not retry what failed in it.
         jobs: number of processes that share the folder, for the estimates.
         say: receives one line per run.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        device: str | None = None,
-        stop_at: float | None = None,
-        token: str | None = None,
-        jobs: int = 1,
-        say: Callable[[str], None] = logger.info,
-    ) -> None:
-        self.folder = folder
-        self.device = choose_device(device)
-        self.stop_at = stop_at
-        self.token = token or f"{time.time_ns()}"
-        self.jobs = jobs
-        self.say = say
-        self._stage: tuple[Bench, OpenBench] | None = None
-        self._paces: list[float] = []
+    folder: Path
+    _: KW_ONLY
+    device: torch.device
+    stop_at: float | None = None
+    token: str = field(default_factory=lambda: f"{time.time_ns()}")
+    jobs: int = 1
+    say: Callable[[str], None] = logger.info
+    _stage: tuple[Bench, OpenBench] | None = field(default=None, init=False)
+    _paces: list[float] = field(default_factory=list, init=False)
 
     def row(self, cell: Cell) -> dict[str, Any] | None:
         """Return the finished run of a cell, or None."""
-        return _read(self.folder / cell.file)
+        path = self.folder / cell.file
+        return storage.read_json(path) if path.is_file() else None
 
     def failure(self, cell: Cell) -> dict[str, Any] | None:
         """Return what a cell's last attempt failed with, or None."""
-        return _read(self._failed_path(cell))
+        path = self._failed_path(cell)
+        return storage.read_json(path) if path.is_file() else None
 
     def ended(self, cell: Cell) -> bool:
         """Return whether a cell has a result, or failed at its last attempt."""
@@ -125,25 +122,18 @@ class Runner:
         A failed run is recorded, and the next call retries it. A usage error is raised: it would
         be wrong for every other cell too.
         """
-        claims = Claims(self.folder / "lock")
         numbers = {cell.file: number for number, cell in enumerate(cells, 1)}
-        try:
-            while not self.late:
-                todo = [cell for cell in cells if self._is_open(cell)]
-                if not todo:
-                    break
+        with closing(Claims(self.folder / "lock")) as claims:
+            while not self.late and (todo := [cell for cell in cells if self._is_open(cell)]):
                 worked = False
                 for cell in todo:
                     with claims.claim(cell.file) as ours:
                         # Another process may have ended it since the list was made.
                         if ours and not self.late and self._is_open(cell):
-                            prefix = f"[{numbers[cell.file]}/{len(cells)}]"
-                            self._attempt(cell, prefix, cells)
+                            self._attempt(cell, f"[{numbers[cell.file]}/{len(cells)}]", cells)
                             worked = True
                 if not worked:
                     time.sleep(POLL_SECONDS)
-        finally:
-            claims.close()
 
     def estimate(self, cells: Sequence[Cell]) -> str:
         """Return one sentence: how many runs are left, and about how long they take."""
@@ -174,18 +164,12 @@ class Runner:
         """Refuse results of other images, splits or weights under the same names."""
         for kind in ("runs", "trials"):
             for path in sorted((self.folder / kind / bench.slug).glob("*.json"))[:1]:
-                row = storage.read_json(path)
                 # Of a split the checksum: the wording of its notes may change between versions.
                 found, now = (
                     {**one, "protocol": (one.get("protocol") or {}).get("checksum")}
-                    for one in (row, stage.identity)
+                    for one in (storage.read_json(path), stage.identity)
                 )
-                differ = [key for key in stage.identity if found.get(key) != now[key]]
-                if differ:
-                    raise UsageError(
-                        f"{path.parent} holds runs with different {', '.join(differ)}; choose "
-                        "another --out"
-                    )
+                check_same(found, now, f"{path.parent} holds runs")
 
     def close(self) -> None:
         """Release the open bench."""
@@ -195,14 +179,10 @@ class Runner:
             torch.cuda.empty_cache()
 
     def _attempt(self, cell: Cell, prefix: str, cells: Sequence[Cell]) -> None:
-        what = f"{prefix} {cell.title} {cell.bits} bits, seed {cell.seed}"
+        what = f"{prefix} {cell.full_title}"
         began = time.perf_counter()
-        row: dict[str, Any] = {
-            "method": cell.method,
-            "bits": cell.bits,
-            "seed": cell.seed,
-            "config": cell.config,
-        }
+        row: dict[str, Any] = {"method": cell.method, "bits": cell.bits, "seed": cell.seed}
+        row["config"] = cell.config
         try:
             stage = self.stage(cell.bench)
             row |= stage.identity
@@ -215,7 +195,7 @@ class Runner:
             reason = " ".join(f"{error}".split()) or type(error).__name__
             if cell.measured or not isinstance(error, FisherhashError):
                 failure = {"config": row["config"], "error": reason, "token": self.token}
-                _write(self._failed_path(cell), failure)
+                write_json(self._failed_path(cell), failure)
                 self.say(f"{what}: FAILED: {reason}")
                 if not isinstance(error, FisherhashError):
                     logger.exception("%s", what)
@@ -226,7 +206,7 @@ class Runner:
         total = time.perf_counter() - began
         row["seconds"] = row.get("seconds", {}) | {"total": round(total, 3)}
         row |= {"device": device_name(self.device), "jobs": self.jobs, "versions": versions()}
-        _write(self.folder / cell.file, row)
+        write_json(self.folder / cell.file, row)
         self._failed_path(cell).unlink(missing_ok=True)
         self._paces.append(total)
         left = len(self.left(cells))
@@ -243,31 +223,37 @@ class Runner:
 
     def _paces_of(self, cells: Sequence[Cell]) -> dict[tuple[str, str], float]:
         """Return mean seconds of finished runs on this device, by bench and method."""
-        found: dict[tuple[str, str], list[float]] = {}
+        found: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
         for cell in cells:
             row = self.row(cell)
             if row is not None and row.get("device") == device_name(self.device):
-                paces = found.setdefault((cell.bench.slug, cell.method), [])
-                paces.append(row["seconds"]["total"])
+                found[cell.bench.slug, cell.method].append(row["seconds"]["total"])
         return {key: statistics.mean(paces) for key, paces in found.items()}
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    return storage.read_json(path) if path.is_file() else None
+def check_same(found: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
+    """Refuse to continue what was made with other values under the same names.
+
+    Args:
+        found: what the folder holds.
+        now: what it would have to hold.
+        what: the beginning of the message: the folder and its content.
+    """
+    if differ := [key for key in now if found.get(key) != now[key]]:
+        raise UsageError(f"{what} with different {', '.join(differ)}; choose another --out")
 
 
-def _write(path: Path, value: dict[str, Any]) -> None:
-    storage.write_files(path.parent, {path.name: storage.write_text(storage.dump_json(value))})
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file, complete or not at all."""
+    storage.write_files(path.parent, {path.name: storage.dump_json(value)})
 
 
 def _result(row: dict[str, Any]) -> str:
-    for key in ("not_defined", "gave_up"):
-        if key in row:
-            return row[key]
     if "evaluation" in row:
         return f"mAP {row['evaluation']['map']:.4f}"
     value = row.get("validation_map")
-    return "trained" if value is None else f"validation mAP {value:.4f}"
+    trained = "trained" if value is None else f"validation mAP {value:.4f}"
+    return row.get("not_defined") or row.get("gave_up") or trained
 
 
 def _duration(seconds: float) -> str:

@@ -8,29 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 from fisherhash.errors import unknown_name
 
 Options = Mapping[str, Any]
-NONE: Options = MappingProxyType({})
 
-# DFH with some of its parts. Each is tuned separately: what suits all of them may ruin one.
-ABLATIONS = {
-    "pair": "dfh-p",
-    "pair,margin": "dfh-pm",
-    "pair,margin,intra": "dfh-pmi",
-    "intra,inter": "dfh-c",
-    "pair,intra,inter": "dfh-pc",
-    "pair,margin,intra,inter": "dfh-paper",
-}
-# Search spaces beyond one per method: the method, and the options the space starts from.
-# DFH (ours) extends the paper within its ideas, and has its own row.
-BASES: dict[str, tuple[str, Options]] = {
-    **{name: ("dfh", {"parts": parts}) for parts, name in ABLATIONS.items()},
-    "dfh-paper": ("dfh", NONE),  # all parts: the default
-    "dfh-ours": ("dfh", {"initial_centers": "graded", "positive_weight": 0.0}),
+# Search spaces that start from other options than the method's defaults. The parts of DFH are tuned
+# separately: what suits all of them may ruin one. DFH (ours) extends the paper within its ideas.
+BASES: dict[str, Options] = {
+    "dfh-p": {"parts": "pair"},
+    "dfh-pm": {"parts": "pair,margin"},
+    "dfh-pmi": {"parts": "pair,margin,intra"},
+    "dfh-c": {"parts": "intra,inter"},
+    "dfh-pc": {"parts": "pair,intra,inter"},
+    "dfh-ours": {"initial_centers": "graded", "positive_weight": 0.0},
 }
 
 
@@ -78,6 +70,11 @@ class Row:
     def space(self) -> str:
         """The name of its search space, under which its winner is stored."""
         return self.tuned_as or self.method
+
+    @property
+    def base(self) -> Options:
+        """The options that search space starts from."""
+        return BASES.get(self.space, {})
 
 
 @dataclass(frozen=True)
@@ -130,32 +127,71 @@ IMAGENET100 = (
 )
 
 
-def _dfh(paper: tuple[float | None, ...] = (), *, real_queries: bool = False) -> tuple[Row, Row]:
-    return (
-        Row("DFH (paper)", "dfh", tuned_as="dfh-paper", paper=paper),
-        Row("DFH (ours)", "dfh", tuned_as="dfh-ours", paper=paper, real_queries=real_queries),
-    )
+def _dfh(name: str, space: str, *paper: float, real_queries: bool = False) -> Row:
+    """Return a row of DFH, or of some of its parts, tuned in a search space of its own."""
+    return Row(name, "dfh", tuned_as=f"dfh-{space}", paper=paper, real_queries=real_queries)
 
 
-def _ablation(name: str, parts: str, paper: tuple[float | None, ...] = ()) -> Row:
-    """Return a row of the paper's method with some of its parts."""
-    return Row(name, "dfh", tuned_as=ABLATIONS[parts], paper=paper)
+def _both(*paper: float, real_queries: bool = False) -> tuple[Row, Row]:
+    """Return DFH as in the paper, and as extended here."""
+    ours = _dfh("DFH (ours)", "ours", *paper, real_queries=real_queries)
+    return _dfh("DFH (paper)", "paper", *paper), ours
 
 
-def _table1(paper: tuple[tuple[float, ...], ...]) -> tuple[Row, ...]:
-    return (
-        _ablation("pair", "pair,margin", paper[0]),
-        _ablation("pair + intra", "pair,margin,intra", paper[1]),
-        _ablation("pair + intra + inter (DFH)", "pair,margin,intra,inter", paper[2]),
-    )
+BITS = (12, 24, 32, 48)
+IMAGENET_BITS = (16, 32, 48, 64)
 
-
+TABLE1_CIFAR10 = (
+    _dfh("pair", "pm", 0.730, 0.787),
+    _dfh("pair + intra", "pmi", 0.746, 0.802),
+    _dfh("pair + intra + inter (DFH)", "paper", 0.772, 0.809),
+)
+TABLE1_IMAGENET100 = (
+    _dfh("pair", "pm", 0.431, 0.572),
+    _dfh("pair + intra", "pmi", 0.543, 0.696),
+    _dfh("pair + intra + inter (DFH)", "paper", 0.576, 0.726),
+)
+TABLE2_CIFAR10 = (
+    *_both(0.803, 0.825, 0.831, 0.844, real_queries=True),
+    Row("DSDH", "dsdh", paper=(0.740, 0.786, 0.801, 0.820)),
+    Row("Greedy Hash", "greedyhash", paper=(0.774, 0.795, 0.810, 0.822)),
+    Row("DPSH", "dpsh", paper=(0.713, 0.727, 0.744, 0.757)),
+    Row("DQN", "dqn", paper=(0.554, 0.558, 0.564, 0.580)),
+    Row("DTSH", "dtsh", paper=(0.710, 0.750, 0.765, 0.774)),
+    Row("NINH", "ninh", paper=(0.552, 0.566, 0.558, 0.581)),
+    Row("CNNH", "cnnh", paper=(0.439, 0.511, 0.509, 0.522)),
+)
+TABLE2_NUS_WIDE = (
+    *_both(0.795, 0.823, 0.833, 0.842, real_queries=True),
+    Row("DSDH", "dsdh", paper=(0.776, 0.808, 0.820, 0.829)),
+    Row("DPSH", "dpsh", paper=(0.752, 0.790, 0.794, 0.812)),
+    Row("DQN", "dqn", paper=(0.768, 0.776, 0.783, 0.792)),
+    Row("DTSH", "dtsh", paper=(0.773, 0.808, 0.812, 0.824)),
+    Row("NINH", "ninh", paper=(0.674, 0.697, 0.713, 0.715)),
+    Row("CNNH", "cnnh", paper=(0.611, 0.618, 0.625, 0.608)),
+)
+TABLE3_ROWS = (
+    *_both(0.590, 0.697, 0.726, 0.747),
+    Row("Greedy Hash", "greedyhash", paper=(0.625, 0.662, 0.682, 0.688)),
+    Row("HashNet", "hashnet", paper=(0.506, 0.630, 0.663, 0.683)),
+    Row("DHN", "dhn", paper=(0.311, 0.472, 0.542, 0.573)),
+    Row("NINH", "ninh", paper=(0.290, 0.461, 0.530, 0.565)),
+    Row("CNNH", "cnnh", paper=(0.281, 0.450, 0.525, 0.554)),
+)
+LARGE_ROWS = (
+    *_both(),
+    Row("DSDH", "dsdh"),
+    Row("Greedy Hash", "greedyhash", paper=(None, None, None, 0.944)),
+    Row("DTSH", "dtsh", paper=(0.916, 0.924, 0.927, 0.934)),
+    Row("DPSH", "dpsh", paper=(0.908, 0.909, 0.917, 0.932)),
+    Row("MIHash", "mihash", paper=(0.922, 0.931, 0.940, 0.942)),
+)
 MODULES = (
-    _ablation("P", "pair"),
-    _ablation("C", "intra,inter"),
-    _ablation("P+C", "pair,intra,inter"),
-    _ablation("P+M", "pair,margin"),
-    _ablation("P+M+C", "pair,margin,intra,inter"),
+    _dfh("P", "p"),
+    _dfh("C", "c"),
+    _dfh("P+C", "pc"),
+    _dfh("P+M", "pm"),
+    _dfh("P+M+C", "paper"),
 )
 MARGIN_ROWS = tuple(
     Row(f"m = {m:g}", "dfh", {"margin": m}, tuned_as="dfh-paper") for m in (0, 0.5, 1, 1.5, 2, 3)
@@ -165,86 +201,23 @@ TABLE1 = Spec(
     "table1",
     "Table 1: the parts of the quantised centre module",
     (
-        Part(CIFAR10, (12, 24), _table1(((0.730, 0.787), (0.746, 0.802), (0.772, 0.809))), 24),
-        Part(IMAGENET100, (16, 48), _table1(((0.431, 0.572), (0.543, 0.696), (0.576, 0.726))), 32),
+        Part(CIFAR10, (12, 24), TABLE1_CIFAR10, 24),
+        Part(IMAGENET100, (16, 48), TABLE1_IMAGENET100, 32),
     ),
 )
-
 TABLE2 = Spec(
     "table2",
     "Table 2: CIFAR-10 and NUS-WIDE, small-data setting",
-    (
-        Part(
-            CIFAR10,
-            (12, 24, 32, 48),
-            (
-                *_dfh((0.803, 0.825, 0.831, 0.844), real_queries=True),
-                Row("DSDH", "dsdh", paper=(0.740, 0.786, 0.801, 0.820)),
-                Row("Greedy Hash", "greedyhash", paper=(0.774, 0.795, 0.810, 0.822)),
-                Row("DPSH", "dpsh", paper=(0.713, 0.727, 0.744, 0.757)),
-                Row("DQN", "dqn", paper=(0.554, 0.558, 0.564, 0.580)),
-                Row("DTSH", "dtsh", paper=(0.710, 0.750, 0.765, 0.774)),
-                Row("NINH", "ninh", paper=(0.552, 0.566, 0.558, 0.581)),
-                Row("CNNH", "cnnh", paper=(0.439, 0.511, 0.509, 0.522)),
-            ),
-            24,
-        ),
-        Part(
-            NUS_WIDE,
-            (12, 24, 32, 48),
-            (
-                *_dfh((0.795, 0.823, 0.833, 0.842), real_queries=True),
-                Row("DSDH", "dsdh", paper=(0.776, 0.808, 0.820, 0.829)),
-                Row("DPSH", "dpsh", paper=(0.752, 0.790, 0.794, 0.812)),
-                Row("DQN", "dqn", paper=(0.768, 0.776, 0.783, 0.792)),
-                Row("DTSH", "dtsh", paper=(0.773, 0.808, 0.812, 0.824)),
-                Row("NINH", "ninh", paper=(0.674, 0.697, 0.713, 0.715)),
-                Row("CNNH", "cnnh", paper=(0.611, 0.618, 0.625, 0.608)),
-            ),
-            24,
-        ),
-    ),
+    (Part(CIFAR10, BITS, TABLE2_CIFAR10, 24), Part(NUS_WIDE, BITS, TABLE2_NUS_WIDE, 24)),
     notes=("The paper has no numbers of Greedy Hash for NUS-WIDE, so it is not run there.",),
 )
-
 TABLE3 = Spec(
-    "table3",
-    "Table 3: ImageNet100",
-    (
-        Part(
-            IMAGENET100,
-            (16, 32, 48, 64),
-            (
-                *_dfh((0.590, 0.697, 0.726, 0.747)),
-                Row("Greedy Hash", "greedyhash", paper=(0.625, 0.662, 0.682, 0.688)),
-                Row("HashNet", "hashnet", paper=(0.506, 0.630, 0.663, 0.683)),
-                Row("DHN", "dhn", paper=(0.311, 0.472, 0.542, 0.573)),
-                Row("NINH", "ninh", paper=(0.290, 0.461, 0.530, 0.565)),
-                Row("CNNH", "cnnh", paper=(0.281, 0.450, 0.525, 0.554)),
-            ),
-            32,
-        ),
-    ),
+    "table3", "Table 3: ImageNet100", (Part(IMAGENET100, IMAGENET_BITS, TABLE3_ROWS, 32),)
 )
-
 LARGE = Spec(
     "large",
     "CIFAR-10, large-data setting (50,000 images to train)",
-    (
-        Part(
-            CIFAR10_LARGE,
-            (16, 24, 32, 48),
-            (
-                *_dfh(),
-                Row("DSDH", "dsdh"),
-                Row("Greedy Hash", "greedyhash", paper=(None, None, None, 0.944)),
-                Row("DTSH", "dtsh", paper=(0.916, 0.924, 0.927, 0.934)),
-                Row("DPSH", "dpsh", paper=(0.908, 0.909, 0.917, 0.932)),
-                Row("MIHash", "mihash", paper=(0.922, 0.931, 0.940, 0.942)),
-            ),
-            24,
-        ),
-    ),
+    (Part(CIFAR10_LARGE, (16, 24, 32, 48), LARGE_ROWS, 24),),
     of="published",
     notes=(
         "The paper names this setting but prints no numbers. The numbers beside ours: Greedy Hash "
@@ -252,20 +225,18 @@ LARGE = Spec(
     ),
 )
 
+MODULE_PARTS = (
+    Part(CIFAR10, BITS, MODULES, 24),
+    Part(IMAGENET100, IMAGENET_BITS, MODULES, 32),
+)
+MARGIN_PART = Part(CIFAR10, (12, 48), MARGIN_ROWS, 24)
+CURVE_PART = Part(CIFAR10, (48,), tuple(replace(r, paper=r.paper[3:]) for r in TABLE2_CIFAR10), 24)
 FIGURES = Spec(
     "figures",
     "Figures: the modules against bits, the margin, and precision-recall curves",
-    (
-        Part(CIFAR10, (12, 24, 32, 48), MODULES, 24),
-        Part(IMAGENET100, (16, 32, 48, 64), MODULES, 32),
-        Part(CIFAR10, (12, 48), MARGIN_ROWS, 24),
-        Part(
-            CIFAR10, (48,), tuple(replace(r, paper=r.paper[3:]) for r in TABLE2.parts[0].rows), 24
-        ),
-    ),
+    (*MODULE_PARTS, MARGIN_PART, CURVE_PART),
     kind="figures",
 )
-MODULE_PARTS, MARGIN_PART, CURVE_PART = FIGURES.parts[:2], FIGURES.parts[2], FIGURES.parts[3]
 
 SPECS = {spec.name: spec for spec in (TABLE1, TABLE2, TABLE3, FIGURES, LARGE)}
 

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 from fisherhash.experiments.tables import counted
@@ -21,7 +21,7 @@ class Score:
 
     Attributes:
         values: mAP per seed, expected over tie order.
-        stable: mean mAP with ties in database order.
+        stable: mean mAP with ties in database order; None where there is none.
         lower: mean of the smallest mAP that ties allow; None where there is none.
         upper: mean of the largest.
         paper: the paper's number.
@@ -31,7 +31,7 @@ class Score:
     """
 
     values: tuple[float, ...] = ()
-    stable: float = math.nan
+    stable: float | None = None
     lower: float | None = None
     upper: float | None = None
     paper: float | None = None
@@ -49,6 +49,15 @@ class Score:
         """Standard error of the mean; 0 with fewer than two seeds."""
         many = len(self.values)
         return statistics.stdev(self.values) / math.sqrt(many) if many > 1 else 0.0
+
+    @property
+    def gap_to_paper(self) -> float:
+        """Points above the paper's number; NaN where either is missing."""
+        return math.nan if self.paper is None else 100 * (self.mean - self.paper)
+
+    def near(self, other: Score) -> bool:
+        """Return whether it has several seeds and is within the error of another."""
+        return bool(self.error) and self.within_error(other)
 
     def within_error(self, other: Score) -> bool:
         """Return whether the two means differ by at most their combined standard error."""
@@ -77,21 +86,25 @@ class Standing:
         beside = {row["name"] for row in part["rows"] if row.get("real_queries_of")}
         self.rivals = {key: score for key, score in self.scores.items() if key[0] not in beside}
 
-    def best(self, bits: int, *, hamming: bool = False) -> str | None:
-        """Return the best row at a code length, of all or of those ranked by Hamming distance."""
+    def best(self, bits: int, *, hamming: bool | None = None) -> str | None:
+        """Return the best row at a code length.
+
+        Args:
+            bits: the code length.
+            hamming: True for the best of the rows that are ranked by Hamming distance, False for
+                the best of the others.
+        """
         means = {
             name: score.mean
             for (name, length), score in self.rivals.items()
-            if length == bits and score.values and (score.hamming or not hamming)
+            if length == bits and score.values and hamming in (None, score.hamming)
         }
-        return max(means, key=lambda name: means[name]) if means else None
+        return max(means, key=lambda name: means[name], default=None)
 
     def near_best(self, name: str, bits: int) -> bool:
         """Return whether a competing row of several seeds is within the error of the best."""
         score, first = self.rivals.get((name, bits)), self.best(bits)
-        if score is None or first is None:
-            return False
-        return bool(score.error) and score.within_error(self.rivals[first, bits])
+        return score is not None and first is not None and score.near(self.rivals[first, bits])
 
     def verdicts(self, target: str) -> list[str]:
         """Return sentences: is DFH best, are the paper's numbers and its order reached."""
@@ -99,11 +112,11 @@ class Standing:
         if target != "compare" and any(score.values for score in self.rivals.values()):
             order = target == "table1"
             said = [self._order(bits) for bits in self.part["bits"]] if order else self._contest()
-        for (name, bits), score in self.rivals.items():
-            if score.failed:
-                runs = counted(len(score.failed), "run")
-                said.append(f"{name}, {bits} bits: {runs} failed: {score.failed[0]}.")
-        return said
+        return said + [
+            f"{name}, {bits} bits: {counted(len(score.failed), 'run')} failed: {score.failed[0]}."
+            for (name, bits), score in self.rivals.items()
+            if score.failed
+        ]
 
     def _contest(self) -> list[str]:
         """Where DFH stands at each code length, and which rows are below the paper's numbers."""
@@ -113,26 +126,24 @@ class Standing:
         if not own or not others:
             return []
         said = [
-            self._place(best, own, others, bits)
+            self._place(own, others, bits)
             for bits in self.part["bits"]
-            if (best := self.best(bits)) and any(self.rivals[name, bits].values for name in own)
+            if any(self.rivals[name, bits].values for name in own)
         ]
         missed = [
-            f"{name} at {bits} bits ({100 * (score.mean - score.paper):+.1f} points)"
-            for name in others
-            for bits in self.part["bits"]
-            if (score := self.rivals[name, bits]).values
-            and score.paper is not None
-            and score.mean < score.paper
+            f"{name} at {bits} bits ({gap:+.1f} points)"
+            for name, bits in product(others, self.part["bits"])
+            if (gap := self.rivals[name, bits].gap_to_paper) < 0
         ]
         if missed and not self.part["stands_in"]:
             said.append(f"Below the paper's own number: {', '.join(missed)}.")
         return said
 
-    def _place(self, best: str, own: Sequence[str], others: Sequence[str], bits: int) -> str:
-        """Where the best row of DFH stands at one code length."""
+    def _place(self, own: Sequence[str], others: Sequence[str], bits: int) -> str:
+        """Where the best row of DFH stands at a code length at which one was run."""
         ran = [name for name in own if self.rivals[name, bits].values]
         top = max(ran, key=lambda name: self.rivals[name, bits].mean)
+        best = self.best(bits) or top
         score, first = self.rivals[top, bits], self.rivals[best, bits]
         if best == top:
             near = [name for name in others if self.near_best(name, bits)]
@@ -147,31 +158,23 @@ class Standing:
             text += f" ({len(score.values)} of {self.part['seeds']} seeds)"
         text += self._real_queries(top, bits)
         if score.paper is not None and not self.part["stands_in"]:
-            gap = 100 * (score.mean - score.paper)
-            text += (
-                f"; it reaches the paper's {score.paper:.3f}"
-                if gap >= 0
-                else f"; it MISSES the paper's {score.paper:.3f} by {-gap:.1f} points"
-            )
+            gap, number = score.gap_to_paper, f"the paper's {score.paper:.3f}"
+            missed = f"; it MISSES {number} by {-gap:.1f} points"
+            text += missed if gap < 0 else f"; it reaches {number}"
         return f"{bits} bits: {top} {text}."
 
     def _real_queries(self, name: str, bits: int) -> str:
         """How a row with real-valued queries compares with the best row that uses those."""
-        rivals = {
-            rival: score
-            for (rival, length), score in self.rivals.items()
-            if length == bits and score.values and not score.hamming
-        }
+        first = self.best(bits, hamming=False)
         for row in self.part["rows"]:
             score = self.scores[row["name"], bits]
-            if row.get("real_queries_of") != name or not score.values or not rivals:
-                continue
-            first = max(rivals, key=lambda rival: rivals[rival].mean)
-            gap = 100 * (score.mean - rivals[first].mean)
-            where = f"{abs(gap):.1f} points {'ahead of' if gap > 0 else 'behind'} {first}"
-            if score.error and score.within_error(rivals[first]):
-                where = f"{WITHIN} of {first}"
-            return f"; with real-valued queries, as in {first}, it has {score.mean:.3f}, {where}"
+            if row.get("real_queries_of") == name and score.values and first is not None:
+                rival = self.rivals[first, bits]
+                gap = 100 * (score.mean - rival.mean)
+                where = f"{abs(gap):.1f} points {'ahead of' if gap > 0 else 'behind'}"
+                where = f"{WITHIN} of" if score.near(rival) else where
+                said = f"as in {first}, it has {score.mean:.3f}, {where} {first}"
+                return f"; with real-valued queries, {said}"
         return ""
 
     def _order(self, bits: int) -> str:
@@ -192,12 +195,14 @@ def _score(part: Mapping[str, Any], row: Mapping[str, Any], number: int) -> Scor
     bits = part["bits"][number]
     runs = [run for run in part["runs"] if run["row"] == row["name"] and run["bits"] == bits]
     measured = [run["evaluation"] for run in runs if "evaluation" in run]
-    lower, upper, stable = (
-        _mean([one[key] for one in measured]) for key in ("map_lower", "map_upper", "map_stable")
+    stable, lower, upper = (
+        statistics.mean(values) if values and None not in values else None
+        for key in ("map_stable", "map_lower", "map_upper")
+        for values in [[one[key] for one in measured]]
     )
     return Score(
         tuple(one["map"] for one in measured),
-        math.nan if stable is None else stable,
+        stable,
         lower,
         upper,
         row["paper"][number] if row["paper"] else None,
@@ -205,9 +210,3 @@ def _score(part: Mapping[str, Any], row: Mapping[str, Any], number: int) -> Scor
         hamming=all(one.get("ranking", HAMMING_RANKING) == HAMMING_RANKING for one in measured),
         failed=tuple(run["failed"] for run in runs if "failed" in run),
     )
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    """The mean; None where a value is missing."""
-    known = [value for value in values if value is not None]
-    return statistics.mean(known) if known and len(known) == len(values) else None

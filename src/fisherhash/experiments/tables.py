@@ -1,10 +1,14 @@
-"""A table as one value, with a renderer for Markdown and one for HTML."""
+"""A table as one value, with a renderer for Markdown and one for HTML; results as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
+
+LINE_LENGTH = 110
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,24 @@ def counted(number: int, what: str) -> str:
     ('1 seed', '3 seeds')
     """
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def dump_results(results: Mapping[str, Any]) -> str:
+    """Return the results of a table or of a search as JSON: one line per run and short value."""
+    return _lines(results, "\n") + "\n"
+
+
+def _lines(value: Any, margin: str) -> str:
+    """JSON whose closing bracket follows ``margin``, a line break with its indentation."""
+    line = json.dumps(value)
+    if not isinstance(value, dict | list) or len(line) <= LINE_LENGTH or "row" in value:
+        return line
+    inner = f"{margin}  "
+    if isinstance(value, list):
+        items = [_lines(item, inner) for item in value]
+        return "[" + inner + f",{inner}".join(items) + margin + "]"
+    items = [f"{json.dumps(key)}: {_lines(item, inner)}" for key, item in value.items()]
+    return "{" + inner + f",{inner}".join(items) + margin + "}"
 
 
 def _rendered(

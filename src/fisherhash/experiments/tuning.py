@@ -14,21 +14,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib import resources
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fisherhash.errors import FisherhashError
 from fisherhash.experiments.benches import Bench, Cell
 from fisherhash.experiments.runner import Runner
-from fisherhash.experiments.specs import BASES, NONE, Options, Row
+from fisherhash.experiments.specs import Options, Row
+from fisherhash.experiments.tables import dump_results
 from fisherhash.system import storage
 from fisherhash.training.settings import Settings
 
 BUDGET, FINETUNED_BUDGET = 6, 5
 HELD_OUT = 0.2
 TUNING_FILE = "tuning.json"
+PACKAGED_TUNING = Path(__file__).parent / "tunings" / "quick.json"
+"""The winners that are part of the package."""
 
 
 @dataclass(frozen=True)
@@ -58,35 +60,38 @@ class Space:
         return own[: budget - len(self.rates(bench))]
 
 
+def _each(name: str, *values: float, **others: Any) -> tuple[Options, ...]:
+    """Return one trial per value of a setting or option, with the same others."""
+    return tuple({name: value, **others} for value in values)
+
+
 # Common learning rates; a whole network needs smaller ones than a head.
-FROZEN_RATES, LIVE_RATES = (
-    tuple({"learning_rate": value} for value in values)
-    for values in ((0.003, 0.01, 0.03, 0.1), (0.001, 0.003, 0.01))
-)
+FROZEN_RATES = _each("learning_rate", 0.003, 0.01, 0.03, 0.1)
+LIVE_RATES = _each("learning_rate", 0.001, 0.003, 0.01)
 
 
-def _rates(first: Options, second: Options) -> Space:
+def _rates(*own: Options) -> Space:
     """Return a space of the common learning rates, then two other values."""
-    return Space(FROZEN_RATES, LIVE_RATES, (first, second))
+    return Space(FROZEN_RATES, LIVE_RATES, own)
 
 
-def _scales(values: tuple[float, float, float], *own: Options) -> Space:
+def _scales(values: Sequence[float], *own: Options) -> Space:
     """Return a space of loss scales, which act as rates under SGD; such losses are pair means."""
-    trials = tuple({"loss_scale": value} for value in values)
+    trials = _each("loss_scale", *values)
     return Space(trials, trials, own)
 
 
 SPACES: dict[str, Space] = {
-    "dfh-p": _rates({"quantization": 0.03}, {"quantization": 0.3}),
+    "dfh-p": _rates(*_each("quantization", 0.03, 0.3)),
     "dfh-pm": _rates({"quantization": 0.03}, {"margin": 2.0}),
-    "dfh-pmi": _rates({"margin": 0.5}, {"margin": 2.0}),
-    "dfh-c": _rates({"inter": 0.2}, {"inter": 20.0}),
-    "dfh-pc": _rates({"quantization": 0.03}, {"quantization": 0.3}),
-    "dfh-paper": _rates({"margin": 0.5}, {"margin": 2.0}),
+    "dfh-pmi": _rates(*_each("margin", 0.5, 2.0)),
+    "dfh-c": _rates(*_each("inter", 0.2, 20.0)),
+    "dfh-pc": _rates(*_each("quantization", 0.03, 0.3)),
+    "dfh-paper": _rates(*_each("margin", 0.5, 2.0)),
     "dfh-ours": Space(
         FROZEN_RATES,
         # When the network is trained, outputs collapse and signs with them: bits are cut instead.
-        tuple({"learning_rate": rate, "width": 64, "quantization": 0.2} for rate in (0.003, 0.01)),
+        _each("learning_rate", 0.003, 0.01, width=64, quantization=0.2),
         ({"affinity": 0.2}, {"width": 24, "quantization": 0.2}),
         ({"width": 24}, {"width": 128, "quantization": 0.1}, {"cut": "outputs", "affinity": 0.2}),
     ),
@@ -96,29 +101,20 @@ SPACES: dict[str, Space] = {
         {"quantization": 0.1, "classification": 2.0},
         {"classification": 0.02},
     ),
-    "greedyhash": _rates({"quantization": 0.01}, {"quantization": 1.0}),
-    "dpsh": _scales(
-        (2.0, 5.0, 12.0), {"quantization": 0.001}, {"quantization": 0.1}, {"quantization": 1.0}
-    ),
+    "greedyhash": _rates(*_each("quantization", 0.01, 1.0)),
+    "dpsh": _scales((2.0, 5.0, 12.0), *_each("quantization", 0.001, 0.1, 1.0)),
     "dqn": _rates({"quantization": 0.001}, {"width": 128}),
     "dtsh": _rates({"margin": 0.25}, {"quantization": 0.01}),
     "ninh": _rates({"margin": 2.0}, {"threshold": 0.5}),
     # Little else to search: its targets are computed before training.
     "cnnh": Space(
-        tuple({"learning_rate": value} for value in (0.003, 0.01, 0.03, 0.06, 0.1)),
-        tuple({"learning_rate": value} for value in (0.0003, 0.001, 0.003, 0.01)),
+        _each("learning_rate", 0.003, 0.01, 0.03, 0.06, 0.1),
+        _each("learning_rate", 0.0003, 0.001, 0.003, 0.01),
         ({"sweeps": 30},),
     ),
-    "dhn": _scales(
-        (3.0, 10.0, 30.0), {"quantization": 0.01}, {"quantization": 1.0}, {"scale": 1.0}
-    ),
-    "hashnet": _scales((1.0, 3.0, 10.0), {"scale": 5.0}, {"scale": 20.0}, {"final_sharpness": 3.0}),
-    "dch": _scales((3.0, 10.0, 30.0), {"gamma": 5.0}, {"gamma": 10.0}, {"quantization": 1.0}),
-    "mihash": _scales((3.0, 10.0, 30.0), {"bins": 8}, {"sharpness": 0.5}, {"sharpness": 2.0}),
-    "orthohash": _rates({"scale": 4.0}, {"scale": 16.0}),
-    "csq": _rates({"quantization": 0.001}, {"quantization": 0.5}),
-    "dpn": _rates({"margin": 2.0}, {"margin": 4.0}),
-    "dsh": _rates({"margin": 1.0}, {"quantization": 0.1}),
+    "dhn": _scales((3.0, 10.0, 30.0), *_each("quantization", 0.01, 1.0), {"scale": 1.0}),
+    "hashnet": _scales((1.0, 3.0, 10.0), *_each("scale", 5.0, 20.0), {"final_sharpness": 3.0}),
+    "mihash": _scales((3.0, 10.0, 30.0), {"bins": 8}, *_each("sharpness", 0.5, 2.0)),
 }
 _SETTINGS = {field.name for field in dataclasses.fields(Settings)}
 
@@ -138,7 +134,9 @@ class Choice:
     tuned: bool = True
 
 
-UNTUNED = Choice(NONE, NONE, tuned=False)
+UNTUNED = Choice({}, {}, tuned=False)
+Trial = tuple[Options, Cell]
+"""What a trial changes, and its run."""
 
 
 @dataclass(frozen=True)
@@ -146,22 +144,22 @@ class Search:
     """The search for one row's hyper-parameters on one bench.
 
     Attributes:
-        name: the search space, a key of ``SPACES``.
+        row: a row whose search space is in ``SPACES``.
         bench: the images and the network.
         settings: how every trial is trained.
         bits: the code length.
     """
 
-    name: str
+    row: Row
     bench: Bench
     settings: Settings
     bits: int
 
-    def first(self) -> list[tuple[Options, Cell]]:
-        """Return the first trials: what each changes, and its run."""
-        return self._trials(SPACES[self.name].rates(self.bench))
+    def first(self) -> list[Trial]:
+        """Return the first trials."""
+        return self._trials(SPACES[self.row.space].rates(self.bench))
 
-    def second(self, runner: Runner, *, guess: bool = False) -> list[tuple[Options, Cell]]:
+    def second(self, runner: Runner, *, guess: bool = False) -> list[Trial]:
         """Return the second trials, on top of the best first one.
 
         Args:
@@ -174,46 +172,43 @@ class Search:
             best = first[0][0] if guess else None
         if best is None:
             return []
-        others = SPACES[self.name].others(self.bench)
+        others = SPACES[self.row.space].others(self.bench)
         return self._trials([{**best, **change} for change in others])
 
     def summary(self, runner: Runner) -> dict[str, Any]:
         """Return the space, the result of every finished trial, and the winner, as JSON."""
         second = self.second(runner)
         trials = self.first() + second
-        space = SPACES[self.name]
+        ended = [trial for trial in trials if runner.ended(trial[1])]
+        space = SPACES[self.row.space]
         entry: dict[str, Any] = {
-            "base": dict(base_options(self.name)),
+            "base": dict(self.row.base),
             "space": {
-                "first": [dict(change) for change in space.rates(self.bench)],
-                "then": [dict(change) for change in space.others(self.bench)],
+                "first": list(space.rates(self.bench)),
+                "then": list(space.others(self.bench)),
             },
             "trials": [
-                {**change, "validation_map": _score(cell, runner)}
-                for change, cell in trials
-                if runner.ended(cell)
+                {**change, "validation_map": _score(cell, runner)} for change, cell in ended
             ],
         }
         winner = _best(trials, runner)
-        if second and winner is not None and all(runner.ended(cell) for _, cell in trials):
-            options, settings = _parted(winner)
-            entry["winner"] = {"options": options, "settings": settings}
+        if second and winner is not None and len(ended) == len(trials):
+            entry["winner"] = _parted(winner)
         return entry
 
-    def _trials(self, changes: Sequence[Options]) -> list[tuple[Options, Cell]]:
-        method, base = BASES.get(self.name, (self.name, NONE))
+    def _trials(self, changes: Sequence[Options]) -> list[Trial]:
         trials = []
         for change in changes:
-            options, settings = _parted(change)
+            own = _parted(change)
             words = ", ".join(f"{key} {value}" for key, value in change.items())
             cell = Cell(
                 self.bench,
-                method,
+                self.row.method,
                 self.bits,
-                dataclasses.replace(_held_out(self.settings), **settings),
-                {**base, **options},
+                dataclasses.replace(_held_out(self.settings), **own["settings"]),
+                {**self.row.base, **own["options"]},
                 measured=False,
-                title=f"tuning {self.name} {words}",
+                title=f"tuning {self.row.space} {words}",
             )
             trials.append((change, cell))
         return trials
@@ -234,41 +229,35 @@ def summarise(searches: Sequence[Search], runner: Runner) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for search in searches:
         settings = _held_out(search.settings)
-        bench = {k: v for k, v in dataclasses.asdict(search.bench).items() if k != "weights"}
         entry = {
-            "bench": bench,
+            "bench": search.bench.to_json(),
             "bits": search.bits,
             "seed": settings.seed,
             "settings": dataclasses.asdict(settings),
             "rows": {},
         }
         rows = found.setdefault(search.bench.slug, entry)["rows"]
-        rows[search.name] = search.summary(runner)
+        rows[search.row.space] = search.summary(runner)
     return found
 
 
+@dataclass(frozen=True)
 class Tuning:
-    """The winners by bench and row, from one or several files."""
+    """The winners by bench and row.
 
-    def __init__(self, benches: Mapping[str, Any] | None = None) -> None:
-        self.benches = dict(benches or {})
+    Attributes:
+        benches: what was searched, by the slug of the bench.
+    """
+
+    benches: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, *paths: Path) -> Tuning:
-        """Read files; where several describe a bench, the first one counts."""
-        benches: dict[str, Any] = {}
-        for path in paths:
-            content = storage.read_json(path)
-            if not isinstance(content.get("benches"), dict):
-                raise FisherhashError(f"{path} is not a tuning file: it has no 'benches'")
-            benches = {**content["benches"], **benches}
+    def load(cls, path: Path) -> Tuning:
+        """Read a file."""
+        benches = storage.read_json(path).get("benches")
+        if not isinstance(benches, dict):
+            raise FisherhashError(f"{path} is not a tuning file: it has no 'benches'")
         return cls(benches)
-
-    @classmethod
-    def packaged(cls) -> Tuning:
-        """Return the winners that are part of the package."""
-        folder = Path(str(resources.files("fisherhash.experiments"))) / "tunings"
-        return cls.load(*sorted(folder.glob("*.json")))
 
     def save(self, path: Path) -> None:
         """Write the winners into a file; other searches' entries in it stay."""
@@ -276,8 +265,7 @@ class Tuning:
         for slug, bench in self.benches.items():
             rows = benches.get(slug, {}).get("rows", {})
             benches[slug] = {**bench, "rows": {**rows, **bench["rows"]}}
-        text = storage.dump_json({"benches": benches})
-        storage.write_files(path.parent, {path.name: storage.write_text(text)})
+        storage.write_files(path.parent, {path.name: dump_results({"benches": benches})})
 
     def choice(self, bench: Bench, row: Row) -> Choice:
         """Return what a row is trained with on a bench; the defaults where nothing was searched.
@@ -285,15 +273,9 @@ class Tuning:
         A winner found on top of other base options than the row has now does not count.
         """
         entry = self.benches.get(bench.slug, {}).get("rows", {}).get(row.space, {})
-        found = entry.get("winner")
-        if found is None or entry.get("base", {}) != base_options(row.space):
+        if "winner" not in entry or entry.get("base", {}) != row.base:
             return UNTUNED
-        return Choice(found["options"], found["settings"])
-
-
-def base_options(name: str) -> Options:
-    """Return the options a search space starts from."""
-    return BASES.get(name, (name, NONE))[1]
+        return Choice(entry["winner"]["options"], entry["winner"]["settings"])
 
 
 def _held_out(settings: Settings) -> Settings:
@@ -301,17 +283,19 @@ def _held_out(settings: Settings) -> Settings:
     return dataclasses.replace(settings, validation=HELD_OUT, validation_every=settings.epochs)
 
 
-def _parted(change: Options) -> tuple[dict[str, Any], dict[str, Any]]:
+def _parted(change: Options) -> dict[str, dict[str, Any]]:
     """Split a change into options of the method and settings of the training."""
-    options = {key: value for key, value in change.items() if key not in _SETTINGS}
-    return options, {key: value for key, value in change.items() if key in _SETTINGS}
+    return {
+        "options": {key: value for key, value in change.items() if key not in _SETTINGS},
+        "settings": {key: value for key, value in change.items() if key in _SETTINGS},
+    }
 
 
 def _score(cell: Cell, runner: Runner) -> float | None:
     return (runner.row(cell) or {}).get("validation_map")
 
 
-def _best(trials: Sequence[tuple[Options, Cell]], runner: Runner) -> Options | None:
+def _best(trials: Sequence[Trial], runner: Runner) -> Options | None:
     """Return the change with the highest validation mAP; None where no trial has one."""
     scores = [(_score(cell, runner), change) for change, cell in trials]
     known = [(score, change) for score, change in scores if score is not None]
