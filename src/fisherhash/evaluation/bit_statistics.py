@@ -51,7 +51,6 @@ def describe_bits(codes: ArrayLike, bits: int) -> BitStatistics:
 def _distinct(codes: NDArray[np.uint8]) -> int:
     words = as_words(codes)
     if words.shape[1] == 1:
-        ordered = np.sort(words.ravel())
-        return 1 + int(np.count_nonzero(ordered[1:] != ordered[:-1]))
+        return len(np.unique(words))
     ordered = words[np.lexsort(words.T)]
     return 1 + int((ordered[1:] != ordered[:-1]).any(axis=1).sum())

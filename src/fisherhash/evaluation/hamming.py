@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -65,22 +64,30 @@ def choose_backend(backend: str, pairs: int) -> str:
     'numpy'
     """
     check_choice("backend", backend, get_args(Backend))
-    for name, other in (("numba", "torch"), ("torch", "numba")):
-        if backend == name and not _installed(name):
-            raise FisherhashError(
-                f"backend '{name}' needs the package {name}; use '{other}' or 'numpy'"
-            )
-    if backend != "auto":
-        return backend
-    if pairs < _SMALL:
-        return "numpy"
-    return next((name for name in ("numba", "torch") if _installed(name)), "numpy")
+    if backend == "auto":
+        fast = [name for name in ("numba", "torch") if pairs >= _SMALL and _installed(name)]
+        return fast[0] if fast else "numpy"
+    if backend != "numpy" and not _installed(backend):
+        other = "torch" if backend == "numba" else "numba"
+        raise FisherhashError(
+            f"backend '{backend}' needs the package {backend}; use '{other}' or 'numpy'"
+        )
+    return backend
 
 
 def _installed(package: str) -> bool:
-    if package in sys.modules:
-        return sys.modules[package] is not None
     return importlib.util.find_spec(package) is not None
+
+
+def query_slices(queries: int, database: int, pairs: int = 1 << 20) -> Iterator[slice]:
+    """Yield slices of the queries; each forms about ``pairs`` pairs with the database, or fewer.
+
+    >>> list(query_slices(3, 10, pairs=20))
+    [slice(0, 2, None), slice(2, 3, None)]
+    """
+    step = max(1, pairs // database)
+    for start in range(0, queries, step):
+        yield slice(start, min(start + step, queries))
 
 
 def scan_blocks(scan: Scan, backend: str) -> Iterator[RankedQueries]:
@@ -149,13 +156,10 @@ def shared_labels(
 
 
 def _numpy_blocks(scan: Scan) -> Iterator[RankedQueries]:
-    step = max(1, _BLOCK_PAIRS // len(scan.database))
-    for start in range(0, len(scan.query), step):
-        distances = hamming(scan.query[start : start + step], scan.database)
-        if scan.bits < 256:
-            distances = distances.astype(np.uint8)
-        rows = np.arange(start, start + len(distances))
-        yield rank_block(distances, rows, scan.task, scan.levels)
+    small = np.uint8 if scan.bits < 256 else np.uint16
+    for part in query_slices(len(scan.query), len(scan.database), _BLOCK_PAIRS):
+        distances = hamming(scan.query[part], scan.database).astype(small, copy=False)
+        yield rank_block(distances, np.arange(part.start, part.stop), scan.task, scan.levels)
 
 
 def _numba_blocks(scan: Scan) -> Iterator[RankedQueries]:
@@ -211,13 +215,10 @@ def _torch_blocks(scan: Scan) -> Iterator[RankedQueries]:
         return torch.from_numpy(rows).to(device, real)
 
     database, masks = signs(scan.database), labels_of(task.labels.database)
-    n = len(scan.database)
-    ranks = torch.arange(1, n + 1, device=device, dtype=torch.float64)
+    ranks = torch.arange(1, task.database + 1, device=device, dtype=torch.float64)
     pairs = _BLOCK_PAIRS_CUDA if device.type == "cuda" else _BLOCK_PAIRS
-    step = max(1, pairs // n)
     width = task.most + 1
-    for start in range(0, len(scan.query), step):
-        part = slice(start, start + step)
+    for part in query_slices(task.queries, task.database, pairs):
         distances = ((scan.bits - signs(scan.query[part]) @ database.T) / 2).to(small)
         b = len(distances)
         grades = (labels_of(task.labels.query[part]) @ masks.T).clamp_(max=task.most)
@@ -238,7 +239,7 @@ def _torch_blocks(scan: Scan) -> Iterator[RankedQueries]:
         relevant[:, task.top :] = False
         yield RankedQueries(
             task=task,
-            rows=np.arange(start, start + b),
+            rows=np.arange(part.start, part.stop),
             groups=TieGroups.from_counts(
                 joint.sum(dim=2).cpu().numpy(), joint[:, :, 1:].contiguous().cpu().numpy()
             ),

@@ -7,7 +7,6 @@ depends on the order of the database, the NumPy version and the processor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,12 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 from fisherhash.codes import hamming
 from fisherhash.errors import UsageError, unknown_name
 from fisherhash.evaluation import inputs
-from fisherhash.evaluation.hamming import shared_labels
+from fisherhash.evaluation.hamming import query_slices, shared_labels
 from fisherhash.evaluation.inputs import Denominator
 
 UNSTABLE = "unstable (numpy.argsort default): depends on database order, NumPy version, processor"
-
-_BLOCK_PAIRS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -138,19 +135,23 @@ def compat(
     if name not in EVALUATORS:
         raise unknown_name("evaluator", name, EVALUATORS)
     rules = EVALUATORS[name]
-    query, database, _ = inputs.check_code_pair(query_codes, database_codes, bits)
-    labels = inputs.check_labels(
-        query_labels, database_labels, queries=len(query), database=len(database)
+    query, database, labels, _ = inputs.check_code_pair(
+        query_codes, database_codes, query_labels, database_labels, bits=bits
     )
     drops_last = rules.drops_last and top is None
     ranks = inputs.check_top(top, len(database)) - drops_last
     if ranks < 1:
         raise UsageError(f"{name} drops the last item, and the database has only one")
     values: dict[str | None, list[float | None]] = {None: [], "stable": []}
-    for distances, relevant in _rows(query, database, labels):
-        for kind, into in values.items():
-            ranked = relevant[np.argsort(distances, kind=kind)]  # pyright: ignore[reportArgumentType, reportCallIssue]
-            into.append(_average_precision(ranked, ranks, rules.denominator))
+    for part in query_slices(len(query), len(database)):
+        relevant = shared_labels(labels.query[part], labels.database, 1) > 0
+        # they rank by 0.5 * (bits - product of the signs) in single precision; the type matters,
+        # because NumPy has a different unstable sort for each type
+        distances = hamming(query[part], database).astype(np.float32)
+        for row, marks in zip(distances, relevant, strict=True):
+            for kind, into in values.items():
+                ranked = marks[np.argsort(row, kind=kind)]  # pyright: ignore[reportArgumentType, reportCallIssue]
+                into.append(_average_precision(ranked, ranks, rules.denominator))
     printed, stable = (_mean(kind, rules.no_hit) for kind in values.values())
     no_hit = sum(value is None for value in values[None])
     return Compat(
@@ -166,19 +167,6 @@ def compat(
         no_hit=rules.no_hit,
         last_item_dropped=drops_last,
     )
-
-
-def _rows(
-    query: NDArray[np.uint8], database: NDArray[np.uint8], labels: inputs.Labels
-) -> Iterator[tuple[NDArray[np.float32], NDArray[np.bool_]]]:
-    step = max(1, _BLOCK_PAIRS // len(database))
-    for start in range(0, len(query), step):
-        part = slice(start, start + step)
-        relevant = shared_labels(labels.query[part], labels.database, 1) > 0
-        # they rank by 0.5 * (bits - product of the signs) in single precision; the type matters,
-        # because NumPy has a different unstable sort for each type
-        distances = hamming(query[part], database).astype(np.float32)
-        yield from zip(distances, relevant, strict=True)
 
 
 def _average_precision(
