@@ -10,7 +10,6 @@ import importlib.util
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -23,6 +22,7 @@ from fisherhash.evaluation.inputs import EvaluationTask, as_words, check_choice
 from fisherhash.evaluation.ranked import RankedQueries
 from fisherhash.system.cores import available_cores
 
+Codes = NDArray[np.uint8]
 Backend = Literal["auto", "numpy", "numba", "torch"]
 
 # below this many pairs numpy finishes before numba has loaded
@@ -31,30 +31,6 @@ _SMALL = 20_000_000
 _BLOCK_COUNTS = 1 << 22
 _BLOCK_PAIRS = 1 << 21
 _BLOCK_PAIRS_CUDA = 1 << 25
-
-
-@dataclass(frozen=True)
-class Scan:
-    """Codes (n, bytes) of both sides, and what to count.
-
-    Attributes:
-        query: Query codes.
-        database: Database codes.
-        bits: Bits of a code.
-        task: Labels, the queries' own rows, and the cut.
-        device: Torch device, for the torch backend.
-    """
-
-    query: NDArray[np.uint8]
-    database: NDArray[np.uint8]
-    bits: int
-    task: EvaluationTask
-    device: str | None = None
-
-    @property
-    def levels(self) -> int:
-        """Number of distances: 0 to bits."""
-        return self.bits + 1
 
 
 def choose_backend(backend: str, pairs: int) -> str:
@@ -90,12 +66,28 @@ def query_slices(queries: int, database: int, pairs: int = 1 << 20) -> Iterator[
         yield slice(start, min(start + step, queries))
 
 
-def scan_blocks(scan: Scan, backend: str) -> Iterator[RankedQueries]:
-    """Yield all queries with their tie groups, block by block."""
-    if scan.device is not None and backend != "torch":
-        raise UsageError(f"device '{scan.device}' needs backend 'torch', not '{backend}'")
-    blocks = {"numpy": _numpy_blocks, "numba": _numba_blocks, "torch": _torch_blocks}
-    yield from blocks[backend](scan)
+def scan_blocks(
+    query: Codes,
+    database: Codes,
+    task: EvaluationTask,
+    *,
+    backend: str,
+    device: str | None = None,
+) -> Iterator[RankedQueries]:
+    """Yield all queries with their tie groups, block by block.
+
+    Args:
+        query: (n_queries, bytes) packed codes.
+        database: (n_database, bytes) packed codes.
+        task: Labels, the queries' own rows, and the cut.
+        backend: What :func:`choose_backend` returned.
+        device: Torch device, for the torch backend.
+    """
+    if backend == "torch":
+        return _torch_blocks(query, database, task, device)
+    if device is not None:
+        raise UsageError(f"device '{device}' needs backend 'torch', not '{backend}'")
+    return (_numba_blocks if backend == "numba" else _numpy_blocks)(query, database, task)
 
 
 def rank_block(
@@ -155,39 +147,38 @@ def shared_labels(
     return np.minimum(products, most).astype(np.uint8 if most < 256 else np.uint16)
 
 
-def _numpy_blocks(scan: Scan) -> Iterator[RankedQueries]:
-    small = np.uint8 if scan.bits < 256 else np.uint16
-    for part in query_slices(len(scan.query), len(scan.database), _BLOCK_PAIRS):
-        distances = hamming(scan.query[part], scan.database).astype(small, copy=False)
-        yield rank_block(distances, np.arange(part.start, part.stop), scan.task, scan.levels)
+def _numpy_blocks(query: Codes, database: Codes, task: EvaluationTask) -> Iterator[RankedQueries]:
+    small = np.uint8 if task.levels <= 256 else np.uint16
+    for part in query_slices(len(query), len(database), _BLOCK_PAIRS):
+        distances = hamming(query[part], database).astype(small, copy=False)
+        yield rank_block(distances, np.arange(part.start, part.stop), task, task.levels)
 
 
-def _numba_blocks(scan: Scan) -> Iterator[RankedQueries]:
+def _numba_blocks(query: Codes, database: Codes, task: EvaluationTask) -> Iterator[RankedQueries]:
     from fisherhash.evaluation import kernels
 
-    task = scan.task
-    query, database = as_words(scan.query), np.ascontiguousarray(as_words(scan.database).T)
+    query_words, words = as_words(query), np.ascontiguousarray(as_words(database).T)
     query_masks, database_masks = task.labels.masks
     masks = np.ascontiguousarray(database_masks.T)
     # neighbouring queries with the same labels share their list of relevant rows
     order = np.lexsort(query_masks.T)
     workers = available_cores()
-    step = max(2 * workers, _BLOCK_COUNTS // (scan.levels * (task.most + 1)))
-    scratch = np.uint8 if scan.levels < 256 else np.uint16
+    step = max(2 * workers, _BLOCK_COUNTS // (task.levels * (task.most + 1)))
+    scratch = np.uint8 if task.levels < 256 else np.uint16
     with ThreadPoolExecutor(workers) as pool:
         for start in range(0, len(query), step):
             rows = order[start : start + step]
             b = len(rows)
-            items = np.zeros((b, scan.levels), dtype=np.int64)
-            grades = np.zeros((b, scan.levels, task.most), dtype=np.int64)
+            items = np.zeros((b, task.levels), dtype=np.int64)
+            grades = np.zeros((b, task.levels, task.most), dtype=np.int64)
             stable, found = np.zeros(b), np.zeros(b, dtype=np.int64)
-            q, m, own = query[rows], query_masks[rows], task.self_rows[rows]
+            q, m, own = query_words[rows], query_masks[rows], task.self_rows[rows]
             # more pieces than threads, in case a core is busy with something else
             pieces = np.linspace(0, b, min(4 * workers, (b + 1) // 2) + 1).astype(int)
             jobs = [
                 pool.submit(
                     kernels.scan_queries,
-                    *(q, database, m, masks, own, task.top, int(first), int(last)),
+                    *(q, words, m, masks, own, task.top, int(first), int(last)),
                     np.zeros(kernels.SCAN_TILE, dtype=scratch),
                     *(items, grades, stable, found),
                 )
@@ -199,38 +190,40 @@ def _numba_blocks(scan: Scan) -> Iterator[RankedQueries]:
             yield RankedQueries(task, rows, groups, stable, found)
 
 
-def _torch_blocks(scan: Scan) -> Iterator[RankedQueries]:
+def _torch_blocks(
+    query: Codes, database: Codes, task: EvaluationTask, place: str | None
+) -> Iterator[RankedQueries]:
     import torch
 
-    task = scan.task
-    device = torch.device(scan.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    bits = task.levels - 1
+    device = torch.device(place or ("cuda" if torch.cuda.is_available() else "cpu"))
     # sums of at most 1024 terms of size 1 are exact in both types
     real = torch.float16 if device.type == "cuda" else torch.float32
-    small = torch.uint8 if scan.bits < 255 else torch.int16
+    small = torch.uint8 if bits < 255 else torch.int16
 
     def signs(codes: NDArray[np.uint8]) -> torch.Tensor:
-        return torch.from_numpy(unpack(codes, scan.bits)).to(device, real) * 2 - 1
+        return torch.from_numpy(unpack(codes, bits)).to(device, real) * 2 - 1
 
     def labels_of(rows: NDArray[np.uint8]) -> torch.Tensor:
         return torch.from_numpy(rows).to(device, real)
 
-    database, masks = signs(scan.database), labels_of(task.labels.database)
+    signs_of_all, masks = signs(database), labels_of(task.labels.database)
     ranks = torch.arange(1, task.database + 1, device=device, dtype=torch.float64)
     pairs = _BLOCK_PAIRS_CUDA if device.type == "cuda" else _BLOCK_PAIRS
     width = task.most + 1
     for part in query_slices(task.queries, task.database, pairs):
-        distances = ((scan.bits - signs(scan.query[part]) @ database.T) / 2).to(small)
+        distances = ((bits - signs(query[part]) @ signs_of_all.T) / 2).to(small)
         b = len(distances)
         grades = (labels_of(task.labels.query[part]) @ masks.T).clamp_(max=task.most)
         own = torch.from_numpy(task.self_rows[part]).to(device)
         here = torch.nonzero(own >= 0).squeeze(1)
-        distances[here, own[here]] = scan.bits + 1
+        distances[here, own[here]] = bits + 1
         grades[here, own[here]] = 0
         # one extra level for the query itself
-        place = torch.arange(b, device=device)[:, None] * (scan.levels + 1) + distances.long()
+        place = torch.arange(b, device=device)[:, None] * (task.levels + 1) + distances.long()
         joint = torch.bincount(
-            (place * width + grades.long()).flatten(), minlength=b * (scan.levels + 1) * width
-        ).reshape(b, scan.levels + 1, width)[:, :-1]
+            (place * width + grades.long()).flatten(), minlength=b * (task.levels + 1) * width
+        ).reshape(b, task.levels + 1, width)[:, :-1]
         del place
         order = torch.sort(distances, dim=1, stable=True).indices
         relevant = torch.gather(grades, 1, order) > 0

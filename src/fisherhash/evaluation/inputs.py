@@ -68,6 +68,7 @@ class EvaluationTask:
         graded: Whether metrics that use the number of shared labels are computed.
         most: Largest number of shared labels to tell apart; 1 where only yes or no matters.
         bits: Code length; None where the distances are not Hamming distances.
+        levels: Number of Hamming distances: 0 to bits.
         radii: Hamming radii of the metrics within a radius.
     """
 
@@ -99,6 +100,7 @@ class EvaluationTask:
         self.graded = most > 1 if graded is None else graded
         self.most = most if self.graded else 1
         self.bits = bits
+        self.levels = 0 if bits is None else bits + 1
         self.radii = [] if bits is None else _check_radii(radius, bits)
 
     @property

@@ -7,7 +7,7 @@ depends on the order of the database, the NumPy version and the processor.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,14 +31,14 @@ class Evaluator:
         title: Its source.
         denominator: What it divides the sum of precisions by.
         no_hit: How it treats a query that finds nothing in those ranks: ``"skip"`` or ``"zero"``.
-        drops_last: Whether, without ``top``, it slices ``[0:-1]`` and so drops the last item.
+        last_item_dropped: Whether, without ``top``, it slices ``[0:-1]`` and drops the last item.
     """
 
     name: str
     title: str
     denominator: Denominator
     no_hit: str
-    drops_last: bool = False
+    last_item_dropped: bool = False
 
 
 EVALUATORS = {
@@ -46,42 +46,33 @@ EVALUATORS = {
     for evaluator in (
         Evaluator("hashnet", "HashNet, official (thuml/HashNet)", "found", "skip"),
         Evaluator("dfh", "Deep Fisher Hashing, official", "found", "zero"),
-        Evaluator("swuxyj", "swuxyj/DeepHash-pytorch", "found", "zero", drops_last=True),
+        Evaluator("swuxyj", "swuxyj/DeepHash-pytorch", "found", "zero", last_item_dropped=True),
         Evaluator("dsh-analysis", "aassxun/DSH_Analysis", "min(K, relevant)", "zero"),
     )
 }
 
 
-@dataclass(frozen=True)
-class Compat:
+@dataclass(frozen=True, kw_only=True)
+class Compat(Evaluator):
     """What an evaluator prints, and what its rules yield with a reproducible sort.
 
     Attributes:
-        name: The evaluator.
-        title: Its source.
+        last_item_dropped: Whether the last ranked item was left out here.
         map: The number it prints with its unstable sort on this machine.
         map_stable: The same rules with ties in database order.
         ranks: Ranks it uses.
         queries: Queries given.
         counted: Queries in its mean.
         no_hit_queries: Queries that found nothing in those ranks (unstable sort).
-        denominator: What it divides by.
-        no_hit: How it treats queries that find nothing: ``"skip"`` or ``"zero"``.
-        last_item_dropped: Whether the last ranked item was left out.
         sort: A description of its sort.
     """
 
-    name: str
-    title: str
     map: float
     map_stable: float
     ranks: int
     queries: int
     counted: int
     no_hit_queries: int
-    denominator: str
-    no_hit: str
-    last_item_dropped: bool
     sort: str = UNSTABLE
 
     def to_json(self) -> dict[str, Any]:
@@ -138,8 +129,8 @@ def compat(
     query, database, labels, _ = inputs.check_code_pair(
         query_codes, database_codes, query_labels, database_labels, bits=bits
     )
-    drops_last = rules.drops_last and top is None
-    ranks = inputs.check_top(top, len(database)) - drops_last
+    rules = replace(rules, last_item_dropped=rules.last_item_dropped and top is None)
+    ranks = inputs.check_top(top, len(database)) - rules.last_item_dropped
     if ranks < 1:
         raise UsageError(f"{name} drops the last item, and the database has only one")
     values: dict[str | None, list[float | None]] = {None: [], "stable": []}
@@ -155,17 +146,13 @@ def compat(
     printed, stable = (_mean(kind, rules.no_hit) for kind in values.values())
     no_hit = sum(value is None for value in values[None])
     return Compat(
-        name=name,
-        title=rules.title,
+        **asdict(rules),
         map=printed,
         map_stable=stable,
         ranks=ranks,
         queries=len(query),
         counted=len(query) - no_hit * (rules.no_hit == "skip"),
         no_hit_queries=no_hit,
-        denominator=rules.denominator,
-        no_hit=rules.no_hit,
-        last_item_dropped=drops_last,
     )
 
 

@@ -14,7 +14,6 @@ from fisherhash.evaluation import inputs
 from fisherhash.evaluation.bit_statistics import describe_bits
 from fisherhash.evaluation.hamming import (
     Backend,
-    Scan,
     choose_backend,
     query_slices,
     rank_block,
@@ -98,7 +97,7 @@ def evaluate(
     chosen = choose_backend(backend, len(query) * len(database))
     return tally(
         task,
-        scan_blocks(Scan(query, database, bits, task, device), chosen),
+        scan_blocks(query, database, task, backend=chosen, device=device),
         extra_metrics,
         ranking="Hamming distance",
         backend=chosen,
