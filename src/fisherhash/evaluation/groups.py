@@ -127,9 +127,9 @@ class Cut:
         self._at = partial.argmax(axis=1)
         self.table = harmonic(int(items.sum(axis=1).max(initial=1)))
 
-    def above(self, values: Floats | Counts) -> Floats | Counts:
+    def above(self, values: Floats | Counts) -> Floats:
         """Sum values (queries, groups) over the groups wholly above the cut, (queries,)."""
-        return np.where(self.inside == self.groups.items, values, 0).sum(axis=1)
+        return np.where(self.inside == self.groups.items, values, 0.0).sum(axis=1)
 
     def across(self, values: Counts, rows: NDArray[np.intp]) -> Counts:
         """Return the values (queries, groups) of the group across the cut, for the given rows."""

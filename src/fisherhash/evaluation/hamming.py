@@ -191,12 +191,12 @@ def _numba_blocks(query: Codes, database: Codes, task: EvaluationTask) -> Iterat
 
 
 def _torch_blocks(
-    query: Codes, database: Codes, task: EvaluationTask, place: str | None
+    query: Codes, database: Codes, task: EvaluationTask, device_name: str | None
 ) -> Iterator[RankedQueries]:
     import torch
 
     bits = task.levels - 1
-    device = torch.device(place or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = torch.device(device_name or ("cuda" if torch.cuda.is_available() else "cpu"))
     # sums of at most 1024 terms of size 1 are exact in both types
     real = torch.float16 if device.type == "cuda" else torch.float32
     small = torch.uint8 if bits < 255 else torch.int16

@@ -16,7 +16,6 @@ import numpy as np
 
 from fisherhash.evaluation import ties as closed_forms
 from fisherhash.evaluation.groups import Counts, Floats
-from fisherhash.evaluation.inputs import EvaluationTask
 from fisherhash.evaluation.metric import MeanAt, Metric, QueryMean
 from fisherhash.evaluation.ranked import RankedQueries
 from fisherhash.evaluation.results import Curve, DistanceHistogram
@@ -165,18 +164,14 @@ class EmptyWithin(MeanAt):
     name = "empty_within"
     by_radius = True
 
-    def __init__(self, task: EvaluationTask) -> None:
-        super().__init__(task)
-        self.counted = 0
+    counted = 0
 
     def sums(self, queries: RankedQueries) -> Floats:
         self.counted += len(queries.rows)
         return (queries.within.items == 0).sum(axis=0, dtype=np.float64)[self.at]
 
     def result(self, share: float) -> dict[int, float]:
-        return {
-            radius: float(n / self.counted) for radius, n in zip(self.at, self.total, strict=True)
-        }
+        return dict(zip(self.at, (self.total / self.counted).tolist(), strict=True))
 
 
 class Distances(PairedSums):

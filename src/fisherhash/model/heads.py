@@ -288,16 +288,14 @@ class ProductHead(LinearHead):
         if width < 1:
             raise UsageError(f"the bottleneck needs at least one output, got width {width}")
         subspace_bits = self.divide(check_bits(bits))
-        width = -(-width // len(subspace_bits)) * len(subspace_bits)
-        super().__init__(in_features, bits, outputs=width)
+        size = -(-width // len(subspace_bits))
+        super().__init__(in_features, bits, outputs=size * len(subspace_bits))
         self.subspace_bits = subspace_bits
         self.subspaces = len(subspace_bits)
-        self.width = width
+        self.width = size * self.subspaces
         words = 2 ** self.subspace_bits[0]
         each = torch.tensor(self.subspace_bits)
-        self.register_buffer(
-            "codebooks", torch.zeros(self.subspaces, words, self.width // self.subspaces)
-        )
+        self.register_buffer("codebooks", torch.zeros(self.subspaces, words, size))
         # Word numbers that do not fit into a subspace's bits are infinitely far from everything.
         far = torch.where(torch.arange(words) < 2 ** each[:, None], 0.0, torch.inf)
         self.register_buffer("unused", far, persistent=False)
