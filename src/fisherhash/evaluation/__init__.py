@@ -2,18 +2,14 @@
 
 from fisherhash.evaluation.bit_statistics import describe_bits
 from fisherhash.evaluation.metric import MeanAt, Metric, QueryMean
-from fisherhash.evaluation.peers import EVALUATORS, Compat, compat
+from fisherhash.evaluation.peers import EVALUATORS, compat
 from fisherhash.evaluation.plots import plot
 from fisherhash.evaluation.ranked import RankedQueries
-from fisherhash.evaluation.results import BitStatistics, Curve, DistanceHistogram, Evaluation
+from fisherhash.evaluation.results import Evaluation
 from fisherhash.evaluation.scoring import evaluate, evaluate_reranked, metrics, rerank
 
 __all__ = [
     "EVALUATORS",
-    "BitStatistics",
-    "Compat",
-    "Curve",
-    "DistanceHistogram",
     "Evaluation",
     "MeanAt",
     "Metric",

@@ -7,6 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fisherhash.codes import check_codes, unpack
 from fisherhash.errors import UsageError
+from fisherhash.evaluation.groups import over
 from fisherhash.evaluation.inputs import as_words
 from fisherhash.evaluation.results import BitStatistics
 
@@ -30,11 +31,8 @@ def describe_bits(codes: ArrayLike, bits: int) -> BitStatistics:
         both += block.T @ block
     share = np.diagonal(both) / len(array)
     spread = np.sqrt(share * (1 - share))
-    varied = np.outer(spread, spread) > 0
     covariance = both / len(array) - np.outer(share, share)
-    correlation = np.abs(
-        np.divide(covariance, np.outer(spread, spread), out=np.zeros_like(both), where=varied)
-    )
+    correlation = np.abs(over(covariance, np.outer(spread, spread)))
     pairs = correlation[~np.eye(bits, dtype=bool)]
     with np.errstate(divide="ignore", invalid="ignore"):
         terms = [np.where(p > 0, -p * np.log2(p), 0.0) for p in (share, 1 - share)]
@@ -51,7 +49,6 @@ def describe_bits(codes: ArrayLike, bits: int) -> BitStatistics:
 def _distinct(codes: NDArray[np.uint8]) -> int:
     words = as_words(codes)
     if words.shape[1] == 1:
-        ordered = np.sort(words.ravel())
-        return 1 + int(np.count_nonzero(ordered[1:] != ordered[:-1]))
+        return len(np.unique(words))
     ordered = words[np.lexsort(words.T)]
     return 1 + int((ordered[1:] != ordered[:-1]).any(axis=1).sum())

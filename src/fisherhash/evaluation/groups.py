@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,7 @@ class TieGroups:
     Attributes:
         items: (queries, groups) items in each group.
         relevant: (queries, groups) items of the group that share a label with the query.
-        weight: (queries, groups) sum of the shared labels over the group; the same array as
-            ``relevant`` where items are only relevant or not.
+        weight: (queries, groups) sum of the shared labels over the group.
         gain: (queries, groups) sum of ``2 ** shared - 1`` over the group.
         grades: (queries, most) items of the whole ranking sharing 1, 2, … labels.
     """
@@ -49,9 +48,7 @@ class TieGroups:
 
     def of(self, rows: NDArray[np.bool_]) -> TieGroups:
         """Return the groups of the queries marked in ``rows`` (queries,)."""
-        relevant = self.relevant[rows]
-        weight = relevant if self.weight is self.relevant else self.weight[rows]
-        return TieGroups(self.items[rows], relevant, weight, self.gain[rows], self.grades[rows])
+        return TieGroups(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
 def harmonic(n: int) -> Floats:
@@ -107,69 +104,66 @@ def last_sum(
     return first_sum(relevant, before + items - relevant, rel_before, table)
 
 
-@dataclass(frozen=True)
 class Cut:
     """Tie groups split at rank ``top``: whole groups above the cut, at most one group across it.
 
-    All arrays are (queries, groups), except those of the group across the cut: (queries,).
+    Attributes:
+        groups: The tie groups.
+        before: (queries, groups) items before each group.
+        rel_before: (queries, groups) relevant items before each group.
+        inside: (queries, groups) items of each group above the cut.
+        rows: (n,) queries that have a group across the cut.
+        table: Harmonic numbers.
     """
 
-    groups: TieGroups
-    before: Counts
-    rel_before: Counts
-    weight_before: Counts
-    inside: Counts
-    top: Counts
-    crossing: NDArray[np.bool_]
-    at: Counts
-    table: Floats
-
-    @classmethod
-    def of(cls, groups: TieGroups, top: Counts) -> Cut:
-        """Cut each ranking after its rank ``top`` (queries,)."""
+    def __init__(self, groups: TieGroups, top: Counts) -> None:
         items = groups.items
-        before = np.cumsum(items, axis=1) - items
-        rel_before = np.cumsum(groups.relevant, axis=1) - groups.relevant
-        weight_before = rel_before
-        if groups.weight is not groups.relevant:
-            weight_before = np.cumsum(groups.weight, axis=1) - groups.weight
-        inside = np.clip(top[:, None] - before, 0, items)
-        partial = (inside > 0) & (inside < items)
-        return cls(
-            groups=groups,
-            before=before,
-            rel_before=rel_before,
-            weight_before=weight_before,
-            inside=inside,
-            top=top,
-            crossing=np.asarray(partial.any(axis=1)),
-            at=partial.argmax(axis=1),
-            table=harmonic(int(items.sum(axis=1).max(initial=1))),
-        )
+        self.groups = groups
+        self.before = before_each(items)
+        self.rel_before = before_each(groups.relevant)
+        self.inside = np.clip(top[:, None] - self.before, 0, items)
+        partial = (self.inside > 0) & (self.inside < items)
+        self.rows = np.flatnonzero(partial.any(axis=1))
+        self._at = partial.argmax(axis=1)
+        self.table = harmonic(int(items.sum(axis=1).max(initial=1)))
 
-    @functools.cached_property
-    def whole(self) -> NDArray[np.bool_]:
-        """Groups wholly above the cut, (queries, groups); empty groups are included."""
-        return self.inside == self.groups.items
-
-    @functools.cached_property
-    def found(self) -> Counts:
-        """Relevant items in the groups wholly above the cut, (queries,)."""
-        return np.where(self.whole, self.groups.relevant, 0).sum(axis=1)
+    def above(self, values: Floats | Counts) -> Floats:
+        """Sum values (queries, groups) over the groups wholly above the cut, (queries,)."""
+        return np.where(self.inside == self.groups.items, values, 0.0).sum(axis=1)
 
     def across(self, values: Counts, rows: NDArray[np.intp]) -> Counts:
         """Return the values (queries, groups) of the group across the cut, for the given rows."""
-        return values[rows, self.at[rows]]
+        return values[rows, self._at[rows]]
 
-    def relevant_range(self, rows: NDArray[np.intp]) -> tuple[Counts, Counts]:
-        """Return the fewest and the most relevant items of the group across the cut above it."""
-        items, relevant = self.groups.items, self.groups.relevant
-        n, r = self.across(items, rows), self.across(relevant, rows)
-        m = self.across(self.inside, rows)
-        return np.maximum(0, m - (n - r)), np.minimum(m, r)
+    def crossing(self, rows: NDArray[np.intp]) -> tuple[Counts, Counts, Counts, Counts, Counts]:
+        """Return the counts of the group across the cut, for the given rows.
+
+        They are its items, its relevant items, and its items above the cut, then the fewest and the
+        most relevant items among those.
+        """
+        groups = self.groups
+        n, r, m = (self.across(x, rows) for x in (groups.items, groups.relevant, self.inside))
+        return n, r, m, np.maximum(0, m - (n - r)), np.minimum(m, r)
+
+    def expected_sums(self, weight: Counts) -> Floats:
+        """Return :func:`expected_sum` of every group up to the cut, (queries, groups)."""
+        return expected_sum(
+            self.groups.items,
+            self.groups.relevant,
+            weight,
+            self.before,
+            before_each(weight),
+            self.inside,
+            self.table,
+        )
 
 
-def over(numerator: Floats, denominator: Counts | Floats) -> Floats:
+def before_each(counts: Counts) -> Counts:
+    """Return the sum of the counts (queries, groups) before each group."""
+    return np.cumsum(counts, axis=1) - counts
+
+
+def over(numerator: Floats | Counts, denominator: Counts | Floats) -> Floats:
     """Divide; 0 where the denominator is 0."""
     return np.divide(
         numerator, denominator, out=np.zeros(np.shape(numerator)), where=denominator > 0

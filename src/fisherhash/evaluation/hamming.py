@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -24,6 +22,7 @@ from fisherhash.evaluation.inputs import EvaluationTask, as_words, check_choice
 from fisherhash.evaluation.ranked import RankedQueries
 from fisherhash.system.cores import available_cores
 
+Codes = NDArray[np.uint8]
 Backend = Literal["auto", "numpy", "numba", "torch"]
 
 # below this many pairs numpy finishes before numba has loaded
@@ -34,30 +33,6 @@ _BLOCK_PAIRS = 1 << 21
 _BLOCK_PAIRS_CUDA = 1 << 25
 
 
-@dataclass(frozen=True)
-class Scan:
-    """Codes (n, bytes) of both sides, and what to count.
-
-    Attributes:
-        query: Query codes.
-        database: Database codes.
-        bits: Bits of a code.
-        task: Labels, the queries' own rows, and the cut.
-        device: Torch device, for the torch backend.
-    """
-
-    query: NDArray[np.uint8]
-    database: NDArray[np.uint8]
-    bits: int
-    task: EvaluationTask
-    device: str | None = None
-
-    @property
-    def levels(self) -> int:
-        """Number of distances: 0 to bits."""
-        return self.bits + 1
-
-
 def choose_backend(backend: str, pairs: int) -> str:
     """Return the backend to use for this many query-database pairs.
 
@@ -65,30 +40,54 @@ def choose_backend(backend: str, pairs: int) -> str:
     'numpy'
     """
     check_choice("backend", backend, get_args(Backend))
-    for name, other in (("numba", "torch"), ("torch", "numba")):
-        if backend == name and not _installed(name):
-            raise FisherhashError(
-                f"backend '{name}' needs the package {name}; use '{other}' or 'numpy'"
-            )
-    if backend != "auto":
-        return backend
-    if pairs < _SMALL:
-        return "numpy"
-    return next((name for name in ("numba", "torch") if _installed(name)), "numpy")
+    if backend == "auto":
+        fast = [name for name in ("numba", "torch") if pairs >= _SMALL and _installed(name)]
+        return fast[0] if fast else "numpy"
+    if backend != "numpy" and not _installed(backend):
+        other = "torch" if backend == "numba" else "numba"
+        raise FisherhashError(
+            f"backend '{backend}' needs the package {backend}; use '{other}' or 'numpy'"
+        )
+    return backend
 
 
 def _installed(package: str) -> bool:
-    if package in sys.modules:
-        return sys.modules[package] is not None
     return importlib.util.find_spec(package) is not None
 
 
-def scan_blocks(scan: Scan, backend: str) -> Iterator[RankedQueries]:
-    """Yield all queries with their tie groups, block by block."""
-    if scan.device is not None and backend != "torch":
-        raise UsageError(f"device '{scan.device}' needs backend 'torch', not '{backend}'")
-    blocks = {"numpy": _numpy_blocks, "numba": _numba_blocks, "torch": _torch_blocks}
-    yield from blocks[backend](scan)
+def query_slices(queries: int, database: int, pairs: int = 1 << 20) -> Iterator[slice]:
+    """Yield slices of the queries; each forms about ``pairs`` pairs with the database, or fewer.
+
+    >>> list(query_slices(3, 10, pairs=20))
+    [slice(0, 2, None), slice(2, 3, None)]
+    """
+    step = max(1, pairs // database)
+    for start in range(0, queries, step):
+        yield slice(start, min(start + step, queries))
+
+
+def scan_blocks(
+    query: Codes,
+    database: Codes,
+    task: EvaluationTask,
+    *,
+    backend: str,
+    device: str | None = None,
+) -> Iterator[RankedQueries]:
+    """Yield all queries with their tie groups, block by block.
+
+    Args:
+        query: (n_queries, bytes) packed codes.
+        database: (n_database, bytes) packed codes.
+        task: Labels, the queries' own rows, and the cut.
+        backend: What :func:`choose_backend` returned.
+        device: Torch device, for the torch backend.
+    """
+    if backend == "torch":
+        return _torch_blocks(query, database, task, device)
+    if device is not None:
+        raise UsageError(f"device '{device}' needs backend 'torch', not '{backend}'")
+    return (_numba_blocks if backend == "numba" else _numpy_blocks)(query, database, task)
 
 
 def rank_block(
@@ -148,42 +147,38 @@ def shared_labels(
     return np.minimum(products, most).astype(np.uint8 if most < 256 else np.uint16)
 
 
-def _numpy_blocks(scan: Scan) -> Iterator[RankedQueries]:
-    step = max(1, _BLOCK_PAIRS // len(scan.database))
-    for start in range(0, len(scan.query), step):
-        distances = hamming(scan.query[start : start + step], scan.database)
-        if scan.bits < 256:
-            distances = distances.astype(np.uint8)
-        rows = np.arange(start, start + len(distances))
-        yield rank_block(distances, rows, scan.task, scan.levels)
+def _numpy_blocks(query: Codes, database: Codes, task: EvaluationTask) -> Iterator[RankedQueries]:
+    small = np.uint8 if task.levels <= 256 else np.uint16
+    for part in query_slices(len(query), len(database), _BLOCK_PAIRS):
+        distances = hamming(query[part], database).astype(small, copy=False)
+        yield rank_block(distances, np.arange(part.start, part.stop), task, task.levels)
 
 
-def _numba_blocks(scan: Scan) -> Iterator[RankedQueries]:
+def _numba_blocks(query: Codes, database: Codes, task: EvaluationTask) -> Iterator[RankedQueries]:
     from fisherhash.evaluation import kernels
 
-    task = scan.task
-    query, database = as_words(scan.query), np.ascontiguousarray(as_words(scan.database).T)
+    query_words, words = as_words(query), np.ascontiguousarray(as_words(database).T)
     query_masks, database_masks = task.labels.masks
     masks = np.ascontiguousarray(database_masks.T)
     # neighbouring queries with the same labels share their list of relevant rows
     order = np.lexsort(query_masks.T)
     workers = available_cores()
-    step = max(2 * workers, _BLOCK_COUNTS // (scan.levels * (task.most + 1)))
-    scratch = np.uint8 if scan.levels < 256 else np.uint16
+    step = max(2 * workers, _BLOCK_COUNTS // (task.levels * (task.most + 1)))
+    scratch = np.uint8 if task.levels < 256 else np.uint16
     with ThreadPoolExecutor(workers) as pool:
         for start in range(0, len(query), step):
             rows = order[start : start + step]
             b = len(rows)
-            items = np.zeros((b, scan.levels), dtype=np.int64)
-            grades = np.zeros((b, scan.levels, task.most), dtype=np.int64)
+            items = np.zeros((b, task.levels), dtype=np.int64)
+            grades = np.zeros((b, task.levels, task.most), dtype=np.int64)
             stable, found = np.zeros(b), np.zeros(b, dtype=np.int64)
-            q, m, own = query[rows], query_masks[rows], task.self_rows[rows]
+            q, m, own = query_words[rows], query_masks[rows], task.self_rows[rows]
             # more pieces than threads, in case a core is busy with something else
             pieces = np.linspace(0, b, min(4 * workers, (b + 1) // 2) + 1).astype(int)
             jobs = [
                 pool.submit(
                     kernels.scan_queries,
-                    *(q, database, m, masks, own, task.top, int(first), int(last)),
+                    *(q, words, m, masks, own, task.top, int(first), int(last)),
                     np.zeros(kernels.SCAN_TILE, dtype=scratch),
                     *(items, grades, stable, found),
                 )
@@ -195,41 +190,40 @@ def _numba_blocks(scan: Scan) -> Iterator[RankedQueries]:
             yield RankedQueries(task, rows, groups, stable, found)
 
 
-def _torch_blocks(scan: Scan) -> Iterator[RankedQueries]:
+def _torch_blocks(
+    query: Codes, database: Codes, task: EvaluationTask, device_name: str | None
+) -> Iterator[RankedQueries]:
     import torch
 
-    task = scan.task
-    device = torch.device(scan.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    bits = task.levels - 1
+    device = torch.device(device_name or ("cuda" if torch.cuda.is_available() else "cpu"))
     # sums of at most 1024 terms of size 1 are exact in both types
     real = torch.float16 if device.type == "cuda" else torch.float32
-    small = torch.uint8 if scan.bits < 255 else torch.int16
+    small = torch.uint8 if bits < 255 else torch.int16
 
     def signs(codes: NDArray[np.uint8]) -> torch.Tensor:
-        return torch.from_numpy(unpack(codes, scan.bits)).to(device, real) * 2 - 1
+        return torch.from_numpy(unpack(codes, bits)).to(device, real) * 2 - 1
 
     def labels_of(rows: NDArray[np.uint8]) -> torch.Tensor:
         return torch.from_numpy(rows).to(device, real)
 
-    database, masks = signs(scan.database), labels_of(task.labels.database)
-    n = len(scan.database)
-    ranks = torch.arange(1, n + 1, device=device, dtype=torch.float64)
+    signs_of_all, masks = signs(database), labels_of(task.labels.database)
+    ranks = torch.arange(1, task.database + 1, device=device, dtype=torch.float64)
     pairs = _BLOCK_PAIRS_CUDA if device.type == "cuda" else _BLOCK_PAIRS
-    step = max(1, pairs // n)
     width = task.most + 1
-    for start in range(0, len(scan.query), step):
-        part = slice(start, start + step)
-        distances = ((scan.bits - signs(scan.query[part]) @ database.T) / 2).to(small)
+    for part in query_slices(task.queries, task.database, pairs):
+        distances = ((bits - signs(query[part]) @ signs_of_all.T) / 2).to(small)
         b = len(distances)
         grades = (labels_of(task.labels.query[part]) @ masks.T).clamp_(max=task.most)
         own = torch.from_numpy(task.self_rows[part]).to(device)
         here = torch.nonzero(own >= 0).squeeze(1)
-        distances[here, own[here]] = scan.bits + 1
+        distances[here, own[here]] = bits + 1
         grades[here, own[here]] = 0
         # one extra level for the query itself
-        place = torch.arange(b, device=device)[:, None] * (scan.levels + 1) + distances.long()
+        place = torch.arange(b, device=device)[:, None] * (task.levels + 1) + distances.long()
         joint = torch.bincount(
-            (place * width + grades.long()).flatten(), minlength=b * (scan.levels + 1) * width
-        ).reshape(b, scan.levels + 1, width)[:, :-1]
+            (place * width + grades.long()).flatten(), minlength=b * (task.levels + 1) * width
+        ).reshape(b, task.levels + 1, width)[:, :-1]
         del place
         order = torch.sort(distances, dim=1, stable=True).indices
         relevant = torch.gather(grades, 1, order) > 0
@@ -238,7 +232,7 @@ def _torch_blocks(scan: Scan) -> Iterator[RankedQueries]:
         relevant[:, task.top :] = False
         yield RankedQueries(
             task=task,
-            rows=np.arange(start, start + b),
+            rows=np.arange(part.start, part.stop),
             groups=TieGroups.from_counts(
                 joint.sum(dim=2).cpu().numpy(), joint[:, :, 1:].contiguous().cpu().numpy()
             ),

@@ -47,11 +47,9 @@ class Labels:
 
 
 def _masks(labels: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    n, classes = labels.shape
     # padded to whole bytes per row, so that one call packs all rows
-    padded = np.zeros((n, -(-classes // 8) * 8), dtype=np.uint8)
-    padded[:, :classes] = labels
-    return as_words(np.packbits(padded).reshape(n, -1))
+    padded = np.pad(labels, ((0, 0), (0, -labels.shape[1] % 8)))
+    return as_words(np.packbits(padded).reshape(len(labels), -1))
 
 
 class EvaluationTask:
@@ -70,6 +68,7 @@ class EvaluationTask:
         graded: Whether metrics that use the number of shared labels are computed.
         most: Largest number of shared labels to tell apart; 1 where only yes or no matters.
         bits: Code length; None where the distances are not Hamming distances.
+        levels: Number of Hamming distances: 0 to bits.
         radii: Hamming radii of the metrics within a radius.
     """
 
@@ -101,6 +100,7 @@ class EvaluationTask:
         self.graded = most > 1 if graded is None else graded
         self.most = most if self.graded else 1
         self.bits = bits
+        self.levels = 0 if bits is None else bits + 1
         self.radii = [] if bits is None else _check_radii(radius, bits)
 
     @property
@@ -135,10 +135,8 @@ def as_words(rows: NDArray[np.uint8]) -> NDArray[np.uint64]:
     >>> as_words(np.ones((2, 9), dtype=np.uint8)).shape
     (2, 2)
     """
-    n, width = rows.shape
-    padded = np.zeros((n, -(-width // 8) * 8), dtype=np.uint8)
-    padded[:, :width] = rows
-    return padded.view(np.uint64)
+    padded = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 8)))
+    return np.ascontiguousarray(padded).view(np.uint64)
 
 
 def check_choice(kind: str, value: str, known: Sequence[str]) -> None:
@@ -148,9 +146,14 @@ def check_choice(kind: str, value: str, known: Sequence[str]) -> None:
 
 
 def check_code_pair(
-    query_codes: ArrayLike, database_codes: ArrayLike, bits: int | None
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8], int]:
-    """Return both code arrays (n, bytes) and their number of bits."""
+    query_codes: ArrayLike,
+    database_codes: ArrayLike,
+    query_labels: ArrayLike,
+    database_labels: ArrayLike,
+    *,
+    bits: int | None,
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8], Labels, int]:
+    """Return both code arrays (n, bytes), the labels of both sides, and the number of bits."""
     query, database = np.asarray(query_codes), np.asarray(database_codes)
     for side, array in (("query", query), ("database", database)):
         if array.ndim != 2:
@@ -163,7 +166,8 @@ def check_code_pair(
     length = check_bits(query.shape[1] * 8 if bits is None else bits)
     query, database = check_codes(query, length), check_codes(database, length)
     check_sizes(len(query), len(database))
-    return query, database, length
+    labels = check_labels(query_labels, database_labels, sizes=(len(query), len(database)))
+    return query, database, labels, length
 
 
 def check_sizes(queries: int, database: int) -> None:
@@ -178,20 +182,18 @@ def check_labels(
     query_labels: ArrayLike,
     database_labels: ArrayLike,
     *,
-    queries: int | None = None,
-    database: int | None = None,
+    sizes: tuple[int | None, int | None] = (None, None),
 ) -> Labels:
     """Return both label matrices as 0/1 bytes.
 
     Args:
         query_labels: (n_queries, classes) of 0 and 1.
         database_labels: (n_database, classes) of 0 and 1.
-        queries: Expected number of query rows, if known.
-        database: Expected number of database rows, if known.
+        sizes: Expected numbers of query and database rows, if known.
     """
     labels = Labels(
-        _label_matrix("query", query_labels, queries),
-        _label_matrix("database", database_labels, database),
+        _label_matrix("query", query_labels, sizes[0]),
+        _label_matrix("database", database_labels, sizes[1]),
     )
     classes = labels.query.shape[1], labels.database.shape[1]
     if classes[0] != classes[1]:

@@ -7,8 +7,7 @@ depends on the order of the database, the NumPy version and the processor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 from fisherhash.codes import hamming
 from fisherhash.errors import UsageError, unknown_name
 from fisherhash.evaluation import inputs
-from fisherhash.evaluation.hamming import shared_labels
+from fisherhash.evaluation.hamming import query_slices, shared_labels
 from fisherhash.evaluation.inputs import Denominator
 
 UNSTABLE = "unstable (numpy.argsort default): depends on database order, NumPy version, processor"
-
-_BLOCK_PAIRS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -34,14 +31,14 @@ class Evaluator:
         title: Its source.
         denominator: What it divides the sum of precisions by.
         no_hit: How it treats a query that finds nothing in those ranks: ``"skip"`` or ``"zero"``.
-        drops_last: Whether, without ``top``, it slices ``[0:-1]`` and so drops the last item.
+        last_item_dropped: Whether, without ``top``, it slices ``[0:-1]`` and drops the last item.
     """
 
     name: str
     title: str
     denominator: Denominator
     no_hit: str
-    drops_last: bool = False
+    last_item_dropped: bool = False
 
 
 EVALUATORS = {
@@ -49,42 +46,33 @@ EVALUATORS = {
     for evaluator in (
         Evaluator("hashnet", "HashNet, official (thuml/HashNet)", "found", "skip"),
         Evaluator("dfh", "Deep Fisher Hashing, official", "found", "zero"),
-        Evaluator("swuxyj", "swuxyj/DeepHash-pytorch", "found", "zero", drops_last=True),
+        Evaluator("swuxyj", "swuxyj/DeepHash-pytorch", "found", "zero", last_item_dropped=True),
         Evaluator("dsh-analysis", "aassxun/DSH_Analysis", "min(K, relevant)", "zero"),
     )
 }
 
 
-@dataclass(frozen=True)
-class Compat:
+@dataclass(frozen=True, kw_only=True)
+class Compat(Evaluator):
     """What an evaluator prints, and what its rules yield with a reproducible sort.
 
     Attributes:
-        name: The evaluator.
-        title: Its source.
+        last_item_dropped: Whether the last ranked item was left out here.
         map: The number it prints with its unstable sort on this machine.
         map_stable: The same rules with ties in database order.
         ranks: Ranks it uses.
         queries: Queries given.
         counted: Queries in its mean.
         no_hit_queries: Queries that found nothing in those ranks (unstable sort).
-        denominator: What it divides by.
-        no_hit: How it treats queries that find nothing: ``"skip"`` or ``"zero"``.
-        last_item_dropped: Whether the last ranked item was left out.
         sort: A description of its sort.
     """
 
-    name: str
-    title: str
     map: float
     map_stable: float
     ranks: int
     queries: int
     counted: int
     no_hit_queries: int
-    denominator: str
-    no_hit: str
-    last_item_dropped: bool
     sort: str = UNSTABLE
 
     def to_json(self) -> dict[str, Any]:
@@ -138,47 +126,34 @@ def compat(
     if name not in EVALUATORS:
         raise unknown_name("evaluator", name, EVALUATORS)
     rules = EVALUATORS[name]
-    query, database, _ = inputs.check_code_pair(query_codes, database_codes, bits)
-    labels = inputs.check_labels(
-        query_labels, database_labels, queries=len(query), database=len(database)
+    query, database, labels, _ = inputs.check_code_pair(
+        query_codes, database_codes, query_labels, database_labels, bits=bits
     )
-    drops_last = rules.drops_last and top is None
-    ranks = inputs.check_top(top, len(database)) - drops_last
+    rules = replace(rules, last_item_dropped=rules.last_item_dropped and top is None)
+    ranks = inputs.check_top(top, len(database)) - rules.last_item_dropped
     if ranks < 1:
         raise UsageError(f"{name} drops the last item, and the database has only one")
     values: dict[str | None, list[float | None]] = {None: [], "stable": []}
-    for distances, relevant in _rows(query, database, labels):
-        for kind, into in values.items():
-            ranked = relevant[np.argsort(distances, kind=kind)]  # pyright: ignore[reportArgumentType, reportCallIssue]
-            into.append(_average_precision(ranked, ranks, rules.denominator))
+    for part in query_slices(len(query), len(database)):
+        relevant = shared_labels(labels.query[part], labels.database, 1) > 0
+        # they rank by 0.5 * (bits - product of the signs) in single precision; the type matters,
+        # because NumPy has a different unstable sort for each type
+        distances = hamming(query[part], database).astype(np.float32)
+        for row, marks in zip(distances, relevant, strict=True):
+            for kind, into in values.items():
+                ranked = marks[np.argsort(row, kind=kind)]  # pyright: ignore[reportArgumentType, reportCallIssue]
+                into.append(_average_precision(ranked, ranks, rules.denominator))
     printed, stable = (_mean(kind, rules.no_hit) for kind in values.values())
     no_hit = sum(value is None for value in values[None])
     return Compat(
-        name=name,
-        title=rules.title,
+        **asdict(rules),
         map=printed,
         map_stable=stable,
         ranks=ranks,
         queries=len(query),
         counted=len(query) - no_hit * (rules.no_hit == "skip"),
         no_hit_queries=no_hit,
-        denominator=rules.denominator,
-        no_hit=rules.no_hit,
-        last_item_dropped=drops_last,
     )
-
-
-def _rows(
-    query: NDArray[np.uint8], database: NDArray[np.uint8], labels: inputs.Labels
-) -> Iterator[tuple[NDArray[np.float32], NDArray[np.bool_]]]:
-    step = max(1, _BLOCK_PAIRS // len(database))
-    for start in range(0, len(query), step):
-        part = slice(start, start + step)
-        relevant = shared_labels(labels.query[part], labels.database, 1) > 0
-        # they rank by 0.5 * (bits - product of the signs) in single precision; the type matters,
-        # because NumPy has a different unstable sort for each type
-        distances = hamming(query[part], database).astype(np.float32)
-        yield from zip(distances, relevant, strict=True)
 
 
 def _average_precision(

@@ -86,13 +86,10 @@ def plot(
 def _draw_curve(axes: Any, name: str, evaluation: Evaluation, kind: str) -> None:
     radius = evaluation.pr_by_radius
     curve: Curve = radius if kind == "pr-radius" and radius else evaluation.pr_by_rank
-    if kind == "precision":
-        axes.plot(curve.at, curve.precision, label=name)
-    elif kind == "recall":
-        axes.plot(curve.at, curve.recall, label=name)
-    else:
-        marker = "o" if kind == "pr-radius" else None
-        axes.plot(curve.recall, curve.precision, label=name, marker=marker, markersize=3)
+    across = curve.at if kind in ("precision", "recall") else curve.recall
+    up = curve.recall if kind == "recall" else curve.precision
+    marker = "o" if kind == "pr-radius" else None
+    axes.plot(across, up, label=name, marker=marker, markersize=3)
 
 
 def _draw_distances(axes: Any, name: str, evaluation: Evaluation, colour: str) -> None:

@@ -14,8 +14,8 @@ from fisherhash.evaluation import inputs
 from fisherhash.evaluation.bit_statistics import describe_bits
 from fisherhash.evaluation.hamming import (
     Backend,
-    Scan,
     choose_backend,
+    query_slices,
     rank_block,
     scan_blocks,
 )
@@ -23,9 +23,7 @@ from fisherhash.evaluation.inputs import Denominator, Empty, EvaluationTask, Tie
 from fisherhash.evaluation.metric import Metric
 from fisherhash.evaluation.ranked import RankedQueries
 from fisherhash.evaluation.results import Evaluation
-from fisherhash.evaluation.tally import Tally
-
-_SORT_PAIRS = 1 << 20
+from fisherhash.evaluation.tally import tally
 
 
 def evaluate(
@@ -91,17 +89,16 @@ def evaluate(
     >>> result.map, result.map_stable, result.map_lower, result.map_upper
     (0.75, 0.5, 0.5, 1.0)
     """
-    query, database, bits = inputs.check_code_pair(query_codes, database_codes, bits)
-    labels = inputs.check_labels(
-        query_labels, database_labels, queries=len(query), database=len(database)
+    query, database, labels, bits = inputs.check_code_pair(
+        query_codes, database_codes, query_labels, database_labels, bits=bits
     )
     shared = (top, ties, denominator, empty, self_index, precision_at, graded)
     task = EvaluationTask(labels, *shared, bits=bits, radius=radius)
     chosen = choose_backend(backend, len(query) * len(database))
-    tally = Tally(task, extra_metrics)
-    for block in scan_blocks(Scan(query, database, bits, task, device), chosen):
-        tally.add(block)
-    return tally.evaluation(
+    return tally(
+        task,
+        scan_blocks(query, database, task, backend=chosen, device=device),
+        extra_metrics,
         ranking="Hamming distance",
         backend=chosen,
         statistics=describe_bits(database, bits) if bit_statistics else None,
@@ -153,10 +150,8 @@ def metrics(
     inputs.check_sizes(len(labels.query), len(labels.database))
     shared = (top, ties, denominator, empty, self_index, precision_at, graded)
     task = EvaluationTask(labels, *shared)
-    tally = Tally(task, extra_metrics)
-    for block in _ranked_blocks(distance_blocks, task):
-        tally.add(block)
-    return tally.evaluation(ranking=ranking, backend="numpy", primary_metric=primary_metric)
+    blocks = _ranked_blocks(distance_blocks, task)
+    return tally(task, blocks, extra_metrics, ranking=ranking, primary_metric=primary_metric)
 
 
 def evaluate_reranked(
@@ -198,33 +193,24 @@ def evaluate_reranked(
     ('map_reranked', 1.0)
     """
     query, database = (np.asarray(x, dtype=np.float64) for x in (query_logits, database_logits))
-    query_codes, database_codes = pack(query), pack(database)
+    codes = pack(query), pack(database)
     if query.shape[1] != database.shape[1]:
         raise UsageError(
             f"query logits have {query.shape[1]} bits and database logits {database.shape[1]}"
         )
-    inputs.check_sizes(len(query), len(database))
-    inputs.check_labels(query_labels, database_labels, queries=len(query), database=len(database))
-
-    def blocks() -> Iterator[NDArray[np.int64]]:
-        step = max(1, _SORT_PAIRS // len(database))
-        for start in range(0, len(query), step):
-            part = slice(start, start + step)
-            near = hamming(query_codes[part], database_codes)
-            yield rerank(near, -(query[part] @ database.T))
-
-    return metrics(
-        blocks(),
-        query_labels,
-        database_labels,
-        top=top,
-        ties=ties,
-        denominator=denominator,
-        empty=empty,
-        self_index=self_index,
-        precision_at=precision_at,
-        graded=graded,
-        extra_metrics=extra_metrics,
+    near, far, labels, _ = inputs.check_code_pair(
+        *codes, query_labels, database_labels, bits=query.shape[1]
+    )
+    distances = (
+        rerank(hamming(near[part], far), -(query[part] @ database.T))
+        for part in query_slices(len(query), len(database))
+    )
+    shared = (top, ties, denominator, empty, self_index, precision_at, graded)
+    task = EvaluationTask(labels, *shared)
+    return tally(
+        task,
+        _ranked_blocks(distances, task),
+        extra_metrics,
         ranking="Hamming distance, then inner product of the logits",
         primary_metric="map_reranked",
     )
@@ -268,10 +254,8 @@ def _ranked_blocks(blocks: Iterable[Any], task: EvaluationTask) -> Iterator[Rank
         if done + len(distances) > queries:
             raise UsageError(f"the blocks hold more rows than the {queries} queries with labels")
         inputs.check_finite(distances, done)
-        step = max(1, _SORT_PAIRS // n)
-        for start in range(0, len(distances), step):
-            part = distances[start : start + step]
-            yield rank_block(part, np.arange(done, done + len(part)), task)
-            done += len(part)
+        for part in query_slices(len(distances), n):
+            yield rank_block(distances[part], done + np.arange(part.start, part.stop), task)
+        done += len(distances)
     if done != queries:
         raise UsageError(f"the blocks hold {done} rows of distances for {queries} queries")

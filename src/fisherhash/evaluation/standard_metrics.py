@@ -8,11 +8,14 @@ first N, and s_i is the number of labels that the item at rank i shares with the
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from fisherhash.evaluation import ties as closed_forms
-from fisherhash.evaluation.groups import Floats
-from fisherhash.evaluation.inputs import EvaluationTask
+from fisherhash.evaluation.groups import Counts, Floats
 from fisherhash.evaluation.metric import MeanAt, Metric, QueryMean
 from fisherhash.evaluation.ranked import RankedQueries
 from fisherhash.evaluation.results import Curve, DistanceHistogram
@@ -96,41 +99,40 @@ class RecallAt(MeanAt):
         return (queries.found / queries.relevant[:, None]).sum(axis=0)[: len(self.at)]
 
 
-class CurveByRank(Metric):
+class PairedSums(Metric):
+    """Two rows of sums over the queries, (2, n)."""
+
+    total: Any = 0
+
+    def add(self, queries: RankedQueries) -> None:
+        self.total = self.total + np.stack(self.sums(queries))
+
+    @abstractmethod
+    def sums(self, queries: RankedQueries) -> Sequence[Floats | Counts]:
+        """Return both rows for some queries."""
+
+
+class CurveByRank(PairedSums):
     """P@N and R@N at growing ranks N up to K."""
 
     name = "pr_by_rank"
 
-    def __init__(self, task: EvaluationTask) -> None:
-        super().__init__(task)
-        self.total = np.zeros((2, len(task.curve_ranks)))
-
-    def add(self, queries: RankedQueries) -> None:
-        skip = len(self.task.ranks)
-        self.total += np.stack(
-            [
-                (queries.found / divisor).sum(axis=0)[skip:]
-                for divisor in (self.task.all_ranks, queries.relevant[:, None])
-            ]
-        )
+    def sums(self, queries: RankedQueries) -> Sequence[Floats]:
+        divisors = self.task.all_ranks, queries.relevant[:, None]
+        return [(queries.found / by).sum(axis=0)[len(self.task.ranks) :] for by in divisors]
 
     def result(self, share: float) -> Curve:
         return Curve(self.task.curve_ranks.tolist(), *(self.total * share).tolist())
 
 
-class CurveByRadius(Metric):
+class CurveByRadius(PairedSums):
     """Precision and recall of the items within Hamming radius 0, 1, …; 0 where there are none."""
 
     name = "pr_by_radius"
     needs_hamming = True
 
-    def __init__(self, task: EvaluationTask) -> None:
-        super().__init__(task)
-        self.total = np.zeros((2, (task.bits or 0) + 1))
-
-    def add(self, queries: RankedQueries) -> None:
-        within = queries.within
-        self.total += np.stack([within.precision.sum(axis=0), within.recall.sum(axis=0)])
+    def sums(self, queries: RankedQueries) -> Sequence[Floats]:
+        return queries.within.precision.sum(axis=0), queries.within.recall.sum(axis=0)
 
     def result(self, share: float) -> Curve:
         return Curve(list(range(self.total.shape[1])), *(self.total * share).tolist())
@@ -162,37 +164,29 @@ class EmptyWithin(MeanAt):
     name = "empty_within"
     by_radius = True
 
-    def __init__(self, task: EvaluationTask) -> None:
-        super().__init__(task)
-        self.counted = 0
+    counted = 0
 
     def sums(self, queries: RankedQueries) -> Floats:
         self.counted += len(queries.rows)
         return (queries.within.items == 0).sum(axis=0, dtype=np.float64)[self.at]
 
     def result(self, share: float) -> dict[int, float]:
-        return {
-            radius: float(n / self.counted) for radius, n in zip(self.at, self.total, strict=True)
-        }
+        return dict(zip(self.at, (self.total / self.counted).tolist(), strict=True))
 
 
-class Distances(Metric):
+class Distances(PairedSums):
     """Numbers of similar and dissimilar pairs at each Hamming distance, over all queries."""
 
     name = "distances"
     needs_hamming = True
     counts_empty = True
 
-    def __init__(self, task: EvaluationTask) -> None:
-        super().__init__(task)
-        self.pairs = np.zeros((2, (task.bits or 0) + 1), dtype=np.int64)
-
-    def add(self, queries: RankedQueries) -> None:
+    def sums(self, queries: RankedQueries) -> Sequence[Counts]:
         similar = queries.groups.relevant.sum(axis=0)
-        self.pairs += np.stack([similar, queries.groups.items.sum(axis=0) - similar])
+        return similar, queries.groups.items.sum(axis=0) - similar
 
     def result(self, share: float) -> DistanceHistogram:
-        return DistanceHistogram(list(range(self.pairs.shape[1])), *self.pairs.tolist())
+        return DistanceHistogram(list(range(self.total.shape[1])), *self.total.tolist())
 
 
 class GainAt(MeanAt):
@@ -203,7 +197,9 @@ class GainAt(MeanAt):
 
     def sums(self, queries: RankedQueries) -> Floats:
         ranks = np.array(self.at, dtype=np.int64)
-        weight = closed_forms.expected_weight(queries.groups, ranks, self.task.database)
+        weight = closed_forms.expected_found(
+            queries.groups, ranks, self.task.database, weighted=True
+        )
         return (weight / ranks).sum(axis=0)
 
 
@@ -221,21 +217,9 @@ class NormalisedGainAt(MeanAt):
         return np.array(gains)
 
 
-STANDARD: tuple[type[Metric], ...] = (
-    ExpectedMap,
-    StableMap,
-    LowestMap,
-    HighestMap,
-    WeightedMap,
-    PrecisionAt,
-    RecallAt,
-    CurveByRank,
-    CurveByRadius,
-    MapWithin,
-    PrecisionWithin,
-    EmptyWithin,
-    Distances,
-    GainAt,
-    NormalisedGainAt,
+STANDARD: tuple[type[Metric], ...] = tuple(
+    value
+    for value in list(vars().values())
+    if isinstance(value, type) and issubclass(value, Metric) and "name" in vars(value)
 )
-"""Computed in every evaluation. A name that is no field of ``Evaluation`` goes to its ``extra``."""
+"""Every metric above. A name that is no field of ``Evaluation`` goes to its ``extra``."""

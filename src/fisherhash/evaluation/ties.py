@@ -18,6 +18,7 @@ from fisherhash.evaluation.groups import (
     Cut,
     Floats,
     TieGroups,
+    before_each,
     expected_sum,
     first_sum,
     last_sum,
@@ -48,33 +49,24 @@ def average_precision_bounds(
     >>> [float(b[0]) for b in average_precision_bounds(groups, np.array([2]), "found")]
     [0.5, 1.0]
     """
-    cut = Cut.of(groups, top)
-    n, r, table = groups.items, groups.relevant, cut.table
-    high = np.where(cut.whole, first_sum(r, cut.before, cut.rel_before, table), 0.0).sum(axis=1)
-    low = np.where(cut.whole, last_sum(n, r, cut.before, cut.rel_before, table), 0.0).sum(axis=1)
-    if denominator == "found":
-        lower, upper = over(low, cut.found), over(high, cut.found)
-    else:
-        relevant = r.sum(axis=1)
-        lower, upper = (over(s, np.minimum(top, relevant)) for s in (low, high))
-    rows = np.flatnonzero(cut.crossing)
-    if not len(rows):
-        return lower, upper
-    fewest, most = cut.relevant_range(rows)
-    m, before = cut.across(cut.inside, rows), cut.across(cut.before, rows)
-    rel_before = cut.across(cut.rel_before, rows)
+    cut = Cut(groups, top)
+    r, table = groups.relevant, cut.table
+    high = cut.above(first_sum(r, cut.before, cut.rel_before, table))
+    low = cut.above(last_sum(groups.items, r, cut.before, cut.rel_before, table))
+    divisor = cut.above(r) if denominator == "found" else np.minimum(top, r.sum(axis=1))
+    lower, upper = over(low, divisor), over(high, divisor)
+    rows = cut.rows
+    _, _, m, fewest, most = cut.crossing(rows)
+    before, rel_before = cut.across(cut.before, rows), cut.across(cut.rel_before, rows)
     low, high = low[rows], high[rows]
     if denominator != "found":
-        divisor = np.minimum(top, r.sum(axis=1))[rows]
-        lower[rows] = over(low + last_sum(m, fewest, before, rel_before, table), divisor)
-        upper[rows] = over(high + first_sum(most, before, rel_before, table), divisor)
+        lower[rows] = over(low + last_sum(m, fewest, before, rel_before, table), divisor[rows])
+        upper[rows] = over(high + first_sum(most, before, rel_before, table), divisor[rows])
         return lower, upper
-    upper[rows] = np.maximum(
-        *(
-            over(high + first_sum(x, before, rel_before, table), rel_before + x)
-            for x in (fewest, most)
-        )
-    )
+    best = [
+        over(high + first_sum(x, before, rel_before, table), rel_before + x) for x in (fewest, most)
+    ]
+    upper[rows] = np.maximum(*best)
     x = _worst_found(fewest, most, rel_before, top[rows], low, table)
     lower[rows] = over(low + last_sum(m, x, before, rel_before, table), rel_before + x)
     return lower, upper
@@ -119,39 +111,32 @@ def expected_average_precision(
     >>> float(expected_average_precision(groups, np.array([2]), "found")[0])
     0.75
     """
-    cut = Cut.of(groups, top)
+    cut = Cut(groups, top)
     weight = groups.weight if weighted else groups.relevant
-    weight_before = cut.weight_before if weighted else cut.rel_before
-    terms = expected_sum(
-        groups.items, groups.relevant, weight, cut.before, weight_before, cut.inside, cut.table
-    )
+    terms = cut.expected_sums(weight)
     if denominator != "found":
         return over(terms.sum(axis=1), np.minimum(top, groups.relevant.sum(axis=1)))
-    whole = np.where(cut.whole, terms, 0.0).sum(axis=1)
-    result = over(whole, cut.found)
-    rows = np.flatnonzero(cut.crossing)
-    if not len(rows):
-        return result
-    r = cut.across(groups.relevant, rows)
-    mean_weight = over(cut.across(weight, rows).astype(np.float64), r)
-    widest = int(10 * np.sqrt(cut.across(cut.inside, rows).max()) + 4)
+    whole = cut.above(terms)
+    result = over(whole, cut.above(groups.relevant))
+    weight_before = before_each(weight)
+    widest = int(10 * np.sqrt(cut.across(cut.inside, cut.rows).max(initial=1)) + 4)
     step = max(1, _CHUNK // widest)
-    for i in range(0, len(rows), step):
-        part = slice(i, i + step)
-        chosen = rows[part]
-        m = cut.across(cut.inside, chosen)[:, None]
-        x, chance = _hypergeometric(cut, chosen)
+    for i in range(0, len(cut.rows), step):
+        rows = cut.rows[i : i + step]
+        r, m = cut.across(groups.relevant, rows), cut.across(cut.inside, rows)[:, None]
+        mean_weight = over(cut.across(weight, rows), r)[:, None]
+        x, chance = _hypergeometric(cut, rows)
         sums = expected_sum(
             m,
             x,
-            x * mean_weight[part, None],
-            cut.across(cut.before, chosen)[:, None],
-            cut.across(weight_before, chosen)[:, None],
+            x * mean_weight,
+            cut.across(cut.before, rows)[:, None],
+            cut.across(weight_before, rows)[:, None],
             m,
             cut.table,
         )
-        found = cut.across(cut.rel_before, chosen)[:, None] + x
-        result[chosen] = (chance * over(whole[chosen, None] + sums, found)).sum(axis=1)
+        found = cut.across(cut.rel_before, rows)[:, None] + x
+        result[rows] = (chance * over(whole[rows, None] + sums, found)).sum(axis=1)
     return result
 
 
@@ -161,10 +146,7 @@ def _hypergeometric(cut: Cut, rows: NDArray[np.intp]) -> tuple[Counts, Floats]:
     Both are (queries, width). Values further than 5 sqrt(m) from the mean are left out: by
     Hoeffding's inequality their total probability is below 4e-22.
     """
-    n = cut.across(cut.groups.items, rows)
-    r = cut.across(cut.groups.relevant, rows)
-    m = cut.across(cut.inside, rows)
-    fewest, most = cut.relevant_range(rows)
+    n, r, m, fewest, most = cut.crossing(rows)
     reach = 5 * np.sqrt(m)
     mean = m * r / n
     fewest = np.maximum(fewest, np.floor(mean - reach).astype(np.int64))
@@ -183,36 +165,30 @@ def _hypergeometric(cut: Cut, rows: NDArray[np.intp]) -> tuple[Counts, Floats]:
     return x, chance / chance.sum(axis=1, keepdims=True)
 
 
-def expected_found(groups: TieGroups, ranks: Counts, total: int) -> Floats:
+def expected_found(groups: TieGroups, ranks: Counts, total: int, weighted: bool = False) -> Floats:
     """Return the expected relevant items among the first ``ranks`` items, (queries, ranks).
+
+    Inside a tie, a sum over the first ranks is linear in the rank.
+
+    Args:
+        groups: The rankings.
+        ranks: (ranks,) numbers of items.
+        total: Number of database items.
+        weighted: Sum the shared labels of the items instead of counting the relevant ones.
 
     Three tied items, one of them relevant: 1/3 is expected at rank 1, 2/3 up to rank 2.
 
     >>> groups = TieGroups.from_counts(np.array([[3]]), np.array([[[1]]]))
     >>> expected_found(groups, np.array([1, 2, 3]), 3).round(3).tolist()
     [[0.333, 0.667, 1.0]]
-    """
-    return _interpolate(groups.items, groups.relevant, ranks, total)
-
-
-def expected_weight(groups: TieGroups, ranks: Counts, total: int) -> Floats:
-    """Return the expected sum of shared labels among the first ``ranks`` items.
-
-    The result is (queries, ranks).
-
     >>> groups = TieGroups.from_counts(np.array([[2]]), np.array([[[0, 1]]]))
-    >>> expected_weight(groups, np.array([1, 2]), 2).tolist()
+    >>> expected_found(groups, np.array([1, 2]), 2, weighted=True).tolist()
     [[1.0, 2.0]]
     """
-    return _interpolate(groups.items, groups.weight, ranks, total)
-
-
-def _interpolate(items: Counts, values: Counts, ranks: Counts, total: int) -> Floats:
-    """Interpolate: inside a tie, a sum over the first ranks is linear in the rank."""
-    queries = len(items)
+    queries = len(groups.items)
     edge = np.zeros((queries, 1), dtype=np.int64)
-    reached = np.cumsum(items, axis=1)
-    summed = np.cumsum(values, axis=1)
+    reached = np.cumsum(groups.items, axis=1)
+    summed = np.cumsum(groups.weight if weighted else groups.relevant, axis=1)
     # all queries on one long axis, each with an end point, need only one call
     x = np.hstack([edge, reached, edge + total]) + np.arange(queries)[:, None] * (total + 1)
     y = np.hstack([edge, summed, summed[:, -1:]])
@@ -230,15 +206,15 @@ def expected_ndcg(groups: TieGroups, rank: int) -> Floats:
     0.6309
     """
     table = _discounts(max(10, int(groups.items.sum(axis=1).max(initial=1)).bit_length()))
-    ends = np.cumsum(groups.items, axis=1)
-    starts = ends - groups.items
-    discounts = table[np.minimum(ends, rank)] - table[np.minimum(starts, rank)]
-    reached = (groups.gain * discounts / np.maximum(groups.items, 1)).sum(axis=1)
+
+    def discounts(counts: Counts) -> Floats:
+        ends = np.cumsum(counts, axis=1)
+        return table[np.minimum(ends, rank)] - table[np.minimum(ends - counts, rank)]
+
+    reached = (groups.gain * discounts(groups.items) / np.maximum(groups.items, 1)).sum(axis=1)
     best_first = groups.grades[:, ::-1]
-    ends = np.minimum(np.cumsum(best_first, axis=1), rank)
-    starts = np.minimum(np.cumsum(best_first, axis=1) - best_first, rank)
     gains = 2.0 ** np.arange(best_first.shape[1], 0, -1) - 1
-    return over(reached, ((table[ends] - table[starts]) * gains).sum(axis=1))
+    return over(reached, (discounts(best_first) * gains).sum(axis=1))
 
 
 @functools.lru_cache(maxsize=2)
@@ -274,22 +250,12 @@ def within_groups(groups: TieGroups) -> WithinGroups:
     >>> within_groups(groups).precision.round(3).tolist()
     [[1.0, 0.667]]
     """
-    everything = groups.items.sum(axis=1)
-    cut = Cut.of(groups, everything)
-    terms = expected_sum(
-        groups.items,
-        groups.relevant,
-        groups.relevant,
-        cut.before,
-        cut.rel_before,
-        groups.items,
-        cut.table,
-    )
+    cut = Cut(groups, groups.items.sum(axis=1))
     found = cut.rel_before + groups.relevant
     items = cut.before + groups.items
     return WithinGroups(
-        precision=over(found.astype(np.float64), items),
-        recall=over(found.astype(np.float64), np.broadcast_to(found[:, -1:], found.shape)),
-        average_precision=over(np.cumsum(terms, axis=1), found),
+        precision=over(found, items),
+        recall=over(found, found[:, -1:]),
+        average_precision=over(np.cumsum(cut.expected_sums(groups.relevant), axis=1), found),
         items=items,
     )

@@ -9,6 +9,8 @@ def model_card(config: dict[str, Any]) -> str:
     """The card as Markdown, from the config of a model folder."""
     details = config["details"]
     reference = details.get("reference")
+    names = config["classes"]
+    listed = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
     parts = [
         f"# {config['bits']}-bit image hasher ({config['method']})\n",
         f"Method: {reference}\n" if reference else f"Made by the method `{config['method']}`.\n",
@@ -22,7 +24,7 @@ def model_card(config: dict[str, Any]) -> str:
                 "bits": config["bits"],
                 "backbone": config["backbone"],
                 "image size": f"{config['preprocessing']['size']} px",
-                "classes": _classes(config["classes"]),
+                "classes": f"{len(names)}: {listed}" if names else "none",
                 "fingerprint": config["fingerprint"][:16],
                 **config["versions"],
             }
@@ -44,10 +46,3 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return str(value).replace("|", "\\|").replace("\n", " ")
-
-
-def _classes(names: list[str]) -> str:
-    if not names:
-        return "none"
-    shown = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
-    return f"{len(names)}: {shown}"

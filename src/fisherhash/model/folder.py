@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fisherhash import backbones
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.model.card import model_card
 from fisherhash.model.heads import restore_head
 from fisherhash.system import storage
 from fisherhash.system.version import __version__
@@ -35,6 +36,25 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
+    }
+
+
+def model_files(
+    modules: Mapping[str, nn.Module], config: dict[str, Any]
+) -> dict[str, storage.Content]:
+    """The files of a model folder and what goes into them, in the order of their writing.
+
+    Args:
+        modules: the backbone and the head.
+        config: what describes them.
+    """
+    state = joined_state(modules)
+    checksum = storage.tensors_checksum(state)
+    config = {"format": MODEL_FORMAT, **config, "weights_sha256": checksum}
+    return {
+        WEIGHTS: storage.write_tensors(state),
+        CARD: model_card(config),
+        CONFIG: storage.dump_json(config),
     }
 
 
@@ -102,13 +122,24 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _load_part(module: nn.Module, part: str, state: Mapping[str, Tensor], folder: Path) -> None:
+def joined_state(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """The tensors of several modules, each under the name of its module: ``head.linear.bias``."""
+    states = {part: module.state_dict() for part, module in modules.items()}
+    return {f"{part}.{k}": tensor for part, own in states.items() for k, tensor in own.items()}
+
+
+def part_state(state: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    """The tensors of one of those modules, under the names it knows them by."""
     prefix = part + "."
-    found = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-    wanted = module.state_dict()
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+
+def _load_part(module: nn.Module, part: str, state: Mapping[str, Tensor], folder: Path) -> None:
+    found, wanted = part_state(state, part), module.state_dict()
     wrong = sorted(
-        {k for k in wanted if k not in found or found[k].shape != wanted[k].shape}
-        | {k for k in found if k not in wanted}
+        name
+        for name in {*found, *wanted}
+        if name not in found or name not in wanted or found[name].shape != wanted[name].shape
     )
     if wrong:
         raise FisherhashError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +26,7 @@ from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.row_cache import Rows
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.model import builtin
-from fisherhash.model.card import model_card
-from fisherhash.model.folder import CARD, CONFIG, MODEL_FORMAT, WEIGHTS, read_model, versions
+from fisherhash.model.folder import CONFIG, WEIGHTS, model_files, read_model, versions
 from fisherhash.model.heads import Head
 from fisherhash.model.runtime import TorchRuntime, feature_rows, in_fixed_batches, on_device
 from fisherhash.system import storage
@@ -146,7 +145,7 @@ class Hasher:
             cached: store the features on disk, for a backbone that encodes this collection again.
             queries: also compute the real-valued queries.
         """
-        for part in self._feature_blocks(source, indices, block=block, cached=cached):
+        for part in self._feature_blocks(source, indices, block, cached):
             yield self._encoded(part, queries)
 
     def encode_collection(
@@ -187,7 +186,6 @@ class Hasher:
         self,
         source: Collection | PixelBank | Images,
         indices: NDArray[np.int64] | None = None,
-        *,
         block: int = 256,
         cached: bool = False,
     ) -> Iterator[Rows]:
@@ -222,12 +220,9 @@ class Hasher:
         """Write the model folder; an older model in it is replaced only when all is on disk."""
         storage.write_files(Path(folder), self.files())
 
-    def files(self) -> dict[str, Callable[[Path], None]]:
-        """The files of the model folder with their writers, in the order they are put in place."""
-        state = {f"backbone.{k}": v for k, v in self.backbone.state_dict().items()}
-        state |= {f"head.{k}": v for k, v in self.head.state_dict().items()}
+    def files(self) -> dict[str, storage.Content]:
+        """The files of the model folder and what goes into them, in the order of their writing."""
         config = {
-            "format": MODEL_FORMAT,
             "bits": self.bits,
             "method": self.method,
             "backbone": self.backbone.name,
@@ -235,15 +230,10 @@ class Hasher:
             "head": self.head.config(),
             "classes": list(self.classes),
             "fingerprint": self.fingerprint(),
-            "weights_sha256": storage.tensors_checksum(state),
             "versions": versions(),
             "details": self.details,
         }
-        return {
-            WEIGHTS: storage.write_tensors(state),
-            CARD: storage.write_text(model_card(config)),
-            CONFIG: storage.write_text(storage.dump_json(config)),
-        }
+        return model_files({"backbone": self.backbone, "head": self.head}, config)
 
     @classmethod
     def load(

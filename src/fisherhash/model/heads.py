@@ -23,6 +23,7 @@ class Head(nn.Module):
 
     Every head standardises its input with the mean and scale of the training features, because
     features of different backbones differ in scale by orders of magnitude; ``start`` measures them.
+    ``forward`` computes the outputs that a method's loss takes.
 
     Attributes:
         kind: the name that a saved model refers to.
@@ -46,10 +47,6 @@ class Head(nn.Module):
         self.register_buffer("shift", torch.zeros(in_features))
         self.register_buffer("scale", torch.ones(in_features))
 
-    def forward(self, features: Tensor) -> Tensor:
-        """Features (n, in_features) to the outputs that a method's loss takes."""
-        raise NotImplementedError
-
     def logits(self, features: Tensor) -> Tensor:
         """Features (n, in_features) to logits (n, bits); bit = logit > 0."""
         return self(features)
@@ -61,6 +58,10 @@ class Head(nn.Module):
         deviation = features.std(0, correction=0)
         # A feature that never varies carries no information, and has no deviation to divide by.
         self.scale.copy_(torch.where(deviation > 1e-6, 1.0 / deviation.clamp_min(1e-6), 0.0))
+        self._initialise(self.standardise(features))
+
+    def _initialise(self, inputs: Tensor) -> None:
+        """Set the first weights, for standardised training features (n, in_features)."""
 
     def query(self, features: Tensor) -> Tensor:
         """Features (n, in_features) to the real-valued queries that ``distances`` takes."""
@@ -108,20 +109,13 @@ class LinearHead(Head):
         """Features (n, in_features) to outputs; here they are the logits (n, bits)."""
         return self.linear(self.prepare(features))
 
-    @torch.no_grad()
-    def start(self, features: Tensor) -> None:
-        """Standardise, then scale every row of W so that its output has mean 0 and deviation 1.
+    def _initialise(self, inputs: Tensor) -> None:
+        """Scale every row of W so that its output has mean 0 and deviation 1.
 
         At u near 0 a pairwise loss has a saddle; a default initialisation starts close to it.
         """
-        super().start(features)
-        layer, inputs = self.linear, self.standardise(features)
-        nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
-        nn.init.zeros_(layer.bias)
-        outputs = layer(inputs)
-        deviation = outputs.std(0, correction=0).clamp_min(1e-6)
-        layer.weight.div_(deviation[:, None])
-        layer.bias.sub_(outputs.mean(0) / deviation)
+        _draw(self.linear)
+        _scale(self.linear, self.linear(inputs))
 
     @classmethod
     @torch.no_grad()
@@ -186,12 +180,10 @@ class BatchNormHead(Head):
             )
         return self.norm(self.linear(self.prepare(features)))
 
-    @torch.no_grad()
-    def start(self, features: Tensor) -> None:
-        """Standardise, and set the normalisation's statistics to those of the training set."""
-        super().start(features)
-        nn.init.normal_(self.linear.weight, std=self.in_features**-0.5)
-        outputs = self.linear(self.standardise(features))
+    def _initialise(self, inputs: Tensor) -> None:
+        """Set the normalisation's statistics to those of the training set."""
+        _draw(self.linear)
+        outputs = self.linear(inputs)
         self.norm.running_mean.copy_(outputs.mean(0))  # type: ignore[union-attr]
         self.norm.running_var.copy_(outputs.var(0, correction=0))  # type: ignore[union-attr]
 
@@ -216,10 +208,8 @@ class ArgmaxHead(LinearHead):
         """Features (n, in_features) to logits (n, bits), -1 or 1; bit = logit > 0."""
         return self.codes[self(features).argmax(1)]
 
-    @torch.no_grad()
-    def start(self, features: Tensor) -> None:
-        """Standardise; all scores start at 0, because the problem is convex and has no saddle."""
-        Head.start(self, features)
+    def _initialise(self, inputs: Tensor) -> None:
+        """Set all scores to 0, because the problem is convex and has no saddle."""
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
@@ -256,18 +246,12 @@ class SlicedHead(Head):
         hidden = F.relu(self.hidden(inputs))
         return (hidden.unflatten(1, (self.bits, self.width)) * self.weight).sum(2) + self.bias
 
-    @torch.no_grad()
-    def start(self, features: Tensor) -> None:
-        """Standardise, then scale every slice so that its logit has mean 0 and deviation 1."""
-        super().start(features)
-        nn.init.normal_(self.hidden.weight, std=self.in_features**-0.5)
-        nn.init.zeros_(self.hidden.bias)
+    def _initialise(self, inputs: Tensor) -> None:
+        """Scale every slice so that its logit has mean 0 and deviation 1."""
+        _draw(self.hidden)
         nn.init.normal_(self.weight, std=self.width**-0.5)
         nn.init.zeros_(self.bias)
-        logits = self._sliced(self.standardise(features))
-        deviation = logits.std(0, correction=0).clamp_min(1e-6)
-        self.weight.div_(deviation[:, None])
-        self.bias.sub_(logits.mean(0) / deviation)
+        _scale(self, self._sliced(inputs))
 
 
 class ProductHead(LinearHead):
@@ -304,16 +288,14 @@ class ProductHead(LinearHead):
         if width < 1:
             raise UsageError(f"the bottleneck needs at least one output, got width {width}")
         subspace_bits = self.divide(check_bits(bits))
-        width = -(-width // len(subspace_bits)) * len(subspace_bits)
-        super().__init__(in_features, bits, outputs=width)
+        size = -(-width // len(subspace_bits))
+        super().__init__(in_features, bits, outputs=size * len(subspace_bits))
         self.subspace_bits = subspace_bits
         self.subspaces = len(subspace_bits)
-        self.width = width
+        self.width = size * self.subspaces
         words = 2 ** self.subspace_bits[0]
         each = torch.tensor(self.subspace_bits)
-        self.register_buffer(
-            "codebooks", torch.zeros(self.subspaces, words, self.width // self.subspaces)
-        )
+        self.register_buffer("codebooks", torch.zeros(self.subspaces, words, size))
         # Word numbers that do not fit into a subspace's bits are infinitely far from everything.
         far = torch.where(torch.arange(words) < 2 ** each[:, None], 0.0, torch.inf)
         self.register_buffer("unused", far, persistent=False)
@@ -383,6 +365,20 @@ class ProductHead(LinearHead):
             for m in range(1, self.subspaces):
                 total += tables[:, m, words[:, m]]
             yield total
+
+
+def _draw(layer: nn.Linear) -> None:
+    """Draw weights that pass the deviation of a layer's inputs on to its outputs."""
+    nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
+def _scale(layer: nn.Linear | SlicedHead, outputs: Tensor) -> None:
+    """Scale a layer's weights and bias so that its outputs (n, k) have mean 0 and deviation 1."""
+    deviation = outputs.std(0, correction=0).clamp_min(1e-6)
+    layer.weight.div_(deviation[:, None])
+    layer.bias.sub_(outputs.mean(0) / deviation)
 
 
 HEADS: dict[str, type[Head]] = {

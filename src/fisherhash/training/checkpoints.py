@@ -15,8 +15,7 @@ __all__ = ["CHECKPOINT", "check_resumable", "discard_checkpoint", "is_unfinished
 
 def discard_checkpoint(folder: Path) -> None:
     """Remove the checkpoint of a run once its model is saved, or is not wanted."""
-    (folder / CHECKPOINT).unlink(missing_ok=True)
-    for path in folder.glob("checkpoint-*.safetensors*"):
+    for path in (folder / CHECKPOINT, *folder.glob("checkpoint-*.safetensors*")):
         path.unlink(missing_ok=True)
 
 

@@ -37,8 +37,9 @@ from fisherhash.model.runtime import TorchRuntime, feature_rows, on_device
 from fisherhash.system import storage
 from fisherhash.system.devices import choose_device
 from fisherhash.training.checkpoints import check_resumable, discard_checkpoint
-from fisherhash.training.loop import METRICS, FrozenImages, LiveImages, Loop, Settings
+from fisherhash.training.loop import METRICS, FrozenImages, LiveImages, Loop, evaluation_mode
 from fisherhash.training.measuring import EncodedSplit, encode_split, measure
+from fisherhash.training.settings import Settings
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -100,7 +101,7 @@ class Trained:
 
     def save(self, folder: Path) -> None:
         """Write the model, its split and the list of skipped images; drop its checkpoint."""
-        files: dict[str, Callable[[Path], object]] = {**self.hasher.files()}
+        files = self.hasher.files()
         if self.split is not None:
             files[SPLIT_FILE] = self.split.save
         if self.skipped:
@@ -261,10 +262,9 @@ def _train(
 ) -> tuple[Head, list[dict[str, Any]]]:
     """Train the head on frozen features and, when fine-tuning, then the whole network."""
     held = _held_out(collection, rows.indices, settings)
-    parts = [~held, held]
-    numbers = [rows.indices[part] for part in parts]
+    numbers = [rows.indices[part] for part in (~held, held)]
     labels = [torch.from_numpy(collection.labels[some]).float().to(device) for some in numbers]
-    features = [torch.from_numpy(rows.values[part]).to(device) for part in parts]
+    features = [torch.from_numpy(rows.values[part]).to(device) for part in (~held, held)]
     head = learner.head(network.features).to(device)
     head.start(features[0])
     learner.to(device)
@@ -300,23 +300,20 @@ def _held_out(
     return np.isin(numbers, order[:cut])
 
 
-@torch.no_grad()
 def _validation(images: FrozenImages) -> float:
     """mAP of held-out images, each a query against the others.
 
     Not against the images trained on: most images of a protocol's database were not trained on,
     and a method that memorises its training images would look better than it is.
     """
-    head, features = images.head, images.features()
-    was_training = head.training
-    head.eval()
-    packed = codes.pack(head.logits(features).cpu().numpy())
-    real = None if head.hamming else head.query(features).cpu().numpy()
-    labels = images.labels.cpu().numpy().astype(np.uint8)
-    encoded = EncodedSplit(packed, packed, labels, labels, head, [], real)
-    value = float(measure(encoded, top=None, self_index=np.arange(len(packed))).map)
-    head.train(was_training)
-    return value
+    head = images.head
+    with evaluation_mode(head):
+        features = images.features()
+        packed = codes.pack(head.logits(features).cpu().numpy())
+        real = None if head.hamming else head.query(features).cpu().numpy()
+        labels = images.labels.cpu().numpy().astype(np.uint8)
+        encoded = EncodedSplit(packed, packed, labels, labels, head, [], real)
+        return float(measure(encoded, top=None, self_index=np.arange(len(packed))).map)
 
 
 def _split(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from fisherhash.backbones import Backbone
 from fisherhash.data.augment import augment
 from fisherhash.errors import FisherhashError
 from fisherhash.methods.base import Batch, HashMethod, Progress
+from fisherhash.model.folder import joined_state, part_state
 from fisherhash.model.heads import Head
 from fisherhash.system import storage
 from fisherhash.system.progress import progress
@@ -27,6 +30,16 @@ from fisherhash.training.settings import Settings
 logger = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
+
+
+@contextlib.contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Switch a module to evaluation mode, without gradients; afterwards to the mode it was in."""
+    training = module.training
+    module.eval()
+    with torch.no_grad():
+        yield
+    module.train(training)
 
 
 class FrozenImages:
@@ -46,14 +59,10 @@ class FrozenImages:
         """Return all features (N, d)."""
         return self._features
 
-    @torch.no_grad()
     def outputs(self) -> Tensor:
         """Return outputs (N, …) of the head as it is now, in evaluation mode."""
-        training = self.head.training
-        self.head.eval()
-        outputs = self.head(self.features())
-        self.head.train(training)
-        return outputs
+        with evaluation_mode(self.head):
+            return self.head(self.features())
 
 
 class LiveImages(FrozenImages):
@@ -75,24 +84,20 @@ class LiveImages(FrozenImages):
         with torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=False):
             return self.backbone(images)
 
-    @torch.no_grad()
     def features(self) -> Tensor:
         """Return features (N, d) of the unaugmented images, in evaluation mode."""
-        training = self.backbone.training
-        self.backbone.eval()
-        device = self.labels.device
-        parts = [
-            self.backbone(chunk.to(device).contiguous(memory_format=torch.channels_last)).float()
-            for chunk in self.pixels.split(256 if device.type == "cuda" else 8)
-        ]
-        self.backbone.train(training)
-        return torch.cat(parts)
+        device, order = self.labels.device, torch.channels_last
+        chunks = self.pixels.split(256 if device.type == "cuda" else 8)
+        with evaluation_mode(self.backbone):
+            ready = (chunk.to(device).contiguous(memory_format=order) for chunk in chunks)
+            return torch.cat([self.backbone(chunk).float() for chunk in ready])
 
 
+@dataclass(eq=False)
 class Loop:
     """Trains one method on one set of images.
 
-    Args:
+    Attributes:
         method: the method to train.
         images: the training images, frozen or live.
         settings: how to train.
@@ -100,33 +105,28 @@ class Loop:
         folder: stores metrics and checkpoints; without one nothing is written.
         identity: what must match before a checkpoint is continued.
         title: label of the progress bar.
+        history: one row of metrics per epoch.
     """
 
-    def __init__(
-        self,
-        method: HashMethod,
-        images: FrozenImages,
-        settings: Settings,
-        *,
-        validate: Callable[[], float] | None = None,
-        folder: Path | None = None,
-        identity: dict[str, Any] | None = None,
-        title: str = "training",
-    ) -> None:
-        self.method = method
-        self.images = images
-        self.settings = settings
-        self.validate = validate
-        self.folder = folder
-        self.identity = identity or {}
-        self.title = title
+    method: HashMethod
+    images: FrozenImages
+    settings: Settings
+    _: KW_ONLY
+    validate: Callable[[], float] | None = None
+    folder: Path | None = None
+    identity: dict[str, Any] = field(default_factory=dict)
+    title: str = "training"
+    history: list[dict[str, Any]] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        images, settings = self.images, self.settings
         self.device = images.labels.device
         self.size = min(settings.batch_size, len(images.labels))
         self.steps = len(images.labels) // self.size
+        self._total = settings.epochs * self.steps
         # A method's own weights (such as a classifier) are trained and saved like the head's.
-        self.modules: dict[str, nn.Module] = {**images.modules, "method": method}
+        self.modules: dict[str, nn.Module] = {**images.modules, "method": self.method}
         self.optimizer = _optimizer(self.modules, settings, self.device)
-        self.history: list[dict[str, Any]] = []
         self._run_step = GraphStep(self._step) if self._capturable() else self._step
 
     def run(self) -> list[dict[str, Any]]:
@@ -142,7 +142,11 @@ class Loop:
             module.eval()
         with torch.no_grad():
             self.method.finish()
-        self._validate_last()
+        # The finished method may encode differently than during training.
+        if self.validate is not None and self.history:
+            self.history[-1]["validation_map"] = self.validate()
+            if self.folder is not None:
+                storage.write_files(self.folder, {METRICS: self._metrics()})
         return self.history
 
     def start(self) -> int:
@@ -191,16 +195,8 @@ class Loop:
         row["seconds"] = round(time.perf_counter() - began, 3)
         return row
 
-    def _validate_last(self) -> None:
-        """Measure the finished method, which may encode differently than during training."""
-        if self.validate is None or not self.history:
-            return
-        self.history[-1]["validation_map"] = self.validate()
-        if self.folder is not None:
-            storage.write_files(self.folder, {METRICS: self._metrics()})
-
-    def _metrics(self) -> Callable[[Path], None]:
-        return storage.write_text("".join(json.dumps(row) + "\n" for row in self.history))
+    def _metrics(self) -> str:
+        return "".join(json.dumps(row) + "\n" for row in self.history)
 
     def _step(self, index: Tensor) -> dict[str, Tensor]:
         features = self.images.batch_features(index).float()
@@ -213,10 +209,6 @@ class Loop:
         with torch.no_grad():
             self.method.after_step(outputs.detach(), batch)
         return {name: term.detach() for name, term in terms.items()}
-
-    @property
-    def _total(self) -> int:
-        return self.settings.epochs * self.steps
 
     def _set_rate(self, done: float) -> None:
         for group in self.optimizer.param_groups:
@@ -239,7 +231,7 @@ class Loop:
         files = {
             METRICS: self._metrics(),
             name: storage.write_tensors(self._state()),
-            CHECKPOINT: storage.write_text(storage.dump_json(entry)),
+            CHECKPOINT: storage.dump_json(entry),
         }
         storage.write_files(self.folder, files)
         for old in self.folder.glob("checkpoint-*.safetensors"):
@@ -247,9 +239,7 @@ class Loop:
                 old.unlink()
 
     def _state(self) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = {}
-        for part, module in self.modules.items():
-            state |= {f"{part}.{name}": value for name, value in module.state_dict().items()}
+        state = joined_state(self.modules)
         for number, entry in self.optimizer.state_dict()["state"].items():
             for name, value in entry.items():
                 if isinstance(value, Tensor):
@@ -264,10 +254,7 @@ class Loop:
             epoch = int(checkpoint["epoch"])
             state = storage.read_tensors(self.folder / checkpoint["file"])
             for part, module in self.modules.items():
-                prefix = f"{part}."
-                module.load_state_dict(
-                    {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-                )
+                module.load_state_dict(part_state(state, part))
             rows = (self.folder / METRICS).read_text(encoding="utf-8").splitlines()[:epoch]
             self.history = [json.loads(row) for row in rows]
         except (FisherhashError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -277,10 +264,9 @@ class Loop:
                 "--overwrite to start over"
             ) from None
         entries: dict[int, dict[str, Tensor]] = {}
-        for key, value in state.items():
-            if key.startswith("optimizer."):
-                _, number, name = key.split(".", 2)
-                entries.setdefault(int(number), {})[name] = value.to(self.device)
+        for key, value in part_state(state, "optimizer").items():
+            number, name = key.split(".", 1)
+            entries.setdefault(int(number), {})[name] = value.to(self.device)
         current = self.optimizer.state_dict()
         self.optimizer.load_state_dict({**current, "state": entries})
         logger.info("continuing %s after epoch %d", self.folder, epoch)

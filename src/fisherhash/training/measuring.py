@@ -98,24 +98,12 @@ def measure(
             without a Hamming distance are always ranked so.
     """
     top = None if top is None else min(top, len(encoded.database_codes))
-    head = encoded.head
+    head, labels = encoded.head, (encoded.query_labels, encoded.database_labels)
     if real_queries or not head.hamming:
         if encoded.real_queries is None:
             raise UsageError("the split was encoded without real-valued queries")
-        return metrics(
-            head.distances(torch.from_numpy(encoded.real_queries), encoded.database_codes),
-            encoded.query_labels,
-            encoded.database_labels,
-            top=top,
-            self_index=self_index,
-            ranking=f"distance of the {head.kind} head",
-        )
-    return evaluate(
-        encoded.query_codes,
-        encoded.database_codes,
-        encoded.query_labels,
-        encoded.database_labels,
-        bits=head.bits,
-        top=top,
-        self_index=self_index,
-    )
+        blocks = head.distances(torch.from_numpy(encoded.real_queries), encoded.database_codes)
+        ranking = f"distance of the {head.kind} head"
+        return metrics(blocks, *labels, top=top, self_index=self_index, ranking=ranking)
+    codes = encoded.query_codes, encoded.database_codes
+    return evaluate(*codes, *labels, bits=head.bits, top=top, self_index=self_index)

@@ -15,7 +15,7 @@ from fisherhash.errors import FisherhashError, unknown_name
 if TYPE_CHECKING:
     from fisherhash.data.preprocessing import Preprocessing
 
-__all__ = ["DEFAULT_HASHER", "NAMES", "card", "folder"]
+__all__ = ["DEFAULT_HASHER", "NAMES", "folder"]
 
 NAMES = ("general-64",)
 """The built-in hashers."""
@@ -31,15 +31,6 @@ def folder(name: str = DEFAULT_HASHER) -> Path:
     if name not in NAMES:
         raise unknown_name("built-in hasher", name, NAMES)
     return Path(__file__).parent / name
-
-
-def card(name: str = DEFAULT_HASHER) -> str:
-    """How a built-in hasher was made and chosen, and what it is good for, in Markdown."""
-    place = folder(name) / HEAD_CARD
-    try:
-        return place.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise _damaged(place, error) from None
 
 
 def read_builtin(name: str) -> tuple[dict[str, Any], tuple[Preprocessing, str]]:
@@ -68,7 +59,11 @@ def read_builtin(name: str) -> tuple[dict[str, Any], tuple[Preprocessing, str]]:
         parts = {"head": head, "method": method, "details": dict(config["details"])}
     # Values of a wrong type or size fail wherever they are first used.
     except Exception as error:
-        raise _damaged(place, error) from None
+        reason = " ".join(str(error).split())
+        raise FisherhashError(
+            f"the built-in hasher in {place} is damaged ({reason}); fisherhash is not installed "
+            "completely, reinstall it with: pip install --force-reinstall --no-deps fisherhash"
+        ) from None
     try:
         network = backbones.create(backbone, image_size=preprocessing.size)
     except FisherhashError as error:
@@ -79,11 +74,3 @@ def read_builtin(name: str) -> tuple[dict[str, Any], tuple[Preprocessing, str]]:
             ) from None
         raise
     return parts | {"backbone": network}, expected
-
-
-def _damaged(place: Path, error: Exception) -> FisherhashError:
-    reason = " ".join(str(error).split())
-    return FisherhashError(
-        f"the built-in hasher in {place} is damaged ({reason}); fisherhash is not installed "
-        "completely, reinstall it with: pip install --force-reinstall --no-deps fisherhash"
-    )
