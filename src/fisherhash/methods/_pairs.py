@@ -27,16 +27,13 @@ class TrainingLabels(nn.Module):
     is similar to no image, and its row of Y is zero.
     """
 
-    numbers: Tensor
-    rows: Tensor
-
     def __init__(self) -> None:
         super().__init__()
         self.classes = 0
         self.single = True
         # Not in checkpoints, because the training set has the labels.
-        self.register_buffer("numbers", torch.empty(0, dtype=torch.int64), persistent=False)
-        self.register_buffer("rows", torch.empty(0, 0, dtype=torch.uint8), persistent=False)
+        self.numbers = nn.Buffer(torch.empty(0, dtype=torch.int64), persistent=False)
+        self.rows = nn.Buffer(torch.empty(0, 0, dtype=torch.uint8), persistent=False)
 
     def fill(self, labels: Tensor) -> None:
         """Store labels (N, classes)."""
@@ -124,12 +121,10 @@ class PairMemory(nn.Module):
     gradient reaches only the batch's own outputs.
     """
 
-    outputs: Tensor
-
     def __init__(self) -> None:
         super().__init__()
         self.labels = TrainingLabels()
-        self.register_buffer("outputs", torch.empty(0, 0))
+        self.outputs = nn.Buffer(torch.empty(0, 0))
 
     def fill(self, train: TrainingSet) -> None:
         """Store the outputs of one pass over the training set.
@@ -161,8 +156,8 @@ class PairMemory(nn.Module):
 class MemoryMethod(HashMethod):
     """A method that remembers the last outputs of all training images."""
 
-    def __init__(self, *, bits: int, classes: int) -> None:
-        super().__init__(bits=bits, classes=classes)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.memory = PairMemory()
 
     def start(self, train: TrainingSet) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fisherhash.methods._options import NotNegative
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, TrainingSet, register
@@ -61,15 +61,12 @@ class BiHalf(HashMethod):
         supervision="none",
     )
 
-    middle: Tensor
+    gamma: NotNegative = 1.0
+    center: bool = True
 
-    def __init__(
-        self, *, bits: int, classes: int, gamma: NotNegative = 1.0, center: bool = True
-    ) -> None:
-        super().__init__(bits=bits, classes=classes)
-        self.gamma = gamma
-        self.center = center
-        self.register_buffer("middle", torch.zeros(1))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.middle = nn.Buffer(torch.zeros(1))
 
     def start(self, train: TrainingSet) -> None:
         """Measure the mean of the features."""

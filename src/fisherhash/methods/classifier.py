@@ -51,9 +51,7 @@ class Classifier(HashMethod):
         multilabel=False,
     )
 
-    def __init__(self, *, bits: int, classes: int, codebook_seed: int = 0) -> None:
-        super().__init__(bits=bits, classes=classes)
-        self.codebook_seed = codebook_seed
+    codebook_seed: int = 0
 
     @property
     def output_width(self) -> int:

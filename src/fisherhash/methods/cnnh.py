@@ -77,28 +77,18 @@ class CNNH(HashMethod):
         url="https://ojs.aaai.org/index.php/AAAI/article/view/8952",
         supervision="pairs",
     )
-    targets: Tensor
-    rows: Tensor
 
-    def __init__(
-        self,
-        *,
-        bits: int,
-        classes: int,
-        sweeps: PositiveInt = 10,
-        representatives: PositiveInt = 2048,
-        plus: bool = False,
-        class_weight: NotNegative = 1.0,
-    ) -> None:
-        super().__init__(bits=bits, classes=classes)
-        self.sweeps = sweeps
-        self.representatives = representatives
-        self.plus = plus
-        self.class_weight = class_weight
+    sweeps: PositiveInt = 10
+    representatives: PositiveInt = 2048
+    plus: bool = False
+    class_weight: NotNegative = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.classifier: nn.Linear | None = None
         self._seed: int | None = None
-        self.register_buffer("targets", torch.zeros(1, bits))
-        self.register_buffer("rows", torch.empty(0, dtype=torch.int64))
+        self.targets = nn.Buffer(torch.zeros(1, self.bits))
+        self.rows = nn.Buffer(torch.empty(0, dtype=torch.int64))
 
     def head(self, in_features: int) -> Head:
         """Return one linear layer; CNNH+ also has class outputs, used only in training."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fisherhash.errors import UsageError
 from fisherhash.methods._options import NotNegative, NotNegativeInt, PositiveInt
@@ -67,24 +67,15 @@ class DQN(HashMethod):
         url="https://ojs.aaai.org/index.php/AAAI/article/view/10455",
         supervision="pairs",
     )
-    strength: Tensor
 
-    def __init__(
-        self,
-        *,
-        bits: int,
-        classes: int,
-        width: PositiveInt = 300,
-        quantization: NotNegative = 0.0001,
-        warm_up: NotNegativeInt = 2,
-        sweeps: PositiveInt = 5,
-    ) -> None:
-        super().__init__(bits=bits, classes=classes)
-        self.width = width
-        self.quantization = quantization
-        self.warm_up = warm_up
-        self.sweeps = sweeps
-        self.register_buffer("strength", torch.tensor(0.0 if warm_up else quantization))
+    width: PositiveInt = 300
+    quantization: NotNegative = 0.0001
+    warm_up: NotNegativeInt = 2
+    sweeps: PositiveInt = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.strength = nn.Buffer(torch.tensor(0.0 if self.warm_up else self.quantization))
         # Others own both: the head is saved with the model, the images are not saved.
         self._heads: list[ProductHead] = []
         self._train: TrainingSet | None = None

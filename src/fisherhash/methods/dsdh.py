@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fisherhash.methods._discrete import coordinate_descent, ridge_classifier
 from fisherhash.methods._options import NotNegative, NotNegativeInt, Positive
@@ -67,28 +67,17 @@ class DSDH(MemoryMethod):
         url="https://arxiv.org/abs/1705.10999",
         supervision="pairs and classes",
     )
-    codes: Tensor
-    classifier: Tensor
 
-    def __init__(
-        self,
-        *,
-        bits: int,
-        classes: int,
-        quantization: NotNegative = 0.011,
-        classification: Positive = 0.2,
-        ridge: Positive = 0.1,
-        sweeps: NotNegativeInt = 10,
-        loss_scale: Positive = 5.0,
-    ) -> None:
-        super().__init__(bits=bits, classes=classes)
-        self.quantization = quantization
-        self.loss_scale = loss_scale
-        self.classification = classification
-        self.ridge = ridge
-        self.sweeps = sweeps
-        self.register_buffer("codes", torch.empty(0, bits, dtype=torch.int8))
-        self.register_buffer("classifier", torch.zeros(bits, classes))
+    quantization: NotNegative = 0.011
+    classification: Positive = 0.2
+    ridge: Positive = 0.1
+    sweeps: NotNegativeInt = 10
+    loss_scale: Positive = 5.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.codes = nn.Buffer(torch.empty(0, self.bits, dtype=torch.int8))
+        self.classifier = nn.Buffer(torch.zeros(self.bits, self.classes))
 
     def start(self, train: TrainingSet) -> None:
         """Fill the memory of outputs; the codes start at the outputs' signs."""

@@ -55,19 +55,9 @@ class MIHash(HashMethod):
         supervision="pairs",
     )
 
-    def __init__(
-        self,
-        *,
-        bits: int,
-        classes: int,
-        bins: PositiveInt = 16,
-        sharpness: Positive = 1.0,
-        loss_scale: Positive = 10.0,
-    ) -> None:
-        super().__init__(bits=bits, classes=classes)
-        self.bins = bins
-        self.sharpness = sharpness
-        self.loss_scale = loss_scale
+    bins: PositiveInt = 16
+    sharpness: Positive = 1.0
+    loss_scale: Positive = 10.0
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return minus the mutual information, in bits, averaged over the batch's anchors."""

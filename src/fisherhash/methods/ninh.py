@@ -64,21 +64,10 @@ class NINH(HashMethod):
         supervision="triplets",
     )
 
-    def __init__(
-        self,
-        *,
-        bits: int,
-        classes: int,
-        margin: NotNegative = 1.0,
-        threshold: Annotated[float, Range(above=0, most=0.5)] = 0.4,
-        width: PositiveInt = 50,
-        triplets: PositiveInt = LIMIT,
-    ) -> None:
-        super().__init__(bits=bits, classes=classes)
-        self.margin = margin
-        self.threshold = threshold
-        self.width = width
-        self.triplets = triplets
+    margin: NotNegative = 1.0
+    threshold: Annotated[float, Range(above=0, most=0.5)] = 0.4
+    width: PositiveInt = 50
+    triplets: PositiveInt = LIMIT
 
     def head(self, in_features: int) -> Head:
         """Return a head that divides and encodes."""
