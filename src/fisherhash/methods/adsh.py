@@ -106,5 +106,4 @@ class ADSH(MemoryMethod):
         self.ratio.copy_((similar_pairs / others.clamp_min(1.0)).clamp_max(1.0))
         pull = self.bits * ((1.0 + self.ratio) * sums - self.ratio * U.sum(0))
         pull[omega] += self.quantization * U
-        codes, _ = coordinate_descent(self.codes, U.T @ U, pull, sweeps=self.sweeps)
-        self.codes.copy_(codes)
+        self.codes.copy_(coordinate_descent(self.codes, U.T @ U, pull, sweeps=self.sweeps))

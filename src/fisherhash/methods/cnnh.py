@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from dataclasses import dataclass
 
@@ -106,12 +105,11 @@ class CNNH(HashMethod):
             self._seed = int(torch.randint(2**31, ()))
         rng = np.random.default_rng(self._seed)
         H = target_codes(groups, self.bits, self.sweeps, self.representatives, rng)
-        if groups.single and len(np.unique(H, axis=0)) < len(H):
+        distinct = len(np.unique(H, axis=0))
+        if groups.single and distinct < len(H):
             logger.warning(
                 "cnnh: %d classes share %d target codes of %d bits; use more bits",
-                len(H),
-                len(np.unique(H, axis=0)),
-                self.bits,
+                *(len(H), distinct, self.bits),
             )
         device = train.labels.device
         # The additional row of zeros is what -1 (no label) points to.
@@ -159,12 +157,10 @@ class LabelRows:
             packed, axis=0, return_index=True, return_inverse=True, return_counts=True
         )
         order = np.argsort(-counts, kind="stable")
-        rank = np.empty(len(order), dtype=np.int64)
-        rank[order] = np.arange(len(order))
         row_of = np.full(len(labels), -1, dtype=np.int64)
-        row_of[known] = rank[inverse.reshape(-1)]
+        row_of[known] = np.argsort(order)[inverse.reshape(-1)]
         rows = labels[known[first[order]]]
-        single = not len(rows) or int(rows.sum(1).max()) == 1
+        single = int(rows.sum(1).max(initial=1)) == 1
         return cls(rows, counts[order].astype(np.float64), row_of, single)
 
 
@@ -174,11 +170,11 @@ def target_codes(
     """Run stage 1: return codes (R, bits) in {-1, 1} of all label rows."""
     count = len(groups.labels)
     solved = count if groups.single else min(count, representatives)
-    sharing = Sharing(groups.labels[:solved])
-    weights = groups.counts[:solved] / max(groups.counts[:solved].mean(), 1.0) if solved else None
     codes = np.empty((count, bits))
-    if weights is None:
+    if not solved:
         return codes
+    sharing = Sharing(groups.labels[:solved])
+    weights = groups.counts[:solved] / max(groups.counts[:solved].mean(), 1.0)
     H = rng.uniform(-1.0, 1.0, (solved, bits))
     gains: list[float] = []
     for _ in range(sweeps):
@@ -190,7 +186,8 @@ def target_codes(
         known = codes[:solved]
         inverse = np.linalg.pinv(known.T @ (weights[:, None] * known))
         for row in range(solved, count):
-            pull = _pull(known, weights, sharing.with_labels(groups.labels[row]))
+            near = sharing.with_labels(groups.labels[row])
+            pull = 2.0 * (weights[near] @ known[near]) - weights @ known  # H^T W s
             codes[row] = np.where(inverse @ pull > 0, 1.0, -1.0)
     return codes
 
@@ -200,9 +197,7 @@ class Sharing:
 
     def __init__(self, labels: NDArray[np.bool_]) -> None:
         self.labels = labels
-        order, columns = np.nonzero(labels.T)
-        ends = np.searchsorted(order, np.arange(labels.shape[1] + 1))
-        self._members = [columns[a:b] for a, b in itertools.pairwise(ends)]
+        self._members = [np.flatnonzero(column) for column in labels.T]
 
     def with_labels(self, row: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Return the numbers of the rows that share a label with ``row`` (classes,)."""
@@ -246,8 +241,3 @@ def newton_sweep(H: Matrix, weights: Matrix, sharing: Sharing, rng: np.random.Ge
         Q = others + w * np.outer(h, h)
         H[i] = h
     return fallen
-
-
-def _pull(H: Matrix, weights: Matrix, near: NDArray[np.int64]) -> Matrix:
-    """Return H^T W s (K,) for a row with s = 1 at ``near`` and -1 elsewhere."""
-    return 2.0 * (weights[near] @ H[near]) - weights @ H

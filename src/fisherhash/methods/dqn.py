@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -154,8 +152,11 @@ def seed(head: ProductHead, outputs: Tensor) -> None:
 def refine(head: ProductHead, outputs: Tensor, sweeps: int) -> None:
     """Run Lloyd's k-means in every subspace; no step raises the quantisation error."""
     parts = outputs.float().unflatten(1, (head.subspaces, -1))
+    blocks = outputs.split(max(1, TABLE_CELLS // head.unused.numel()))
     for _ in range(sweeps):
-        chosen, errors = (torch.cat(some) for some in zip(*_nearest(head, outputs), strict=True))
+        nearest = [head.tables(block).min(2) for block in blocks]
+        chosen = torch.cat([found.indices for found in nearest])  # (n, subspaces)
+        errors = torch.cat([found.values for found in nearest])
         for m, book in enumerate(head.codebooks):
             used = 2 ** head.subspace_bits[m]
             counts = torch.bincount(chosen[:, m], minlength=used)
@@ -165,11 +166,3 @@ def refine(head: ProductHead, outputs: Tensor, sweeps: int) -> None:
             idle = torch.nonzero(counts == 0)[:, 0]
             far = errors[:, m].topk(min(len(idle), len(errors))).indices
             book[idle[: len(far)]] = parts[far, m]
-
-
-def _nearest(head: ProductHead, outputs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the nearest words (n, subspaces) and their squared distances, per block of outputs."""
-    rows = max(1, TABLE_CELLS // head.unused.numel())
-    for block in outputs.split(rows):
-        errors, chosen = head.tables(block).min(2)
-        yield chosen, errors

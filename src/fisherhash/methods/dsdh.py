@@ -91,10 +91,9 @@ class DSDH(MemoryMethod):
         codes = self.codes.float()
         W = ridge_classifier(codes, labels.collect(codes, shares=False), ridge=self.ridge)
         pull = labels.mix(W, shares=False) + self.quantization / self.classification * outputs
-        codes, _ = coordinate_descent(codes, W @ W.T, pull, sweeps=self.sweeps)
         # In place, because a captured step reads these very tensors.
         self.classifier.copy_(W)
-        self.codes.copy_(codes)
+        self.codes.copy_(coordinate_descent(codes, W @ W.T, pull, sweeps=self.sweeps))
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the U-step's objective on one batch."""
