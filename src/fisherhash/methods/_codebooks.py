@@ -291,9 +291,8 @@ def _candidates(count: int, bits: int, rng: np.random.Generator) -> Words:
 
 def _signs(words: Words, bits: int) -> Signs:
     """Return words (n, width) of 64 bits as codes in {-1, 1} (n, bits)."""
-    shifts = np.arange(64, dtype=np.uint64)
-    unpacked = (words[:, :, None] >> shifts) & np.uint64(1)
-    return (2 * unpacked.reshape(len(words), -1)[:, :bits].astype(np.int8) - 1).astype(np.int8)
+    parts = words.astype("<u8").view(np.uint8)
+    return 2 * np.unpackbits(parts, axis=1, count=bits, bitorder="little").astype(np.int8) - 1
 
 
 def _use_every_bit(codes: Signs, rng: np.random.Generator) -> Signs:

@@ -38,16 +38,11 @@ class TrainingLabels(nn.Module):
     def fill(self, labels: Tensor) -> None:
         """Store labels (N, classes)."""
         rows = (labels > 0).to(torch.uint8)
-        counts = rows.sum(1)
         self.classes = labels.shape[1]
-        self.single = not bool((counts > 1).any())
-        if self.single:
-            numbers = rows.argmax(1) if self.classes else torch.zeros_like(counts)
-            self.numbers = torch.where(counts > 0, numbers, -1)
-            self.rows = rows[:0].clone()
-        else:
-            self.numbers = counts[:0].clone()
-            self.rows = rows
+        self.single = not bool((rows.sum(1) > 1).any())
+        numbers = F.pad(rows, (1, 0)).argmax(1) - 1  # -1 without a label
+        self.numbers = numbers if self.single else numbers[:0].clone()
+        self.rows = rows[:0].clone() if self.single else rows
 
     def similar(self, index: Tensor) -> Tensor:
         """Return whether the images at ``index`` share a label with each training image, (b, N)."""
@@ -189,12 +184,9 @@ class BatchPairs:
         labels = labels.float()
         shared = labels @ labels.T
         either = labels.sum(1)[:, None] + labels.sum(1) - shared
-        same = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-        return cls(
-            (shared > 0) & ~same,
-            (shared <= 0) & ~same,
-            torch.where(shared > 0, shared / either.clamp_min(1.0), 0.0),
-        )
+        overlap = torch.where(shared > 0, shared / either.clamp_min(1.0), 0.0)
+        different = ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+        return cls((shared > 0) & different, (shared <= 0) & different, overlap)
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the mean of values (b, b) over all pairs; 0 with zero gradient without pairs."""

@@ -1,7 +1,5 @@
 """Asymmetric Deep Supervised Hashing (Jiang, Li, AAAI 2018), on the training split alone."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

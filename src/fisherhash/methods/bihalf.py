@@ -1,7 +1,5 @@
 """Deep Unsupervised Image Hashing by Maximizing Bit Entropy (Li, van Gemert, AAAI 2021)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -82,10 +80,8 @@ class BiHalf(HashMethod):
         scale = self.bits / 4.0
         codes = bi_half(outputs, self.gamma * scale)
         features = batch.features.detach().float() - self.middle
-        found, wanted = (
-            F.cosine_similarity(values[:half], values[half : 2 * half])
-            for values in (codes, features)
-        )
+        found = F.cosine_similarity(codes[:half], codes[half : 2 * half])
+        wanted = F.cosine_similarity(features[:half], features[half : 2 * half])
         angles = F.mse_loss(found, wanted)
         return {"angles": angles, "loss": scale * angles}
 

@@ -1,7 +1,5 @@
 """The trivial baseline: a plain classifier with a fixed code per class."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 

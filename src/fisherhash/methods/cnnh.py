@@ -1,9 +1,8 @@
 """Supervised Hashing for Image Retrieval via Image Representation Learning (AAAI 2014)."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -149,7 +148,7 @@ class LabelRows:
     single: bool
 
     @classmethod
-    def of(cls, labels: NDArray[np.bool_]) -> LabelRows:
+    def of(cls, labels: NDArray[np.bool_]) -> Self:
         """Group the rows of labels (N, classes)."""
         known = np.flatnonzero(labels.any(1))
         packed = np.packbits(labels[known], axis=1)
@@ -229,9 +228,8 @@ def newton_sweep(H: Matrix, weights: Matrix, sharing: Sharing, rng: np.random.Ge
             aim = x - first / second if second > 0 else -np.sign(first)
             step = min(max(aim, -1.0), 1.0) - x
             new_own = own + 2.0 * step * x + step * step
-            change = 2.0 * w * step * (2.0 * slope + step * curve) + w * w * (
-                new_own * new_own - own * own
-            )
+            change = 2.0 * w * step * (2.0 * slope + step * curve)
+            change += w * w * (new_own * new_own - own * own)
             if change < 0:
                 h[j] = x + step
                 slopes += step * others[:, j]

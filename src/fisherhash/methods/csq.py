@@ -1,7 +1,5 @@
 """Central Similarity Quantization (Yuan et al., CVPR 2020)."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Deep Cauchy Hashing (Cao, Long, Liu, Wang, CVPR 2018)."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

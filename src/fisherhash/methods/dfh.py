@@ -1,7 +1,5 @@
 """Deep Fisher Hashing (Li, Pei, Zha, van Gemert, BMVC 2019)."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import numpy as np
@@ -223,9 +221,8 @@ class DFH(MemoryMethod):
         if self.center_step == "released" and self._mu > 0:
             proportions = class_proportions(batch.labels)
             codes = self.binary(outputs, proportions)
-            problem = self._problem(
-                codes, codes.T @ proportions, proportions.T @ proportions, 1.0 if self._nu else 0.0
-            )
+            S, T = codes.T @ proportions, proportions.T @ proportions
+            problem = self._problem(codes, S, T, 1.0 if self._nu else 0.0)
             self.centers.copy_(torch.from_numpy(problem.linear_sweep(_numpy(self.centers))))
 
     def on_epoch_start(self, progress: Progress) -> None:

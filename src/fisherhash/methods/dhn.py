@@ -1,7 +1,5 @@
 """Deep Hashing Network (Zhu, Long, Wang, Cao, AAAI 2016)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Deep Polarized Network (Fan, Ng, Ju, Zhang, Chan, IJCAI 2020)."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from fisherhash.methods._codebooks import far_apart

@@ -1,7 +1,5 @@
 """Deep Pairwise-Supervised Hashing (Li, Wang, Kang, IJCAI 2016)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from fisherhash.methods._options import NotNegative, Positive

@@ -1,7 +1,5 @@
 """Deep Quantization Network (Cao, Long, Wang, Zhu, Wen, AAAI 2016)."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -115,11 +113,8 @@ class DQN(HashMethod):
         with torch.no_grad():
             nearest = self._head.reconstruct(self._head.assign(z))
         quantization = (z - nearest).square().sum(1).mean()
-        return {
-            "similarity": similarity,
-            "quantization": quantization,
-            "loss": self._head.width * (similarity + self.strength * quantization),
-        }
+        loss = self._head.width * (similarity + self.strength * quantization)
+        return {"similarity": similarity, "quantization": quantization, "loss": loss}
 
     @property
     def _head(self) -> ProductHead:

@@ -1,7 +1,5 @@
 """Deep Supervised Discrete Hashing (Li, Sun, He, Tan, NIPS 2017)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

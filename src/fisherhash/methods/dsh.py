@@ -1,7 +1,5 @@
 """Deep Supervised Hashing (Liu, Wang, Shan, Chen, CVPR 2016)."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Deep Semantic Ranking Based Hashing (Zhao, Huang, Wang, Tan, CVPR 2015)."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

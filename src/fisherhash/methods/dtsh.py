@@ -1,7 +1,5 @@
 """Deep Supervised Hashing with Triplet Labels (Wang, Shi, Kitani, ACCV 2016)."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Greedy Hash (Su, Zhang, Han, Tian, NeurIPS 2018)."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """HashNet (Cao, Long, Wang, Yu, ICCV 2017)."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated
 

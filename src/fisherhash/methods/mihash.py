@@ -1,7 +1,5 @@
 """MIHash: hashing with mutual information (Cakir, He, Bargal, Sclaroff, ICCV 2017)."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -64,7 +62,9 @@ class MIHash(HashMethod):
         h = torch.tanh(self.sharpness * outputs.float())
         pairs = BatchPairs.of(batch.labels)
         distances = 0.5 * (self.bits - h @ h.T)
-        pulses = self._pulses(distances)
+        width = self.bits / self.bins
+        centers = width * torch.arange(self.bins + 1, device=h.device)
+        pulses = F.relu(1.0 - (distances[..., None] - centers).abs() / width)
         near = torch.einsum("ijl,ij->il", pulses, pairs.similar.float())
         far = torch.einsum("ijl,ij->il", pulses, pairs.dissimilar.float())
         similar, dissimilar = pairs.similar.sum(1), pairs.dissimilar.sum(1)
@@ -78,11 +78,6 @@ class MIHash(HashMethod):
         usable = (similar > 0) & (dissimilar > 0)
         information = torch.where(usable, information, 0.0).sum() / usable.sum().clamp_min(1)
         return {"information": information, "loss": -self.loss_scale * information}
-
-    def _pulses(self, distances: Tensor) -> Tensor:
-        width = self.bits / self.bins
-        centers = width * torch.arange(self.bins + 1, device=distances.device)
-        return F.relu(1.0 - (distances[..., None] - centers).abs() / width)
 
 
 def _entropy(shares: Tensor) -> Tensor:

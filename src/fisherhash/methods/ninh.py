@@ -1,7 +1,5 @@
 """Simultaneous Feature Learning and Hash Coding (Lai, Pan, Liu, Yan, CVPR 2015)."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch

@@ -1,7 +1,5 @@
 """OrthoHash (Hoe et al., NeurIPS 2021)."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Iterative quantisation (Gong and Lazebnik, CVPR 2011)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
