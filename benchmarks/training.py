@@ -36,9 +36,9 @@ class CrossEntropy(HashMethod):
 
     info = MethodInfo("cross-entropy", "", "", 0, "", "classes", False, "gradient")
 
-    def __init__(self, *, bits: int, classes: int) -> None:
-        super().__init__(bits=bits, classes=classes)
-        self.classifier = nn.Linear(bits, classes)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.classifier = nn.Linear(self.bits, self.classes)
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         return {"loss": F.cross_entropy(self.classifier(outputs.float()), batch.labels)}

@@ -49,10 +49,7 @@ def test_truth_values_and_names_that_clash():
     @base.register
     class Toy(base.FeatureMethod):
         info = toy_info
-
-        def __init__(self, *, bits: int, classes: int = 0, centred: bool = True) -> None:
-            super().__init__(bits=bits, classes=classes)
-            self.centred = centred
+        centred: bool = True
 
     for word, value in (("no", False), ("TRUE", True), ("0", False)):
         assert methods.create("toy", bits=4, classes=2, options={"centred": word}).centred is value
@@ -64,6 +61,15 @@ def test_truth_values_and_names_that_clash():
 
     with pytest.raises(ValueError, match="two methods are called 'toy'"):
         base.register(Other)
+
+
+def test_a_constructor_of_ones_own_is_refused():
+    """A subclass would get a generated one, which never calls it."""
+    with pytest.raises(TypeError, match="Toy: declare options as fields and write __post_init__"):
+
+        class Toy(base.FeatureMethod):
+            def __init__(self, *, bits, classes):
+                super().__init__(bits=bits, classes=classes)
 
 
 def test_sign_is_never_zero():
@@ -83,7 +89,8 @@ def test_a_value_out_of_range_is_refused_however_the_method_is_made():
             ({"margin": float("nan")}, "dfh: margin must not be negative, got nan"),
             ({"sweeps": 0}, "dfh: sweeps must be greater than 0, got 0"),
             ({"width": 2000}, "dfh: width must be between 0 and 1024, got 2000"),
-            ({"center_step": "exakt"}, "unknown value of dfh's option center_step 'exakt'"),
+            ({"sweeps": 1.5}, "dfh: sweeps must be a whole number, got 1.5"),
+            ({"center_step": "exakt"}, "dfh: unknown center_step 'exakt'. Did you mean 'exact'"),
         ):
             with pytest.raises(UsageError, match=sentence):
                 make(**options)

@@ -25,10 +25,10 @@ class Spy(HashMethod):
 
     info = MethodInfo("spy", "", "", 2000, "", "classes", True, "gradient")
 
-    def __init__(self, *, bits, classes):
-        super().__init__(bits=bits, classes=classes)
+    def __post_init__(self):
+        super().__post_init__()
         self.calls = []
-        self.classifier = nn.Linear(bits, classes)
+        self.classifier = nn.Linear(self.bits, self.classes)
         self.register_buffer("beta", torch.tensor(0.0))
 
     def start(self, train):

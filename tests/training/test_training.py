@@ -479,10 +479,11 @@ def toy_method(monkeypatch):
             supervision="classes", multilabel=False, fit="gradient",
         )  # fmt: skip
 
-        def __init__(self, *, bits: int, classes: int, sharpness: float = 1.0) -> None:
-            super().__init__(bits=bits, classes=classes)
-            self.sharpness = sharpness
-            self.classifier = torch.nn.Linear(bits, classes)
+        sharpness: float = 1.0
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            self.classifier = torch.nn.Linear(self.bits, self.classes)
 
         def loss(self, outputs, batch):
             scores = self.classifier(torch.tanh(self.sharpness * outputs))

@@ -1,28 +1,8 @@
-"""Methods that learn codes, one file each. To add one: write the file, import it here, test it."""
+"""Methods that learn codes, one file each. To add one: write the file and its test."""
 
-from fisherhash.methods import (  # noqa: F401 - importing a method registers it
-    adsh,
-    bihalf,
-    classifier,
-    cnnh,
-    csq,
-    dch,
-    dfh,
-    dhn,
-    dpn,
-    dpsh,
-    dqn,
-    dsdh,
-    dsh,
-    dsrh,
-    dtsh,
-    greedyhash,
-    hashnet,
-    mihash,
-    ninh,
-    orthohash,
-    shallow,
-)
+import importlib
+import pkgutil
+
 from fisherhash.methods.base import (
     Batch,
     FeatureMethod,
@@ -50,3 +30,6 @@ __all__ = [
     "registry",
     "resolved_options",
 ]
+
+for _file in pkgutil.walk_packages(__path__, f"{__name__}."):
+    importlib.import_module(_file.name)  # importing a method registers it

@@ -7,6 +7,7 @@ Everything here is integer arithmetic on draws of numpy's PCG64, so a code book 
 from __future__ import annotations
 
 import logging
+import math
 from functools import cache
 
 import numpy as np
@@ -135,24 +136,21 @@ def hadamard(order: int) -> Signs:
 
 
 def _hadamard(order: int) -> Signs:
-    if order == 1:
-        return np.ones((1, 1), dtype=np.int8)
-    if order == 2:
-        return np.array([[1, 1], [1, -1]], dtype=np.int8)
+    pair = np.array([[1, 1], [1, -1]], dtype=np.int8)
+    if order <= 2:
+        return pair[:order, :order]
     kind, number = _construction(order) or ("", 0)
     if kind == "product":
         return np.kron(_hadamard(number), _hadamard(order // number))
-    residues = _jacobsthal(number)
     identity = np.eye(number + 1, dtype=np.int8)
     conference = np.zeros((number + 1, number + 1), dtype=np.int8)
     conference[0, 1:] = 1
     conference[1:, 0] = -1 if kind == "paley1" else 1
-    conference[1:, 1:] = residues
+    conference[1:, 1:] = _jacobsthal(number)
     if kind == "paley1":
         return identity + conference
-    return np.kron(conference, np.array([[1, 1], [1, -1]], dtype=np.int8)) + np.kron(
-        identity, np.array([[1, -1], [-1, -1]], dtype=np.int8)
-    )
+    other = np.array([[1, -1], [-1, -1]], dtype=np.int8)
+    return np.kron(conference, pair) + np.kron(identity, other)
 
 
 @cache
@@ -160,10 +158,10 @@ def _construction(order: int) -> tuple[str, int] | None:
     """Return how a matrix of this order, a multiple of four, is built, and from which number."""
     if order & (order - 1) == 0:
         return "product", 2
-    if _is_prime(order - 1):
+    if _prime_of(order - 1):
         return "paley1", order - 1
     q = order // 2 - 1
-    if q % 4 == 1 and (_is_prime(q) or _is_prime_square(q)):
+    if q % 4 == 1 and _prime_of(q):
         return "paley2", q
     for factor in range(2, order // 2 + 1):
         rest = order // factor
@@ -172,13 +170,11 @@ def _construction(order: int) -> tuple[str, int] | None:
     return None
 
 
-def _is_prime(number: int) -> bool:
-    return number > 1 and all(number % d for d in range(2, int(number**0.5) + 1))
-
-
-def _is_prime_square(number: int) -> bool:
-    root = round(number**0.5)
-    return root * root == number and _is_prime(root)
+def _prime_of(q: int) -> int:
+    """Return p if q is the prime p or its square, else 0."""
+    root = math.isqrt(q)
+    p = root if root * root == q else q
+    return p if p > 1 and all(p % d for d in range(2, math.isqrt(p) + 1)) else 0
 
 
 def _jacobsthal(q: int) -> Signs:
@@ -186,7 +182,7 @@ def _jacobsthal(q: int) -> Signs:
 
     Entries are 1, -1, or 0 on the diagonal; q is an odd prime or the square of one.
     """
-    p = q if _is_prime(q) else round(q**0.5)
+    p = _prime_of(q)
     legendre = np.full(p, -1, dtype=np.int8)
     legendre[np.arange(1, p) ** 2 % p] = 1
     legendre[0] = 0
@@ -239,7 +235,12 @@ def _linear_code(count: int, bits: int, rng: np.random.Generator) -> Signs:
     It bisects the distance: growing a code for it succeeds or fails.
     """
     dimension = (count - 1).bit_length()
-    best = _candidates(2**bits, bits, rng) if dimension == bits else None
+    if dimension == bits:
+        best = _candidates(2**bits, bits, rng)
+    else:
+        # With unit vectors as generators, distance 1 is always possible.
+        best = np.zeros((2**dimension, (bits + 63) // 64), dtype=np.uint64)
+        best[:, 0] = np.arange(2**dimension, dtype=np.uint64)
     low, high = 1, distance_bound(count, bits)
     while low <= high:
         distance = (low + high + 1) // 2
@@ -249,10 +250,6 @@ def _linear_code(count: int, bits: int, rng: np.random.Generator) -> Signs:
             high = distance - 1
         else:
             best, low = found, distance + 1
-    if best is None:
-        # With unit vectors as generators, distance 1 is always possible.
-        best = np.zeros((2**dimension, (bits + 63) // 64), dtype=np.uint64)
-        best[:, 0] = np.arange(2**dimension, dtype=np.uint64)
     unbalance = np.abs(2 * np.bitwise_count(best).sum(1, dtype=np.int32) - bits)
     return _signs(best[np.sort(np.argsort(unbalance, kind="stable")[:count])], bits)
 
@@ -294,9 +291,8 @@ def _candidates(count: int, bits: int, rng: np.random.Generator) -> Words:
 
 def _signs(words: Words, bits: int) -> Signs:
     """Return words (n, width) of 64 bits as codes in {-1, 1} (n, bits)."""
-    shifts = np.arange(64, dtype=np.uint64)
-    unpacked = (words[:, :, None] >> shifts) & np.uint64(1)
-    return (2 * unpacked.reshape(len(words), -1)[:, :bits].astype(np.int8) - 1).astype(np.int8)
+    parts = words.astype("<u8").view(np.uint8)
+    return 2 * np.unpackbits(parts, axis=1, count=bits, bitorder="little").astype(np.int8) - 1
 
 
 def _use_every_bit(codes: Signs, rng: np.random.Generator) -> Signs:
@@ -318,14 +314,12 @@ def _search(codes: Signs, rng: np.random.Generator) -> Signs:
     steps = min(SEARCH_WORK // (count * bits), 3000)
     if steps < count:
         return codes
-    best, bound = codes, distance_bound(count, bits)
-    goal = minimum_distance(codes) + 1
-    while goal <= bound:
-        found = _reach(best, goal, steps, rng)
+    while (goal := minimum_distance(codes) + 1) <= distance_bound(count, bits):
+        found = _reach(codes, goal, steps, rng)
         if found is None:
             break
-        best, goal = found, minimum_distance(found) + 1
-    return best
+        codes = found
+    return codes
 
 
 def _reach(codes: Signs, goal: int, steps: int, rng: np.random.Generator) -> Signs | None:

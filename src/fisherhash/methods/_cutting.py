@@ -39,9 +39,8 @@ def cut(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     mixing, offsets = least_squares(outputs, targets)
     generator = torch.Generator().manual_seed(0)
     shape = (STEPS, BATCH)
-    one, other = (
-        torch.randint(len(outputs), shape, generator=generator).to(outputs.device) for _ in "ab"
-    )
+    one = torch.randint(len(outputs), shape, generator=generator).to(outputs.device)
+    other = torch.randint(len(outputs), shape, generator=generator).to(outputs.device)
     share = torch.rand(shape, generator=generator)
     alone = torch.rand(shape, generator=generator) >= BETWEEN
     share = torch.where(alone, 1.0, share).to(outputs)[:, :, None]

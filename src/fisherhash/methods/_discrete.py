@@ -30,10 +30,8 @@ def ridge_classifier(codes: Tensor, sums: Tensor, *, ridge: float) -> Tensor:
     return torch.linalg.solve(codes.T @ codes + ridge * eye, sums.double()).float()
 
 
-def coordinate_descent(
-    codes: Tensor, gram: Tensor, pull: Tensor, *, sweeps: int
-) -> tuple[Tensor, int]:
-    """Take the B-step, discrete cyclic coordinate descent; return new codes and the flips.
+def coordinate_descent(codes: Tensor, gram: Tensor, pull: Tensor, *, sweeps: int) -> Tensor:
+    """Take the B-step, discrete cyclic coordinate descent; return the new codes.
 
     It minimises b^T G b - 2 b^T p for each image separately. The objective above has this form with
     G = W W^T and p = W y + attraction * u, because ||b||^2 = K is constant. Bit by bit, with the
@@ -50,14 +48,10 @@ def coordinate_descent(
     pull = pull.T.contiguous()
     codes = codes.T.to(pull).clone(memory_format=torch.contiguous_format)
     others = gram.to(pull).clone().fill_diagonal_(0.0)
-    total = 0
     for _ in range(sweeps):
-        flips = torch.zeros((), dtype=torch.int64, device=codes.device)
+        before = codes.clone()
         for k in range(len(codes)):
-            bit = sign(pull[k] - others[k] @ codes)
-            flips += (bit != codes[k]).sum()
-            codes[k] = bit
-        total += int(flips)
-        if not flips:
+            codes[k] = sign(pull[k] - others[k] @ codes)
+        if torch.equal(codes, before):
             break
-    return codes.T.contiguous(), total
+    return codes.T.contiguous()

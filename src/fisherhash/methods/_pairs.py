@@ -27,30 +27,22 @@ class TrainingLabels(nn.Module):
     is similar to no image, and its row of Y is zero.
     """
 
-    numbers: Tensor
-    rows: Tensor
-
     def __init__(self) -> None:
         super().__init__()
         self.classes = 0
         self.single = True
         # Not in checkpoints, because the training set has the labels.
-        self.register_buffer("numbers", torch.empty(0, dtype=torch.int64), persistent=False)
-        self.register_buffer("rows", torch.empty(0, 0, dtype=torch.uint8), persistent=False)
+        self.numbers = nn.Buffer(torch.empty(0, dtype=torch.int64), persistent=False)
+        self.rows = nn.Buffer(torch.empty(0, 0, dtype=torch.uint8), persistent=False)
 
     def fill(self, labels: Tensor) -> None:
         """Store labels (N, classes)."""
         rows = (labels > 0).to(torch.uint8)
-        counts = rows.sum(1)
         self.classes = labels.shape[1]
-        self.single = not bool((counts > 1).any())
-        if self.single:
-            numbers = rows.argmax(1) if self.classes else torch.zeros_like(counts)
-            self.numbers = torch.where(counts > 0, numbers, -1)
-            self.rows = rows[:0].clone()
-        else:
-            self.numbers = counts[:0].clone()
-            self.rows = rows
+        self.single = not bool((rows.sum(1) > 1).any())
+        numbers = F.pad(rows, (1, 0)).argmax(1) - 1  # -1 without a label
+        self.numbers = numbers if self.single else numbers[:0].clone()
+        self.rows = rows[:0].clone() if self.single else rows
 
     def similar(self, index: Tensor) -> Tensor:
         """Return whether the images at ``index`` share a label with each training image, (b, N)."""
@@ -124,12 +116,10 @@ class PairMemory(nn.Module):
     gradient reaches only the batch's own outputs.
     """
 
-    outputs: Tensor
-
     def __init__(self) -> None:
         super().__init__()
         self.labels = TrainingLabels()
-        self.register_buffer("outputs", torch.empty(0, 0))
+        self.outputs = nn.Buffer(torch.empty(0, 0))
 
     def fill(self, train: TrainingSet) -> None:
         """Store the outputs of one pass over the training set.
@@ -161,8 +151,8 @@ class PairMemory(nn.Module):
 class MemoryMethod(HashMethod):
     """A method that remembers the last outputs of all training images."""
 
-    def __init__(self, *, bits: int, classes: int) -> None:
-        super().__init__(bits=bits, classes=classes)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.memory = PairMemory()
 
     def start(self, train: TrainingSet) -> None:
@@ -194,12 +184,9 @@ class BatchPairs:
         labels = labels.float()
         shared = labels @ labels.T
         either = labels.sum(1)[:, None] + labels.sum(1) - shared
-        same = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-        return cls(
-            (shared > 0) & ~same,
-            (shared <= 0) & ~same,
-            torch.where(shared > 0, shared / either.clamp_min(1.0), 0.0),
-        )
+        overlap = torch.where(shared > 0, shared / either.clamp_min(1.0), 0.0)
+        different = ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+        return cls((shared > 0) & different, (shared <= 0) & different, overlap)
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the mean of values (b, b) over all pairs; 0 with zero gradient without pairs."""

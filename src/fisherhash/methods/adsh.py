@@ -1,9 +1,7 @@
 """Asymmetric Deep Supervised Hashing (Jiang, Li, AAAI 2018), on the training split alone."""
 
-from __future__ import annotations
-
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fisherhash.methods._discrete import coordinate_descent
 from fisherhash.methods._options import NotNegative, PositiveInt
@@ -63,24 +61,15 @@ class ADSH(MemoryMethod):
         url="https://arxiv.org/abs/1707.08325",
         supervision="pairs",
     )
-    codes: Tensor
-    ratio: Tensor
 
-    def __init__(
-        self,
-        *,
-        bits: int,
-        classes: int,
-        quantization: NotNegative = 200.0,
-        sample: PositiveInt = 2000,
-        sweeps: PositiveInt = 1,
-    ) -> None:
-        super().__init__(bits=bits, classes=classes)
-        self.quantization = quantization
-        self.sample = sample
-        self.sweeps = sweeps
-        self.register_buffer("codes", torch.empty(0, bits))
-        self.register_buffer("ratio", torch.zeros(()))
+    quantization: NotNegative = 200.0
+    sample: PositiveInt = 2000
+    sweeps: PositiveInt = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.codes = nn.Buffer(torch.empty(0, self.bits))
+        self.ratio = nn.Buffer(torch.zeros(()))
 
     def start(self, train: TrainingSet) -> None:
         """Fill the memory of outputs; V starts at their signs."""
@@ -115,5 +104,4 @@ class ADSH(MemoryMethod):
         self.ratio.copy_((similar_pairs / others.clamp_min(1.0)).clamp_max(1.0))
         pull = self.bits * ((1.0 + self.ratio) * sums - self.ratio * U.sum(0))
         pull[omega] += self.quantization * U
-        codes, _ = coordinate_descent(self.codes, U.T @ U, pull, sweeps=self.sweeps)
-        self.codes.copy_(codes)
+        self.codes.copy_(coordinate_descent(self.codes, U.T @ U, pull, sweeps=self.sweeps))

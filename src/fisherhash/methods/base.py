@@ -10,18 +10,18 @@ the device, so they cost nothing when a captured CUDA graph is replayed.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_type_hints
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, fields
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, dataclass_transform
 
 import torch
 from torch import Tensor, nn
 
 from fisherhash.codes import check_bits
 from fisherhash.errors import FisherhashError, UsageError, unknown_name
-from fisherhash.methods._options import CheckedOptions, convert_option
+from fisherhash.methods._options import convert_option
 from fisherhash.model.heads import Head, LinearHead
+from fisherhash.system.options import check_options, options_of
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,35 @@ class TrainingSet(Protocol):
         ...
 
 
+@dataclass_transform(kw_only_default=True, eq_default=False)
+@dataclass(kw_only=True, eq=False, repr=False)
+class CheckedOptions:
+    """Turns each subclass into a dataclass, and checks its fields against their annotations.
+
+    A method declares a hyper-parameter once, as ``margin: Positive = 1.0`` in its class body. That
+    makes it a keyword of the constructor and an attribute. Whatever else a constructor must do
+    belongs in ``__post_init__``, after ``super().__post_init__()``.
+    """
+
+    info: ClassVar[MethodInfo]
+    bits: int
+    classes: int
+
+    def __init_subclass__(cls) -> None:
+        if "__init__" in vars(cls):
+            raise TypeError(f"{cls.__name__}: declare options as fields and write __post_init__")
+        dataclass(kw_only=True, eq=False, repr=False)(cls)
+
+    def __post_init__(self) -> None:
+        self.bits = check_bits(self.bits)
+        try:
+            check_options(self)
+        except UsageError as error:
+            raise UsageError(f"{self.info.name}: {error}") from None
+
+
 class HashMethod(CheckedOptions, nn.Module):
-    """A method trained by gradient. Subclasses take keyword-only hyper-parameters after these two.
+    """A method trained by gradient. Subclasses declare their hyper-parameters as fields.
 
     The loop calls the method itself, ``method(outputs, batch)``, which checks the contract around
     ``loss``. Subclasses write ``loss``, and override the other functions where they need them.
@@ -105,14 +132,14 @@ class HashMethod(CheckedOptions, nn.Module):
         classes: Number of classes.
     """
 
-    info: ClassVar[MethodInfo]
-    capturable: bool = True
-    """Whether a step stays on the device, so that a CUDA graph can capture it."""
+    def __post_init__(self) -> None:
+        nn.Module.__init__(self)  # the options, plain values, are stored already
+        super().__post_init__()
 
-    def __init__(self, *, bits: int, classes: int) -> None:
-        super().__init__()
-        self.bits = check_bits(bits)
-        self.classes = classes
+    @property
+    def capturable(self) -> bool:
+        """Whether a step stays on the device, so that a CUDA graph can capture it."""
+        return True
 
     @property
     def output_width(self) -> int:
@@ -192,11 +219,7 @@ class FeatureMethod(CheckedOptions):
         classes: Number of classes; 0 without labels.
     """
 
-    info: ClassVar[MethodInfo]
-
-    def __init__(self, *, bits: int, classes: int = 0) -> None:
-        self.bits = check_bits(bits)
-        self.classes = classes
+    classes: int = 0
 
     def solve(self, features: Tensor, labels: Tensor | None, *, seed: int) -> Head:
         """Return a head fitted on features (N, d) and labels (N, classes)."""
@@ -271,10 +294,9 @@ def find(name: str) -> type[AnyMethod]:
     return _REGISTRY[name]
 
 
-def hyper_parameters(method: type[AnyMethod]) -> dict[str, inspect.Parameter]:
+def hyper_parameters(method: type[AnyMethod]) -> dict[str, Field[Any]]:
     """Return a method's own hyper-parameters by name, with their defaults."""
-    parameters = inspect.signature(method.__init__).parameters
-    return {k: p for k, p in parameters.items() if k not in ("self", "bits", "classes")}
+    return {one.name: one for one in fields(method) if one.name not in ("bits", "classes")}
 
 
 def create(
@@ -292,19 +314,18 @@ def create(
         UsageError: A name or a value is wrong; the message names the nearest name.
     """
     method = find(name)
-    known = hyper_parameters(method)
-    hints = get_type_hints(method.__init__)
+    own = hyper_parameters(method)
+    known = {option.name: option for option in options_of(method) if option.name in own}
     values: dict[str, Any] = {}
     for key, value in (options or {}).items():
         if key not in known:
             raise unknown_name(f"option of {name}", key, known)
-        values[key] = convert_option(name, key, value, hints[key])
-    build: Callable[..., AnyMethod] = method
-    return build(bits=bits, classes=classes, **values)
+        values[key] = convert_option(name, known[key], value)
+    return method(bits=bits, classes=classes, **values)
 
 
 def resolved_options(method: AnyMethod) -> dict[str, Any]:
-    """Return every hyper-parameter's value as JSON; a method stores each under its own name."""
+    """Return every hyper-parameter's value as JSON."""
     return {key: getattr(method, key) for key in hyper_parameters(type(method))}
 
 

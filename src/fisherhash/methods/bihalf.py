@@ -1,12 +1,10 @@
 """Deep Unsupervised Image Hashing by Maximizing Bit Entropy (Li, van Gemert, AAAI 2021)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fisherhash.methods._options import NotNegative
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, TrainingSet, register
@@ -61,15 +59,12 @@ class BiHalf(HashMethod):
         supervision="none",
     )
 
-    middle: Tensor
+    gamma: NotNegative = 1.0
+    center: bool = True
 
-    def __init__(
-        self, *, bits: int, classes: int, gamma: NotNegative = 1.0, center: bool = True
-    ) -> None:
-        super().__init__(bits=bits, classes=classes)
-        self.gamma = gamma
-        self.center = center
-        self.register_buffer("middle", torch.zeros(1))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.middle = nn.Buffer(torch.zeros(1))
 
     def start(self, train: TrainingSet) -> None:
         """Measure the mean of the features."""
@@ -85,10 +80,8 @@ class BiHalf(HashMethod):
         scale = self.bits / 4.0
         codes = bi_half(outputs, self.gamma * scale)
         features = batch.features.detach().float() - self.middle
-        found, wanted = (
-            F.cosine_similarity(values[:half], values[half : 2 * half])
-            for values in (codes, features)
-        )
+        found = F.cosine_similarity(codes[:half], codes[half : 2 * half])
+        wanted = F.cosine_similarity(features[:half], features[half : 2 * half])
         angles = F.mse_loss(found, wanted)
         return {"angles": angles, "loss": scale * angles}
 

@@ -1,7 +1,5 @@
 """The trivial baseline: a plain classifier with a fixed code per class."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -51,9 +49,7 @@ class Classifier(HashMethod):
         multilabel=False,
     )
 
-    def __init__(self, *, bits: int, classes: int, codebook_seed: int = 0) -> None:
-        super().__init__(bits=bits, classes=classes)
-        self.codebook_seed = codebook_seed
+    codebook_seed: int = 0
 
     @property
     def output_width(self) -> int:

@@ -1,10 +1,8 @@
 """Supervised Hashing for Image Retrieval via Image Representation Learning (AAAI 2014)."""
 
-from __future__ import annotations
-
-import itertools
 import logging
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -77,28 +75,18 @@ class CNNH(HashMethod):
         url="https://ojs.aaai.org/index.php/AAAI/article/view/8952",
         supervision="pairs",
     )
-    targets: Tensor
-    rows: Tensor
 
-    def __init__(
-        self,
-        *,
-        bits: int,
-        classes: int,
-        sweeps: PositiveInt = 10,
-        representatives: PositiveInt = 2048,
-        plus: bool = False,
-        class_weight: NotNegative = 1.0,
-    ) -> None:
-        super().__init__(bits=bits, classes=classes)
-        self.sweeps = sweeps
-        self.representatives = representatives
-        self.plus = plus
-        self.class_weight = class_weight
+    sweeps: PositiveInt = 10
+    representatives: PositiveInt = 2048
+    plus: bool = False
+    class_weight: NotNegative = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.classifier: nn.Linear | None = None
         self._seed: int | None = None
-        self.register_buffer("targets", torch.zeros(1, bits))
-        self.register_buffer("rows", torch.empty(0, dtype=torch.int64))
+        self.targets = nn.Buffer(torch.zeros(1, self.bits))
+        self.rows = nn.Buffer(torch.empty(0, dtype=torch.int64))
 
     def head(self, in_features: int) -> Head:
         """Return one linear layer; CNNH+ also has class outputs, used only in training."""
@@ -116,12 +104,11 @@ class CNNH(HashMethod):
             self._seed = int(torch.randint(2**31, ()))
         rng = np.random.default_rng(self._seed)
         H = target_codes(groups, self.bits, self.sweeps, self.representatives, rng)
-        if groups.single and len(np.unique(H, axis=0)) < len(H):
+        distinct = len(np.unique(H, axis=0))
+        if groups.single and distinct < len(H):
             logger.warning(
                 "cnnh: %d classes share %d target codes of %d bits; use more bits",
-                len(H),
-                len(np.unique(H, axis=0)),
-                self.bits,
+                *(len(H), distinct, self.bits),
             )
         device = train.labels.device
         # The additional row of zeros is what -1 (no label) points to.
@@ -161,7 +148,7 @@ class LabelRows:
     single: bool
 
     @classmethod
-    def of(cls, labels: NDArray[np.bool_]) -> LabelRows:
+    def of(cls, labels: NDArray[np.bool_]) -> Self:
         """Group the rows of labels (N, classes)."""
         known = np.flatnonzero(labels.any(1))
         packed = np.packbits(labels[known], axis=1)
@@ -169,12 +156,10 @@ class LabelRows:
             packed, axis=0, return_index=True, return_inverse=True, return_counts=True
         )
         order = np.argsort(-counts, kind="stable")
-        rank = np.empty(len(order), dtype=np.int64)
-        rank[order] = np.arange(len(order))
         row_of = np.full(len(labels), -1, dtype=np.int64)
-        row_of[known] = rank[inverse.reshape(-1)]
+        row_of[known] = np.argsort(order)[inverse.reshape(-1)]
         rows = labels[known[first[order]]]
-        single = not len(rows) or int(rows.sum(1).max()) == 1
+        single = int(rows.sum(1).max(initial=1)) == 1
         return cls(rows, counts[order].astype(np.float64), row_of, single)
 
 
@@ -184,11 +169,11 @@ def target_codes(
     """Run stage 1: return codes (R, bits) in {-1, 1} of all label rows."""
     count = len(groups.labels)
     solved = count if groups.single else min(count, representatives)
-    sharing = Sharing(groups.labels[:solved])
-    weights = groups.counts[:solved] / max(groups.counts[:solved].mean(), 1.0) if solved else None
     codes = np.empty((count, bits))
-    if weights is None:
+    if not solved:
         return codes
+    sharing = Sharing(groups.labels[:solved])
+    weights = groups.counts[:solved] / max(groups.counts[:solved].mean(), 1.0)
     H = rng.uniform(-1.0, 1.0, (solved, bits))
     gains: list[float] = []
     for _ in range(sweeps):
@@ -200,7 +185,8 @@ def target_codes(
         known = codes[:solved]
         inverse = np.linalg.pinv(known.T @ (weights[:, None] * known))
         for row in range(solved, count):
-            pull = _pull(known, weights, sharing.with_labels(groups.labels[row]))
+            near = sharing.with_labels(groups.labels[row])
+            pull = 2.0 * (weights[near] @ known[near]) - weights @ known  # H^T W s
             codes[row] = np.where(inverse @ pull > 0, 1.0, -1.0)
     return codes
 
@@ -210,9 +196,7 @@ class Sharing:
 
     def __init__(self, labels: NDArray[np.bool_]) -> None:
         self.labels = labels
-        order, columns = np.nonzero(labels.T)
-        ends = np.searchsorted(order, np.arange(labels.shape[1] + 1))
-        self._members = [columns[a:b] for a, b in itertools.pairwise(ends)]
+        self._members = [np.flatnonzero(column) for column in labels.T]
 
     def with_labels(self, row: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Return the numbers of the rows that share a label with ``row`` (classes,)."""
@@ -244,9 +228,8 @@ def newton_sweep(H: Matrix, weights: Matrix, sharing: Sharing, rng: np.random.Ge
             aim = x - first / second if second > 0 else -np.sign(first)
             step = min(max(aim, -1.0), 1.0) - x
             new_own = own + 2.0 * step * x + step * step
-            change = 2.0 * w * step * (2.0 * slope + step * curve) + w * w * (
-                new_own * new_own - own * own
-            )
+            change = 2.0 * w * step * (2.0 * slope + step * curve)
+            change += w * w * (new_own * new_own - own * own)
             if change < 0:
                 h[j] = x + step
                 slopes += step * others[:, j]
@@ -256,8 +239,3 @@ def newton_sweep(H: Matrix, weights: Matrix, sharing: Sharing, rng: np.random.Ge
         Q = others + w * np.outer(h, h)
         H[i] = h
     return fallen
-
-
-def _pull(H: Matrix, weights: Matrix, near: NDArray[np.int64]) -> Matrix:
-    """Return H^T W s (K,) for a row with s = 1 at ``near`` and -1 elsewhere."""
-    return 2.0 * (weights[near] @ H[near]) - weights @ H

@@ -1,11 +1,9 @@
 """Central Similarity Quantization (Yuan et al., CVPR 2020)."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fisherhash.methods._codebooks import far_apart
 from fisherhash.methods._options import NotNegative
@@ -54,18 +52,15 @@ class CSQ(HashMethod):
         url="https://arxiv.org/abs/1908.00347",
         supervision="classes",
     )
-    centers: Tensor
-    tie: Tensor
 
-    def __init__(
-        self, *, bits: int, classes: int, quantization: NotNegative = 0.05, codebook_seed: int = 0
-    ) -> None:
-        super().__init__(bits=bits, classes=classes)
-        self.quantization = quantization
-        self.codebook_seed = codebook_seed
-        self.register_buffer("centers", far_apart(classes, bits, seed=codebook_seed))
-        drawn = np.random.default_rng([codebook_seed, bits]).integers(0, 2, bits)
-        self.register_buffer("tie", torch.from_numpy(2.0 * drawn - 1.0).float())
+    quantization: NotNegative = 0.05
+    codebook_seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.centers = nn.Buffer(far_apart(self.classes, self.bits, seed=self.codebook_seed))
+        drawn = np.random.default_rng([self.codebook_seed, self.bits]).integers(0, 2, self.bits)
+        self.tie = nn.Buffer(torch.from_numpy(2.0 * drawn - 1.0).float())
 
     def center_of(self, labels: Tensor) -> Tensor:
         """Return the centres in {-1, 1} (n, bits) of images with labels (n, classes)."""

@@ -1,7 +1,5 @@
 """Deep Cauchy Hashing (Cao, Long, Liu, Wang, CVPR 2018)."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -63,19 +61,9 @@ class DCH(HashMethod):
         supervision="pairs",
     )
 
-    def __init__(
-        self,
-        *,
-        bits: int,
-        classes: int,
-        gamma: Positive = 20.0,
-        quantization: NotNegative = 0.1,
-        loss_scale: Positive = 10.0,
-    ) -> None:
-        super().__init__(bits=bits, classes=classes)
-        self.gamma = gamma
-        self.quantization = quantization
-        self.loss_scale = loss_scale
+    gamma: Positive = 20.0
+    quantization: NotNegative = 0.1
+    loss_scale: Positive = 10.0
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the negative log-posterior of one batch."""

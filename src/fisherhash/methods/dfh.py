@@ -1,12 +1,10 @@
 """Deep Fisher Hashing (Li, Pei, Zha, van Gemert, BMVC 2019)."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fisherhash.codes import MAX_BITS
 from fisherhash.errors import UsageError, unknown_name
@@ -119,74 +117,56 @@ class DFH(MemoryMethod):
         url="https://arxiv.org/abs/1909.00206",
         supervision="pairs and classes",
     )
-    centers: Tensor
-    relaxed: Tensor
 
-    def __init__(
-        self,
-        *,
-        bits: int,
-        classes: int,
-        parts: str = "pair,margin,intra,inter",
-        margin: NotNegative = 1.0,
-        quantization: NotNegative = 0.1,
-        intra: NotNegative = 1.0,
-        inter: NotNegative = 2.0,
-        relaxation: NotNegative = 1.0,
-        center_step: Literal["exact", "gradient", "released"] = "exact",
-        alternations: PositiveInt = 2,
-        sweeps: PositiveInt = 5,
-        gradient_steps: PositiveInt = 50,
-        positive_weight: NotNegative = 1.0,
-        initial_centers: Literal["means", "far-apart", "graded"] = "means",
-        affinity: Annotated[float, Range(least=0, most=1)] = 0.5,
-        width: Annotated[int, Range(least=0, most=MAX_BITS)] = 0,
-        cut: Literal["between", "outputs"] = "between",
-    ) -> None:
-        super().__init__(bits=bits, classes=classes)
-        on = _check_parts(parts)
-        if cut == "outputs" and 0 < width < bits:
+    parts: str = "pair,margin,intra,inter"
+    margin: NotNegative = 1.0
+    quantization: NotNegative = 0.1
+    intra: NotNegative = 1.0
+    inter: NotNegative = 2.0
+    relaxation: NotNegative = 1.0
+    center_step: Literal["exact", "gradient", "released"] = "exact"
+    alternations: PositiveInt = 2
+    sweeps: PositiveInt = 5
+    gradient_steps: PositiveInt = 50
+    positive_weight: NotNegative = 1.0
+    initial_centers: Literal["means", "far-apart", "graded"] = "means"
+    affinity: Annotated[float, Range(least=0, most=1)] = 0.5
+    width: Annotated[int, Range(least=0, most=MAX_BITS)] = 0
+    cut: Literal["between", "outputs"] = "between"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        on = _check_parts(self.parts)
+        if self.cut == "outputs" and 0 < self.width < self.bits:
             raise UsageError(
-                f"dfh: {bits} bits cannot be the signs of {width} outputs; give a width of at "
-                "least the bits, or cut='between'"
+                f"dfh: {self.bits} bits cannot be the signs of {self.width} outputs; give a width "
+                "of at least the bits, or cut='between'"
             )
-        self.parts = parts
-        self.margin = margin
-        self.quantization = quantization
-        self.intra = intra
-        self.inter = inter
-        self.relaxation = relaxation
-        self.center_step = center_step
-        self.alternations = alternations
-        self.sweeps = sweeps
-        self.gradient_steps = gradient_steps
-        self.positive_weight = positive_weight
-        self.initial_centers = initial_centers
-        self.affinity = affinity
-        self.width = width
-        self.cut = cut
         self._pair = "pair" in on
-        self._margin = margin if "margin" in on else 0.0
-        self._mu = intra if "intra" in on else 0.0
-        self._nu = inter if "inter" in on else 0.0
+        self._margin = self.margin if "margin" in on else 0.0
+        self._mu = self.intra if "intra" in on else 0.0
+        self._nu = self.inter if "inter" in on else 0.0
         self._nu_scaled = self._nu
-        self._quantization = quantization if self._pair else 1.0
-        self.capturable = center_step != "released"  # that step runs on the host
-        self._outputs = width or bits
-        self.register_buffer("centers", torch.ones(self._outputs, classes))
-        self.register_buffer("relaxed", torch.zeros(self._outputs, classes))
-        self._positive_weight = positive_weight
+        self._quantization = self.quantization if self._pair else 1.0
+        self.centers = nn.Buffer(torch.ones(self.output_width, self.classes))
+        self.relaxed = nn.Buffer(torch.zeros(self.output_width, self.classes))
+        self._positive_weight = self.positive_weight
         # A of the inter-class term, and the graded code book, which is found once for all stages.
-        self._target = _centers.opposed(self._outputs, classes)
+        self._target = _centers.opposed(self.output_width, self.classes)
         self._graded: _centers.Matrix | None = None
         # Others own both: the head is saved with the model, the images are not saved.
         self._heads: list[CutHead] = []
         self._train: TrainingSet | None = None
 
     @property
+    def capturable(self) -> bool:
+        """The released centre step runs on the host."""
+        return self.center_step != "released"
+
+    @property
     def output_width(self) -> int:
         """``width`` outputs, or ``bits`` where it is 0."""
-        return self._outputs
+        return self.width or self.bits
 
     def head(self, in_features: int) -> Head:
         """Return a linear layer; with ``width``, one of that many outputs and a cut of the bits."""
@@ -205,11 +185,11 @@ class DFH(MemoryMethod):
             similar = labels.similar_share()
             self._positive_weight = (1.0 - similar) / similar if 0 < similar < 1 else 1.0
         if self.initial_centers == "far-apart":
-            self.relaxed = far_apart(self.classes, self._outputs).T.to(outputs)
+            self.relaxed = far_apart(self.classes, self.output_width).T.to(outputs)
         elif self.initial_centers == "graded":
             if self._graded is None:
                 means = _numpy(labels.means(_standardised(train.features())))
-                self._target = _centers.graded(means, self._outputs, self.affinity)
+                self._target = _centers.graded(means, self.output_width, self.affinity)
                 self._graded = _centers.code_book(self._target, means)
             self.relaxed = torch.from_numpy(self._graded).to(outputs)
         else:
@@ -241,9 +221,8 @@ class DFH(MemoryMethod):
         if self.center_step == "released" and self._mu > 0:
             proportions = class_proportions(batch.labels)
             codes = self.binary(outputs, proportions)
-            problem = self._problem(
-                codes, codes.T @ proportions, proportions.T @ proportions, 1.0 if self._nu else 0.0
-            )
+            S, T = codes.T @ proportions, proportions.T @ proportions
+            problem = self._problem(codes, S, T, 1.0 if self._nu else 0.0)
             self.centers.copy_(torch.from_numpy(problem.linear_sweep(_numpy(self.centers))))
 
     def on_epoch_start(self, progress: Progress) -> None:

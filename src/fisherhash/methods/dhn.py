@@ -1,7 +1,5 @@
 """Deep Hashing Network (Zhu, Long, Wang, Cao, AAAI 2016)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -53,19 +51,9 @@ class DHN(HashMethod):
         supervision="pairs",
     )
 
-    def __init__(
-        self,
-        *,
-        bits: int,
-        classes: int,
-        scale: Positive = 0.5,
-        quantization: NotNegative = 0.1,
-        loss_scale: Positive = 10.0,
-    ) -> None:
-        super().__init__(bits=bits, classes=classes)
-        self.scale = scale
-        self.quantization = quantization
-        self.loss_scale = loss_scale
+    scale: Positive = 0.5
+    quantization: NotNegative = 0.1
+    loss_scale: Positive = 10.0
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the negative log-posterior of one batch."""

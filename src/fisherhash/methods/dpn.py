@@ -1,8 +1,6 @@
 """Deep Polarized Network (Fan, Ng, Ju, Zhang, Chan, IJCAI 2020)."""
 
-from __future__ import annotations
-
-from torch import Tensor
+from torch import Tensor, nn
 
 from fisherhash.methods._codebooks import far_apart
 from fisherhash.methods._options import Positive
@@ -46,15 +44,13 @@ class DPN(HashMethod):
         url="https://www.ijcai.org/proceedings/2020/115",
         supervision="classes",
     )
-    targets: Tensor
 
-    def __init__(
-        self, *, bits: int, classes: int, margin: Positive = 1.0, codebook_seed: int = 0
-    ) -> None:
-        super().__init__(bits=bits, classes=classes)
-        self.margin = margin
-        self.codebook_seed = codebook_seed
-        self.register_buffer("targets", far_apart(classes, bits, seed=codebook_seed))
+    margin: Positive = 1.0
+    codebook_seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.targets = nn.Buffer(far_apart(self.classes, self.bits, seed=self.codebook_seed))
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the hinge to each of an image's targets, averaged over its labels."""

@@ -1,7 +1,5 @@
 """Deep Pairwise-Supervised Hashing (Li, Wang, Kang, IJCAI 2016)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from fisherhash.methods._options import NotNegative, Positive
@@ -52,17 +50,8 @@ class DPSH(MemoryMethod):
         supervision="pairs",
     )
 
-    def __init__(
-        self,
-        *,
-        bits: int,
-        classes: int,
-        quantization: NotNegative = 0.01,
-        loss_scale: Positive = 5.0,
-    ) -> None:
-        super().__init__(bits=bits, classes=classes)
-        self.quantization = quantization
-        self.loss_scale = loss_scale
+    quantization: NotNegative = 0.01
+    loss_scale: Positive = 5.0
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the negative log-likelihood of the batch's pairs, plus the quantisation term."""

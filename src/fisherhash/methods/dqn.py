@@ -1,12 +1,8 @@
 """Deep Quantization Network (Cao, Long, Wang, Zhu, Wen, AAAI 2016)."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fisherhash.errors import UsageError
 from fisherhash.methods._options import NotNegative, NotNegativeInt, PositiveInt
@@ -67,24 +63,15 @@ class DQN(HashMethod):
         url="https://ojs.aaai.org/index.php/AAAI/article/view/10455",
         supervision="pairs",
     )
-    strength: Tensor
 
-    def __init__(
-        self,
-        *,
-        bits: int,
-        classes: int,
-        width: PositiveInt = 300,
-        quantization: NotNegative = 0.0001,
-        warm_up: NotNegativeInt = 2,
-        sweeps: PositiveInt = 5,
-    ) -> None:
-        super().__init__(bits=bits, classes=classes)
-        self.width = width
-        self.quantization = quantization
-        self.warm_up = warm_up
-        self.sweeps = sweeps
-        self.register_buffer("strength", torch.tensor(0.0 if warm_up else quantization))
+    width: PositiveInt = 300
+    quantization: NotNegative = 0.0001
+    warm_up: NotNegativeInt = 2
+    sweeps: PositiveInt = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.strength = nn.Buffer(torch.tensor(0.0 if self.warm_up else self.quantization))
         # Others own both: the head is saved with the model, the images are not saved.
         self._heads: list[ProductHead] = []
         self._train: TrainingSet | None = None
@@ -126,11 +113,8 @@ class DQN(HashMethod):
         with torch.no_grad():
             nearest = self._head.reconstruct(self._head.assign(z))
         quantization = (z - nearest).square().sum(1).mean()
-        return {
-            "similarity": similarity,
-            "quantization": quantization,
-            "loss": self._head.width * (similarity + self.strength * quantization),
-        }
+        loss = self._head.width * (similarity + self.strength * quantization)
+        return {"similarity": similarity, "quantization": quantization, "loss": loss}
 
     @property
     def _head(self) -> ProductHead:
@@ -163,8 +147,11 @@ def seed(head: ProductHead, outputs: Tensor) -> None:
 def refine(head: ProductHead, outputs: Tensor, sweeps: int) -> None:
     """Run Lloyd's k-means in every subspace; no step raises the quantisation error."""
     parts = outputs.float().unflatten(1, (head.subspaces, -1))
+    blocks = outputs.split(max(1, TABLE_CELLS // head.unused.numel()))
     for _ in range(sweeps):
-        chosen, errors = (torch.cat(some) for some in zip(*_nearest(head, outputs), strict=True))
+        nearest = [head.tables(block).min(2) for block in blocks]
+        chosen = torch.cat([found.indices for found in nearest])  # (n, subspaces)
+        errors = torch.cat([found.values for found in nearest])
         for m, book in enumerate(head.codebooks):
             used = 2 ** head.subspace_bits[m]
             counts = torch.bincount(chosen[:, m], minlength=used)
@@ -174,11 +161,3 @@ def refine(head: ProductHead, outputs: Tensor, sweeps: int) -> None:
             idle = torch.nonzero(counts == 0)[:, 0]
             far = errors[:, m].topk(min(len(idle), len(errors))).indices
             book[idle[: len(far)]] = parts[far, m]
-
-
-def _nearest(head: ProductHead, outputs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the nearest words (n, subspaces) and their squared distances, per block of outputs."""
-    rows = max(1, TABLE_CELLS // head.unused.numel())
-    for block in outputs.split(rows):
-        errors, chosen = head.tables(block).min(2)
-        yield chosen, errors

@@ -1,9 +1,7 @@
 """Deep Supervised Discrete Hashing (Li, Sun, He, Tan, NIPS 2017)."""
 
-from __future__ import annotations
-
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fisherhash.methods._discrete import coordinate_descent, ridge_classifier
 from fisherhash.methods._options import NotNegative, NotNegativeInt, Positive
@@ -67,28 +65,17 @@ class DSDH(MemoryMethod):
         url="https://arxiv.org/abs/1705.10999",
         supervision="pairs and classes",
     )
-    codes: Tensor
-    classifier: Tensor
 
-    def __init__(
-        self,
-        *,
-        bits: int,
-        classes: int,
-        quantization: NotNegative = 0.011,
-        classification: Positive = 0.2,
-        ridge: Positive = 0.1,
-        sweeps: NotNegativeInt = 10,
-        loss_scale: Positive = 5.0,
-    ) -> None:
-        super().__init__(bits=bits, classes=classes)
-        self.quantization = quantization
-        self.loss_scale = loss_scale
-        self.classification = classification
-        self.ridge = ridge
-        self.sweeps = sweeps
-        self.register_buffer("codes", torch.empty(0, bits, dtype=torch.int8))
-        self.register_buffer("classifier", torch.zeros(bits, classes))
+    quantization: NotNegative = 0.011
+    classification: Positive = 0.2
+    ridge: Positive = 0.1
+    sweeps: NotNegativeInt = 10
+    loss_scale: Positive = 5.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.codes = nn.Buffer(torch.empty(0, self.bits, dtype=torch.int8))
+        self.classifier = nn.Buffer(torch.zeros(self.bits, self.classes))
 
     def start(self, train: TrainingSet) -> None:
         """Fill the memory of outputs; the codes start at the outputs' signs."""
@@ -102,10 +89,9 @@ class DSDH(MemoryMethod):
         codes = self.codes.float()
         W = ridge_classifier(codes, labels.collect(codes, shares=False), ridge=self.ridge)
         pull = labels.mix(W, shares=False) + self.quantization / self.classification * outputs
-        codes, _ = coordinate_descent(codes, W @ W.T, pull, sweeps=self.sweeps)
         # In place, because a captured step reads these very tensors.
         self.classifier.copy_(W)
-        self.codes.copy_(codes)
+        self.codes.copy_(coordinate_descent(codes, W @ W.T, pull, sweeps=self.sweeps))
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the U-step's objective on one batch."""

@@ -1,7 +1,5 @@
 """Deep Supervised Hashing (Liu, Wang, Shan, Chen, CVPR 2016)."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -49,12 +47,8 @@ class DSH(HashMethod):
         supervision="pairs",
     )
 
-    def __init__(
-        self, *, bits: int, classes: int, margin: Positive = 2.0, quantization: NotNegative = 0.01
-    ) -> None:
-        super().__init__(bits=bits, classes=classes)
-        self.margin = margin
-        self.quantization = quantization
+    margin: Positive = 2.0
+    quantization: NotNegative = 0.01
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the contrastive loss of the batch's pairs, plus the regulariser."""

@@ -1,7 +1,5 @@
 """Deep Semantic Ranking Based Hashing (Zhao, Huang, Wang, Tan, CVPR 2015)."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -56,19 +54,9 @@ class DSRH(HashMethod):
         supervision="triplets",
     )
 
-    def __init__(
-        self,
-        *,
-        bits: int,
-        classes: int,
-        margin: NotNegative = 0.25,
-        balance: NotNegative = 0.1,
-        triplets: PositiveInt = LIMIT,
-    ) -> None:
-        super().__init__(bits=bits, classes=classes)
-        self.margin = margin
-        self.balance = balance
-        self.triplets = triplets
+    margin: NotNegative = 0.25
+    balance: NotNegative = 0.1
+    triplets: PositiveInt = LIMIT
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the weighted ranking hinge and the balance of the bits, on one batch."""

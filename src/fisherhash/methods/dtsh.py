@@ -1,7 +1,5 @@
 """Deep Supervised Hashing with Triplet Labels (Wang, Shi, Kitani, ACCV 2016)."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -54,19 +52,9 @@ class DTSH(HashMethod):
         supervision="triplets",
     )
 
-    def __init__(
-        self,
-        *,
-        bits: int,
-        classes: int,
-        margin: NotNegative = 0.5,
-        quantization: NotNegative = 0.1,
-        triplets: PositiveInt = LIMIT,
-    ) -> None:
-        super().__init__(bits=bits, classes=classes)
-        self.margin = margin
-        self.quantization = quantization
-        self.triplets = triplets
+    margin: NotNegative = 0.5
+    quantization: NotNegative = 0.1
+    triplets: PositiveInt = LIMIT
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the objective on the triplets of one batch."""

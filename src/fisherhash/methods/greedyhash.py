@@ -1,7 +1,5 @@
 """Greedy Hash (Su, Zhang, Han, Tian, NeurIPS 2018)."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -45,10 +43,11 @@ class GreedyHash(HashMethod):
         supervision="classes",
     )
 
-    def __init__(self, *, bits: int, classes: int, quantization: NotNegative = 0.1) -> None:
-        super().__init__(bits=bits, classes=classes)
-        self.quantization = quantization
-        self.classifier = nn.Linear(bits, classes, bias=False)
+    quantization: NotNegative = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.classifier = nn.Linear(self.bits, self.classes, bias=False)
         self._drawn = False
 
     def start(self, train: TrainingSet) -> None:

@@ -1,12 +1,10 @@
 """HashNet (Cao, Long, Wang, Yu, ICCV 2017)."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fisherhash.methods._options import Positive, Range
 from fisherhash.methods._pairs import BatchPairs, logistic
@@ -57,22 +55,14 @@ class HashNet(HashMethod):
         url="https://arxiv.org/abs/1702.00758",
         supervision="pairs",
     )
-    sharpness: Tensor
 
-    def __init__(
-        self,
-        *,
-        bits: int,
-        classes: int,
-        scale: Positive = 10.0,
-        final_sharpness: Annotated[float, Range(least=1)] = 7.0,
-        loss_scale: Positive = 3.0,
-    ) -> None:
-        super().__init__(bits=bits, classes=classes)
-        self.scale = scale
-        self.loss_scale = loss_scale
-        self.final_sharpness = final_sharpness
-        self.register_buffer("sharpness", torch.ones(()))
+    scale: Positive = 10.0
+    final_sharpness: Annotated[float, Range(least=1)] = 7.0
+    loss_scale: Positive = 3.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.sharpness = nn.Buffer(torch.ones(()))
 
     def on_epoch_start(self, progress: Progress) -> None:
         """Start the next stage of the continuation."""

@@ -1,7 +1,5 @@
 """MIHash: hashing with mutual information (Cakir, He, Bargal, Sclaroff, ICCV 2017)."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -55,26 +53,18 @@ class MIHash(HashMethod):
         supervision="pairs",
     )
 
-    def __init__(
-        self,
-        *,
-        bits: int,
-        classes: int,
-        bins: PositiveInt = 16,
-        sharpness: Positive = 1.0,
-        loss_scale: Positive = 10.0,
-    ) -> None:
-        super().__init__(bits=bits, classes=classes)
-        self.bins = bins
-        self.sharpness = sharpness
-        self.loss_scale = loss_scale
+    bins: PositiveInt = 16
+    sharpness: Positive = 1.0
+    loss_scale: Positive = 10.0
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return minus the mutual information, in bits, averaged over the batch's anchors."""
         h = torch.tanh(self.sharpness * outputs.float())
         pairs = BatchPairs.of(batch.labels)
         distances = 0.5 * (self.bits - h @ h.T)
-        pulses = self._pulses(distances)
+        width = self.bits / self.bins
+        centers = width * torch.arange(self.bins + 1, device=h.device)
+        pulses = F.relu(1.0 - (distances[..., None] - centers).abs() / width)
         near = torch.einsum("ijl,ij->il", pulses, pairs.similar.float())
         far = torch.einsum("ijl,ij->il", pulses, pairs.dissimilar.float())
         similar, dissimilar = pairs.similar.sum(1), pairs.dissimilar.sum(1)
@@ -88,11 +78,6 @@ class MIHash(HashMethod):
         usable = (similar > 0) & (dissimilar > 0)
         information = torch.where(usable, information, 0.0).sum() / usable.sum().clamp_min(1)
         return {"information": information, "loss": -self.loss_scale * information}
-
-    def _pulses(self, distances: Tensor) -> Tensor:
-        width = self.bits / self.bins
-        centers = width * torch.arange(self.bins + 1, device=distances.device)
-        return F.relu(1.0 - (distances[..., None] - centers).abs() / width)
 
 
 def _entropy(shares: Tensor) -> Tensor:

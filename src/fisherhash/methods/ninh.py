@@ -1,7 +1,5 @@
 """Simultaneous Feature Learning and Hash Coding (Lai, Pan, Liu, Yan, CVPR 2015)."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch
@@ -64,21 +62,10 @@ class NINH(HashMethod):
         supervision="triplets",
     )
 
-    def __init__(
-        self,
-        *,
-        bits: int,
-        classes: int,
-        margin: NotNegative = 1.0,
-        threshold: Annotated[float, Range(above=0, most=0.5)] = 0.4,
-        width: PositiveInt = 50,
-        triplets: PositiveInt = LIMIT,
-    ) -> None:
-        super().__init__(bits=bits, classes=classes)
-        self.margin = margin
-        self.threshold = threshold
-        self.width = width
-        self.triplets = triplets
+    margin: NotNegative = 1.0
+    threshold: Annotated[float, Range(above=0, most=0.5)] = 0.4
+    width: PositiveInt = 50
+    triplets: PositiveInt = LIMIT
 
     def head(self, in_features: int) -> Head:
         """Return a head that divides and encodes."""

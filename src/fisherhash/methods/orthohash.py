@@ -1,9 +1,7 @@
 """OrthoHash (Hoe et al., NeurIPS 2021)."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fisherhash.methods._codebooks import far_apart
 from fisherhash.methods._options import NotNegative, Positive
@@ -51,22 +49,14 @@ class OrthoHash(HashMethod):
         url="https://arxiv.org/abs/2109.14449",
         supervision="classes",
     )
-    codes: Tensor
 
-    def __init__(
-        self,
-        *,
-        bits: int,
-        classes: int,
-        scale: Positive = 8.0,
-        margin: NotNegative = 0.2,
-        codebook_seed: int = 0,
-    ) -> None:
-        super().__init__(bits=bits, classes=classes)
-        self.scale = scale
-        self.margin = margin
-        self.codebook_seed = codebook_seed
-        self.register_buffer("codes", far_apart(classes, bits, seed=codebook_seed))
+    scale: Positive = 8.0
+    margin: NotNegative = 0.2
+    codebook_seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.codes = nn.Buffer(far_apart(self.classes, self.bits, seed=self.codebook_seed))
 
     def head(self, in_features: int) -> Head:
         """Return a linear layer with batch normalisation."""

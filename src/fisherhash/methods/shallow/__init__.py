@@ -1,5 +1,1 @@
 """Methods fitted on features, without a network to train."""
-
-from fisherhash.methods.shallow import itq, lsh
-
-__all__ = ["itq", "lsh"]

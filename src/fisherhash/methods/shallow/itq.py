@@ -1,7 +1,5 @@
 """Iterative quantisation (Gong and Lazebnik, CVPR 2011)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -37,9 +35,7 @@ class ITQ(FeatureMethod):
         fit="closed-form",
     )
 
-    def __init__(self, *, bits: int, classes: int = 0, iterations: NotNegativeInt = 50) -> None:
-        super().__init__(bits=bits, classes=classes)
-        self.iterations = iterations
+    iterations: NotNegativeInt = 50
 
     def solve(self, features: Tensor, labels: Tensor | None, *, seed: int) -> Head:
         """Return a head fitted on features (N, d); labels are not used."""

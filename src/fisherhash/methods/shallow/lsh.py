@@ -1,7 +1,5 @@
 """Locality-sensitive hashing by random hyperplanes (Charikar, STOC 2002)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
