@@ -10,15 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from fisherhash.data.cifar import CIFAR_FOLDER, find_cifar10, open_cifar10
-from fisherhash.data.collection import ByteReader, Collection, Reader
+from fisherhash.data.collection import Collection
 from fisherhash.data.folders import image_keys, is_image_name, open_folder, walk_images
 from fisherhash.data.lists import is_list_folder, open_csv, open_lists
 from fisherhash.data.readers import FileReader
 from fisherhash.data.sample import open_sample
 from fisherhash.errors import UsageError
 from fisherhash.system.cache import DATA_VARIABLE, cache_dir, data_dirs
-
-__all__ = ["NAMED", "ByteReader", "Collection", "Reader", "open_data", "open_paths"]
 
 NAMED = ("cifar10", "coco21", "sample", "tiny100")
 """The data sets that can be opened by name."""
