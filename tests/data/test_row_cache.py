@@ -208,4 +208,4 @@ def test_two_processes_may_open_a_new_cache_at_once(tmp_path):
     cache = RowCache(folder, 64, (4,), np.float32)
     assert len(cache.missing(np.arange(64))) == 0
     np.testing.assert_array_equal(cache.rows[:, 0], np.arange(64) + 1)
-    assert not list(tmp_path.glob(".new-*"))
+    assert not list(tmp_path.glob(".*"))

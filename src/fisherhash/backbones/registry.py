@@ -82,7 +82,7 @@ def create_backbone(
         raise UsageError("a weights file and pretrained=False exclude each other")
     if isinstance(name, nn.Module):
         backbone = _given(name, image_size)
-    elif _library(name) in LIBRARIES:
+    elif name.startswith(LIBRARIES):
         fetch = pretrained and file is None
         backbone = adapted(name, pretrained=fetch, image_size=image_size)
     else:
@@ -121,7 +121,7 @@ def restore_backbone(
         return wrap(module, preprocessing=preprocessing, name=name).eval()
     if module is not None:
         raise UsageError(f"this model was built on {name}; pass no network with it")
-    if _library(name) in LIBRARIES:
+    if name.startswith(LIBRARIES):
         return adapted(name, pretrained=False, preprocessing=preprocessing).eval()
     network = info(name)
     if preprocessing.size < network.smallest:
@@ -129,11 +129,6 @@ def restore_backbone(
             f"{name} needs images of at least {network.smallest} pixels, got {preprocessing.size}"
         )
     return network(preprocessing).eval()
-
-
-def _library(name: str) -> str:
-    library, colon, _ = name.partition(":")
-    return library if colon else ""
 
 
 def _given(module: nn.Module, image_size: int | None) -> Backbone:

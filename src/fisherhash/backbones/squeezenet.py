@@ -6,6 +6,8 @@ size* (2016).
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -53,6 +55,8 @@ class SqueezeNet(Backbone):
     )
     early = 3  # the same share of the network as in EfficientNet-Lite0
     checkpoint = "SqueezeNet 1.0 with torchvision's names (features.0.weight, …)"
+    # torchvision calls this chain "features", a name that a backbone uses for the width.
+    renamed: ClassVar = {"features.": "layers."}
     unwanted = ("classifier.",)
 
     def __init__(self, preprocessing: Preprocessing) -> None:
@@ -65,16 +69,11 @@ class SqueezeNet(Backbone):
             else:
                 layers.append(Fire(width, *fire))
                 width = 2 * fire[1]
-        # torchvision calls this chain "features", a name that a backbone uses for the width.
         self.layers = nn.Sequential(*layers)
 
     def extract(self, images: Tensor) -> Tensor:
         """Turn normalised images (n, 3, height, width) into non-negative features (n, 512)."""
         return self.layers(images).mean((2, 3))
-
-    def own_name(self, name: str) -> str:
-        """Translate a name of torchvision's."""
-        return "layers." + name.removeprefix("features.") if name.startswith("features.") else name
 
 
 def _pool() -> nn.MaxPool2d:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -131,7 +130,7 @@ def read_mat(path: Path) -> dict[str, Tensor]:
         convolutions = [layer for layer in layers if layer["type"] == "conv"]
         norms = [layer for layer in layers if layer["type"] in ("normalize", "lrn")]
         meta = network.get("meta", network)
-        tensors = {"average": _average(np.asarray(meta["normalization"]["averageImage"]))}
+        tensors = {"average": _average(meta["normalization"]["averageImage"])}
         for name, layer in zip(CONVOLUTIONS, convolutions, strict=False):
             filters, biases = _filters(layer, dense=name.startswith("fc"))
             tensors[f"{name}.weight"], tensors[f"{name}.bias"] = filters, biases
@@ -158,14 +157,10 @@ def _filters(layer: Mapping[str, Any], *, dense: bool) -> tuple[Tensor, Tensor]:
     if weight.ndim == 2:  # 1 x 1 filters, which scipy returns without their two unit axes
         weight = weight.reshape(1, 1, *weight.shape)
     weight = np.ascontiguousarray(weight.transpose(3, 2, 0, 1))
-    if dense:
-        weight = weight.reshape(len(weight), -1)
+    weight = weight.reshape(len(weight), -1) if dense else weight
     return torch.from_numpy(weight), torch.from_numpy(np.array(biases, np.float32).reshape(-1))
 
 
-def _average(image: NDArray[Any]) -> Tensor:
+def _average(image: Any) -> Tensor:
     """Return the average image or colour as (1, 3, height, width)."""
-    image = np.array(image, np.float32)
-    if image.ndim == 1:
-        image = image.reshape(1, 1, -1)
-    return torch.from_numpy(image).permute(2, 0, 1).unsqueeze(0).contiguous()
+    return torch.from_numpy(np.array(image, np.float32, ndmin=3).transpose(2, 0, 1)[None].copy())

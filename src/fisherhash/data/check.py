@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,15 +13,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fisherhash.data.collection import ByteReader, Collection, Reader
+from fisherhash.data.collection import Collection, Reader
 from fisherhash.data.images import UnreadableImage
 from fisherhash.data.loading import Skipped
+from fisherhash.data.readers import StoredReader
 from fisherhash.data.splits import SPLIT_PARTS, Split
 from fisherhash.data.workers import run_jobs
 from fisherhash.system.progress import progress
 
 _SHOWN = 5
 _DIGEST = 16
+_TITLES = {
+    "query in database": "queries in the database",
+    "query in train": "queries in the training list",
+}
 
 
 @dataclass(frozen=True)
@@ -58,15 +64,7 @@ class Report:
     @property
     def ok(self) -> bool:
         """Whether nothing was found."""
-        return not any((
-            self.unreadable,
-            self.unlabelled,
-            self.duplicates,
-            self.same_pixels,
-            self.single_classes,
-            *self.overlaps.values(),
-            *self.copies.values(),
-        ))  # fmt: skip
+        return not any(lines for _, lines in self._findings())
 
     def to_json(self) -> dict[str, Any]:
         """Return everything that was found, with all names."""
@@ -75,51 +73,43 @@ class Report:
         return {"name": self.name, "ok": self.ok, **found}
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
+        sizes = self.class_sizes.values()
+        classes = (
+            f"{len(sizes)} classes of {min(sizes):,} to {max(sizes):,} images" if sizes else ""
+        )
+        text = [f"{self.name}: {self.images:,} images, {classes or 'no labels'}"]
+        for title, lines in self._findings():
+            text += [f"{title}: {len(lines):,}"] if lines else []
+            text += [f"  {line}" for line in lines[:_SHOWN]]
+            text += [f"  … and {len(lines) - _SHOWN:,} more"] if len(lines) > _SHOWN else []
+        text += [f"note: {note}" for note in self.notes]
+        text.append("nothing wrong was found" if self.ok else "see above for what was found")
+        return "\n".join(text)
 
-    def _lines(self) -> Iterator[str]:
-        yield f"{self.name}: {self.images:,} images, {self._sizes()}"
-        yield from _listed("unreadable", [f"{i.name}: {i.reason}" for i in self.unreadable])
-        yield from _listed("without a label", self.unlabelled)
-        yield from _listed("classes with one image", self.single_classes)
-        groups = (
+    def _findings(self) -> Iterator[tuple[str, list[str]]]:
+        """Every kind of fault: its title, and one line per case."""
+        yield "unreadable", [f"{item.name}: {item.reason}" for item in self.unreadable]
+        yield "without a label", self.unlabelled
+        yield "classes with one image", self.single_classes
+        for title, groups in (
             ("groups of files with the same bytes", self.duplicates),
             ("groups of files with the same pixels in different bytes", self.same_pixels),
             ("groups of duplicates with different labels", self.conflicts),
-        )
-        for title, found in groups:
-            yield from _listed(title, [" = ".join(group) for group in found])
+        ):
+            yield title, [" = ".join(group) for group in groups]
         for where, names in self.overlaps.items():
-            yield from _listed(_title(where), names)
+            yield _TITLES[where], names
         for where, pairs in self.copies.items():
-            lines = [f"{query} = {other}" for query, other in pairs]
-            yield from _listed(f"{_title(where)} under another name", lines)
-        for note in self.notes:
-            yield f"note: {note}"
-        yield "nothing wrong was found" if self.ok else "see above for what was found"
-
-    def _sizes(self) -> str:
-        sizes = self.class_sizes.values()
-        if not sizes:
-            return "no labels"
-        return f"{len(sizes)} classes of {min(sizes):,} to {max(sizes):,} images"
+            yield f"{_TITLES[where]} under another name", [" = ".join(pair) for pair in pairs]
 
 
-@dataclass(frozen=True)
-class _DigestJob:
-    """Computes a digest of the stored bytes, followed by one of the pixels."""
-
-    def __call__(self, reader: Reader, index: int) -> bytes:
-        if isinstance(reader, ByteReader):
-            data = reader.read(index)
-            stored = _digest(data)
-            image = reader.parse(index, data)
-        else:
-            stored = b""
-            image = reader.open(index)
-        width, height = image.size
-        pixels = _digest(f"{width} {height} ".encode() + image.tobytes())
-        return (stored or pixels) + pixels
+def _digests(reader: Reader, index: int) -> bytes:
+    """Compute a digest of the stored bytes, followed by one of the pixels."""
+    data = reader.read(index) if isinstance(reader, StoredReader) else None
+    image = reader.open(index) if data is None else reader.parse(index, data)
+    width, height = image.size
+    pixels = _digest(f"{width} {height} ".encode() + image.tobytes())
+    return (pixels if data is None else _digest(data)) + pixels
 
 
 def check(
@@ -137,9 +127,8 @@ def check(
     unreadable: list[Skipped] = []
     stored: dict[int, bytes] = {}
     pixels: dict[int, bytes] = {}
-    answers = run_jobs(
-        collection.reader, _DigestJob(), range(len(collection)), names=names, workers=workers
-    )
+    every = range(len(collection))
+    answers = run_jobs(collection.reader, _digests, every, names=names, workers=workers)
     with progress("Checking images", len(collection)) as advance:
         for index, answer in answers:
             if isinstance(answer, UnreadableImage):
@@ -147,7 +136,6 @@ def check(
             else:
                 stored[index], pixels[index] = answer[:_DIGEST], answer[_DIGEST:]
             advance(1)
-    same_bytes = _groups(stored)
     same_pixels = _groups(pixels)
     sizes = labels.sum(axis=0, dtype=np.int64)
     parts = {part: getattr(split, part) for part in SPLIT_PARTS} if split else collection.splits
@@ -158,15 +146,9 @@ def check(
         class_sizes=dict(zip(collection.classes, sizes.tolist(), strict=True)),
         unreadable=unreadable,
         unlabelled=_named(np.flatnonzero(~labels.any(axis=1)), names) if labels.shape[1] else [],
-        duplicates=[_named(group, names) for group in same_bytes],
-        same_pixels=[
-            _named(group, names) for group in same_pixels if len({stored[i] for i in group}) > 1
-        ],
-        conflicts=[
-            _named(group, names)
-            for group in same_pixels
-            if (labels[group] != labels[group[0]]).any()
-        ],
+        duplicates=[_named(group, names) for group in _groups(stored)],
+        same_pixels=[_named(g, names) for g in same_pixels if len({stored[i] for i in g}) > 1],
+        conflicts=[_named(g, names) for g in same_pixels if (labels[g] != labels[g[0]]).any()],
         single_classes=[collection.classes[column] for column in np.flatnonzero(sizes == 1)],
         overlaps=overlaps,
         copies=copies,
@@ -196,25 +178,11 @@ def _overlap(
         copies[f"query in {part}"] = [
             (names[one], names[other])
             for group in groups
-            for one in group
-            for other in group
-            if one != other and one in query and other in members
+            for one, other in itertools.permutations(group, 2)
+            if one in query and other in members
         ]
     return overlaps, copies
 
 
 def _named(indices: Iterable[int], names: Sequence[str]) -> list[str]:
     return [names[index] for index in indices]
-
-
-def _title(where: str) -> str:
-    return where.replace("query in", "queries in the").replace("the train", "the training list")
-
-
-def _listed(title: str, lines: Sequence[str]) -> Iterator[str]:
-    if not lines:
-        return
-    yield f"{title}: {len(lines):,}"
-    yield from (f"  {line}" for line in lines[:_SHOWN])
-    if len(lines) > _SHOWN:
-        yield f"  … and {len(lines) - _SHOWN:,} more"

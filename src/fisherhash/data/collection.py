@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,19 +20,6 @@ class Reader(Protocol):
 
     def fingerprint(self) -> str:
         """Return a checksum that changes with any image (content, or path + size + mtime)."""
-        ...
-
-
-@runtime_checkable
-class ByteReader(Protocol):
-    """A reader that also returns the stored bytes, in which ``check`` finds duplicates."""
-
-    def read(self, index: int) -> bytes:
-        """Return the bytes of image ``index`` as they are stored."""
-        ...
-
-    def parse(self, index: int, data: bytes) -> Image.Image:
-        """Decode ``data``, which was read from image ``index``: RGB, upright."""
         ...
 
 

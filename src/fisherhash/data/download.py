@@ -19,6 +19,7 @@ from fisherhash.system.storage import draft_folder
 CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 CIFAR10_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
 _CHUNK = 1 << 20
+_BROKEN_OFF = (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError)
 
 
 def download_cifar10(
@@ -70,12 +71,7 @@ def _fetch(url: str, part: Path, timeout: float) -> None:
             # Nothing is left to send: the file is complete or wrong, which the checksum decides.
             return
         raise FisherhashError(f"{url} answered {error.code} {error.reason}") from None
-    except (
-        urllib.error.URLError,
-        http.client.HTTPException,
-        TimeoutError,
-        ConnectionError,
-    ) as error:
+    except _BROKEN_OFF as error:
         reason = getattr(error, "reason", None) or error
         raise FisherhashError(
             f"{url} could not be fetched ({reason}); run the same command again to continue, or "

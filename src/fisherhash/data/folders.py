@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import os
 import stat
 from collections import Counter
@@ -10,10 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from fisherhash.data.collection import Collection, one_hot
 from fisherhash.data.images import read_failure
 from fisherhash.data.readers import FileReader
-from fisherhash.errors import UsageError
+from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.system.storage import read_json
 
 _EXTENSIONS = """
     .jpg .jpeg .jpe .jfif .jp2 .j2k .jpf .jpx .png .apng .gif .webp .avif .avifs .bmp .dib .tif
@@ -36,13 +39,10 @@ def is_image_name(name: str) -> bool:
 def is_own_output(folder: str | os.PathLike[str]) -> bool:
     """Whether fisherhash wrote this folder (a model, a demo): its images are not data."""
     try:
-        with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
-            config = json.load(file)
-    except (OSError, ValueError):
+        config = read_json(Path(folder) / "config.json")
+    except FisherhashError:
         return False
-    return isinstance(config, dict) and (
-        "fisherhash" in config or {"bits", "backbone", "preprocessing"} <= config.keys()
-    )
+    return "fisherhash" in config or {"bits", "backbone", "preprocessing"} <= config.keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class FoundImages:
 
     def is_hidden(self, key: str) -> bool:
         """Whether an image may still exist in a sub-folder that cannot be listed."""
-        return any(key.startswith(folder) for folder in self.closed)
+        return key.startswith(tuple(self.closed))
 
     def notes(self) -> list[str]:
         """Sentences about what was skipped."""
@@ -157,22 +157,16 @@ def _list(
         for entry in entries:
             if entry.name.startswith("."):
                 continue
-            if _is_dir(entry):
+            linked = entry.is_symlink()
+            # os.path.isdir is False for a loop of links, or one to a share that is gone.
+            if os.path.isdir(entry.path) if linked else entry.is_dir():
                 if not is_own(entry.path):
-                    (links if entry.is_symlink() else folders).append(entry.name)
+                    (links if linked else folders).append(entry.name)
             elif not is_image_name(entry.name):
                 found.other[os.path.splitext(entry.name)[1].lower() or "no extension"] += 1
             else:
                 _add(entry, prefix + entry.name, found)
     return folders, links
-
-
-def _is_dir(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:
-        # A loop of links, or a share that is gone: either way there are no images below it.
-        return False
 
 
 def _add(entry: os.DirEntry[str], key: str, found: FoundImages) -> None:
@@ -202,23 +196,18 @@ def open_folder(root: Path) -> Collection:
     """Open a folder with one sub-folder per class; without sub-folders, images without labels."""
     top = FoundImages()
     folders, links = _list(os.fspath(root), "", top, is_own_output)
-    names: list[str] = []
-    numbers: list[int] = []
-    classes: list[str] = []
+    inside: dict[str, list[str]] = {}
     notes: list[str] = []
     for folder in sorted(folders + links):
         found = walk_images(root / folder)
         top.other += found.other
-        keys = image_keys(found, root / folder)
-        if not keys:
+        if keys := image_keys(found, root / folder):
+            inside[folder] = [f"{folder}/{key}" for key in keys]
+        else:
             notes.append(f"the sub-folder '{folder}' holds no images and is not a class")
-            continue
-        names += [f"{folder}/{key}" for key in keys]
-        numbers += [len(classes)] * len(keys)
-        classes.append(folder)
-    loose = image_keys(top, root)
-    names += loose
-    numbers += [-1] * len(loose)
+    classes, loose = tuple(inside), image_keys(top, root)
+    names = [*itertools.chain(*inside.values()), *loose]
+    sizes = [len(own) for own in inside.values()]
     if not names:
         reason = top.nothing(root) if any(os.scandir(root)) else f"{root} is an empty folder"
         raise UsageError(
@@ -232,8 +221,8 @@ def open_folder(root: Path) -> Collection:
     return Collection(
         name=root.name or str(root),
         names=names,
-        labels=one_hot(numbers, len(classes)),
-        classes=tuple(classes),
+        labels=one_hot(np.repeat([*range(len(classes)), -1], [*sizes, len(loose)]), len(classes)),
+        classes=classes,
         reader=FileReader(root, names),
         kind="folder" if classes else "photos",
         notes=tuple(notes),

@@ -38,13 +38,11 @@ def open_csv(path: Path) -> Collection:
     rows = _csv_rows(path)
     if not rows:
         raise UsageError(f"{path} is empty; its first line must be 'path,label'")
-    path_column, label_column, first = _csv_columns(path, rows[0][1])
-    names: list[str] = []
-    labels: list[list[str]] = []
-    unlabelled: list[int] = []
+    *columns, first = _csv_columns(path, rows[0][1])
     lines: dict[str, int] = {}
+    labels: list[list[str]] = []
     for line, row in rows[first:]:
-        value = row[path_column].strip() if path_column < len(row) else ""
+        value, text = (row[c].strip() if c is not None and c < len(row) else "" for c in columns)
         if not value:
             raise UsageError(f"{path}, line {line}: the path is missing")
         name = _relative_name(value, path.parent)
@@ -54,22 +52,20 @@ def open_csv(path: Path) -> Collection:
                 "write all labels of an image in one row, as in 'path,cat;dog'"
             )
         lines[name] = line
-        names.append(name)
-        if label_column is not None:
-            text = row[label_column] if label_column < len(row) else ""
-            own = [part.strip() for part in text.split(";") if part.strip()]
-            labels.append(own)
-            if not own:
-                unlabelled.append(line)
+        labels.append([part.strip() for part in text.split(";") if part.strip()])
+    names = list(lines)
     if not names:
         raise UsageError(f"{path} has a header but no images; add one line 'path,label' per image")
-    if unlabelled:
+    unlabelled = [line for line, own in zip(lines.values(), labels, strict=True) if not own]
+    if unlabelled and columns[1] is not None:
         raise UsageError(
             f"{path}, line {unlabelled[0]}: the label is missing "
             f"({len(unlabelled)} of {len(names)} rows have none). "
             "Add the labels, or remove the column to use the images without labels"
         )
-    _require_some(path, path.parent, names)
+    # Not one of the images exists: refuse the list, instead of skipping them one by one.
+    if not any((path.parent / name).is_file() for name in _sample(names)):
+        raise UsageError(f"{path}: {_none_exist(path.parent, names)}")
     classes = tuple(sorted({label for own in labels for label in own}))
     number = {label: column for column, label in enumerate(classes)}
     matrix = np.zeros((len(names), len(classes)), dtype=np.uint8)
@@ -102,10 +98,10 @@ def open_lists(folder: Path) -> Collection:
     lines = [line for own in lists.values() for line in own]
     classes, descriptions = _read_classes(folder / "classes.txt")
     width = _flag_count(lines, len(classes))
-    if width:
-        classes = classes or tuple(f"class {number}" for number in range(width))
-    else:
-        classes = classes or tuple(sorted({_first_folder(line) for line in lines}))
+    if not classes and width:
+        classes = tuple(f"class {number}" for number in range(width))
+    elif not classes:
+        classes = tuple(sorted({_first_folder(line) for line in lines}))
     names, labels, splits, notes = _merge(folder, lists, classes, width)
     names, stripped = _strip_prefix(folder, names)
     return Collection(
@@ -158,20 +154,22 @@ def _csv_rows(path: Path) -> list[tuple[int, list[str]]]:
 def _csv_columns(path: Path, header: Sequence[str]) -> tuple[int, int | None, int]:
     """Return the path column, the label column (or None) and the number of header rows."""
     words = [cell.strip().lower() for cell in header]
-    paths = [column for column, word in enumerate(words) if word in PATH_HEADERS]
-    labels = [column for column, word in enumerate(words) if word in LABEL_HEADERS]
-    if paths:
-        if not labels and len(words) > 1:
-            raise UsageError(
-                f"{path}, line 1: no label column among '{','.join(header)}'; "
-                "the header must be 'path,label' (or 'path' alone for images without labels)"
-            )
-        return paths[0], labels[0] if labels else None, 1
-    if is_image_name(words[0]):
-        return 0, 1 if len(words) > 1 else None, 0
-    raise UsageError(
-        f"{path}, line 1: expected the header 'path,label', found '{','.join(header)[:80]}'"
+    paths, labels = (
+        next((column for column, word in enumerate(words) if word in known), None)
+        for known in (PATH_HEADERS, LABEL_HEADERS)
     )
+    if paths is None and is_image_name(words[0]):
+        return 0, 1 if len(words) > 1 else None, 0
+    if paths is None:
+        raise UsageError(
+            f"{path}, line 1: expected the header 'path,label', found '{','.join(header)[:80]}'"
+        )
+    if labels is None and len(words) > 1:
+        raise UsageError(
+            f"{path}, line 1: no label column among '{','.join(header)}'; "
+            "the header must be 'path,label' (or 'path' alone for images without labels)"
+        )
+    return paths, labels, 1
 
 
 def _posix(value: str) -> str:
@@ -255,10 +253,7 @@ def _merge(
 ) -> tuple[list[str], NDArray[np.uint8], dict[str, NDArray[np.int64]], list[str]]:
     """Merge the lists to one item per image: names, labels, splits and notes."""
     number = {name: column for column, name in enumerate(classes)}
-    names: list[str] = []
-    rows: list[str] = []
-    index: dict[str, int] = {}
-    origin: list[_Line] = []
+    known: dict[str, tuple[int, str, _Line]] = {}
     splits: dict[str, NDArray[np.int64]] = {}
     notes: list[str] = []
     # The database first: its order is the order of the collection.
@@ -273,28 +268,23 @@ def _merge(
                 if row not in number:
                     place = folder / "classes.txt"
                     raise line.error(f"the class '{row}' of '{name}' is not in {place}")
-            item = index.setdefault(name, len(names))
-            if item == len(names):
-                names.append(name)
-                rows.append(row)
-                origin.append(line)
-            elif rows[item] != row:
-                first = origin[item]
+            item, labels, first = known.setdefault(name, (len(known), row, line))
+            if labels != row:
                 raise line.error(
                     f"'{name}' has other labels than in {first.file.name}, line {first.number}"
                 )
             members[item] = None
-        repeated = len(lists[split]) - len(members)
-        if repeated:
+        if repeated := len(lists[split]) - len(members):
             file = lists[split][0].file.name
             notes.append(f"{file} repeats {repeated} lines; each image counts once")
-        splits[split] = np.fromiter(members, dtype=np.int64, count=len(members))
+        splits[split] = np.fromiter(members, dtype=np.int64)
+    rows = [row for _, row, _ in known.values()]
     if width:
         flags = np.frombuffer("".join(rows).encode(), dtype=np.uint8)
         labels = (flags - ord("0")).reshape(-1, width)
     else:
         labels = one_hot([number[row] for row in rows], len(classes))
-    return names, labels, splits, notes
+    return list(known), labels, splits, notes
 
 
 def _strip_prefix(folder: Path, names: list[str]) -> tuple[list[str], list[str]]:
@@ -303,7 +293,7 @@ def _strip_prefix(folder: Path, names: list[str]) -> tuple[list[str], list[str]]
     The images lie below ``folder``; as many leading parts are dropped from every path as make the
     sampled ones exist.
     """
-    sample = names[:: max(1, len(names) // 20)]
+    sample = _sample(names)
     for drop in range(max(name.count("/") for name in sample) + 1):
         shorter = [_drop_parts(name, drop) for name in sample]
         if any((folder / name).is_file() for name in shorter if name):
@@ -314,22 +304,19 @@ def _strip_prefix(folder: Path, names: list[str]) -> tuple[list[str], list[str]]
                 break
             gone = "/".join(names[0].split("/")[:drop])
             return short, [f"the leading '{gone}/' of the listed paths was dropped"]
-    raise UsageError(_none_exist(folder, sample))
+    raise UsageError(_none_exist(folder, names))
 
 
 def _drop_parts(name: str, count: int) -> str:
     return "/".join(name.split("/")[count:])
 
 
-def _require_some(source: Path, root: Path, names: Sequence[str]) -> None:
-    """Refuse a list if none of its images exists, instead of skipping them one by one."""
-    sample = names[:: max(1, len(names) // 20)]
-    if not any((root / name).is_file() for name in sample):
-        raise UsageError(f"{source}: {_none_exist(root, sample)}")
+def _sample(names: Sequence[str]) -> Sequence[str]:
+    return names[:: max(1, len(names) // 20)]
 
 
-def _none_exist(root: Path, sample: Sequence[str]) -> str:
+def _none_exist(root: Path, names: Sequence[str]) -> str:
     return (
-        f"none of the listed images was found below {root} (looked for '{sample[0]}' and others); "
+        f"none of the listed images was found below {root} (looked for '{names[0]}' and others); "
         "put the images there, or correct the paths in the list"
     )

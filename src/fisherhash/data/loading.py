@@ -6,12 +6,14 @@ place: the indices of a block say which images its pixels belong to.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import functools
+import io
 import itertools
 import os
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +26,7 @@ from fisherhash.data.collection import Collection, Reader
 from fisherhash.data.images import ImageLike, UnreadableImage, load_image
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.readers import FileReader
-from fisherhash.data.workers import TIMEOUT, LostWorkerError, run_jobs
+from fisherhash.data.workers import TIMEOUT, Answer, LostWorkerError, run_jobs
 from fisherhash.errors import UsageError
 from fisherhash.system.cores import available_cores
 
@@ -71,13 +73,8 @@ class DecodedBlock:
     skipped: list[Skipped]
 
 
-@dataclass(frozen=True)
-class _PixelJob:
-    preprocessing: Preprocessing
-
-    def __call__(self, reader: Reader, index: int) -> bytes:
-        pixels = self.preprocessing.pixels(reader.open(index))
-        return np.ascontiguousarray(pixels.transpose(2, 0, 1)).tobytes()
+def _pixels(preprocessing: Preprocessing, reader: Reader, index: int) -> bytes:
+    return preprocessing.pixels(reader.open(index)).transpose(2, 0, 1).tobytes()
 
 
 def decode(
@@ -122,7 +119,9 @@ def decode(
         raise UsageError(f"image {wrong} does not exist: '{collection.name}' has {total} images")
     if block < 1:
         raise UsageError(f"a block must hold at least 1 image, got {block}")
-    answers = _answers(collection, _PixelJob(preprocessing), wanted.tolist(), workers, timeout)
+    job = functools.partial(_pixels, preprocessing)
+    run = functools.partial(run_jobs, collection.reader, job, names=collection.names)
+    answers = _answers(run, wanted.tolist(), workers, timeout)
     return _blocks(collection, answers, len(wanted), preprocessing.size, block)
 
 
@@ -168,12 +167,12 @@ class _MemoryReader:
 
 def _blocks(
     collection: Collection,
-    answers: Generator[tuple[int, bytes | UnreadableImage]],
+    answers: Generator[tuple[int, Answer]],
     count: int,
     size: int,
     block: int,
 ) -> Iterator[DecodedBlock]:
-    try:
+    with contextlib.closing(answers):
         for start in range(0, count, block):
             length = min(block, count - start)
             pixels = np.empty((length, 3, size, size), dtype=np.uint8)
@@ -183,23 +182,19 @@ def _blocks(
                 if isinstance(answer, UnreadableImage):
                     name = collection.names[index]
                     skipped.append(Skipped(index, name, str(answer), answer.passing))
-                    continue
-                pixels[len(read)] = np.frombuffer(answer, dtype=np.uint8).reshape(3, size, size)
-                read.append(index)
+                else:
+                    pixels[len(read)] = np.frombuffer(answer, np.uint8).reshape(3, size, size)
+                    read.append(index)
             yield DecodedBlock(np.array(read, dtype=np.int64), pixels[: len(read)], skipped)
-    finally:
-        answers.close()
 
 
 def _answers(
-    collection: Collection,
-    job: _PixelJob,
+    run: Callable[..., Iterator[tuple[int, Answer]]],
     wanted: list[int],
     workers: int | None,
     timeout: float,
-) -> Generator[tuple[int, bytes | UnreadableImage]]:
+) -> Generator[tuple[int, Answer]]:
     """The answers of ``run_jobs``; a decoder that crashes or hangs costs one image only."""
-    run = functools.partial(run_jobs, collection.reader, job, names=collection.names)
     lost = 0
     while wanted:
         done = 0
@@ -212,7 +207,7 @@ def _answers(
             at = wanted.index(error.index, done)
         # From here on nothing is decoded in this process, which must survive.
         workers = workers or available_cores()
-        yield from _answers(collection, job, wanted[done:at], workers, timeout)
+        yield from _answers(run, wanted[done:at], workers, timeout)
         lost = lost + 1 if at == 0 else 1
         try:
             yield from run([wanted[at]], workers=1, timeout=min(timeout, ALONE_SECONDS))
@@ -227,8 +222,7 @@ def _answers(
 def write_skipped(path: str | os.PathLike[str], skipped: Iterable[Skipped]) -> int:
     """Write the skipped images as a CSV ``name,reason``; returns their number."""
     rows = [(item.name, item.reason) for item in skipped]
-    with Path(path).open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("name", "reason"))
-        writer.writerows(rows)
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([("name", "reason"), *rows])
+    Path(path).write_text(text.getvalue(), "utf-8", "surrogateescape", newline="")
     return len(rows)

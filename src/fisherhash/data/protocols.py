@@ -18,8 +18,6 @@ from fisherhash.data.protocol_table import PROTOCOLS, Protocol
 from fisherhash.data.splits import SPLIT_PARTS, Split, hash_order, split_checksum
 from fisherhash.errors import UsageError, unknown_name
 
-__all__ = ["PROTOCOLS", "Protocol", "Split", "hash_order", "resolve", "suggest_protocol"]
-
 
 def resolve(
     collection: Collection,
@@ -58,11 +56,11 @@ def resolve(
     _check_fit(collection, chosen)
     if name == "custom":
         return _custom(collection, seed, max_train)
-    if name.startswith("cifar10"):
-        return _cifar10(collection, chosen, seed)
-    if collection.splits:
-        return _from_lists(collection, chosen, seed)
-    return _drawn_nuswide(collection, chosen, seed)
+    if name == "cifar10-large":
+        test = np.array([image.startswith("test_batch/") for image in collection.names])
+        rest = np.flatnonzero(~test)
+        return _split(collection, chosen, None, (rest, np.flatnonzero(test), rest))
+    return (_from_lists if collection.splits else _drawn)(collection, chosen, seed)
 
 
 def suggest_protocol(collection: Collection) -> str:
@@ -99,17 +97,12 @@ def _split(
         name: np.fromiter(part, dtype=np.int64)
         for name, part in zip(SPLIT_PARTS, parts, strict=True)
     }
-    checksum = split_checksum(protocol.name, seed, collection.names, **arrays)
+    checksum = split_checksum(protocol.name, seed, collection.names, arrays)
     notes = [*notes, *protocol.notes]
-    agreed = None
-    if protocol.checksum:
-        agreed = checksum == protocol.checksum
-        if not agreed:
-            notes.insert(
-                0,
-                f"these are not the agreed lists of {protocol.name}: checksum {checksum[:16]}, "
-                f"expected {protocol.checksum[:16]}",
-            )
+    agreed = checksum == protocol.checksum if protocol.checksum else None
+    if agreed is False:
+        difference = f"checksum {checksum[:16]}, expected {protocol.checksum[:16]}"
+        notes.insert(0, f"these are not the agreed lists of {protocol.name}: {difference}")
     return Split(
         protocol=protocol.name,
         seed=seed,
@@ -141,15 +134,15 @@ def _check_fit(collection: Collection, protocol: Protocol) -> None:
         )
 
 
-def _cifar10(collection: Collection, protocol: Protocol, seed: int) -> Split:
-    if protocol.name == "cifar10-large":
-        test = np.array([name.startswith("test_batch/") for name in collection.names])
-        rest = np.flatnonzero(~test)
-        return _split(collection, protocol, None, (rest, np.flatnonzero(test), rest))
+def _drawn(collection: Collection, protocol: Protocol, seed: int) -> Split:
+    """Draw 100 queries and 500 training images per class; the others are the database."""
+    labelled = np.flatnonzero(collection.labels.any(axis=1)).tolist()
     query, train = _draw_per_class(collection, seed, (100, 500))
     outside = {*query, *train} if protocol.name.endswith("54k") else set(query)
-    database = [item for item in range(len(collection)) if item not in outside]
-    return _split(collection, protocol, seed, (sorted(train), sorted(query), database))
+    database = [item for item in labelled if item not in outside]
+    learned = database if protocol.name.endswith("large") else sorted(train)
+    notes = _unlabelled_note(len(collection) - len(labelled), "images")
+    return _split(collection, protocol, seed, (learned, sorted(query), database), notes)
 
 
 def _draw_per_class(
@@ -180,19 +173,9 @@ def _draw_per_class(
     return tuple(draws)
 
 
-def _drawn_nuswide(collection: Collection, protocol: Protocol, seed: int) -> Split:
-    labelled = collection.labels.any(axis=1)
-    query, train = _draw_per_class(collection, seed, (100, 500))
-    queries = set(query)
-    database = [int(item) for item in np.flatnonzero(labelled) if item not in queries]
-    learned = database if protocol.name.endswith("large") else sorted(train)
-    notes = _unlabelled_note(len(collection) - int(labelled.sum()), "images")
-    return _split(collection, protocol, seed, (learned, sorted(query), database), notes)
-
-
 def _from_lists(collection: Collection, protocol: Protocol, seed: int) -> Split:
     notes: list[str] = []
-    labelled = collection.labels.sum(axis=1, dtype=np.int64) > 0
+    labelled = collection.labels.any(axis=1)
     parts: dict[str, list[int]] = {}
     for part in SPLIT_PARTS:
         items = collection.splits[part]
@@ -203,8 +186,7 @@ def _from_lists(collection: Collection, protocol: Protocol, seed: int) -> Split:
     queries = set(parts["query"])
     for part in ("database", "train"):
         kept = [item for item in parts[part] if item not in queries]
-        lost = len(parts[part]) - len(kept)
-        if lost:
+        if lost := len(parts[part]) - len(kept):
             notes.append(f"{lost:,} queries were taken out of the {part} list")
         if not kept:
             raise UsageError(f"every image of the {part} list of '{collection.name}' is a query")
@@ -212,39 +194,23 @@ def _from_lists(collection: Collection, protocol: Protocol, seed: int) -> Split:
     drawn = None
     if protocol.name == "coco80":
         inside = set(parts["database"])
-        added = [item for item in parts["train"] if item not in inside]
-        if added:
+        if added := [item for item in parts["train"] if item not in inside]:
             parts["database"] += added
             notes.append(f"{len(added):,} training images were put into the database, as published")
     if protocol.name == "nuswide21-large":
         parts["train"] = parts["database"]
     if protocol.name == "imagenet100" and len(parts["train"]) > 10_000:
-        parts["train"] = _cap_per_class(collection, parts["train"], seed, 100)
+        order = np.array(hash_order(collection.names, parts["train"], seed))
+        number = collection.labels[order].argmax(axis=1)
+        first = [order[number == own][:100] for own in range(len(collection.classes))]
+        parts["train"] = sorted(np.concatenate(first).tolist())
         drawn = seed
-    notes += _size_notes(protocol, parts)
-    return _split(collection, protocol, drawn, tuple(parts.values()), notes)
-
-
-def _cap_per_class(collection: Collection, items: list[int], seed: int, count: int) -> list[int]:
-    numbers = collection.labels.argmax(axis=1)
-    left = dict.fromkeys(range(len(collection.classes)), count)
-    kept = []
-    for item in hash_order(collection.names, items, seed):
-        number = int(numbers[item])
-        if left[number] > 0:
-            left[number] -= 1
-            kept.append(item)
-    return sorted(kept)
-
-
-def _size_notes(protocol: Protocol, parts: dict[str, list[int]]) -> list[str]:
-    if protocol.sizes is None:
-        return []
-    return [
-        f"{len(parts[part]):,} {part} images, the protocol is known with {size:,}"
-        for part, size in zip(SPLIT_PARTS, protocol.sizes, strict=True)
-        if len(parts[part]) != size
+    notes += [
+        f"{len(items):,} {part} images, the protocol is known with {size:,}"
+        for (part, items), size in zip(parts.items(), protocol.sizes or (), strict=False)
+        if len(items) != size
     ]
+    return _split(collection, protocol, drawn, tuple(parts.values()), notes)
 
 
 def _unlabelled_note(count: int, what: str) -> list[str]:
@@ -277,21 +243,17 @@ def _custom(collection: Collection, seed: int, max_train: int | None) -> Split:
     order = hash_order(collection.names, labelled, seed)
     for column in used[np.argsort(sizes[used], kind="stable")]:
         wanted = min(max(1, round(int(sizes[column]) / 10)), 100)
-        members = [item for item in order if labels[item, column]]
-        have = sum(item in queries for item in members)
-        for item in members:
-            if have >= wanted:
+        for item in (item for item in order if labels[item, column]):
+            if sizes[column] - left[column] >= wanted:
                 break
             own = labels[item] > 0
             # The last image of a class stays in the database, so that queries can find it.
             if item not in queries and (left[own] > 1).all():
                 queries.add(item)
                 left[own] -= 1
-                have += 1
-    query = sorted(queries)
-    database = [int(item) for item in labelled if item not in queries]
-    train = database
+    train = database = [int(item) for item in labelled if item not in queries]
     if max_train is not None and max_train < len(database):
         train = sorted(hash_order(collection.names, database, seed)[:max_train])
     notes = _unlabelled_note(len(collection) - len(labelled), "images")
-    return _split(collection, PROTOCOLS["custom"], seed, (train, query, database), notes)
+    parts = (train, sorted(queries), database)
+    return _split(collection, PROTOCOLS["custom"], seed, parts, notes)

@@ -14,14 +14,17 @@ from fisherhash.data.images import load_image, read_file
 
 
 class StoredReader:
-    """A reader whose images are stored bytes: subclasses define ``read`` and ``parse``."""
+    """A reader whose images are stored bytes, in which ``check`` finds duplicates.
+
+    Subclasses define ``read`` and ``parse``.
+    """
 
     def read(self, index: int) -> bytes:
-        """Return the stored bytes of an image."""
+        """Return the bytes of image ``index`` as they are stored."""
         raise NotImplementedError
 
     def parse(self, index: int, data: bytes) -> Image.Image:
-        """Decode the bytes of an image."""
+        """Decode ``data``, which was read from image ``index``: RGB, upright."""
         raise NotImplementedError
 
     def open(self, index: int) -> Image.Image:

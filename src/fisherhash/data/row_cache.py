@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.errors import FisherhashError
 from fisherhash.system.cache import cache_dir
 from fisherhash.system.progress import progress
+from fisherhash.system.storage import draft_folder
 
 ROWS_FORMAT = 1
 """Raise this when decoding or an architecture changes, so that older rows are not used again."""
@@ -186,23 +186,17 @@ class RowCache:
         folder in which a file has another size lost data, and marks without their rows would pass
         zeros off as features: it is created anew.
         """
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
         while not self._whole(sizes):
-            self.folder.parent.mkdir(parents=True, exist_ok=True)
-            draft = Path(tempfile.mkdtemp(prefix=".new-", dir=self.folder.parent))
-            try:
-                draft.chmod(0o755)  # mkdtemp makes folders for one user only
+            # Fails if another process was first; the next check then finds its files.
+            with contextlib.suppress(FileExistsError), draft_folder(self.folder) as draft:
                 for name, size in sizes.items():
                     with (draft / name).open("wb") as file:
                         file.truncate(size)
                 if self.folder.exists() and not self._whole(sizes):
                     os.rename(self.folder, draft / "old")
-                # Fails if another process was first; the next check then finds its files.
-                with contextlib.suppress(OSError):
-                    os.rename(draft, self.folder)
-            finally:
-                shutil.rmtree(draft, ignore_errors=True)
-                shutil.rmtree(self.folder / "old", ignore_errors=True)
+            shutil.rmtree(self.folder / "old", ignore_errors=True)
 
     def _whole(self, sizes: dict[str, int]) -> bool:
-        paths = {name: self.folder / name for name in sizes}
-        return all(p.is_file() and p.stat().st_size == sizes[name] for name, p in paths.items())
+        paths = [self.folder / name for name in sizes]
+        return [p.stat().st_size for p in paths if p.is_file()] == list(sizes.values())

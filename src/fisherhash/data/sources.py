@@ -10,15 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from fisherhash.data.cifar import CIFAR_FOLDER, find_cifar10, open_cifar10
-from fisherhash.data.collection import ByteReader, Collection, Reader
+from fisherhash.data.collection import Collection
 from fisherhash.data.folders import image_keys, is_image_name, open_folder, walk_images
 from fisherhash.data.lists import is_list_folder, open_csv, open_lists
 from fisherhash.data.readers import FileReader
 from fisherhash.data.sample import open_sample
 from fisherhash.errors import UsageError
 from fisherhash.system.cache import DATA_VARIABLE, cache_dir, data_dirs
-
-__all__ = ["NAMED", "ByteReader", "Collection", "Reader", "open_data", "open_paths"]
 
 NAMED = ("cifar10", "coco21", "sample", "tiny100")
 """The data sets that can be opened by name."""
@@ -137,19 +135,15 @@ def _open_named(name: str, *, download: bool) -> Collection:
         from fisherhash.data.download import download_cifar10
 
         return open_cifar10(download_cifar10(cache_dir() / "data"))
-    raise UsageError(_how_to_get(name))
-
-
-def _how_to_get(name: str) -> str:
     places = ", ".join(str(place) for place in data_dirs())
     if name == "cifar10":
-        return (
+        raise UsageError(
             f"CIFAR-10 is not on this machine (looked for {CIFAR_FOLDER} in {places}). Allow the "
             "download (162 MB; fisherhash train cifar10 --download, or download=True), or unpack "
             "cifar-10-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html into a folder "
             f"and set {DATA_VARIABLE} to that folder"
         )
-    return (
+    raise UsageError(
         f"the data set '{name}' is not on this machine (looked for a folder '{name}' with "
         f"train.txt, query.txt and database.txt in {places}). Build it as described in "
         f"docs/data.md and set {DATA_VARIABLE} to the folder that holds '{name}'"

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,7 @@ class Split:
     names: Sequence[str] = field(default=(), repr=False)
 
     def __str__(self) -> str:
-        sizes = (
-            f"{len(self.train):,} train, {len(self.query):,} query, {len(self.database):,} database"
-        )
+        sizes = ", ".join(f"{len(getattr(self, part)):,} {part}" for part in SPLIT_PARTS)
         seed = "" if self.seed is None else f", seed {self.seed}"
         return f"{self.protocol}{seed}: {sizes}, checksum {self.checksum[:16]}"
 
@@ -63,28 +61,21 @@ class Split:
         return {
             "protocol": self.protocol,
             "seed": self.seed,
-            "train": len(self.train),
-            "query": len(self.query),
-            "database": len(self.database),
+            **{part: len(getattr(self, part)) for part in SPLIT_PARTS},
             "top": self.top,
             "checksum": self.checksum,
             "agreed": self.agreed,
             "notes": list(self.notes),
         }
 
-    def dump(self) -> str:
-        """Return the split with the names of its images as JSON."""
-        same = np.array_equal(self.train, self.database)
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the split with the names of its images as JSON."""
         content = self.to_json()
         for part in SPLIT_PARTS:
             content[part] = [self.names[i] for i in getattr(self, part)]
-        if same:
+        if np.array_equal(self.train, self.database):
             content["train"] = "database"
-        return json.dumps(content, ensure_ascii=True, indent=0) + "\n"
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the split with the names of its images as JSON."""
-        write_file(path, self.dump())
+        write_file(path, json.dumps(content, ensure_ascii=True, indent=0) + "\n")
 
     @classmethod
     def load(
@@ -108,9 +99,8 @@ class Split:
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror}") from None
         except (ValueError, KeyError, TypeError) as error:
-            raise FisherhashError(
-                f"{path} is damaged or not a split of fisherhash ({error})"
-            ) from None
+            reason = f"is damaged or not a split of fisherhash ({error})"
+            raise FisherhashError(f"{path} {reason}") from None
         if lists["train"] == "database":
             lists["train"] = lists["database"]
         number = {name: index for index, name in enumerate(collection.names)}
@@ -132,7 +122,7 @@ class Split:
             protocol=protocol,
             seed=seed,
             top=content.get("top"),
-            checksum=split_checksum(protocol, seed, collection.names, **parts),
+            checksum=split_checksum(protocol, seed, collection.names, parts),
             notes=(*content.get("notes", ()), *notes),
             agreed=content.get("agreed"),
             names=collection.names,
@@ -158,19 +148,13 @@ def hash_order(names: Sequence[str], items: Iterable[int], seed: int) -> list[in
 
 
 def split_checksum(
-    protocol: str,
-    seed: int | None,
-    names: Sequence[str],
-    *,
-    train: Iterable[int],
-    query: Iterable[int],
-    database: Iterable[int],
+    protocol: str, seed: int | None, names: Sequence[str], parts: Mapping[str, Iterable[int]]
 ) -> str:
     """SHA-256 over the name of the protocol, the seed and the names in the three lists."""
     digest = hashlib.sha256(f"{protocol}\0{'' if seed is None else seed}\n".encode())
-    for part, items in (("train", train), ("query", query), ("database", database)):
+    for part in SPLIT_PARTS:
         digest.update(f"{part}\n".encode())
-        for item in items:
+        for item in parts[part]:
             digest.update(_name_bytes(names[item]) + b"\n")
     return digest.hexdigest()
 

@@ -8,10 +8,10 @@ import os
 import shutil
 from pathlib import Path
 
+from fisherhash.data.lists import read_lines
 from fisherhash.errors import UsageError, unknown_name
-from fisherhash.system.storage import write_file, write_files
+from fisherhash.system.storage import write_files
 
-LIST_NAMES = ("train.txt", "query.txt", "database.txt", "classes.txt")
 _PACKED = Path(__file__).parent / "standins.json.xz"
 
 
@@ -34,13 +34,9 @@ def build_tiny100(tiny_imagenet: str | os.PathLike[str], dest: str | os.PathLike
             "tiny-imagenet-200.zip and give its folder"
         )
     folder = write_lists("tiny100", dest)
-    listed = {
-        line: None
-        for file in ("database.txt", "query.txt")
-        for line in (folder / file).read_text(encoding="utf-8").split("\n")
-        if line
-    }
-    for name in listed:
+    files = (folder / file for file in ("database.txt", "query.txt"))
+    listed = dict.fromkeys(line for file in files for line in read_lines(file))
+    for name in filter(None, listed):
         label, file = name.split("/")
         held_out = file.startswith("val_")
         original = source / "val/images" if held_out else source / "train" / label / "images"
@@ -50,13 +46,3 @@ def build_tiny100(tiny_imagenet: str | os.PathLike[str], dest: str | os.PathLike
         except FileNotFoundError:
             raise UsageError(f"{original / file} is missing; unpack the archive again") from None
     return folder
-
-
-def pack_lists(folders: dict[str, str | os.PathLike[str]], dest: str | os.PathLike[str]) -> None:
-    """Pack the list files of several folders into one file, as in the package."""
-    texts = {
-        name: {file: (Path(folder) / file).read_text(encoding="utf-8") for file in LIST_NAMES}
-        for name, folder in folders.items()
-    }
-    data = json.dumps(texts, ensure_ascii=False, sort_keys=True).encode()
-    write_file(dest, lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))

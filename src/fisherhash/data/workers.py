@@ -1,7 +1,7 @@
 """Worker processes for reading images: spawned, never forked, and ended with their parent.
 
 A worker is a fresh interpreter that receives a reader and a job on its standard input and answers
-on its standard output, one frame per image. It does not import the caller's main module, so a
+on its standard output, image by image. It does not import the caller's main module, so a
 script needs no ``if __name__ == "__main__"`` guard, and it ends when the pipe closes.
 """
 
@@ -11,15 +11,13 @@ import contextlib
 import os
 import pickle
 import statistics
-import struct
 import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
-from typing import IO, Any, Protocol
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import IO, Protocol, cast
 
 from fisherhash.data.collection import Reader
 from fisherhash.data.images import UnreadableImage
@@ -38,9 +36,6 @@ WORTH_STARTING = 3.0
 PROBE_IMAGES = 16
 PROBE_SECONDS = 0.25
 
-_GOOD, _BAD, _FAILED, _PASSING = 0, 1, 2, 3
-_COUNT = struct.Struct("<I")
-_FRAME = struct.Struct("<BI")
 _BOOT = (
     "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
     "from fisherhash.data.workers import serve; serve()"
@@ -113,9 +108,7 @@ def run_jobs(
         for index in rest:
             yield index, _answer(reader, job, index)
         return
-    pool = _Pool(hello, names, min(workers, -(-len(rest) // CHUNK)), timeout)
-    with contextlib.closing(pool):
-        yield from pool.map(rest)
+    yield from _in_processes(hello, names, rest, min(workers, -(-len(rest) // CHUNK)), timeout)
 
 
 def choose_workers(times: Sequence[float], left: int) -> int:
@@ -144,74 +137,46 @@ def _answer(reader: Reader, job: Job, index: int) -> Answer:
         return error
 
 
-class _Pool:
-    """A fixed number of workers, each driven by one thread; answers arrive in order."""
+def _in_processes(
+    hello: bytes, names: Sequence[str], indices: Sequence[int], count: int, timeout: float
+) -> Iterator[tuple[int, Answer]]:
+    """Yield answers in order, at most two chunks per worker ahead; a thread drives each worker."""
+    workers: list[_Worker] = []
+    threads = ThreadPoolExecutor(count, thread_name_prefix="fisherhash-worker")
+    waiting: deque[tuple[Sequence[int], Future[list[Answer]]]] = deque()
 
-    def __init__(self, hello: bytes, names: Sequence[str], count: int, timeout: float) -> None:
-        self._timeout = timeout
-        self._free: deque[_Worker] = deque()
-        self._workers: list[_Worker] = []
-        self._threads = ThreadPoolExecutor(count, thread_name_prefix="fisherhash-worker")
-        try:
-            for _ in range(count):
-                self._workers.append(_Worker(hello, names))
-        except OSError as error:
-            self.close()
-            raise FisherhashError(
-                f"a worker process could not be started ({error.strerror}); use workers=0"
-            ) from None
-        self._free.extend(self._workers)
-
-    def map(self, indices: Sequence[int]) -> Iterator[tuple[int, Answer]]:
-        """Yield the answers for ``indices``, at most two chunks per worker ahead of the caller."""
-        chunks = (indices[start : start + CHUNK] for start in range(0, len(indices), CHUNK))
-        waiting: deque[tuple[Sequence[int], Future[list[Answer]]]] = deque()
-        for chunk in chunks:
-            waiting.append((chunk, self._threads.submit(self._run, chunk)))
-            if len(waiting) >= 2 * len(self._workers):
-                yield from self._oldest(waiting)
-        while waiting:
-            yield from self._oldest(waiting)
-
-    def _oldest(
-        self, waiting: deque[tuple[Sequence[int], Future[list[Answer]]]]
-    ) -> Iterator[tuple[int, Answer]]:
-        chunk, future = waiting.popleft()
-        while True:
-            try:
-                answers = future.result(timeout=0.5)
-                break
-            except FutureTimeout:
-                self._check_hung()
-        yield from zip(chunk, answers, strict=True)
-
-    def _run(self, chunk: Sequence[int]) -> list[Answer]:
-        worker = self._free.popleft()
+    def run(chunk: Sequence[int]) -> list[Answer]:
+        worker = free.popleft()
         try:
             return worker.run(chunk)
         finally:
-            self._free.append(worker)
+            free.append(worker)
 
-    def _check_hung(self) -> None:
-        now = time.monotonic()
-        for worker in self._workers:
-            since = worker.waiting_since
-            if since is not None and now - since > self._timeout:
-                raise LostWorkerError(
-                    f"a worker process gave no answer for {self._timeout:g} s while it read "
-                    f"'{worker.name}'; is the disk or the network share hanging? Remove the "
-                    "file or copy the images to a local disk",
-                    worker.current,
-                )
+    def oldest() -> Iterator[tuple[int, Answer]]:
+        chunk, future = waiting.popleft()
+        while wait([future], timeout=0.5).not_done:
+            for worker in workers:
+                worker.check_hung(timeout)
+        yield from zip(chunk, future.result(), strict=True)
 
-    def close(self) -> None:
-        """End the workers."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        for worker in self._workers:
+    try:
+        for _ in range(count):
+            workers.append(_Worker(hello, names))
+        free = deque(workers)
+        for start in range(0, len(indices), CHUNK):
+            chunk = indices[start : start + CHUNK]
+            waiting.append((chunk, threads.submit(run, chunk)))
+            if len(waiting) >= 2 * count:
+                yield from oldest()
+        while waiting:
+            yield from oldest()
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
             worker.kill()
         # Without its process, every thread returns from its pipe; then the pipes can be closed.
-        self._threads.shutdown(wait=True)
-        for worker in self._workers:
+        threads.shutdown(wait=True)
+        for worker in workers:
             worker.close()
 
 
@@ -220,62 +185,61 @@ class _Worker:
 
     def __init__(self, hello: bytes, names: Sequence[str]) -> None:
         self._names = names
-        self.current = -1
-        self.waiting_since: float | None = None
-        self._hello: bytes | None = hello
-        # Its own group, so that Ctrl-C reaches only the parent, which then ends its workers.
-        flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _BOOT],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            start_new_session=True,
-            creationflags=flags,
-        )
-        _widen(self._process.stdout)
-
-    @property
-    def name(self) -> str:
-        """The name of the image that it reads."""
-        index = self.current
-        return self._names[index] if 0 <= index < len(self._names) else f"image {index}"
+        self._current = -1
+        self._waiting_since: float | None = None
+        self._hello = hello
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _BOOT],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                # Its own group, so that Ctrl-C reaches only the parent, which ends its workers.
+                start_new_session=True,
+                creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+            )
+        except OSError as error:
+            raise FisherhashError(
+                f"a worker process could not be started ({error.strerror}); use workers=0"
+            ) from None
+        self._send = cast("IO[bytes]", self._process.stdin)
+        self._receive = cast("IO[bytes]", self._process.stdout)
+        _widen(self._receive)
 
     def run(self, chunk: Sequence[int]) -> list[Answer]:
         """Send a chunk and collect its answers; one thread calls this at a time."""
-        send, receive = self._process.stdin, self._process.stdout
         answers: list[Answer] = []
-        self.current, self.waiting_since = int(chunk[0]), time.monotonic()
+        self._current, self._waiting_since = chunk[0], time.monotonic()
         try:
-            if send is None or receive is None:
-                raise EOFError
-            if self._hello is not None:
-                send.write(self._hello)
-                self._hello = None
-            send.write(_COUNT.pack(len(chunk)) + struct.pack(f"<{len(chunk)}q", *chunk))
-            send.flush()
+            self._send.write(self._hello + pickle.dumps(chunk))
+            self._send.flush()
+            self._hello = b""
             for index in chunk:
-                self.current, self.waiting_since = int(index), time.monotonic()
-                answers.append(self._read_answer(receive))
-        except (EOFError, OSError, ValueError):
+                self._current, self._waiting_since = index, time.monotonic()
+                answer: Answer | str = pickle.load(self._receive)
+                if isinstance(answer, str):
+                    raise FisherhashError(f"reading '{self._names[index]}' failed: {answer}")
+                answers.append(answer)
+        except (EOFError, OSError, ValueError, pickle.UnpicklingError):
             raise LostWorkerError(
-                f"a worker process ended ({self._fate()}) while it read '{self.name}'. "
-                "Use fewer workers, or workers=0",
-                self.current,
+                f"a worker process ended ({self._fate()}) while it read "
+                f"'{self._names[self._current]}'. Use fewer workers, or workers=0",
+                self._current,
             ) from None
         finally:
-            self.waiting_since = None
+            self._waiting_since = None
         return answers
 
-    def _read_answer(self, pipe: IO[bytes]) -> Answer:
-        state, length = _FRAME.unpack(_read_exactly(pipe, _FRAME.size))
-        data = _read_exactly(pipe, length)
-        if state == _GOOD:
-            return data
-        text = data.decode("utf-8", "replace")
-        if state == _FAILED:
-            raise FisherhashError(f"reading '{self.name}' failed: {text}")
-        return UnreadableImage(text, passing=state == _PASSING)
+    def check_hung(self, timeout: float) -> None:
+        """Raise an error if an answer has been due for too long."""
+        since = self._waiting_since
+        if since is not None and time.monotonic() - since > timeout:
+            raise LostWorkerError(
+                f"a worker process gave no answer for {timeout:g} s while it read "
+                f"'{self._names[self._current]}'; is the disk or the network share hanging? Remove "
+                "the file or copy the images to a local disk",
+                self._current,
+            )
 
     def kill(self) -> None:
         """End the process; it holds nothing that could be lost."""
@@ -284,10 +248,9 @@ class _Worker:
 
     def close(self) -> None:
         """Close the pipes; what could not be sent is no longer needed."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        for pipe in (self._send, self._receive):
+            with contextlib.suppress(OSError):
+                pipe.close()
 
     def _fate(self) -> str:
         try:
@@ -299,53 +262,33 @@ class _Worker:
         return f"signal {-code}" if code < 0 else f"exit code {code}, see its message above"
 
 
-def _widen(pipe: IO[bytes] | None) -> None:
+def _widen(pipe: IO[bytes]) -> None:
     """Let a pipe hold several images, if the system can, so that a worker seldom waits."""
-    if pipe is None or not sys.platform.startswith("linux"):
-        return
-    import fcntl
+    if sys.platform.startswith("linux"):
+        import fcntl
 
-    with contextlib.suppress(OSError):
-        fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, 1 << 20)
-
-
-def _read_exactly(pipe: IO[bytes], size: int) -> bytes:
-    data = pipe.read(size)
-    if len(data) < size:
-        raise EOFError
-    return data
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, 1 << 20)
 
 
 def serve() -> None:
     """The worker's side: read chunks of indices until the pipe closes."""
     requests = sys.stdin.buffer
-    answers = os.fdopen(os.dup(1), "wb")
-    # What a decoder prints must not end up between the frames.
+    pipe = os.fdopen(os.dup(1), "wb")
+    # What a decoder prints must not end up between the answers.
     os.dup2(2, 1)
     try:
         reader, job = pickle.load(requests)
         while True:
-            header = requests.read(_COUNT.size)
-            if len(header) < _COUNT.size:
-                return
-            (count,) = _COUNT.unpack(header)
-            for index in struct.unpack(f"<{count}q", requests.read(8 * count)):
-                _reply(answers, reader, job, index)
+            for index in pickle.load(requests):
+                try:
+                    answer: Answer | str = _answer(reader, job, index)
+                except Exception as error:
+                    answer = f"{type(error).__name__}: {error}"
+                pickle.dump(answer, pipe)
+                pipe.flush()
+    except EOFError:
+        return
     except (BrokenPipeError, KeyboardInterrupt):
         # The parent is gone, or going.
         os._exit(0)
-
-
-def _reply(pipe: IO[bytes], reader: Reader, job: Any, index: int) -> None:
-    try:
-        answer = _answer(reader, job, index)
-    except Exception as error:
-        state, data = _FAILED, f"{type(error).__name__}: {error}".encode()
-    else:
-        if isinstance(answer, UnreadableImage):
-            state, data = (_PASSING if answer.passing else _BAD), str(answer).encode()
-        else:
-            state, data = _GOOD, answer
-    pipe.write(_FRAME.pack(state, len(data)))
-    pipe.write(data)
-    pipe.flush()

@@ -188,6 +188,6 @@ def thinned(split: Split, most: int) -> Split:
         for name in ("train", "query", "database")
         for part in [getattr(split, name)]
     }
-    checksum = split_checksum(split.protocol, split.seed, split.names, **parts)
+    checksum = split_checksum(split.protocol, split.seed, split.names, parts)
     notes = (*split.notes, f"a rehearsal on at most {most} images per part")
     return dataclasses.replace(split, **parts, checksum=checksum, notes=notes, agreed=False)
