@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from fisherhash.cli.base import Flag, Json, Whole, app, notes, print_json, say
+from fisherhash.cli.base import Flag, Json, app, notes, print_json, say
 from fisherhash.errors import FisherhashError, UsageError, printable
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def sync(
     *,
     model: str | None = None,
     fit: str | None = None,
-    bits: Whole | None = None,
+    bits: int | None = None,
     device: str = "cpu",
     dry_run: Flag = False,
     allow_empty: Flag = False,
@@ -259,8 +259,8 @@ def search(
     *images: Path,
     index: str,
     key: Several = None,
-    k: Annotated[Whole | None, Parameter(name="-k")] = None,
-    radius: Whole | None = None,
+    k: Annotated[int | None, Parameter(name="-k")] = None,
+    radius: int | None = None,
     where: Several = None,
     html: Path | None = None,
     device: str = "cpu",
@@ -316,7 +316,7 @@ def search(
 def dedup(
     index: str,
     *,
-    radius: Whole = 0,
+    radius: int = 0,
     compare_files: Flag = False,
     html: Path | None = None,
     json: Json = False,

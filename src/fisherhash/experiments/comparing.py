@@ -125,4 +125,4 @@ def _claim_folder(folder: Path, bench: Bench, settings: Settings) -> None:
             f"{folder} holds no comparison that this version can continue; nothing in it was "
             "changed. Choose another --out"
         )
-    storage.write_files(folder, {path.name: storage.write_text(storage.dump_json(shared))})
+    storage.write_file(path, storage.dump_json(shared))

@@ -211,7 +211,7 @@ def _points(benches: Sequence[Bench], folder: Path, runner: Runner) -> dict[str,
     if bench is None or runner.late:
         return None
     found = illustration_points(runner.stage(bench))
-    storage.write_files(folder, {path.name: storage.write_text(storage.dump_json(found))})
+    storage.write_file(path, storage.dump_json(found))
     return found
 
 

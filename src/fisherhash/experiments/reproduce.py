@@ -139,9 +139,7 @@ def publish(
         f"{page or name}.md": report.markdown(results),
         f"{page or name}.html": report.html_page(results, figures or ()),
     }
-    storage.write_files(
-        runner.folder, {file: storage.write_text(text) for file, text in contents.items()}
-    )
+    storage.write_files(runner.folder, contents)
     left = runner.left(plan.all_cells(runner))
     failures = {
         f"{cell.title} {cell.bits} bits, seed {cell.seed}": runner.failure(cell) for cell in left

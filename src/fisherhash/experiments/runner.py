@@ -257,7 +257,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:
-    storage.write_files(path.parent, {path.name: storage.write_text(storage.dump_json(value))})
+    storage.write_file(path, storage.dump_json(value))
 
 
 def _result(row: dict[str, Any]) -> str:

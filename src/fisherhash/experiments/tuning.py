@@ -277,7 +277,7 @@ class Tuning:
             rows = benches.get(slug, {}).get("rows", {})
             benches[slug] = {**bench, "rows": {**rows, **bench["rows"]}}
         text = storage.dump_json({"benches": benches})
-        storage.write_files(path.parent, {path.name: storage.write_text(text)})
+        storage.write_file(path, text)
 
     def choice(self, bench: Bench, row: Row) -> Choice:
         """Return what a row is trained with on a bench; the defaults where nothing was searched.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -222,8 +222,8 @@ class Hasher:
         """Write the model folder; an older model in it is replaced only when all is on disk."""
         storage.write_files(Path(folder), self.files())
 
-    def files(self) -> dict[str, Callable[[Path], None]]:
-        """The files of the model folder with their writers, in the order they are put in place."""
+    def files(self) -> dict[str, storage.Content]:
+        """The files of the model folder, in the order they are put in place."""
         state = {f"backbone.{k}": v for k, v in self.backbone.state_dict().items()}
         state |= {f"head.{k}": v for k, v in self.head.state_dict().items()}
         config = {
@@ -241,8 +241,8 @@ class Hasher:
         }
         return {
             WEIGHTS: storage.write_tensors(state),
-            CARD: storage.write_text(model_card(config)),
-            CONFIG: storage.write_text(storage.dump_json(config)),
+            CARD: model_card(config),
+            CONFIG: storage.dump_json(config),
         }
 
     @classmethod

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 from collections.abc import Sequence
-from html import escape
-from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 from fisherhash.data.images import UnreadableImage, load_image, read_file
-from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.errors import UsageError
 from fisherhash.index.images.duplicates import Duplicates
 from fisherhash.index.images.results import Match, SearchResult
 from fisherhash.pages import html as pages
+from fisherhash.system.storage import write_file
 
 RESULTS_SHOWN = 200
 """Results of a query on the page, and groups of duplicates; the page holds every thumbnail."""
@@ -64,18 +62,9 @@ def duplicates_page(found: Duplicates) -> str:
 
 def write_page(path: str | os.PathLike[str], html: str) -> None:
     """Write a page completely, or leave the old one as it is."""
-    place = Path(path)
-    if place.is_dir():
-        raise UsageError(f"{place} is a folder; give the name of a file for the page")
-    draft = place.with_name(place.name + ".new")
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(html.encode("utf-8", "replace"))
-        os.replace(draft, place)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise FisherhashError(f"could not write {place}: {error.strerror or error}") from error
+    if os.path.isdir(path):
+        raise UsageError(f"{path} is a folder; give the name of a file for the page")
+    write_file(path, html.encode("utf-8", "replace"))
 
 
 # The end of a long path says more than its beginning: the whole name, on several lines.
@@ -85,14 +74,11 @@ _STYLE = "<style>.caption{white-space:pre-line;overflow-wrap:anywhere}</style>\n
 def _page(
     title: str, lead: str, index: str, rows: Sequence[pages.Query], bits: int, compared: str
 ) -> str:
-    header = (
-        f'<header>\n<p class="eyebrow">fisherhash · {escape(index)}</p>\n<h1>{escape(title)}</h1>\n'
-        f'<p class="lead">{escape(lead)}</p>\n</header>'
-    )
-    legend = pages.legend(marks=False).replace("the query", compared)
-    body = legend + pages.query_rows(rows, bits) if rows else ""
-    section = f'\n<section id="results">\n{body}\n</section>' if body else ""
-    return pages.page(f"{title} · {index}", _STYLE + header + section, description=lead)
+    body = _STYLE + pages.header(f"fisherhash · {index}", title, lead)
+    if rows:
+        shown = pages.legend(marks=False, compared=compared) + pages.query_rows(rows, bits)
+        body += f'\n<section id="results">\n{shown}\n</section>'
+    return pages.page(f"{title} · {index}", body, description=lead)
 
 
 def _row(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
@@ -10,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -169,14 +167,13 @@ def _claim(folder: Path) -> Path:
             f"{folder} is not empty and was not made by the demo; nothing in it was changed. "
             "Choose another --out"
         )
-    mark = storage.dump_json({"made_by": MADE_BY, "finished": False})
-    storage.write_files(folder, {RECORD: mark})
+    mark = {"made_by": MADE_BY, "finished": False}
+    storage.write_file(folder / RECORD, storage.dump_json(mark))
     return folder
 
 
 def _is_demo(folder: Path) -> bool:
     try:
-        record: Any = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return storage.read_json(folder / RECORD).get("made_by") == MADE_BY
+    except FisherhashError:
         return False
-    return isinstance(record, dict) and record.get("made_by") == MADE_BY

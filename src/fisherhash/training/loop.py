@@ -199,8 +199,8 @@ class Loop:
         if self.folder is not None:
             storage.write_files(self.folder, {METRICS: self._metrics()})
 
-    def _metrics(self) -> Callable[[Path], None]:
-        return storage.write_text("".join(json.dumps(row) + "\n" for row in self.history))
+    def _metrics(self) -> str:
+        return "".join(json.dumps(row) + "\n" for row in self.history)
 
     def _step(self, index: Tensor) -> dict[str, Tensor]:
         features = self.images.batch_features(index).float()
@@ -239,7 +239,7 @@ class Loop:
         files = {
             METRICS: self._metrics(),
             name: storage.write_tensors(self._state()),
-            CHECKPOINT: storage.write_text(storage.dump_json(entry)),
+            CHECKPOINT: storage.dump_json(entry),
         }
         storage.write_files(self.folder, files)
         for old in self.folder.glob("checkpoint-*.safetensors"):

@@ -7,7 +7,6 @@ torch before a hasher has to be loaded.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.system.storage import read_json
 
 if TYPE_CHECKING:
     from fisherhash.data.collection import Collection
@@ -81,9 +81,8 @@ def check_model(
     if model is None or index.fingerprint is None or str(model) == index.model.get("builtin"):
         return
     try:
-        config = Path(model).expanduser() / "config.json"
-        fingerprint = json.loads(config.read_text(encoding="utf-8"))["fingerprint"]
-    except (ValueError, KeyError, TypeError, OSError):
+        fingerprint = read_json(Path(model).expanduser() / "config.json")["fingerprint"]
+    except (FisherhashError, KeyError):
         from fisherhash.model.hasher import Hasher
 
         fingerprint = Hasher.load(model).fingerprint()
