@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fisherhash.errors import UsageError
-from fisherhash.index.base import Codes, Index, Uri
+from fisherhash.index.base import Index, Uri
 from fisherhash.index.images.image_index import ImageIndex
 from fisherhash.index.images.models import check_model, fit_hasher
 from fisherhash.index.images.results import SyncReport
@@ -53,23 +54,21 @@ def sync_index(
     if bits is not None and fit is None and not exists:
         raise UsageError("--bits goes with --fit; a model has its own length")
     if exists:
-        with _open_with(uri, model, fit, bits, device=device, write=not dry_run) as images:
+        with _opened(uri, model, fit, bits, device=device, write=not dry_run) as images:
             return images.sync(root, dry_run=dry_run, allow_empty=allow_empty, moved=moved)
     found = find_images(root, uri)
     if not found.files:
         raise UsageError(found.nothing(root))
     if dry_run:
         return SyncReport(added=[file.key for file in found.files], notes=found.notes())
-    description: dict[str, Any] | None = None
-    codes: dict[str, Codes] = {}
     if fit is None:
-        hasher = _load(model, device)
+        hasher, description, codes = _load(model, device), None, None
     else:
         hasher, description, codes = fit_hasher(
             root.name, found.files, fit, bits=bits, device=device
         )
     with ImageIndex.create(uri, hasher, model=description) as images:
-        return sync_images(Import(images.index, lambda: hasher), root, found, codes=codes)
+        return sync_images(Import(images.index, lambda: hasher, codes), root, found=found)
 
 
 def add_to_index(
@@ -83,14 +82,15 @@ def add_to_index(
 ) -> SyncReport:
     """Add images to an index, see :meth:`ImageIndex.add`; create the index if there is none."""
     if Index.exists(uri):
-        opened = _open_with(uri, model, device=device)
+        opened = _opened(uri, model, device=device)
     else:
         opened = ImageIndex.create(uri, _load(model, device))
-    with opened:
-        return opened.add(images, labels=labels, metadata=metadata)
+    with opened as index:
+        return index.add(images, labels=labels, metadata=metadata)
 
 
-def _open_with(
+@contextlib.contextmanager
+def _opened(
     uri: Uri,
     model: str | os.PathLike[str] | None,
     fit: str | None = None,
@@ -98,17 +98,13 @@ def _open_with(
     *,
     device: str,
     write: bool = True,
-) -> ImageIndex:
+) -> Iterator[ImageIndex]:
     """Open an index to which a model was given, which must be its own."""
-    index = Index.open(uri, write=write)
-    try:
+    with Index.open(uri, write=write) as index:
         check_model(index, model=model, fit=fit, bits=bits)
         # An index that does not say what made its codes takes the model that was given.
         given = None if index.model or model is None else _load(model, device)
-        return ImageIndex(index, given, device=device)
-    except BaseException:
-        index.close()
-        raise
+        yield ImageIndex(index, given, device=device)
 
 
 def _load(model: str | os.PathLike[str] | None, device: str) -> Hasher:

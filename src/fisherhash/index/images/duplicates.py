@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fisherhash.codes import hamming
 from fisherhash.errors import UsageError, printable
 from fisherhash.index.base import Codes, Ids, Index
 from fisherhash.index.engine import Engine
-from fisherhash.index.images.results import Match, image_path, synced_folder
+from fisherhash.index.images.results import Match, image_path, joined_codes, synced_folder
 
 QUERIES_AT_ONCE = 1024
 CODES_AT_ONCE = 1 << 18
@@ -95,9 +96,8 @@ def duplicates_of(index: Index, radius: int = 0, *, compare_files: bool = False)
         left = [item for item in itertools.islice(items, len(ids)) if item is not None]
         if len(left) < 2:
             continue
-        codes = np.frombuffer(b"".join(item.code for item in left), np.uint8)
-        codes = codes.reshape(len(left), -1)
-        distances = np.bitwise_count(codes ^ codes[0]).sum(axis=1, dtype=np.int64).tolist()
+        codes = joined_codes([item.code for item in left])
+        distances = hamming(codes[:1], codes)[0].tolist()
         paths = [image_path(item, folder) for item in left]
         marks = same_bytes(paths) if compare_files else [None] * len(left)
         groups.append(list(map(Match, left, distances, paths, marks)))

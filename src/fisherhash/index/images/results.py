@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from fisherhash.index.base import Index, Item
+import numpy as np
+
+from fisherhash.index.base import Codes, Index, Item
 
 
 @dataclass(frozen=True)
@@ -147,3 +149,8 @@ def image_path(item: Item, folder: str | None) -> str | None:
     if folder is None or item.key is None or item.size is None or os.path.isabs(item.key):
         return item.path
     return os.path.join(folder, item.key)
+
+
+def joined_codes(codes: Sequence[bytes]) -> Codes:
+    """Codes of items (n, bytes) as one array; at least one."""
+    return np.frombuffer(b"".join(codes), np.uint8).reshape(len(codes), -1)
