@@ -19,6 +19,7 @@ from fisherhash.errors import FisherhashError, UsageError, printable
 from fisherhash.system.options import parse_pairs
 
 if TYPE_CHECKING:
+    from fisherhash.index.images.image_index import ImageIndex
     from fisherhash.index.images.results import SyncReport
 
 Several = Annotated[list[str] | None, Parameter(negative="")]
@@ -143,11 +144,9 @@ def remove(
         dry_run: Only print what would be removed.
         json: Print the result as JSON on stdout.
     """
-    from fisherhash.index.images.image_index import ImageIndex
-
     if bool(keys) == bool(where):
         raise UsageError("say what to remove: KEYS…, or --where label=cat")
-    with ImageIndex.open(index, write=not dry_run) as images:
+    with _open(index, write=not dry_run) as images:
         opened = images.index
         if not dry_run:
             removed = images.remove(keys, where=where)
@@ -172,9 +171,7 @@ def skipped(index: str, *, json: Json = False) -> None:
         index: The index: a folder, or the URI of another kind of index.
         json: Print JSON instead of CSV.
     """
-    from fisherhash.index.images.image_index import ImageIndex
-
-    with ImageIndex.open(index) as opened:
+    with _open(index) as opened:
         files = opened.skipped()
     if json:
         print_json([file._asdict() for file in files])
@@ -192,10 +189,9 @@ def info(index: str, *, json: Json = False) -> None:
         index: The index: a folder, or the URI of another kind of index.
         json: Print JSON instead of text.
     """
-    from fisherhash.index.images.image_index import ImageIndex
-    from fisherhash.index.images.models import describe_model
+    from fisherhash.index.images.creating import describe_model
 
-    with ImageIndex.open(index) as opened:
+    with _open(index) as opened:
         facts = opened.info()
     shown = facts | {"model": describe_model(facts["model"]) if facts["model"] else None}
     lines = (
@@ -232,11 +228,9 @@ def compact(index: str, *, json: Json = False) -> None:
         index: The index: a folder, or the URI of another kind of index.
         json: Print the result as JSON on stdout.
     """
-    from fisherhash.index.base import Index
-
-    with Index.open(index, write=True) as opened:
-        result = opened.compact()
-        count = len(opened)
+    with _open(index, write=True) as opened:
+        result = opened.index.compact()
+        count = len(opened.index)
     say(f"{index}: {count:,} items, compact")
     if json:
         print_json(result)
@@ -269,9 +263,7 @@ def search(
         device: cpu, cuda, …
         json: Print JSON instead of text.
     """
-    from fisherhash.index.images.image_index import ImageIndex
-
-    with ImageIndex.open(index, device=device) as opened:
+    with _open(index, device=device) as opened:
         results = opened.search(
             images, keys=key or (), k=k, radius=radius, where=where, skip_unreadable=True
         )
@@ -322,9 +314,7 @@ def dedup(
         html: Also write a page with thumbnails.
         json: Print JSON instead of text.
     """
-    from fisherhash.index.images.image_index import ImageIndex
-
-    with ImageIndex.open(index) as opened:
+    with _open(index) as opened:
         found = opened.duplicates(radius=radius, compare_files=compare_files)
     if html is not None:
         from fisherhash.pages import contact_sheet
@@ -336,6 +326,12 @@ def dedup(
     else:
         print(found, end="")
     say(found.summary())
+
+
+def _open(index: str, *, write: bool = False, device: str = "cpu") -> ImageIndex:
+    from fisherhash.index.images.image_index import ImageIndex
+
+    return ImageIndex.open(index, write=write, device=device)
 
 
 def _report(report: SyncReport, index: str, began: float, *, as_json: bool) -> None:
@@ -361,10 +357,8 @@ def _planned(changes: dict[str, list[str]]) -> Iterator[str]:
 
 def _metadata(pairs: list[str] | None) -> dict[str, Any] | None:
     """NAME=VALUE; a value that reads as a number is one, so that a filter can compare it."""
-    if not pairs:
-        return None
     fields: dict[str, Any] = {}
-    for name, text in parse_pairs("--meta", pairs).items():
+    for name, text in parse_pairs("--meta", pairs or ()).items():
         try:
             value = json_module.loads(text)
         except ValueError:
@@ -372,4 +366,4 @@ def _metadata(pairs: list[str] | None) -> dict[str, Any] | None:
         # Infinite numbers are texts too: JSON has no number for them.
         number = isinstance(value, int | float) and math.isfinite(value)
         fields[name] = value if number else text
-    return fields
+    return fields or None

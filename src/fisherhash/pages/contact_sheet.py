@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 from fisherhash.data.images import UnreadableImage, load_image, read_file
 from fisherhash.errors import UsageError
 from fisherhash.index.images.duplicates import Duplicates
-from fisherhash.index.images.results import Match, SearchResult
+from fisherhash.index.images.results import Match, SearchResult, counted
 from fisherhash.pages import html as pages
 from fisherhash.system.storage import write_file
 
@@ -30,8 +30,8 @@ def search_page(results: Sequence[SearchResult], bits: int, *, index: str, count
         count: how many items it holds.
     """
     lead = (
-        f"{_number(len(results), 'query', 'queries')} in {_number(count, 'image')}. Each image is "
-        f"{_number(bits, 'bit')}: the fewer of them differ, the more similar two images are. The "
+        f"{counted(len(results), 'query', 'queries')} in {counted(count, 'image')}. Each image is "
+        f"{counted(bits, 'bit')}: the fewer of them differ, the more similar two images are. The "
         "nearest come first."
     )
     title = "Similar images" if any(map(len, results)) else "Nothing found"
@@ -42,16 +42,12 @@ def search_page(results: Sequence[SearchResult], bits: int, *, index: str, count
 def duplicates_page(found: Duplicates) -> str:
     """A page for groups of likely duplicates; the first of a group comes before the others."""
     total, shown = len(found.groups), found.groups[:RESULTS_SHOWN]
-    apart = "equal codes" if found.radius == 0 else f"codes within {_number(found.radius, 'bit')}"
-    more = f" The {len(shown):,} largest are shown." if len(shown) < total else ""
-    alike = "Equal or near" if found.radius else "Equal"
-    lead = (
-        f"{_number(total, 'group')} with {apart} in {_number(found.count, 'image')}.{more} "
-        f"{alike} codes are candidates for duplicates, no proof: look before you delete."
-    )
+    lead = f"{found.summary()}."
+    if len(shown) < total:
+        lead += f" The {len(shown):,} largest groups are shown."
     rows = []
     for first, *others in shown:
-        notes = [_number(len(others) + 1, "image")]
+        notes = [counted(len(others) + 1, "image")]
         same = {match.same_bytes for match in (first, *others)}
         if len(same) == 1 and None not in same:
             notes.append("the same bytes")
@@ -139,7 +135,3 @@ def _placeholder() -> Image.Image:
 def _plain(name: str) -> str:
     """A name that is not UTF-8, as far as it can be shown."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-def _number(count: int, one: str, many: str | None = None) -> str:
-    return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -17,7 +17,13 @@ from fisherhash.codes import hamming
 from fisherhash.errors import UsageError, printable
 from fisherhash.index.base import Codes, Ids, Index
 from fisherhash.index.engine import Engine
-from fisherhash.index.images.results import Match, image_path, joined_codes, synced_folder
+from fisherhash.index.images.results import (
+    Match,
+    counted,
+    image_path,
+    joined_codes,
+    synced_folder,
+)
 
 QUERIES_AT_ONCE = 1024
 CODES_AT_ONCE = 1 << 18
@@ -57,9 +63,8 @@ class Duplicates:
     def summary(self) -> str:
         """The counts in one sentence."""
         items = sum(map(len, self.groups))
-        bits = f"{self.radius} bit{'s' * (self.radius != 1)}"
-        codes = "equal codes" if self.radius == 0 else f"codes within {bits}"
-        groups = f"{len(self.groups):,} group{'s' * (len(self.groups) != 1)}"
+        codes = f"codes within {counted(self.radius, 'bit')}" if self.radius else "equal codes"
+        groups = counted(len(self.groups), "group")
         sentence = f"{groups} of {codes}, {items:,} of {self.count:,} items"
         if self.compared:
             copies = 0
@@ -76,11 +81,9 @@ class Duplicates:
         """The groups as JSON can hold them."""
         groups = []
         for group in self.groups:
-            rows: list[dict[str, Any]] = [
-                {"id": m.item.id, "key": m.item.key, "path": m.path, "distance": m.distance}
-                | ({"same_bytes": m.same_bytes} if self.compared else {})
-                for m in group
-            ]
+            rows = [match.to_json() for match in group]
+            if self.compared:
+                rows = [match.to_json() | {"same_bytes": match.same_bytes} for match in group]
             groups.append({"size": len(group), "items": rows})
         return {"bits": self.bits, "radius": self.radius, "count": self.count, "groups": groups}
 

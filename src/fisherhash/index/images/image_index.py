@@ -15,6 +15,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
@@ -22,7 +23,6 @@ import numpy as np
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import Index, Problem, Uri
 from fisherhash.index.images.duplicates import Duplicates, duplicates_of
-from fisherhash.index.images.models import hasher_of
 from fisherhash.index.images.results import (
     Match,
     SearchResult,
@@ -300,6 +300,40 @@ class ImageIndex:
 
     def __repr__(self) -> str:
         return f"ImageIndex({self.index!r})"
+
+
+def hasher_of(index: Index, *, device: str = "cpu") -> Hasher:
+    """Load the hasher that made the codes of an index.
+
+    Raises:
+        UsageError: the index does not say which.
+        FisherhashError: the hasher is missing, damaged, or not the one that made the codes.
+    """
+    from fisherhash.model.hasher import Hasher
+
+    if "builtin" in index.model:
+        # By its name only: a folder of that name may exist here.
+        hasher = Hasher.load_builtin(str(index.model["builtin"]), device=device)
+        what = f"the built-in hasher '{index.model['builtin']}' of this version"
+    elif index.model:
+        folder = index.model_folder()
+        if folder is None and "path" in index.model:
+            folder = Path(index.model["path"])
+        if folder is None or not folder.is_dir():
+            raise FisherhashError(f"the model of {index.uri} is missing; restore it from a copy")
+        hasher = Hasher.load(folder, device=device)
+        what = f"the model in {folder}"
+    else:
+        raise UsageError(
+            f"{index.uri} does not say which model made its codes, so it cannot encode images; "
+            "search by --key, or by codes from Python"
+        )
+    if index.fingerprint not in (None, hasher.fingerprint()):
+        raise FisherhashError(
+            f"{what} is not the one that made the codes of {index.uri}; restore it, or create the "
+            "index again"
+        )
+    return hasher
 
 
 def _listed(images: ImageLike | Sequence[ImageLike]) -> list[ImageLike]:

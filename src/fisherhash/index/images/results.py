@@ -34,6 +34,11 @@ class Match:
         """Its key; an item without a key is named by its id."""
         return self.item.name
 
+    def to_json(self) -> dict[str, Any]:
+        """What identifies it, as JSON can hold it."""
+        item = self.item
+        return {"distance": self.distance, "id": item.id, "key": item.key, "path": self.path}
+
 
 @dataclass(frozen=True)
 class SearchResult:
@@ -65,15 +70,9 @@ class SearchResult:
     def to_json(self) -> dict[str, Any]:
         """The query and its matches as JSON can hold them."""
         rows = [
-            {
-                "rank": rank,
-                "distance": match.distance,
-                "id": match.item.id,
-                "key": match.item.key,
-                "path": match.path,
-                "labels": list(match.item.labels),
-                "metadata": match.item.metadata,
-            }
+            {"rank": rank}
+            | match.to_json()
+            | {"labels": list(match.item.labels), "metadata": match.item.metadata}
             for rank, match in enumerate(self.matches, start=1)
         ]
         return {"query": self.query, "code": self.code.hex(), "results": rows}
@@ -121,21 +120,25 @@ class SyncReport:
 
     def changes(self) -> str:
         """The counts of what was changed, in words."""
-        return (
-            f"{len(self.added):,} added, {len(self.updated):,} updated, "
-            f"{len(self.removed):,} removed"
-        )
+        return ", ".join(f"{count:,} {done}" for done, count in self._counts().items())
+
+    def _counts(self) -> dict[str, int]:
+        return {done: len(getattr(self, done)) for done in ("added", "updated", "removed")}
 
     def to_json(self) -> dict[str, Any]:
         """Counts, and the skipped files with their reasons."""
-        return {
-            "added": len(self.added),
-            "updated": len(self.updated),
-            "removed": len(self.removed),
-            "unchanged": self.unchanged,
-            "skipped": [skip._asdict() for skip in self.skipped],
-            "count": self.count,
-        }
+        skipped = [skip._asdict() for skip in self.skipped]
+        rest = {"unchanged": self.unchanged, "skipped": skipped, "count": self.count}
+        return self._counts() | rest
+
+
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "image"), counted(2000, "query", "queries")
+    ('1 image', '2,000 queries')
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def synced_folder(index: Index) -> str | None:

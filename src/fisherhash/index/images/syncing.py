@@ -15,22 +15,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fisherhash.data.collection import Collection
 from fisherhash.data.folders import FoundImages, ImageFile, is_own_output, walk_images
 from fisherhash.data.images import read_failure
+from fisherhash.data.readers import FileReader
 from fisherhash.errors import UsageError
-from fisherhash.index.base import CannotWriteError, Entry, Index
-from fisherhash.index.images.models import collection_of
+from fisherhash.index.base import CannotWriteError, Codes, Entry, Index
 from fisherhash.index.images.results import SkippedFile, SyncReport, synced_folder
 from fisherhash.system.progress import progress
 
 if TYPE_CHECKING:
-    from fisherhash.index.base import Codes
     from fisherhash.model.hasher import EncodedBlock, Hasher
 
 IMAGES_PER_COMMIT = 128
@@ -169,9 +169,7 @@ class Import:
             source = collection_of(name, todo)
             yield from hasher.encode_blocks(source, np.array(rest), block=IMAGES_PER_COMMIT)
 
-    def finish(
-        self, among: Collection[str] | None = None, named: Collection[str] = ()
-    ) -> SyncReport:
+    def finish(self, among: Container[str] | None = None, named: Container[str] = ()) -> SyncReport:
         """The report; ``among`` selects the skipped files it lists, ``named`` those named."""
         names = [name for name in self.skipped if among is None or name in among]
         names.sort(key=lambda name: (name not in named, name in self._listed, name))
@@ -323,6 +321,18 @@ def find_images(root: Path, uri: str | os.PathLike[str]) -> FoundImages:
     """The images of a folder, without those of the index and of other indexes in it."""
     return walk_images(
         root, without=uri, is_own=lambda path: is_own_output(path) or Index.is_index(path)
+    )
+
+
+def collection_of(name: str, files: Sequence[ImageFile]) -> Collection:
+    """Image files under their keys, without labels."""
+    return Collection(
+        name=name,
+        names=[file.key for file in files],
+        labels=np.zeros((len(files), 0), dtype=np.uint8),
+        classes=(),
+        reader=FileReader(os.sep, [file.path for file in files]),
+        kind="photos",
     )
 
 
