@@ -627,8 +627,8 @@ def write(hasher: Hasher, place: Path, text: str) -> None:
     }
     files = {
         builtin.HEAD_WEIGHTS: storage.write_tensors(state),
-        builtin.HEAD_CARD: storage.write_text(text),
-        builtin.HEAD_CONFIG: storage.write_text(storage.dump_json(config)),
+        builtin.HEAD_CARD: text,
+        builtin.HEAD_CONFIG: storage.dump_json(config),
     }
     storage.write_files(place, files)
 

@@ -199,5 +199,5 @@ def test_a_saved_folder_ranks_the_same(trained, tmp_path, photos, capsys):
     encoded = encode_split(loaded, trained.collection, trained.split)
     assert measure(encoded, top=trained.split.top).map == trained.evaluate().map
     assert loaded.fingerprint() == trained.hasher.fingerprint()
-    cli.evaluate(model=tmp_path / "model", data=str(photos))
+    cli.models.evaluate(model=tmp_path / "model", data=str(photos))
     assert "mAP" in capsys.readouterr().out

@@ -19,11 +19,10 @@ from cyclopts.exceptions import MissingArgumentError
 # Importing a module registers its verbs.
 from fisherhash.cli import experiments, index, models, tools
 from fisherhash.cli.base import app, say
-from fisherhash.cli.models import evaluate
 from fisherhash.errors import FisherhashError
 from fisherhash.system.options import unknown_option
 
-__all__ = ["app", "evaluate", "experiments", "index", "main", "models", "tools"]
+__all__ = ["app", "experiments", "index", "main", "models", "tools"]
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

@@ -6,14 +6,15 @@ stdout, messages go to stderr. Heavy imports stay inside the verbs.
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from cyclopts import App, Parameter, convert
 
 from fisherhash.system.options import parse_number
+from fisherhash.system.storage import dump_json
 from fisherhash.system.version import __version__
 from fisherhash.training.settings import NetworkOptions
 
@@ -37,7 +38,6 @@ app = App(
     suppress_keyboard_interrupt=False,  # main says how to continue
 )
 
-Whole = int
 Flag = Annotated[bool, Parameter(negative="")]
 Json = Flag
 Data = Annotated[
@@ -71,13 +71,16 @@ def say(sentence: str) -> None:
 
 def print_json(value: Any) -> None:
     """Print data on stdout as JSON."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        # A file name that is not UTF-8 is written as escapes, which JSON reads back.
-        text = json.dumps(value, indent=2)
-    print(text)
+    print(dump_json(value), end="")
+
+
+def print_data(value: Any, lines: Iterable[object], *, json: bool) -> None:
+    """Print data on stdout: ``value`` as JSON, or the same as lines of text."""
+    if json:
+        print_json(value)
+        return
+    for line in lines:
+        print(line)
 
 
 def describe(collection: Collection) -> None:
@@ -87,7 +90,7 @@ def describe(collection: Collection) -> None:
     notes(collection.notes)
 
 
-def notes(sentences: tuple[str, ...]) -> None:
+def notes(sentences: Iterable[str]) -> None:
     """Print what was left out or assumed."""
     for note in sentences:
         say(f"note: {note}")

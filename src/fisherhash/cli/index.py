@@ -7,16 +7,19 @@ import json as json_module
 import math
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from fisherhash.cli.base import Flag, Json, Whole, app, notes, print_json, say
+from fisherhash.cli.base import Flag, Json, app, notes, print_data, print_json, say
 from fisherhash.errors import FisherhashError, UsageError, printable
+from fisherhash.system.options import parse_pairs
 
 if TYPE_CHECKING:
+    from fisherhash.index.images.image_index import ImageIndex
     from fisherhash.index.images.results import SyncReport
 
 Several = Annotated[list[str] | None, Parameter(negative="")]
@@ -38,7 +41,7 @@ def sync(
     *,
     model: str | None = None,
     fit: str | None = None,
-    bits: Whole | None = None,
+    bits: int | None = None,
     device: str = "cpu",
     dry_run: Flag = False,
     allow_empty: Flag = False,
@@ -80,12 +83,9 @@ def sync(
     if not dry_run:
         _report(report, index, began, as_json=json)
         return
-    notes(tuple(report.notes))
+    notes(report.notes)
     changes = {"add": report.added, "update": report.updated, "remove": report.removed}
-    if json:
-        print_json(changes | {"unchanged": report.unchanged})
-    else:
-        _print_planned(changes)
+    print_data(changes | {"unchanged": report.unchanged}, _planned(changes), json=json)
     say(f"would be: {report}; nothing was changed")
 
 
@@ -144,30 +144,21 @@ def remove(
         dry_run: Only print what would be removed.
         json: Print the result as JSON on stdout.
     """
-    from fisherhash.index.base import Index
-
     if bool(keys) == bool(where):
         raise UsageError("say what to remove: KEYS…, or --where label=cat")
-    with Index.open(index, write=not dry_run) as opened:
-        if dry_run:
-            found = opened.items(where) if where else opened.get(dict.fromkeys(keys))
-            removed = [item.name for item in found]
-        elif where:
-            removed = opened.remove(ids=opened.ids(where))
-        else:
-            removed = opened.remove(keys)
-        left = len(opened)
-    if not isinstance(removed, list):
-        say(f"{removed:,} removed, {left:,} left in {index}")
-        if json:
-            print_json({"removed": removed, "count": left})
-        return
-    if json:
-        print_json({"remove": removed})
-    else:
-        _print_planned({"remove": removed})
-    count = len(removed)
-    say(f"would be: {count:,} removed, {left - count:,} left; nothing was changed")
+    with _open(index, write=not dry_run) as images:
+        opened = images.index
+        if not dry_run:
+            removed = images.remove(keys, where=where)
+            say(f"{removed:,} removed, {len(opened):,} left in {index}")
+            if json:
+                print_json({"removed": removed, "count": len(opened)})
+            return
+        found = opened.items(where) if where else opened.get(dict.fromkeys(keys))
+        names = [item.name for item in found]
+        left = len(opened) - len(names)
+    print_data({"remove": names}, _planned({"remove": names}), json=json)
+    say(f"would be: {len(names):,} removed, {left:,} left; nothing was changed")
 
 
 @index_app.command
@@ -180,9 +171,7 @@ def skipped(index: str, *, json: Json = False) -> None:
         index: The index: a folder, or the URI of another kind of index.
         json: Print JSON instead of CSV.
     """
-    from fisherhash.index.images.image_index import ImageIndex
-
-    with ImageIndex.open(index) as opened:
+    with _open(index) as opened:
         files = opened.skipped()
     if json:
         print_json([file._asdict() for file in files])
@@ -200,19 +189,17 @@ def info(index: str, *, json: Json = False) -> None:
         index: The index: a folder, or the URI of another kind of index.
         json: Print JSON instead of text.
     """
-    from fisherhash.index.images.image_index import ImageIndex
-    from fisherhash.index.images.models import describe_model
+    from fisherhash.index.images.creating import describe_model
 
-    with ImageIndex.open(index) as opened:
+    with _open(index) as opened:
         facts = opened.info()
-    if json:
-        print_json(facts)
-        return
-    facts["model"] = describe_model(facts["model"]) if facts["model"] else None
-    for name, value in facts.items():
-        if value is not None and not isinstance(value, dict | list):
-            shown = f"{value:,}" if isinstance(value, int) else value
-            print(f"{name.replace('_', ' '):<14} {shown}")
+    shown = facts | {"model": describe_model(facts["model"]) if facts["model"] else None}
+    lines = (
+        f"{name.replace('_', ' '):<14} {f'{value:,}' if isinstance(value, int) else value}"
+        for name, value in shown.items()
+        if value is not None and not isinstance(value, dict | list)
+    )
+    print_data(facts, lines, json=json)
 
 
 @index_app.command
@@ -226,11 +213,8 @@ def verify(index: str, *, json: Json = False) -> None:
     from fisherhash.index.images.image_index import ImageIndex
 
     problems = ImageIndex.examine(index)
-    if json:
-        print_json({"ok": not problems, "problems": [asdict(problem) for problem in problems]})
-    else:
-        for problem in problems:
-            print(problem)
+    found = {"ok": not problems, "problems": [asdict(problem) for problem in problems]}
+    print_data(found, problems, json=json)
     if problems:
         raise FisherhashError(f"{index} is not as it was written; problems: {len(problems)}")
     say(f"{index}: nothing wrong was found")
@@ -244,11 +228,9 @@ def compact(index: str, *, json: Json = False) -> None:
         index: The index: a folder, or the URI of another kind of index.
         json: Print the result as JSON on stdout.
     """
-    from fisherhash.index.base import Index
-
-    with Index.open(index, write=True) as opened:
-        result = opened.compact()
-        count = len(opened)
+    with _open(index, write=True) as opened:
+        result = opened.index.compact()
+        count = len(opened.index)
     say(f"{index}: {count:,} items, compact")
     if json:
         print_json(result)
@@ -259,8 +241,8 @@ def search(
     *images: Path,
     index: str,
     key: Several = None,
-    k: Annotated[Whole | None, Parameter(name="-k")] = None,
-    radius: Whole | None = None,
+    k: Annotated[int | None, Parameter(name="-k")] = None,
+    radius: int | None = None,
     where: Several = None,
     html: Path | None = None,
     device: str = "cpu",
@@ -281,9 +263,7 @@ def search(
         device: cpu, cuda, …
         json: Print JSON instead of text.
     """
-    from fisherhash.index.images.image_index import ImageIndex
-
-    with ImageIndex.open(index, device=device) as opened:
+    with _open(index, device=device) as opened:
         results = opened.search(
             images, keys=key or (), k=k, radius=radius, where=where, skip_unreadable=True
         )
@@ -316,7 +296,7 @@ def search(
 def dedup(
     index: str,
     *,
-    radius: Whole = 0,
+    radius: int = 0,
     compare_files: Flag = False,
     html: Path | None = None,
     json: Json = False,
@@ -334,9 +314,7 @@ def dedup(
         html: Also write a page with thumbnails.
         json: Print JSON instead of text.
     """
-    from fisherhash.index.images.image_index import ImageIndex
-
-    with ImageIndex.open(index) as opened:
+    with _open(index) as opened:
         found = opened.duplicates(radius=radius, compare_files=compare_files)
     if html is not None:
         from fisherhash.pages import contact_sheet
@@ -350,8 +328,14 @@ def dedup(
     say(found.summary())
 
 
+def _open(index: str, *, write: bool = False, device: str = "cpu") -> ImageIndex:
+    from fisherhash.index.images.image_index import ImageIndex
+
+    return ImageIndex.open(index, write=write, device=device)
+
+
 def _report(report: SyncReport, index: str, began: float, *, as_json: bool) -> None:
-    notes(tuple(report.notes))
+    notes(report.notes)
     shown = report.skipped[: max(report.named, min(LISTED, report.new_skipped))]
     for skip in shown:
         say(f"skipped {printable(skip.name)}: {skip.reason}")
@@ -367,21 +351,14 @@ def _report(report: SyncReport, index: str, began: float, *, as_json: bool) -> N
         raise FisherhashError("no image could be read")
 
 
-def _print_planned(changes: dict[str, list[str]]) -> None:
-    for verb, keys in changes.items():
-        for key in keys:
-            print(f"{verb:<6}  {printable(key)}")
+def _planned(changes: dict[str, list[str]]) -> Iterator[str]:
+    return (f"{verb:<6}  {printable(key)}" for verb, keys in changes.items() for key in keys)
 
 
 def _metadata(pairs: list[str] | None) -> dict[str, Any] | None:
     """NAME=VALUE; a value that reads as a number is one, so that a filter can compare it."""
-    if not pairs:
-        return None
     fields: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals or not name:
-            raise UsageError(f"--meta takes NAME=VALUE, got '{pair}'")
+    for name, text in parse_pairs("--meta", pairs or ()).items():
         try:
             value = json_module.loads(text)
         except ValueError:
@@ -389,4 +366,4 @@ def _metadata(pairs: list[str] | None) -> dict[str, Any] | None:
         # Infinite numbers are texts too: JSON has no number for them.
         number = isinstance(value, int | float) and math.isfinite(value)
         fields[name] = value if number else text
-    return fields
+    return fields or None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,16 +21,16 @@ from fisherhash.cli.base import (
     app,
     describe,
     notes,
+    print_data,
     print_json,
     say,
 )
 from fisherhash.errors import FisherhashError, UsageError, unknown_name
+from fisherhash.system.options import parse_pairs
 from fisherhash.training.settings import Settings
 
 if TYPE_CHECKING:
     from fisherhash.data.loading import Skipped
-    from fisherhash.data.sources import Collection
-    from fisherhash.data.splits import Split
     from fisherhash.evaluation import Evaluation
 
 _DEFAULT_SETTINGS = Settings()
@@ -87,7 +88,7 @@ def train(
     from fisherhash.training.checkpoints import is_unfinished
     from fisherhash.training.fitting import fit
 
-    options = _options(set_ or [])
+    options = parse_pairs("--set", set_ or ())
     if resume and not is_unfinished(out):
         raise UsageError(f"{out} holds no unfinished run to resume; run without --resume")
     if resume and overwrite:
@@ -103,16 +104,12 @@ def train(
         method=method,
         bits=bits,
         options=options,
-        backbone=network.backbone,
-        weights=network.weights,
-        image_size=network.image_size,
-        finetune=network.finetune,
         protocol=split,
         settings=settings,
-        device=network.device,
         out=out,
         overwrite=overwrite,
         measured=evaluate,
+        **asdict(network),
     )
     seconds = trained.seconds
     say(f"features {seconds['features']:.1f} s, training {seconds['training']:.1f} s")
@@ -120,7 +117,12 @@ def train(
     if trained.evaluation is not None:
         say(f"mAP {_map_line(trained.evaluation)}")
         result["evaluation"] = trained.evaluation.to_json()
-    _report_skipped(trained.skipped, out)
+    if trained.skipped:
+        first = trained.skipped[0]
+        say(
+            f"{len(trained.skipped)} images could not be read and were skipped, the first is "
+            f"{first.name} ({first.reason}); all are listed in {out / 'skipped.csv'}"
+        )
     result["seconds"] = round(time.perf_counter() - began, 2)
     say(f"model in {out}, {result['seconds']:.1f} s in all")
     if json:
@@ -169,20 +171,17 @@ def encode(
             np.savez(file, codes=encoded.codes, names=np.array(names), bits=hasher.bits)
 
     if out is not None:
-        files: dict[str, Callable[[Path], object]] = {out.name: save}
+        files: dict[str, storage.Content] = {out.name: save}
         if encoded.skipped:
             listed = out.with_suffix(".skipped.csv").name
             files[listed] = partial(write_skipped, skipped=encoded.skipped)
         storage.write_files(out.parent, files)
         say(f"{len(names)} codes of {hasher.bits} bits in {out}")
-    elif json:
-        rows = zip(names, codes.to_hex(encoded.codes), strict=True)
-        print_json({"bits": hasher.bits, "codes": [{"name": n, "code": c} for n, c in rows]})
     else:
-        for name, code in zip(names, codes.to_hex(encoded.codes), strict=True):
-            print(f"{code}  {name}")
-    for item in encoded.skipped:
-        say(f"skipped {item.name}: {item.reason}")
+        rows = list(zip(names, codes.to_hex(encoded.codes), strict=True))
+        found = {"bits": hasher.bits, "codes": [{"name": n, "code": c} for n, c in rows]}
+        print_data(found, (f"{code}  {name}" for name, code in rows), json=json)
+    _say_skipped(encoded.skipped)
     if not names:
         raise FisherhashError("no image could be read")
 
@@ -213,6 +212,7 @@ def evaluate(
     began = time.perf_counter()
     from fisherhash.data.protocols import resolve
     from fisherhash.data.sources import open_data
+    from fisherhash.data.splits import Split
     from fisherhash.evaluation import EVALUATORS, plot
     from fisherhash.evaluation import compat as old_number
     from fisherhash.model.hasher import Hasher, versions
@@ -226,7 +226,9 @@ def evaluate(
     if compat is not None and not hamming:
         raise UsageError(f"--compat ranks by Hamming distance, which {hasher.method} does not use")
     collection = open_data(data)
-    own = _own_split(model / SPLIT_FILE, collection)
+    path = model / SPLIT_FILE
+    # Without images that the data no longer holds.
+    own = Split.load(path, collection, drop_missing=True) if path.is_file() else None
     if protocol is None and own is not None and len(own.query) and len(own.database):
         split = own
     else:
@@ -237,8 +239,7 @@ def evaluate(
     if seen:
         say(f"WARNING: the model was trained on {seen:,} of the {len(split.query):,} queries")
     encoded = encode_split(hasher, collection, split)
-    for item in encoded.skipped:
-        say(f"skipped {item.name}: {item.reason}")
+    _say_skipped(encoded.skipped)
     measured = measure(encoded, top=split.top)
     result = {
         "protocol": split.to_json(),
@@ -268,38 +269,18 @@ def evaluate(
             for suffix in ("png", "svg"):
                 say(str(plot(measured, plots / f"{kind}.{suffix}", kind=kind)))
     result["seconds"] = round(time.perf_counter() - began, 2)
-    if json:
-        print_json(result)
-        return
-    print(f"protocol                    {split}")
-    print(f"model                       {model}: {hasher.method}, {hasher.bits} bits")
-    print(measured)
-    if then is not None:
-        print(then)
-    print(f"wall time                   {result['seconds']} s")
+    lines = [
+        f"protocol                    {split}",
+        f"model                       {model}: {hasher.method}, {hasher.bits} bits",
+        *filter(None, (measured, then)),
+        f"wall time                   {result['seconds']} s",
+    ]
+    print_data(result, lines, json=json)
 
 
-def _options(pairs: list[str]) -> dict[str, str]:
-    for pair in pairs:
-        if "=" not in pair:
-            raise UsageError(f"--set takes NAME=VALUE, got '{pair}'")
-    return dict(pair.split("=", 1) for pair in pairs)  # type: ignore[misc]
-
-
-def _own_split(path: Path, collection: Collection) -> Split | None:
-    """The split a model was trained with, without images that the data no longer holds."""
-    from fisherhash.data.splits import Split
-
-    return Split.load(path, collection, drop_missing=True) if path.is_file() else None
-
-
-def _report_skipped(skipped: list[Skipped], out: Path) -> None:
-    if skipped:
-        first = skipped[0]
-        say(
-            f"{len(skipped)} images could not be read and were skipped, the first is {first.name} "
-            f"({first.reason}); all are listed in {out / 'skipped.csv'}"
-        )
+def _say_skipped(skipped: Iterable[Skipped]) -> None:
+    for item in skipped:
+        say(f"skipped {item.name}: {item.reason}")
 
 
 def _map_line(measured: Evaluation) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fisherhash.cli.base import Data, Json, app, describe, print_json
+from fisherhash.cli.base import Data, Json, app, describe, print_data, print_json
 
 
 @app.command(name="check-data")
@@ -25,10 +25,7 @@ def check_data(
     describe(collection)
     split = None if protocol is None else resolve(collection, protocol)
     report = check(collection, split, workers=workers)
-    if json:
-        print_json(report.to_json())
-    else:
-        print(report)
+    print_data(report.to_json(), [report], json=json)
     if not report.ok:
         raise SystemExit(1)
 
@@ -72,10 +69,7 @@ def doctor(*, json: Json = False) -> None:
     from fisherhash.cli.doctor import examine
 
     found = examine()
-    if json:
-        print_json(found)
-        return
+    lines = []
     for section, rows in found.items():
-        print(section)
-        for name, value in rows.items():
-            print(f"  {name:<20} {value}")
+        lines += [section, *(f"  {name:<20} {value}" for name, value in rows.items())]
+    print_data(found, lines, json=json)

@@ -245,7 +245,7 @@ def check_same(found: Mapping[str, Any], now: Mapping[str, Any], what: str) -> N
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file, complete or not at all."""
-    storage.write_files(path.parent, {path.name: storage.dump_json(value)})
+    storage.write_file(path, storage.dump_json(value))
 
 
 def _result(row: dict[str, Any]) -> str:

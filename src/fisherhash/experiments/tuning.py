@@ -265,7 +265,7 @@ class Tuning:
         for slug, bench in self.benches.items():
             rows = benches.get(slug, {}).get("rows", {})
             benches[slug] = {**bench, "rows": {**rows, **bench["rows"]}}
-        storage.write_files(path.parent, {path.name: dump_results({"benches": benches})})
+        storage.write_file(path, dump_results({"benches": benches}))
 
     def choice(self, bench: Bench, row: Row) -> Choice:
         """Return what a row is trained with on a bench; the defaults where nothing was searched.

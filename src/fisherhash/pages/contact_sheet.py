@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 from collections.abc import Sequence
-from html import escape
-from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 from fisherhash.data.images import UnreadableImage, load_image, read_file
-from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.errors import UsageError
 from fisherhash.index.images.duplicates import Duplicates
-from fisherhash.index.images.results import Match, SearchResult
+from fisherhash.index.images.results import Match, SearchResult, counted
 from fisherhash.pages import html as pages
+from fisherhash.system.storage import write_file
 
 RESULTS_SHOWN = 200
 """Results of a query on the page, and groups of duplicates; the page holds every thumbnail."""
@@ -32,8 +30,8 @@ def search_page(results: Sequence[SearchResult], bits: int, *, index: str, count
         count: how many items it holds.
     """
     lead = (
-        f"{_number(len(results), 'query', 'queries')} in {_number(count, 'image')}. Each image is "
-        f"{_number(bits, 'bit')}: the fewer of them differ, the more similar two images are. The "
+        f"{counted(len(results), 'query', 'queries')} in {counted(count, 'image')}. Each image is "
+        f"{counted(bits, 'bit')}: the fewer of them differ, the more similar two images are. The "
         "nearest come first."
     )
     title = "Similar images" if any(map(len, results)) else "Nothing found"
@@ -44,16 +42,12 @@ def search_page(results: Sequence[SearchResult], bits: int, *, index: str, count
 def duplicates_page(found: Duplicates) -> str:
     """A page for groups of likely duplicates; the first of a group comes before the others."""
     total, shown = len(found.groups), found.groups[:RESULTS_SHOWN]
-    apart = "equal codes" if found.radius == 0 else f"codes within {_number(found.radius, 'bit')}"
-    more = f" The {len(shown):,} largest are shown." if len(shown) < total else ""
-    alike = "Equal or near" if found.radius else "Equal"
-    lead = (
-        f"{_number(total, 'group')} with {apart} in {_number(found.count, 'image')}.{more} "
-        f"{alike} codes are candidates for duplicates, no proof: look before you delete."
-    )
+    lead = f"{found.summary()}."
+    if len(shown) < total:
+        lead += f" The {len(shown):,} largest groups are shown."
     rows = []
     for first, *others in shown:
-        notes = [_number(len(others) + 1, "image")]
+        notes = [counted(len(others) + 1, "image")]
         same = {match.same_bytes for match in (first, *others)}
         if len(same) == 1 and None not in same:
             notes.append("the same bytes")
@@ -64,18 +58,9 @@ def duplicates_page(found: Duplicates) -> str:
 
 def write_page(path: str | os.PathLike[str], html: str) -> None:
     """Write a page completely, or leave the old one as it is."""
-    place = Path(path)
-    if place.is_dir():
-        raise UsageError(f"{place} is a folder; give the name of a file for the page")
-    draft = place.with_name(place.name + ".new")
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(html.encode("utf-8", "replace"))
-        os.replace(draft, place)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise FisherhashError(f"could not write {place}: {error.strerror or error}") from error
+    if os.path.isdir(path):
+        raise UsageError(f"{path} is a folder; give the name of a file for the page")
+    write_file(path, html.encode("utf-8", "replace"))
 
 
 # The end of a long path says more than its beginning: the whole name, on several lines.
@@ -85,14 +70,11 @@ _STYLE = "<style>.caption{white-space:pre-line;overflow-wrap:anywhere}</style>\n
 def _page(
     title: str, lead: str, index: str, rows: Sequence[pages.Query], bits: int, compared: str
 ) -> str:
-    header = (
-        f'<header>\n<p class="eyebrow">fisherhash · {escape(index)}</p>\n<h1>{escape(title)}</h1>\n'
-        f'<p class="lead">{escape(lead)}</p>\n</header>'
-    )
-    legend = pages.legend(marks=False).replace("the query", compared)
-    body = legend + pages.query_rows(rows, bits) if rows else ""
-    section = f'\n<section id="results">\n{body}\n</section>' if body else ""
-    return pages.page(f"{title} · {index}", _STYLE + header + section, description=lead)
+    body = _STYLE + pages.header(f"fisherhash · {index}", title, lead)
+    if rows:
+        shown = pages.legend(marks=False, compared=compared) + pages.query_rows(rows, bits)
+        body += f'\n<section id="results">\n{shown}\n</section>'
+    return pages.page(f"{title} · {index}", body, description=lead)
 
 
 def _row(
@@ -153,7 +135,3 @@ def _placeholder() -> Image.Image:
 def _plain(name: str) -> str:
     """A name that is not UTF-8, as far as it can be shown."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-def _number(count: int, one: str, many: str | None = None) -> str:
-    return f"{count:,} {one if count == 1 else many or one + 's'}"

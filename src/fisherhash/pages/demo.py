@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,36 +15,18 @@ from fisherhash import backbones, codes
 from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import open_data
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.evaluation import Evaluation
 from fisherhash.model.hasher import versions
 from fisherhash.model.runtime import TorchRuntime, feature_rows
 from fisherhash.pages import demo_page
-from fisherhash.pages.demo_page import MODEL, Demo
+from fisherhash.pages.demo_page import MODEL, PAGE, Demo
 from fisherhash.system import storage
 from fisherhash.training.fitting import fit
 from fisherhash.training.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-PAGE, RECORD = "index.html", "demo.json"
+RECORD = "demo.json"
 MADE_BY = "fisherhash demo"
-
-
-@dataclass(frozen=True)
-class DemoResult:
-    """What the demo made.
-
-    Attributes:
-        page: the HTML page.
-        model: the model folder.
-        evaluation: how good the codes are.
-        seconds: how long each part took.
-    """
-
-    page: Path
-    model: Path
-    evaluation: Evaluation
-    seconds: dict[str, float]
 
 
 @contextmanager
@@ -75,7 +54,7 @@ def run_demo(
     seed: int = 0,
     backbone: str = backbones.DEFAULT,
     say: Callable[[str], object] = logger.info,
-) -> DemoResult:
+) -> Demo:
     """Learn codes of the built-in sample with DFH, measure them, and write a page about it.
 
     The same arguments produce the same model and the same page, except for the times on it.
@@ -138,7 +117,7 @@ def run_demo(
             f"{len(encoded.skipped)} images of the built-in sample cannot be read; "
             "reinstall fisherhash"
         )
-    demo = Demo(trained, split, settings, evaluation, encoded.codes, folder)
+    demo = Demo(trained, split, settings, evaluation, encoded.codes, folder, seconds)
     say(
         f"mAP {evaluation.map:.4f}, expected over the order inside ties "
         f"({demo_page.bounds(evaluation, 4)}): {lap('evaluation')}"
@@ -154,10 +133,10 @@ def run_demo(
         "seconds": {name: round(value, 2) for name, value in seconds.items()},
         "versions": versions(),
     }
-    page = demo_page.demo_html(demo, blocks, seconds)
+    page = demo_page.demo_html(demo, blocks)
     storage.write_files(folder, {PAGE: page, RECORD: storage.dump_json(record)})
-    say(f"the page is {folder / PAGE}: {said}; in all {time.perf_counter() - began:.1f} s")
-    return DemoResult(folder / PAGE, folder / MODEL, evaluation, seconds)
+    say(f"the page is {demo.page}: {said}; in all {time.perf_counter() - began:.1f} s")
+    return demo
 
 
 def _claim(folder: Path) -> Path:
@@ -169,14 +148,13 @@ def _claim(folder: Path) -> Path:
             f"{folder} is not empty and was not made by the demo; nothing in it was changed. "
             "Choose another --out"
         )
-    mark = storage.dump_json({"made_by": MADE_BY, "finished": False})
-    storage.write_files(folder, {RECORD: mark})
+    mark = {"made_by": MADE_BY, "finished": False}
+    storage.write_file(folder / RECORD, storage.dump_json(mark))
     return folder
 
 
 def _is_demo(folder: Path) -> bool:
     try:
-        record: Any = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return storage.read_json(folder / RECORD).get("made_by") == MADE_BY
+    except FisherhashError:
         return False
-    return isinstance(record, dict) and record.get("made_by") == MADE_BY

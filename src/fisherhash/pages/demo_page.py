@@ -24,7 +24,7 @@ from fisherhash.pages import html as pages
 from fisherhash.training.fitting import Trained
 from fisherhash.training.settings import Settings
 
-MODEL = "model"
+PAGE, MODEL = "index.html", "model"
 RESULTS_SHOWN = 10
 """Results per query on the page."""
 DEMO_PARTS = {
@@ -38,7 +38,7 @@ DEMO_PARTS = {
 
 @dataclass(frozen=True)
 class Demo:
-    """What the page shows.
+    """What the demo made, and what its page shows.
 
     Attributes:
         trained: the hasher, and the images it was trained on.
@@ -47,6 +47,7 @@ class Demo:
         evaluation: how good the codes are.
         packed: (n, bytes) codes of all images.
         folder: where the page and the model are.
+        seconds: how long each part took.
     """
 
     trained: Trained
@@ -55,6 +56,17 @@ class Demo:
     evaluation: Evaluation
     packed: NDArray[np.uint8]
     folder: Path
+    seconds: dict[str, float]
+
+    @property
+    def page(self) -> Path:
+        """The HTML page."""
+        return self.folder / PAGE
+
+    @property
+    def model(self) -> Path:
+        """The model folder."""
+        return self.folder / MODEL
 
     @property
     def bits(self) -> int:
@@ -88,9 +100,9 @@ def blocks(demo: Demo) -> list[str]:
     return [_header(demo), _queries(demo), _centres(demo), _learning(demo), _next_steps(demo)]
 
 
-def demo_html(demo: Demo, blocks: list[str], seconds: dict[str, float]) -> str:
+def demo_html(demo: Demo, blocks: list[str]) -> str:
     """Return the whole page: ``blocks``, then how long each part took."""
-    rows = [(title, seconds[name]) for name, title in DEMO_PARTS.items() if name in seconds]
+    rows = [(title, demo.seconds[name]) for name, title in DEMO_PARTS.items()]
     times = pages.section("How long it took", pages.time_table(rows), name="times")
     return pages.page(
         f"fisherhash: {demo.bits}-bit image codes",
@@ -106,32 +118,19 @@ def _header(demo: Demo) -> str:
     rows = ", one byte per row" if bits <= 64 else ""
     item = demo.queries[0]
     code = demo.packed[item]
+    expected = f"mAP, expected over the order inside ties; {bounds(evaluation, 3)}"
+    stored = f"{bits} bits; {size * evaluation.database:,} bytes for the whole database"
+    queried = f"searched with {evaluation.queries:,} queries that took no part in training"
     numbers = [
-        (
-            f"{evaluation.map:.3f}",
-            "mean average precision",
-            f"mAP, expected over the order inside ties; {bounds(evaluation, 3)}",
-        ),
-        (
-            weight,
-            "per image",
-            f"{bits} bits; {size * evaluation.database:,} bytes for the whole database",
-        ),
-        (
-            f"{evaluation.database:,}",
-            "images in the database",
-            f"searched with {evaluation.queries:,} queries that took no part in training",
-        ),
+        (f"{evaluation.map:.3f}", "mean average precision", expected),
+        (weight, "per image", stored),
+        (f"{evaluation.database:,}", "images in the database", queried),
     ]
     found = evaluation.precision_at.get(RESULTS_SHOWN)
     if found is not None:
-        numbers.append(
-            (
-                f"{RESULTS_SHOWN * found:.1f} of {RESULTS_SHOWN}",
-                "nearest images are right",
-                "on average over all queries, ties in random order",
-            )
-        )
+        right = f"{RESULTS_SHOWN * found:.1f} of {RESULTS_SHOWN}"
+        average = "on average over all queries, ties in random order"
+        numbers.append((right, "nearest images are right", average))
     return f"""<header>
 <div class="top"><div>
 <p class="eyebrow">fisherhash demo · Deep Fisher Hashing on CIFAR-10</p>
@@ -163,10 +162,8 @@ def bounds(evaluation: Evaluation, digits: int) -> str:
 def _queries(demo: Demo) -> str:
     database = demo.split.database
     engine = Engine(demo.packed[database], demo.bits)
-    precisions = dict(
-        zip(demo.split.query.tolist(), demo.evaluation.average_precision, strict=True)
-    )
-    rows = []
+    ranked = zip(demo.split.query.tolist(), demo.evaluation.average_precision, strict=True)
+    precisions, rows = dict(ranked), []
     found = zip(demo.queries, *engine.search(demo.packed[demo.queries], RESULTS_SHOWN), strict=True)
     for query, positions, distances in found:
         items = database[positions]
@@ -176,11 +173,8 @@ def _queries(demo: Demo) -> str:
             for i, distance, ok in zip(items, distances, right, strict=True)
         ]
         notes = [f"{right.sum()} of {len(results)} right", f"AP {precisions[int(query)]:.3f}"]
-        rows.append(
-            pages.Query(
-                demo.image(query), demo.packed[query], demo.class_name(query), results, notes
-            )
-        )
+        name = demo.class_name(query)
+        rows.append(pages.Query(demo.image(query), demo.packed[query], name, results, notes))
     return pages.section(
         "Ten queries, and the ten nearest images of each",
         pages.legend(marks=True) + pages.query_rows(rows, demo.bits),
@@ -254,7 +248,7 @@ def _percent(counts: list[int]) -> list[float]:
 
 
 def _next_steps(demo: Demo) -> str:
-    model = escape(shlex.quote(str(demo.folder / MODEL)))
+    model = escape(shlex.quote(str(demo.model)))
     return pages.section(
         "Now with your own images",
         f"""<pre><code><span class="soft"># a folder with one sub-folder of images per class</span>

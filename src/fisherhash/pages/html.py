@@ -164,16 +164,9 @@ def legend(*, marks: bool, compared: str = "the query") -> str:
     """Explain the squares and circles and, with ``marks``, the ticks and crosses."""
     items = ""
     if marks:
-        items = (
-            '<li><span class="badge right" aria-hidden="true">✓</span>same class</li>'
-            '<li><span class="badge wrong" aria-hidden="true">✕</span>another class</li>'
-        )
-    keys = {
-        "b1": "bit 1",
-        "b0": "bit 0",
-        "d1": f"1, differs from {compared}",
-        "d0": f"0, differs from {compared}",
-    }
+        items = f"<li>{_badge('right')}same class</li><li>{_badge('wrong')}another class</li>"
+    differs = f"differs from {compared}"
+    keys = {"b1": "bit 1", "b0": "bit 0", "d1": f"1, {differs}", "d0": f"0, {differs}"}
     for kind, text in keys.items():
         shape = (_CIRCLE if kind[0] == "d" else _SQUARE).format(x=0, y=0)
         items += (
@@ -181,6 +174,11 @@ def legend(*, marks: bool, compared: str = "the query") -> str:
             f'<path class="{kind}" d="{shape}"/></svg>{escape(text)}</li>'
         )
     return f'<ul class="legend">{items}</ul>'
+
+
+def _badge(mark: str) -> str:
+    sign = "✓" if mark == "right" else "✕"
+    return f'<span class="badge {mark}" aria-hidden="true">{sign}</span>'
 
 
 def query_rows(queries: Sequence[Query], bits: int) -> str:
@@ -201,16 +199,11 @@ def _query_row(query: Query, bits: int) -> str:
 
 
 def _result(result: Result, query: Query, bits: int) -> str:
-    mark, word, sign = {
-        True: ("right", "right", "✓"),
-        False: ("wrong", "wrong", "✕"),
-        None: ("unmarked", "", ""),
-    }[result.right]
-    badge = f'<span class="badge {mark}" aria-hidden="true">{sign}</span>' if sign else ""
-    parts = (result.caption, f"distance {result.distance}", word)
-    alt = escape(", ".join(part for part in parts if part))
+    mark = {True: "right", False: "wrong", None: ""}[result.right]
+    badge = _badge(mark) if mark else ""
+    alt = escape(", ".join(filter(None, (result.caption, f"distance {result.distance}", mark))))
     return (
-        f'<li class="{mark}" data-distance="{result.distance}"><div class="frame">'
+        f'<li class="{mark or "unmarked"}" data-distance="{result.distance}"><div class="frame">'
         f'<img src="{data_uri(result.image)}" alt="{alt}">{badge}</div>'
         f'<span class="distance">distance <b>{result.distance}</b></span>'
         f'<span class="caption" title="{escape(result.caption)}">{escape(result.caption)}</span>'

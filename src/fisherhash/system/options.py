@@ -129,6 +129,24 @@ def parse_number(name: str, kind: type, text: str) -> Any:
         raise UsageError(f"{name} must be {what}, got '{text}'") from None
 
 
+def parse_pairs(flag: str, pairs: Iterable[str]) -> dict[str, str]:
+    """Parse NAME=VALUE texts.
+
+    >>> parse_pairs("--set", ["margin=30"])
+    {'margin': '30'}
+
+    Raises:
+        UsageError: a text is not of this form.
+    """
+    values = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise UsageError(f"{flag} takes NAME=VALUE, got '{pair}'")
+        values[name] = text
+    return values
+
+
 def unknown_option(flag: str, known: Iterable[str]) -> UsageError:
     """Return the error for an option that does not exist, with the nearest one that does."""
     near = difflib.get_close_matches(flag, list(known), n=1, cutoff=0.4)

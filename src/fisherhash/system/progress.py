@@ -42,21 +42,9 @@ def _lines(title: str, total: int) -> Advance:
 
 def _rich_bar():
     try:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
+        from rich import console, progress
     except ImportError:
         return None
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
+    columns = (progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeRemainingColumn())
+    screen = console.Console(stderr=True)
+    return progress.Progress("{task.description}", *columns, console=screen, transient=True)

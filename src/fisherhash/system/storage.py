@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,21 +38,24 @@ def write_files(folder: Path, files: Mapping[str, Content]) -> None:
         FisherhashError: a file could not be written; the old files are unchanged.
     """
     drafts = {folder / (name + NEW): folder / name for name in files}
+    where = folder.joinpath(*files) if len(files) == 1 else folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for draft, content in zip(drafts, files.values(), strict=True):
             _write(draft, content)
-    except OSError as error:
-        _unlink(drafts)
-        raise FisherhashError(
-            f"could not write {folder}: {error.strerror or error}. Nothing there was changed; "
-            "make room or choose another folder, then run the command again"
-        ) from error
-    except BaseException:
-        _unlink(drafts)
+        for draft, place in drafts.items():
+            os.replace(draft, place)
+    except BaseException as error:
+        for draft in drafts:
+            # A draft that stays behind does no harm, and must not hide why the write failed.
+            with contextlib.suppress(OSError):
+                draft.unlink()
+        if isinstance(error, OSError):
+            raise FisherhashError(
+                f"could not write {where}: {error.strerror or error}. Nothing there was changed; "
+                "make room or choose another folder, then run the command again"
+            ) from error
         raise
-    for draft, place in drafts.items():
-        os.replace(draft, place)
 
 
 def write_file(path: str | os.PathLike[str], content: Content) -> None:
@@ -67,17 +70,7 @@ def write_file(path: str | os.PathLike[str], content: Content) -> None:
         FisherhashError: the file could not be written.
     """
     place = Path(path)
-    draft = place.with_name(place.name + NEW)
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        _write(draft, content)
-        os.replace(draft, place)
-    except BaseException as error:
-        _unlink([draft])
-        if isinstance(error, OSError):
-            reason = error.strerror or error
-            raise FisherhashError(f"could not write {place}: {reason}") from error
-        raise
+    write_files(place.parent, {place.name: content})
 
 
 def _write(draft: Path, content: Content) -> None:
@@ -89,13 +82,6 @@ def _write(draft: Path, content: Content) -> None:
         content(draft)
     with draft.open("rb+") as file:
         os.fsync(file.fileno())
-
-
-def _unlink(drafts: Iterable[Path]) -> None:
-    for draft in drafts:
-        # A draft that stays behind does no harm, and must not hide why the write failed.
-        with contextlib.suppress(OSError):
-            draft.unlink()
 
 
 @contextlib.contextmanager
@@ -146,20 +132,14 @@ def remove_old_drafts(place: str | os.PathLike[str]) -> None:
 
 def _is_running(process: int) -> bool:
     """Whether a process may exist; True where the system cannot say."""
-    if os.name != "posix":
-        return True
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except OSError:
-        return True
+    if os.name == "posix":
+        try:
+            os.kill(process, 0)
+        except (ProcessLookupError, OverflowError):
+            return False
+        except OSError:
+            return True
     return True
-
-
-def write_text(text: str) -> Content:
-    """A text as the content of a file in :func:`write_files`."""
-    return text
 
 
 def write_tensors(tensors: Mapping[str, Tensor]) -> Content:
@@ -178,10 +158,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
+    data = _read(path)
     try:
-        return load(path.read_bytes())
-    except OSError as error:
-        raise _unreadable(path, error) from None
+        return load(data)
     except (SafetensorError, ValueError, KeyError) as error:
         raise FisherhashError(
             f"{path} is damaged or truncated ({error}); restore it from a copy or train again"
@@ -194,10 +173,9 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         FisherhashError: the file is missing, unreadable, or holds no JSON object.
     """
+    data = _read(path)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise _unreadable(path, error) from None
+        value = json.loads(data.decode())
     except ValueError as error:
         raise FisherhashError(f"{path} is damaged: {error}") from None
     if not isinstance(value, dict):
@@ -205,10 +183,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _unreadable(path: Path, error: OSError) -> FisherhashError:
-    if isinstance(error, FileNotFoundError):
-        return FisherhashError(f"{path} is missing")
-    return FisherhashError(f"{path} cannot be read: {error.strerror or error}")
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise FisherhashError(f"{path} is missing") from None
+    except OSError as error:
+        raise FisherhashError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def dump_json(value: Any) -> str:

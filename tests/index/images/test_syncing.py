@@ -19,7 +19,7 @@ from fisherhash.data.images import UnreadableImage, load_image
 from fisherhash.data.workers import LostWorkerError
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index import Entry, Index
-from fisherhash.index.images import image_index, models, syncing
+from fisherhash.index.images import image_index, syncing
 from fisherhash.index.images.creating import add_to_index, sync_index
 from fisherhash.index.images.image_index import ImageIndex
 from fisherhash.index.local.guards import cannot_write
@@ -484,7 +484,7 @@ def test_a_hasher_is_fitted_to_the_images(album, tmp_path, monkeypatch, counted)
     with Index.open(path) as index:
         assert index.bits == 8
         assert index.model["fitted"] == "itq"
-        hasher = models.hasher_of(index)
+        hasher = image_index.hasher_of(index)
         for key in names(album) - {"bad.png"}:
             code = index.codes(np.array([index.get(key).id]))
             np.testing.assert_array_equal(code, hasher.encode(album / key))

@@ -1,20 +1,37 @@
-"""Sync and add as the command line offers them: they create the index if there is none."""
+"""Sync and add as the command line offers them: they create the index if there is none.
+
+An index describes what made its codes. A built-in hasher is named; any other one is stored in the
+index itself, so that the index can be moved and the model folder deleted. Nothing here imports
+torch before a hasher has to be loaded.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fisherhash.errors import UsageError
+from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import Codes, Index, Uri
 from fisherhash.index.images.image_index import ImageIndex
-from fisherhash.index.images.models import check_model, fit_hasher
 from fisherhash.index.images.results import SyncReport
-from fisherhash.index.images.syncing import Import, check_folder, find_images, sync_images
+from fisherhash.index.images.syncing import (
+    Import,
+    check_folder,
+    collection_of,
+    find_images,
+    sync_images,
+)
+from fisherhash.system.storage import read_json
 
 if TYPE_CHECKING:
+    from fisherhash.data.folders import ImageFile
     from fisherhash.model.hasher import Hasher
+
+FIT_BITS = 64
+FIT_IMAGES = 20_000
 
 
 def sync_index(
@@ -53,23 +70,21 @@ def sync_index(
     if bits is not None and fit is None and not exists:
         raise UsageError("--bits goes with --fit; a model has its own length")
     if exists:
-        with _open_with(uri, model, fit, bits, device=device, write=not dry_run) as images:
+        with _opened(uri, model, fit, bits, device=device, write=not dry_run) as images:
             return images.sync(root, dry_run=dry_run, allow_empty=allow_empty, moved=moved)
     found = find_images(root, uri)
     if not found.files:
         raise UsageError(found.nothing(root))
     if dry_run:
         return SyncReport(added=[file.key for file in found.files], notes=found.notes())
-    description: dict[str, Any] | None = None
-    codes: dict[str, Codes] = {}
     if fit is None:
-        hasher = _load(model, device)
+        hasher, description, codes = _load(model, device), None, None
     else:
         hasher, description, codes = fit_hasher(
             root.name, found.files, fit, bits=bits, device=device
         )
     with ImageIndex.create(uri, hasher, model=description) as images:
-        return sync_images(Import(images.index, lambda: hasher), root, found, codes=codes)
+        return sync_images(Import(images.index, lambda: hasher, codes), root, found=found)
 
 
 def add_to_index(
@@ -83,14 +98,15 @@ def add_to_index(
 ) -> SyncReport:
     """Add images to an index, see :meth:`ImageIndex.add`; create the index if there is none."""
     if Index.exists(uri):
-        opened = _open_with(uri, model, device=device)
+        opened = _opened(uri, model, device=device)
     else:
         opened = ImageIndex.create(uri, _load(model, device))
-    with opened:
-        return opened.add(images, labels=labels, metadata=metadata)
+    with opened as index:
+        return index.add(images, labels=labels, metadata=metadata)
 
 
-def _open_with(
+@contextlib.contextmanager
+def _opened(
     uri: Uri,
     model: str | os.PathLike[str] | None,
     fit: str | None = None,
@@ -98,17 +114,81 @@ def _open_with(
     *,
     device: str,
     write: bool = True,
-) -> ImageIndex:
+) -> Iterator[ImageIndex]:
     """Open an index to which a model was given, which must be its own."""
-    index = Index.open(uri, write=write)
-    try:
-        check_model(index, model=model, fit=fit, bits=bits)
+    with Index.open(uri, write=write) as index:
+        _check_model(index, model, fit, bits)
         # An index that does not say what made its codes takes the model that was given.
         given = None if index.model or model is None else _load(model, device)
-        return ImageIndex(index, given, device=device)
-    except BaseException:
-        index.close()
-        raise
+        yield ImageIndex(index, given, device=device)
+
+
+def _check_model(
+    index: Index, model: str | os.PathLike[str] | None, fit: str | None, bits: int | None
+) -> None:
+    """Refuse a model that is not the one of the index; reads the model's config where possible."""
+    if bits is not None and bits != index.bits:
+        raise UsageError(
+            f"{index.uri} has codes of {index.bits} bits, not {bits}; create another index"
+        )
+    if fit is not None and index.model.get("fitted") != fit:
+        raise UsageError(
+            f"{index.uri} has its model already ({describe_model(index.model)}); --fit is for a "
+            "new index"
+        )
+    if model is None or index.fingerprint is None or str(model) == index.model.get("builtin"):
+        return
+    try:
+        fingerprint = read_json(Path(model).expanduser() / "config.json")["fingerprint"]
+    except (FisherhashError, KeyError):
+        from fisherhash.model.hasher import Hasher
+
+        fingerprint = Hasher.load(model).fingerprint()
+    if fingerprint != index.fingerprint:
+        raise UsageError(
+            f"the codes of {index.uri} were made by another model "
+            f"({describe_model(index.model)}) than {model}; codes of two models cannot be "
+            "compared. Leave --model out, or create another index"
+        )
+
+
+def describe_model(model: Mapping[str, Any]) -> str:
+    """The description of an index's model in words."""
+    if "builtin" in model:
+        return f"the built-in hasher {model['builtin']}"
+    if "fitted" in model:
+        return f"{model['fitted']}, fitted to {model.get('images', '?')} of its images"
+    return str(model.get("path", "unknown"))
+
+
+def fit_hasher(
+    name: str, files: Sequence[ImageFile], method: str, *, bits: int | None, device: str
+) -> tuple[Hasher, dict[str, Any], dict[str, Codes]]:
+    """Fit a hasher to at most 20,000 of some image files, without labels.
+
+    Returns:
+        The hasher, its description for the index, and the codes that are known from fitting it,
+        by key.
+    """
+    from fisherhash.data.splits import hash_order
+    from fisherhash.methods import find, registry
+    from fisherhash.training.fitting import fit
+
+    if find(method).info.supervision != "none":
+        free = sorted(n for n, m in registry().items() if m.info.supervision == "none")
+        raise UsageError(
+            f"{method} learns from labels, which --fit does without; take one of "
+            f"{', '.join(free)}, or train a model and give it with --model"
+        )
+    order = hash_order([file.key for file in files], range(len(files)), seed=0)[:FIT_IMAGES]
+    sample = collection_of(name, [files[i] for i in sorted(order)])
+    hasher = fit(
+        sample, method=method, bits=FIT_BITS if bits is None else bits, device=device
+    ).hasher
+    known: dict[str, Codes] = {}
+    for block in hasher.encode_blocks(sample, cached=True):
+        known |= {sample.names[int(i)]: c for i, c in zip(block.indices, block.codes, strict=True)}
+    return hasher, {"fitted": method, "images": len(known)} | hasher.about, known
 
 
 def _load(model: str | os.PathLike[str] | None, device: str) -> Hasher:

@@ -13,10 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fisherhash.codes import hamming
 from fisherhash.errors import UsageError, printable
 from fisherhash.index.base import Codes, Ids, Index
 from fisherhash.index.engine import Engine
-from fisherhash.index.images.results import Match, image_path, synced_folder
+from fisherhash.index.images.results import (
+    Match,
+    counted,
+    image_path,
+    joined_codes,
+    synced_folder,
+)
 
 QUERIES_AT_ONCE = 1024
 CODES_AT_ONCE = 1 << 18
@@ -56,9 +63,8 @@ class Duplicates:
     def summary(self) -> str:
         """The counts in one sentence."""
         items = sum(map(len, self.groups))
-        bits = f"{self.radius} bit{'s' * (self.radius != 1)}"
-        codes = "equal codes" if self.radius == 0 else f"codes within {bits}"
-        groups = f"{len(self.groups):,} group{'s' * (len(self.groups) != 1)}"
+        codes = f"codes within {counted(self.radius, 'bit')}" if self.radius else "equal codes"
+        groups = counted(len(self.groups), "group")
         sentence = f"{groups} of {codes}, {items:,} of {self.count:,} items"
         if self.compared:
             copies = 0
@@ -75,11 +81,9 @@ class Duplicates:
         """The groups as JSON can hold them."""
         groups = []
         for group in self.groups:
-            rows: list[dict[str, Any]] = [
-                {"id": m.item.id, "key": m.item.key, "path": m.path, "distance": m.distance}
-                | ({"same_bytes": m.same_bytes} if self.compared else {})
-                for m in group
-            ]
+            rows = [match.to_json() for match in group]
+            if self.compared:
+                rows = [match.to_json() | {"same_bytes": match.same_bytes} for match in group]
             groups.append({"size": len(group), "items": rows})
         return {"bits": self.bits, "radius": self.radius, "count": self.count, "groups": groups}
 
@@ -95,9 +99,8 @@ def duplicates_of(index: Index, radius: int = 0, *, compare_files: bool = False)
         left = [item for item in itertools.islice(items, len(ids)) if item is not None]
         if len(left) < 2:
             continue
-        codes = np.frombuffer(b"".join(item.code for item in left), np.uint8)
-        codes = codes.reshape(len(left), -1)
-        distances = np.bitwise_count(codes ^ codes[0]).sum(axis=1, dtype=np.int64).tolist()
+        codes = joined_codes([item.code for item in left])
+        distances = hamming(codes[:1], codes)[0].tolist()
         paths = [image_path(item, folder) for item in left]
         marks = same_bytes(paths) if compare_files else [None] * len(left)
         groups.append(list(map(Match, left, distances, paths, marks)))

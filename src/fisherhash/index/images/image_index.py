@@ -15,6 +15,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
@@ -22,22 +23,16 @@ import numpy as np
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import Index, Problem, Uri
 from fisherhash.index.images.duplicates import Duplicates, duplicates_of
-from fisherhash.index.images.models import hasher_of
 from fisherhash.index.images.results import (
     Match,
     SearchResult,
     SkippedFile,
     SyncReport,
     image_path,
+    joined_codes,
     synced_folder,
 )
-from fisherhash.index.images.syncing import (
-    Import,
-    add_images,
-    check_folder,
-    find_images,
-    sync_images,
-)
+from fisherhash.index.images.syncing import Import, add_images, sync_images
 
 if TYPE_CHECKING:
     from fisherhash.data.images import ImageLike
@@ -135,15 +130,8 @@ class ImageIndex:
         Raises:
             UsageError: there is no such folder, it is another one than before, or it is empty.
         """
-        root = check_folder(folder, self.index.uri)
-        return sync_images(
-            self._import(),
-            root,
-            find_images(root, self.index.uri),
-            dry_run=dry_run,
-            allow_empty=allow_empty,
-            moved=moved,
-        )
+        work = self._import()
+        return sync_images(work, folder, dry_run=dry_run, allow_empty=allow_empty, moved=moved)
 
     def add(
         self,
@@ -170,9 +158,7 @@ class ImageIndex:
         Raises:
             UsageError: there is no item with one of the keys; nothing is removed.
         """
-        if where is not None:
-            return self.index.remove(keys, ids=self.index.ids(where))
-        return self.index.remove(keys)
+        return self.index.remove(keys, ids=None if where is None else self.index.ids(where))
 
     def _import(self) -> Import:
         return Import(self.index, lambda: self.hasher)
@@ -219,11 +205,10 @@ class ImageIndex:
         for item in self.index.get(keys) if keys else ():
             results.append(SearchResult(item.name, image_path(item, folder), item.code, []))
             own.append(item.id)
-        readable = [number for number, result in enumerate(results) if result.error is None]
+        readable = [pair for pair in zip(results, own, strict=True) if pair[0].error is None]
         if not readable:
             return results
-        codes = np.frombuffer(b"".join(results[number].code for number in readable), np.uint8)
-        codes = codes.reshape(len(readable), -1)
+        codes = joined_codes([result.code for result, _ in readable])
         if radius is None:
             k = DEFAULT_K if k is None else k
             # One more, for an item that finds itself.
@@ -231,18 +216,15 @@ class ImageIndex:
         else:
             found = self.index.within(codes, radius, where=where)
         hits = [
-            [hit for hit in row if hit.id != own[number]][:k]
-            for number, row in zip(readable, found, strict=True)
+            (result, hit)
+            for (result, self_id), row in zip(readable, found, strict=True)
+            for hit in [hit for hit in row if hit.id != self_id][:k]
         ]
         # All items at once; None for one that another writer removed meanwhile.
-        ids = np.array([hit.id for row in hits for hit in row], dtype=np.int64)
-        items = iter(self.index.get_items(ids))
-        for number, row in zip(readable, hits, strict=True):
-            results[number].matches.extend(
-                Match(item, hit.distance, image_path(item, folder))
-                for hit, item in zip(row, items, strict=False)
-                if item is not None
-            )
+        items = self.index.get_items(np.array([hit.id for _, hit in hits], dtype=np.int64))
+        for (result, hit), item in zip(hits, items, strict=True):
+            if item is not None:
+                result.matches.append(Match(item, hit.distance, image_path(item, folder)))
         return results
 
     def _encode(self, images: list[ImageLike], *, skip_unreadable: bool) -> list[SearchResult]:
@@ -318,6 +300,40 @@ class ImageIndex:
 
     def __repr__(self) -> str:
         return f"ImageIndex({self.index!r})"
+
+
+def hasher_of(index: Index, *, device: str = "cpu") -> Hasher:
+    """Load the hasher that made the codes of an index.
+
+    Raises:
+        UsageError: the index does not say which.
+        FisherhashError: the hasher is missing, damaged, or not the one that made the codes.
+    """
+    from fisherhash.model.hasher import Hasher
+
+    if "builtin" in index.model:
+        # By its name only: a folder of that name may exist here.
+        hasher = Hasher.load_builtin(str(index.model["builtin"]), device=device)
+        what = f"the built-in hasher '{index.model['builtin']}' of this version"
+    elif index.model:
+        folder = index.model_folder()
+        if folder is None and "path" in index.model:
+            folder = Path(index.model["path"])
+        if folder is None or not folder.is_dir():
+            raise FisherhashError(f"the model of {index.uri} is missing; restore it from a copy")
+        hasher = Hasher.load(folder, device=device)
+        what = f"the model in {folder}"
+    else:
+        raise UsageError(
+            f"{index.uri} does not say which model made its codes, so it cannot encode images; "
+            "search by --key, or by codes from Python"
+        )
+    if index.fingerprint not in (None, hasher.fingerprint()):
+        raise FisherhashError(
+            f"{what} is not the one that made the codes of {index.uri}; restore it, or create the "
+            "index again"
+        )
+    return hasher
 
 
 def _listed(images: ImageLike | Sequence[ImageLike]) -> list[ImageLike]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from fisherhash.index.base import Index, Item
+import numpy as np
+
+from fisherhash.index.base import Codes, Index, Item
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,11 @@ class Match:
     def name(self) -> str:
         """Its key; an item without a key is named by its id."""
         return self.item.name
+
+    def to_json(self) -> dict[str, Any]:
+        """What identifies it, as JSON can hold it."""
+        item = self.item
+        return {"distance": self.distance, "id": item.id, "key": item.key, "path": self.path}
 
 
 @dataclass(frozen=True)
@@ -63,15 +70,9 @@ class SearchResult:
     def to_json(self) -> dict[str, Any]:
         """The query and its matches as JSON can hold them."""
         rows = [
-            {
-                "rank": rank,
-                "distance": match.distance,
-                "id": match.item.id,
-                "key": match.item.key,
-                "path": match.path,
-                "labels": list(match.item.labels),
-                "metadata": match.item.metadata,
-            }
+            {"rank": rank}
+            | match.to_json()
+            | {"labels": list(match.item.labels), "metadata": match.item.metadata}
             for rank, match in enumerate(self.matches, start=1)
         ]
         return {"query": self.query, "code": self.code.hex(), "results": rows}
@@ -119,21 +120,25 @@ class SyncReport:
 
     def changes(self) -> str:
         """The counts of what was changed, in words."""
-        return (
-            f"{len(self.added):,} added, {len(self.updated):,} updated, "
-            f"{len(self.removed):,} removed"
-        )
+        return ", ".join(f"{count:,} {done}" for done, count in self._counts().items())
+
+    def _counts(self) -> dict[str, int]:
+        return {done: len(getattr(self, done)) for done in ("added", "updated", "removed")}
 
     def to_json(self) -> dict[str, Any]:
         """Counts, and the skipped files with their reasons."""
-        return {
-            "added": len(self.added),
-            "updated": len(self.updated),
-            "removed": len(self.removed),
-            "unchanged": self.unchanged,
-            "skipped": [skip._asdict() for skip in self.skipped],
-            "count": self.count,
-        }
+        skipped = [skip._asdict() for skip in self.skipped]
+        rest = {"unchanged": self.unchanged, "skipped": skipped, "count": self.count}
+        return self._counts() | rest
+
+
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "image"), counted(2000, "query", "queries")
+    ('1 image', '2,000 queries')
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def synced_folder(index: Index) -> str | None:
@@ -147,3 +152,8 @@ def image_path(item: Item, folder: str | None) -> str | None:
     if folder is None or item.key is None or item.size is None or os.path.isabs(item.key):
         return item.path
     return os.path.join(folder, item.key)
+
+
+def joined_codes(codes: Sequence[bytes]) -> Codes:
+    """Codes of items (n, bytes) as one array; at least one."""
+    return np.frombuffer(b"".join(codes), np.uint8).reshape(len(codes), -1)

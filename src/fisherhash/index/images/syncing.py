@@ -15,22 +15,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fisherhash.data.collection import Collection
 from fisherhash.data.folders import FoundImages, ImageFile, is_own_output, walk_images
 from fisherhash.data.images import read_failure
+from fisherhash.data.readers import FileReader
 from fisherhash.errors import UsageError
-from fisherhash.index.base import CannotWriteError, Entry, Index
-from fisherhash.index.images.models import collection_of
+from fisherhash.index.base import CannotWriteError, Codes, Entry, Index
 from fisherhash.index.images.results import SkippedFile, SyncReport, synced_folder
 from fisherhash.system.progress import progress
 
 if TYPE_CHECKING:
-    from fisherhash.index.base import Codes
     from fisherhash.model.hasher import EncodedBlock, Hasher
 
 IMAGES_PER_COMMIT = 128
@@ -43,10 +43,16 @@ class Import:
     Args:
         index: the index.
         hasher: returns its hasher; called only if there are images to encode.
+        codes: codes that are known already, by key.
     """
 
-    def __init__(self, index: Index, hasher: Callable[[], Hasher]) -> None:
-        self.index, self.hasher = index, hasher
+    def __init__(
+        self,
+        index: Index,
+        hasher: Callable[[], Hasher],
+        codes: Mapping[str, Codes] | None = None,
+    ) -> None:
+        self.index, self.hasher, self.codes = index, hasher, codes or {}
         self.files = index.files()
         self.skipped = index.notes("skipped")
         self.report = SyncReport()
@@ -58,23 +64,26 @@ class Import:
         state = self.files.get(file.key)
         return state is not None and (state.size, state.mtime_ns) == (file.size, file.mtime_ns)
 
-    def is_known_bad(self, file: ImageFile) -> bool:
-        """Whether exactly this file was tried before and is damaged."""
+    def may_be_readable(self, file: ImageFile) -> bool:
+        """Whether it is worth decoding a file; notes one that still cannot be opened."""
         skip = self.skipped.get(file.key)
-        return (
-            skip is not None
-            and (skip["size"], skip["mtime_ns"]) == (file.size, file.mtime_ns)
-            and file.key not in self.files
-        )
-
-    def could_not_be_opened(self, key: str) -> bool:
-        """Whether this file had a fault the last time that may have passed."""
-        return key in self.skipped and self.skipped[key]["size"] is None
+        if skip is None:
+            return True
+        if skip["size"] is not None:
+            # Exactly this file was tried before and is damaged.
+            same = (skip["size"], skip["mtime_ns"]) == (file.size, file.mtime_ns)
+            return not same or file.key in self.files
+        try:
+            with open(file.path, "rb"):
+                return True
+        except OSError as error:
+            self.skip(file.key, read_failure(error))
+            return False
 
     def skip(self, key: str, reason: str, damaged: ImageFile | None = None) -> None:
         """Note a file that cannot be read; ``damaged``: its state, unless the fault may pass."""
-        state = (None, None) if damaged is None else (damaged.size, damaged.mtime_ns)
-        note = {"reason": reason, "size": state[0], "mtime_ns": state[1]}
+        size, mtime_ns = (damaged.size, damaged.mtime_ns) if damaged else (None, None)
+        note = {"reason": reason, "size": size, "mtime_ns": mtime_ns}
         if self.skipped.get(key) != note:
             self.skipped[key] = self._changed[key] = note
 
@@ -114,7 +123,6 @@ class Import:
         *,
         labels: Sequence[str] | None = None,
         metadata: Mapping[str, Any] | None = None,
-        codes: Mapping[str, Codes] | None = None,
     ) -> None:
         """Encode image files and write them, one commit per block.
 
@@ -123,19 +131,18 @@ class Import:
             todo: the files.
             labels: of all of them; by default a new image has the label of its folder.
             metadata: of all of them.
-            codes: codes that are known already, by key.
         """
         if not todo:
             return
         hasher = self.hasher()
         fingerprint = hasher.fingerprint()
         with progress(f"encoding {name}", len(todo)) as advance:
-            for block in _encoded(hasher, name, todo, codes or {}):
+            for block in self._encoded(hasher, name, todo):
                 entries = []
                 for number, code in zip(block.indices.tolist(), block.codes, strict=True):
-                    file = todo[number]
-                    default = None if file.key in self.files else folder_labels(file.key)
-                    given = default if labels is None else labels
+                    file, given = todo[number], labels
+                    if labels is None and file.key not in self.files:
+                        given = folder_labels(file.key)
                     state = (file.path, file.size, file.mtime_ns)
                     entries.append(Entry(file.key, code, *state, given, metadata))
                 damaged = []
@@ -148,9 +155,21 @@ class Import:
                 self.commit(entries, damaged, fingerprint=fingerprint)
                 advance(len(block.indices) + len(block.skipped))
 
-    def finish(
-        self, among: Collection[str] | None = None, named: Collection[str] = ()
-    ) -> SyncReport:
+    def _encoded(
+        self, hasher: Hasher, name: str, todo: Sequence[ImageFile]
+    ) -> Iterator[EncodedBlock]:
+        from fisherhash.model.hasher import EncodedBlock
+
+        known = [i for i, file in enumerate(todo) if file.key in self.codes]
+        for start in range(0, len(known), IMAGES_PER_COMMIT):
+            some = known[start : start + IMAGES_PER_COMMIT]
+            packed = np.stack([self.codes[todo[i].key] for i in some])
+            yield EncodedBlock(np.array(some), packed, None, [])
+        if rest := [i for i, file in enumerate(todo) if file.key not in self.codes]:
+            source = collection_of(name, todo)
+            yield from hasher.encode_blocks(source, np.array(rest), block=IMAGES_PER_COMMIT)
+
+    def finish(self, among: Container[str] | None = None, named: Container[str] = ()) -> SyncReport:
         """The report; ``among`` selects the skipped files it lists, ``named`` those named."""
         names = [name for name in self.skipped if among is None or name in among]
         names.sort(key=lambda name: (name not in named, name in self._listed, name))
@@ -173,47 +192,30 @@ class Import:
             raise CannotWriteError(error.what, error.todo, done, "it goes on from there") from error
 
 
-def _encoded(
-    hasher: Hasher, name: str, todo: Sequence[ImageFile], codes: Mapping[str, Codes]
-) -> Iterator[EncodedBlock]:
-    from fisherhash.model.hasher import EncodedBlock
-
-    known = [i for i, file in enumerate(todo) if file.key in codes]
-    for start in range(0, len(known), IMAGES_PER_COMMIT):
-        some = known[start : start + IMAGES_PER_COMMIT]
-        packed = np.stack([codes[todo[i].key] for i in some])
-        yield EncodedBlock(np.array(some), packed, None, [])
-    rest = [i for i, file in enumerate(todo) if file.key not in codes]
-    if rest:
-        source = collection_of(name, todo)
-        yield from hasher.encode_blocks(source, np.array(rest), block=IMAGES_PER_COMMIT)
-
-
 def sync_images(
     work: Import,
-    root: Path,
-    found: FoundImages,
+    folder: str | os.PathLike[str],
     *,
-    codes: Mapping[str, Codes] | None = None,
+    found: FoundImages | None = None,
     dry_run: bool = False,
     allow_empty: bool = False,
     moved: bool = False,
 ) -> SyncReport:
-    """Bring an index in sync with the images that were found in a folder.
+    """Bring an index in sync with the images of a folder.
 
     Args:
         work: the import.
-        root: the folder.
-        found: its images.
-        codes: codes that are known already, by key.
+        folder: the folder.
+        found: its images, if they were listed already.
         dry_run: only report what would be done.
         allow_empty: let an empty folder empty the index.
         moved: the index was in sync with another folder, and this one takes its place.
 
     Raises:
-        UsageError: the folder is another one than before, or is empty.
+        UsageError: there is no such folder, it is another one than before, or it is empty.
     """
-    report = work.report
+    report, root = work.report, check_folder(folder, work.index.uri)
+    found = found or find_images(root, work.index.uri)
     report.notes = found.notes()
     present = {file.key for file in found.files}
     ours = {
@@ -232,16 +234,17 @@ def sync_images(
     for file in found.files:
         if work.is_unchanged(file):
             report.unchanged += 1
-        elif not work.is_known_bad(file):
-            if work.could_not_be_opened(file.key) and (reason := _cannot_open(file.path)):
-                work.skip(file.key, reason)
-            else:
-                todo.append(file)
+        elif work.may_be_readable(file):
+            todo.append(file)
     for key, reason in found.broken.items():
         work.skip(key, reason)
     present |= found.broken.keys()
-    gone = [key for key in sorted(ours - present) if not found.is_hidden(key)]
-    gone = _from_folder(work, gone)
+    missing = [key for key in sorted(ours - present) if not found.is_hidden(key)]
+    gone = []
+    for key, item in zip(missing, work.index.get_items(missing), strict=True):
+        # A sync removes only what came from a folder.
+        if item and (item.path or "").replace(os.sep, "/").endswith(f"/{key}"):
+            gone.append(key)
     work.forget([key for key in work.skipped.keys() - present if _is_gone(key, found)])
     if dry_run:
         work.forget(file.key for file in todo)
@@ -251,7 +254,7 @@ def sync_images(
         return work.finish()
     with work.writing():
         work.commit(gone=gone, folder=os.path.abspath(root) if new_root else None)
-        work.encode(root.name, todo, codes=codes)
+        work.encode(root.name, todo)
     return work.finish()
 
 
@@ -287,8 +290,7 @@ def add_images(
             continue
         file = ImageFile(key, path, state.st_size, state.st_mtime_ns)
         if not work.is_unchanged(file):
-            if not work.is_known_bad(file):
-                todo.append(file)
+            todo += [file] if work.may_be_readable(file) else []
         elif labels is not None or metadata is not None:
             relabelled.append(Entry(key, labels=labels, metadata=metadata))
         else:
@@ -319,6 +321,18 @@ def find_images(root: Path, uri: str | os.PathLike[str]) -> FoundImages:
     """The images of a folder, without those of the index and of other indexes in it."""
     return walk_images(
         root, without=uri, is_own=lambda path: is_own_output(path) or Index.is_index(path)
+    )
+
+
+def collection_of(name: str, files: Sequence[ImageFile]) -> Collection:
+    """Image files under their keys, without labels."""
+    return Collection(
+        name=name,
+        names=[file.key for file in files],
+        labels=np.zeros((len(files), 0), dtype=np.uint8),
+        classes=(),
+        reader=FileReader(os.sep, [file.path for file in files]),
+        kind="photos",
     )
 
 
@@ -359,24 +373,6 @@ def _is_new_root(
     return True
 
 
-def _from_folder(work: Import, keys: list[str]) -> list[str]:
-    """The keys that came from a folder: a sync never removes other items."""
-    paths = [item and item.path for item in work.index.get_items(keys)]
-    return [
-        key
-        for key, path in zip(keys, paths, strict=True)
-        if path and path.replace(os.sep, "/").endswith("/" + key)
-    ]
-
-
 def _is_gone(name: str, found: FoundImages) -> bool:
     """Whether to forget a skipped file that is not in the folder."""
     return not os.path.lexists(name) if os.path.isabs(name) else not found.is_hidden(name)
-
-
-def _cannot_open(path: str) -> str | None:
-    try:
-        with open(path, "rb"):
-            return None
-    except OSError as error:
-        return read_failure(error)
