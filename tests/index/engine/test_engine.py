@@ -186,7 +186,6 @@ def test_nothing_to_find_and_nothing_asked(path: str) -> None:
     empty = Engine(none, 32, path=path)
     empty.build()
     assert len(empty) == 0
-    assert not empty.tables_wanted(10**9)
     assert Engine(none, 32, tables=empty.tables() or None).search(some, 1)[0].shape == (10, 0)
 
 
@@ -210,7 +209,6 @@ def test_tables_come_back_from_disk(tmp_path, bits: int, centres: int) -> None:
         assert_nearest(engine, queries, distances, 100)
         assert_within(engine, queries, distances, bits // 4)
     assert again.describe()["tables"]
-    assert not again.tables_wanted(10**9)
     assert (mapped == codes).all()
 
 
@@ -297,11 +295,10 @@ def test_many_small_searches_turn_to_the_kernels(monkeypatch: pytest.MonkeyPatch
     assert not planner.is_small(3_000_000, "within")
 
 
-def test_tables_are_wanted_by_large_collections_and_many_queries() -> None:
-    assert not Engine(np.zeros((1000, 8), dtype=np.uint8), 64).tables_wanted(10**9)
-    large = Engine(np.zeros((200_000, 8), dtype=np.uint8), 64)
-    assert not large.tables_wanted(1)
-    assert large.tables_wanted(10_000)
+def test_tables_pay_for_large_collections_and_many_queries() -> None:
+    assert not planner.tables_pay(1000, 64, 10**9)
+    assert not planner.tables_pay(200_000, 64, 1)
+    assert planner.tables_pay(200_000, 64, 10_000)
 
 
 def test_threads_pass_errors_on() -> None:
@@ -309,8 +306,8 @@ def test_threads_pass_errors_on() -> None:
         raise ValueError("here")
 
     with pytest.raises(ValueError, match="here"):
-        pool.run([fail] * 4, threads=2)
-    assert pool.run([], threads=2) == []
+        pool.run(fail, [()] * 4, threads=2)
+    assert pool.run(fail, [], threads=2) == []
 
 
 def test_too_many_codes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
