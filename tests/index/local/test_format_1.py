@@ -71,7 +71,7 @@ def check_images(index, expected):
     assert index.notes("sync") == FOLDER
     assert sorted(index.notes("skipped")) == wanted["skipped"]
     skip = index.notes("skipped")["a/broken.png"]
-    assert skip["reason"].startswith("not an image")
+    assert skip["reason"].startswith("not a picture")
     assert (skip["size"], skip["mtime_ns"]) == (15, 1794790024578670526)
     assert index.model_folder() == index.path / "model"
     assert index.verify() == []

@@ -18,6 +18,10 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fisherhash.index.base import CannotWriteError
 
@@ -96,8 +100,8 @@ class CommitMark:
     A power cut while one is written leaves the other.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "head"
 
     def start(self, commit: int) -> None:
         """Write both slots."""
@@ -137,9 +141,15 @@ class CommitMark:
         return max(commits, default=None), wrong
 
 
-def crc_blocks(blocks: Iterable[memoryview]) -> list[int]:
-    """CRC-32 of each block; zlib releases the GIL, so threads share the work."""
-    pending = list(blocks)
+def array_bytes(array: NDArray[Any]) -> memoryview:
+    """The bytes of an array that is contiguous in memory."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+def crc_blocks(data: memoryview, start: int = 0) -> list[int]:
+    """CRC-32 of each block of bytes from ``start`` on."""
+    pending = [data[i : i + SUM_BLOCK] for i in range(start, len(data), SUM_BLOCK)]
+    # zlib releases the GIL, so threads share the work.
     if len(pending) < 16:
         return [zlib.crc32(block) for block in pending]
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
@@ -181,11 +191,8 @@ class SharedFile:
 
     def sums(self) -> tuple[int, list[int]]:
         """Size and checksums of the blocks."""
-        size, sums = 0, []
-        for block in self.blocks():
-            size += len(block)
-            sums.append(zlib.crc32(block))
-        return size, sums
+        found = [(len(block), zlib.crc32(block)) for block in self.blocks()]
+        return sum(size for size, _ in found), [crc for _, crc in found]
 
     def release(self) -> None:
         """Release the file; again does nothing."""

@@ -8,10 +8,9 @@ import numpy as np
 
 from fisherhash.index.items import Problem
 from fisherhash.index.local.catalogue import Catalogue
-from fisherhash.index.local.code_files import bad_blocks, codes_path, ids_path
-from fisherhash.index.local.folder import commit_mark
+from fisherhash.index.local.code_files import bad_blocks
 from fisherhash.index.local.format_1 import old_note_problems
-from fisherhash.index.local.guards import SUM_BLOCK
+from fisherhash.index.local.guards import SUM_BLOCK, CommitMark
 from fisherhash.index.local.schema import CATALOGUE
 from fisherhash.index.local.snapshot import Snapshot
 from fisherhash.index.local.table_files import TABLES_FOLDER, read_tables
@@ -23,7 +22,7 @@ _HARMLESS = "harmless: the next command that changes the index writes it again"
 def verify_index(path: Path, catalogue: Catalogue, snapshot: Snapshot) -> list[Problem]:
     """Everything that is wrong with an open index."""
     problems = []
-    _, wrong = commit_mark(path).read()
+    _, wrong = CommitMark(path).read()
     if wrong:
         problems.append(Problem("head", wrong, _HARMLESS))
     rows = catalogue.row_problems()
@@ -33,11 +32,7 @@ def verify_index(path: Path, catalogue: Catalogue, snapshot: Snapshot) -> list[P
         file, what = changed
         problems.append(Problem(file, what, _HARMLESS if file != CATALOGUE else RESTORE))
     for segment in snapshot.segments:
-        row = segment.row
-        files = [(codes_path(path, row.number), segment.codes, row.code_sums)]
-        if segment.ids is not None:
-            files.append((ids_path(path, row.number), segment.ids, row.id_sums))
-        for file, array, sums in files:
+        for file, array, sums in segment.files:
             name = file.relative_to(path).as_posix()
             try:
                 size = file.stat().st_size
