@@ -328,7 +328,7 @@ class Index(ABC):
         return np.frombuffer(b"".join(codes), np.uint8).reshape(-1, code_bytes(self.bits))
 
     def files(self) -> dict[str, FileState]:
-        """What is known about the file of every item that has a key."""
+        """What is known about the file of every item that has a key, by ascending id."""
         return {
             item.key: FileState(item.size, item.mtime_ns, item.id)
             for item in self.items()
@@ -337,8 +337,7 @@ class Index(ABC):
 
     def keys(self) -> list[str]:
         """Keys of all items that have one, by ascending id."""
-        files = self.files()
-        return sorted(files, key=lambda key: files[key].id)
+        return list(self.files())
 
     def info(self) -> dict[str, Any]:
         """Facts that JSON can hold; ``uri bits fingerprint model count keyed`` at least."""

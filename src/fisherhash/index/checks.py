@@ -56,7 +56,7 @@ def check_entries(entries: Iterable[Entry], bits: int) -> list[CheckedEntry]:
             raise UsageError(f"the key {key!r} occurs twice in one call")
         seen.add(key)
     return [
-        CheckedEntry(_text(entry.key), *_fields(entry), code)
+        CheckedEntry._make([_text(entry.key), *_fields(entry), code])
         for entry, code in zip(given, _codes(given, bits), strict=True)
     ]
 

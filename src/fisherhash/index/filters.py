@@ -94,9 +94,7 @@ class Condition:
 
     def matches(self, item: Item) -> bool:
         """Whether the condition holds for an item."""
-        if item.key is None:
-            return False
-        return self._holds(item) != (self.operator == "!=")
+        return item.key is not None and self._holds(item) != (self.operator == "!=")
 
     def _holds(self, item: Item) -> bool:
         compare = _COMPARE[self.operator]

@@ -253,10 +253,9 @@ class Catalogue:
 
     def _error(self, error: Exception) -> FisherhashError:
         name = getattr(error, "sqlite_errorname", "") or ""
-        if isinstance(error, sqlite3.OperationalError) and is_busy(error):
-            return FisherhashError(
-                f"{self.path} is locked by another program for too long; try again"
-            )
+        if is_busy(error):
+            what = "is locked by another program for too long; try again"
+            return FisherhashError(f"{self.path} {what}")
         if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC")):
             return cannot_write(self.path.parent, error)
         if isinstance(error, UnicodeDecodeError):
@@ -365,10 +364,10 @@ class Catalogue:
             return [id_ for (id_,) in db.execute(query, values)]
 
     def files(self) -> dict[str, FileState]:
-        """What is known about the file of every item with a key, in one quick pass."""
+        """What is known about the file of every item with a key, by ascending id."""
         self.trust()
         with self._reading() as db:
-            rows = db.execute("SELECT key, size, mtime_ns, id FROM items").fetchall()
+            rows = db.execute("SELECT key, size, mtime_ns, id FROM items ORDER BY id").fetchall()
         return {decode_text(key): FileState(*columns) for key, *columns in rows}
 
     def notes(self, kind: str) -> dict[str, Any]:
@@ -431,7 +430,7 @@ def connection(path: Path, mode: str) -> sqlite3.Connection:
     return db
 
 
-def is_busy(error: sqlite3.Error) -> bool:
+def is_busy(error: Exception) -> bool:
     """Whether another connection was in the way."""
     # Errors that Python itself raises, for text that is not UTF-8 for example, have no name.
     name = getattr(error, "sqlite_errorname", None) or ""

@@ -144,12 +144,10 @@ class Change:
 
     def _open_file(self, kind: str, first_id: int) -> FileRow:
         for row in self._files.values():
-            if row.kind != kind or row.length >= MAX_LENGTH:
-                continue
             # A file of ascending ids is finished with the commit that made it.
-            if kind == "sorted" and row.number not in self._new:
-                continue
-            if kind != "implied" or row.first_id + row.length == first_id:
+            unfinished = kind != "sorted" or row.number in self._new
+            follows = kind != "implied" or row.first_id + row.length == first_id
+            if row.kind == kind and row.length < MAX_LENGTH and unfinished and follows:
                 return row
         row = FileRow(self.state.next_file, kind, first_id, 0)
         self._new.add(row.number)

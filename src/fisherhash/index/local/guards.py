@@ -16,9 +16,8 @@ import time
 import zlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,12 +130,9 @@ class CommitMark:
             return None, "is missing"
         except OSError as error:
             return None, f"cannot be read: {error.strerror or error}"
-        commits = []
-        for start in (0, _SLOT):
-            slot = data[start : start + _SLOT]
-            number = slot[7:27]
-            if number.isdigit() and slot == _slot(int(number)):
-                commits.append(int(number))
+        slots = [data[start : start + _SLOT] for start in (0, _SLOT)]
+        found = [(slot, int(slot[7:27])) for slot in slots if slot[7:27].isdigit()]
+        commits = [commit for slot, commit in found if slot == _slot(commit)]
         wrong = None if len(commits) == 2 and len(data) == 2 * _SLOT else "is damaged"
         return max(commits, default=None), wrong
 
@@ -207,8 +203,7 @@ class SharedFile:
             self._key = None
 
 
-@dataclass(frozen=True)
-class Sums:
+class Sums(NamedTuple):
     """Checksums of a catalogue's bytes and the commit they hold.
 
     Attributes:

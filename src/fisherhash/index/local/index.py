@@ -207,7 +207,7 @@ class LocalIndex(Index):
         return self._subsets[name]
 
     def _matching(self, snapshot: Snapshot, where: All) -> Ids:
-        ids = np.array(self._catalogue.ids_where(*to_sql(where)), dtype=np.int64)
+        ids = as_ids(self._catalogue.ids_where(*to_sql(where)))
         self._refuse_unknown(snapshot, where)
         return ids
 

@@ -53,7 +53,7 @@ class ItemRow(NamedTuple):
     def updated(self, entry: CheckedEntry) -> ItemRow:
         """The row with the fields that an entry has; the others stay."""
         given = zip(self[2:], entry[1:6], strict=True)
-        return ItemRow(*self[:2], *(old if new is None else new for old, new in given))
+        return self._make([*self[:2], *(old if new is None else new for old, new in given)])
 
     def stored_columns(self) -> tuple[Any, ...]:
         """The row as it is stored, with its checksum."""

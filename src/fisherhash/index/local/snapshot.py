@@ -90,23 +90,14 @@ class Snapshot:
 
     def scan(self, block: int) -> Iterator[tuple[Ids, Codes]]:
         """Everything by ascending id, with updated items in their places; after :meth:`check`."""
-        loose = [part for segment in self.loose for part in segment.blocks(1 << 62)]
-        ids = np.concatenate([np.zeros(0, dtype=np.int64), *(part[0] for part in loose)])
-        none = np.zeros((0, code_bytes(self.bits)), dtype=np.uint8)
-        codes = np.concatenate([none, *(part[1] for part in loose)])
-        order = np.argsort(ids)
-        ids, codes = ids[order], codes[order]
+        none = (np.zeros(0, dtype=np.int64), np.zeros((0, code_bytes(self.bits)), dtype=np.uint8))
+        loose = (part for segment in self.loose for part in segment.blocks(1 << 62))
+        ids, codes = _by_id(none, *loose)
         done = 0
-        for segment in self.base:
-            for some_ids, some_codes in segment.blocks(block):
-                end = int(np.searchsorted(ids, some_ids[-1]))
-                if end > done:
-                    some_ids = np.concatenate([some_ids, ids[done:end]])
-                    some_codes = np.concatenate([some_codes, codes[done:end]])
-                    order = np.argsort(some_ids)
-                    some_ids, some_codes = some_ids[order], some_codes[order]
-                    done = end
-                yield some_ids, some_codes
+        for part in (part for segment in self.base for part in segment.blocks(block)):
+            end = int(np.searchsorted(ids, part[0][-1]))
+            yield part if end <= done else _by_id(part, (ids[done:end], codes[done:end]))
+            done = max(done, end)
         for start in range(done, len(ids), block):
             yield ids[start : start + block], codes[start : start + block]
 
@@ -160,12 +151,19 @@ def load_snapshot(
         if row.removed:
             rows = [marked for marked in removed if marked.file == row.number]
             marks = _apply_removed(old.removed if old else None, rows, row.length)
-        if row.removed != (0 if marks is None else int(np.bitwise_count(marks).sum())):
-            raise catalogue.damaged("rows of removed positions are missing or old")
+            if row.removed != np.bitwise_count(marks).sum():
+                raise catalogue.damaged("rows of removed positions are missing or old")
         segment = Segment(folder, row, bits, marks, old)
         (loose if row.kind == "loose" else base).append(segment)
     base.sort(key=lambda segment: segment.row.first_id)
     return Snapshot(state, bits, tuple(base), tuple(loose))
+
+
+def _by_id(*parts: tuple[Ids, Codes]) -> tuple[Ids, Codes]:
+    """Several parts as one, by ascending id."""
+    ids, codes = map(np.concatenate, zip(*parts, strict=True))
+    order = np.argsort(ids)
+    return ids[order], codes[order]
 
 
 def _apply_removed(
