@@ -41,6 +41,8 @@ from fisherhash.index.filters import All, Where, parse_filter
 from fisherhash.index.items import Codes, Entry, FileState, Ids, Item, Matches, Problem, Within
 
 Uri = str | os.PathLike[str]
+SaveModel = Callable[[Path], object]
+"""Writes the folder of a model to a path."""
 Verb = Literal["add", "update", "upsert"]
 
 
@@ -105,7 +107,7 @@ class Index(ABC):
         bits: int,
         fingerprint: str | None = None,
         model: Mapping[str, Any] | None = None,
-        save_model: Callable[[Path], object] | None = None,
+        save_model: SaveModel | None = None,
     ) -> Index:
         """Create an empty index, complete or not at all, and open it for writing.
 
@@ -118,13 +120,8 @@ class Index(ABC):
         """
         backend, about = _backend(uri), dict(model or {})
         as_json(about, "the model's description")
-        return backend.create_at(
-            uri,
-            bits=check_bits(bits),
-            fingerprint=fingerprint,
-            model=about,
-            save_model=save_model,
-        )
+        facts = {"bits": check_bits(bits), "fingerprint": fingerprint, "model": about}
+        return backend.create_at(uri, facts, save_model)
 
     @staticmethod
     def exists(uri: Uri) -> bool:
@@ -154,16 +151,8 @@ class Index(ABC):
 
     @classmethod
     @abstractmethod
-    def create_at(
-        cls,
-        uri: Uri,
-        *,
-        bits: int,
-        fingerprint: str | None,
-        model: dict[str, Any],
-        save_model: Callable[[Path], object] | None,
-    ) -> Self:
-        """See :meth:`create`."""
+    def create_at(cls, uri: Uri, facts: dict[str, Any], save_model: SaveModel | None) -> Self:
+        """See :meth:`create`; the facts are ``bits``, ``fingerprint`` and ``model``."""
 
     @classmethod
     @abstractmethod
@@ -328,7 +317,9 @@ class Index(ABC):
 
     def scan(self, block: int = 1 << 16) -> Iterator[tuple[Ids, Codes]]:
         """Ids and codes of everything by ascending id, about ``block`` at a time, of one commit."""
-        whole_number("block", block, 1)
+        return self._scan(whole_number("block", block, 1))
+
+    def _scan(self, block: int) -> Iterator[tuple[Ids, Codes]]:
         items = self.items()
         parts = iter(lambda: list(itertools.islice(items, block)), [])
         return ((as_ids(i.id for i in part), self._joined(i.code for i in part)) for part in parts)
@@ -337,7 +328,7 @@ class Index(ABC):
         return np.frombuffer(b"".join(codes), np.uint8).reshape(-1, code_bytes(self.bits))
 
     def files(self) -> dict[str, FileState]:
-        """What is known about the file of every item that has a key."""
+        """What is known about the file of every item that has a key, by ascending id."""
         return {
             item.key: FileState(item.size, item.mtime_ns, item.id)
             for item in self.items()
@@ -346,8 +337,7 @@ class Index(ABC):
 
     def keys(self) -> list[str]:
         """Keys of all items that have one, by ascending id."""
-        files = self.files()
-        return sorted(files, key=lambda key: files[key].id)
+        return list(self.files())
 
     def info(self) -> dict[str, Any]:
         """Facts that JSON can hold; ``uri bits fingerprint model count keyed`` at least."""

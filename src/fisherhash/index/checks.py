@@ -58,15 +58,7 @@ def check_entries(entries: Iterable[Entry], bits: int) -> list[CheckedEntry]:
             raise UsageError(f"the key {key!r} occurs twice in one call")
         seen.add(key)
     return [
-        CheckedEntry(
-            _text(entry.key),
-            _path(entry.key, entry.path),
-            _number("size", entry.key, entry.size),
-            _number("mtime_ns", entry.key, entry.mtime_ns),
-            _labels(entry.key, entry.labels),
-            _metadata(entry.key, entry.metadata),
-            code,
-        )
+        CheckedEntry._make([_text(entry.key), *_fields(entry), code])
         for entry, code in zip(given, _codes(given, bits), strict=True)
     ]
 
@@ -98,18 +90,14 @@ def _text(text: str) -> str:
     return text
 
 
-def _path(key: str, value: Any) -> str | None:
-    if value is None:
-        return None
+def _path(_name: str, key: str, value: Any) -> str:
     try:
         return _text(os.fsdecode(value))
     except TypeError:
         raise UsageError(f"the path of {key!r} must be a path, got {value!r}") from None
 
 
-def _number(name: str, key: str, value: Any) -> int | None:
-    if value is None:
-        return None
+def _number(name: str, key: str, value: Any) -> int:
     try:
         number = int(value)
     except (TypeError, ValueError):
@@ -119,9 +107,7 @@ def _number(name: str, key: str, value: Any) -> int | None:
     return number
 
 
-def _labels(key: str, value: Any) -> str | None:
-    if value is None:
-        return None
+def _labels(_name: str, key: str, value: Any) -> str:
     names = [value] if isinstance(value, str) else list(value)
     for name in names:
         if not isinstance(name, str):
@@ -129,12 +115,26 @@ def _labels(key: str, value: Any) -> str | None:
     return json.dumps(names)
 
 
-def _metadata(key: str, value: Any) -> str | None:
-    if value is None:
-        return None
+def _metadata(_name: str, key: str, value: Any) -> str:
     if not isinstance(value, Mapping):
         raise UsageError(f"the metadata of {key!r} must be a mapping, got {value!r}")
     return as_json(dict(value), f"the metadata of {key!r}")
+
+
+_FIELDS = {
+    "path": _path,
+    "size": _number,
+    "mtime_ns": _number,
+    "labels": _labels,
+    "metadata": _metadata,
+}
+
+
+def _fields(entry: Entry) -> Iterator[Any]:
+    """The fields between key and code, each checked unless it is None."""
+    for name, check in _FIELDS.items():
+        value = getattr(entry, name)
+        yield None if value is None else check(name, entry.key, value)
 
 
 def as_json(value: Any, what: str) -> str:

@@ -94,9 +94,7 @@ class Condition:
 
     def matches(self, item: Item) -> bool:
         """Whether the condition holds for an item."""
-        if item.key is None:
-            return False
-        return self._holds(item) != (self.operator == "!=")
+        return item.key is not None and self._holds(item) != (self.operator == "!=")
 
     def _holds(self, item: Item) -> bool:
         compare = _COMPARE[self.operator]
@@ -117,18 +115,12 @@ class Condition:
 
     def _compare(self, stored: Any) -> bool:
         kind, compare = _kind(stored), _COMPARE[self.operator]
-        for other, value in self._alternatives:
-            if other != kind:
-                continue
-            if value is None:
-                if self.operator in ("=", "!="):
-                    return True
-            elif kind == "text":
-                if compare((0, stored.encode(errors="surrogatepass")), _order(value)):
-                    return True
-            elif compare(stored, value):
-                return True
-        return False
+        values = [value for other, value in self._alternatives if other == kind]
+        if kind == "text":
+            stored, values = (0, stored.encode(errors="surrogatepass")), map(_order, values)
+        elif kind != "number":
+            return bool(values) and self.operator in ("=", "!=")
+        return any(compare(stored, value) for value in values)
 
     def _stored(self, item: Item) -> list[Any]:
         """The values of the field in an item's metadata; empty where it has none."""

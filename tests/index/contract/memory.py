@@ -44,13 +44,13 @@ class MemoryIndex(Index):
     exists_at = classmethod(lambda cls, uri: uri in COMMITS)
 
     @classmethod
-    def create_at(cls, uri, *, bits, fingerprint, model, save_model):
+    def create_at(cls, uri, facts, save_model):
         if uri in COMMITS:
             raise UsageError(f"{uri} exists already")
         folder = Path(tempfile.mkdtemp()) / "model" if save_model else None
         if save_model:
             save_model(folder)
-        COMMITS[uri] = Commit(bits, fingerprint, model, folder)
+        COMMITS[uri] = Commit(**facts, folder=folder)
         return cls(uri, write=True)
 
     def _now(self):

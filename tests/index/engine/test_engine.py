@@ -306,8 +306,8 @@ def test_threads_pass_errors_on() -> None:
         raise ValueError("here")
 
     with pytest.raises(ValueError, match="here"):
-        pool.run([fail] * 4, threads=2)
-    assert pool.run([], threads=2) == []
+        pool.run(fail, [()] * 4, threads=2)
+    assert pool.run(fail, [], threads=2) == []
 
 
 def test_too_many_codes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ import sys
 import numpy as np
 
 from fisherhash.index import Entry, Index
-from fisherhash.index.local import catalogue_writer, writing
+from fisherhash.index.local import catalogue_writer, change
 
 BITS = 44
 WIDTH = 6
@@ -190,7 +190,7 @@ def work(task):
         return migrate(task)
     rng = random.Random(task["seed"])
     catalogue_writer.WAL_BYTES = rng.choice([1, 100_000, 8 << 20])
-    writing.MAX_LENGTH = rng.choice([150, 1 << 27])
+    change.MAX_LENGTH = rng.choice([150, 1 << 27])
     if task["point"]:
         kill_at(task["point"])
     run = Run(task["path"], rng)

@@ -14,7 +14,7 @@ import fisherhash
 from fisherhash.codes import hamming
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index import Entry, Index
-from fisherhash.index.local import folder, lock, segments, writing
+from fisherhash.index.local import change, folder, lock, segments
 from fisherhash.index.local.index import LocalIndex
 
 
@@ -139,7 +139,7 @@ def test_removed_items_when_they_are_the_nearest_and_when_they_are_many(index):
 
 
 def test_codes_go_on_in_the_next_file(index, monkeypatch):
-    monkeypatch.setattr(writing, "MAX_LENGTH", 100)
+    monkeypatch.setattr(change, "MAX_LENGTH", 100)
     codes = random_codes(350, 16)
     assert index.add_codes(codes[:250]) == range(250)
     put(index, [f"k{i}" for i in range(250, 350)], codes[250:])
@@ -277,31 +277,32 @@ def test_readers_in_other_processes_see_whole_commits_only(index):
 
 
 @pytest.mark.parametrize("step", ["add", "remove"])
-def test_a_commit_between_code_files_and_rows_is_no_error(filled, step, monkeypatch):
+def test_a_commit_between_code_files_and_rows_is_seen_by_the_next_call(filled, step, monkeypatch):
     zero = np.zeros((1, 2), dtype=np.uint8)
     with Index.open(filled.path) as reader:
-        current = LocalIndex._current
+        load = LocalIndex._load
 
-        def late(self):
-            snapshot = current(self)
+        def late(self, state):
+            snapshot = load(self, state)
             if self is reader:
-                monkeypatch.setattr(LocalIndex, "_current", current)
+                monkeypatch.setattr(LocalIndex, "_load", load)
                 if step == "add":
                     put(filled, ["late"], zero, labels=["odd"])
                 else:
                     filled.remove(["k1"])
             return snapshot
 
-        monkeypatch.setattr(LocalIndex, "_current", late)
-        if step == "add":
-            found = reader.within(zero, 16, where="label=odd").ids
-            assert sorted(found.tolist()) == [*range(1, 40, 2), 50]
-        else:
+        monkeypatch.setattr(LocalIndex, "_load", late)
+        for seen in (False, True):
+            if step == "add":
+                found = reader.within(zero, 16, where="label=odd").ids
+                assert sorted(found.tolist()) == [*range(1, 40, 2), *[50] * seen]
+            first, third = reader.get_items([1, 3])
+            assert (first is None) == (step == "remove" and seen)
+            assert (third.key, third.code) == ("k3", random_codes(40, 16)[3].tobytes())
+        if step == "remove":
             with pytest.raises(UsageError, match="no item with the id 1"):
                 reader.get([1])
-        first, third = reader.get_items([1, 3])
-        assert (first is None) == (step == "remove")
-        assert (third.key, third.code) == ("k3", random_codes(40, 16)[3].tobytes())
 
 
 def test_a_compact_while_everything_is_verified_is_no_problem(filled, monkeypatch):

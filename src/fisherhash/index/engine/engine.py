@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fisherhash.codes import check_bits, check_codes, code_bytes
 from fisherhash.errors import UsageError
+from fisherhash.index.checks import whole_number
 from fisherhash.index.engine import planner, small
 from fisherhash.index.engine import tables as search_tables
 from fisherhash.index.engine.tables import Tables
@@ -107,7 +108,7 @@ class Engine:
     def search(self, queries: ArrayLike, k: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Positions and distances (n_queries, min(k, n)) of the nearest codes."""
         codes = check_codes(queries, self.bits)
-        k = min(_whole("k", k, 1), len(self))
+        k = min(whole_number("k", k, 1), len(self))
         if not k or not len(codes) or self._is_small(len(codes), "search"):
             return small.nearest_by_numpy(codes, self.codes, self.bits, k)
         from fisherhash.index.engine import multi_index, scan
@@ -134,26 +135,21 @@ class Engine:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Offsets (n_queries + 1,), positions and distances of everything up to the radius."""
         codes = check_codes(queries, self.bits)
-        radius = min(_whole("radius", radius, 0), self.bits)
+        radius = min(whole_number("radius", radius, 0), self.bits)
         if not len(self) or not len(codes) or self._is_small(len(codes), "within"):
             return small.within_by_numpy(codes, self.codes, self.bits, radius)
         from fisherhash.index.engine import scan
 
         tables = self._ready(len(codes))
         planner.loaded.add(self._kernels("within"))
-        parts = []
-        for first in range(0, len(codes), scan.MOST_QUERIES):
-            block = _plain(codes[first : first + scan.MOST_QUERIES])
-            parts.append(self._within(tables, block, radius))
+        step = scan.MOST_QUERIES
+        blocks = [_plain(codes[first : first + step]) for first in range(0, len(codes), step)]
+        parts = [self._within(tables, block, radius) for block in blocks]
         if len(parts) == 1:
             return parts[0]
-        offsets = np.zeros(len(codes) + 1, dtype=np.int64)
-        np.cumsum(np.concatenate([np.diff(part[0]) for part in parts]), out=offsets[1:])
-        return (
-            offsets,
-            np.concatenate([part[1] for part in parts]),
-            np.concatenate([part[2] for part in parts]),
-        )
+        offsets, found, distances = zip(*parts, strict=True)
+        counts = np.concatenate([[0], *map(np.diff, offsets)])
+        return np.cumsum(counts), np.concatenate(found), np.concatenate(distances)
 
     def _within(
         self, tables: Tables, queries: NDArray[np.uint8], radius: int
@@ -170,9 +166,7 @@ class Engine:
             records.append(near)
             left = np.flatnonzero(done == 0)
         if len(left):
-            near = scan.within_by_scan(
-                tables, np.ascontiguousarray(queries[left]), radius, self.threads
-            )
+            near = scan.within_by_scan(tables, queries[left], radius, self.threads)
             if len(left) < len(queries):
                 numbers = near >> _QUERY
                 near += (left.astype(np.uint64)[numbers] - numbers) << _QUERY
@@ -245,7 +239,9 @@ class Engine:
                 if self._tables is not None:
                     return self._tables
             if self._planes is None:
-                self._planes = search_tables.plain(self.codes, self.bits, self.threads)
+                self._planes = search_tables.build(
+                    self.codes, self.bits, self.threads, lists=False, buckets=False
+                )
             return self._planes
 
     def _budget(self, tables: Tables, queries: int, k: int) -> int:
@@ -268,9 +264,3 @@ class Engine:
         self._planes = None
         self._build_seconds = time.perf_counter() - start
         _log.info("search tables of %d codes built in %.1f s", len(self), self._build_seconds)
-
-
-def _whole(name: str, value: int, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise UsageError(f"{name} must be a whole number of at least {least}, got {value!r}")
-    return int(value)

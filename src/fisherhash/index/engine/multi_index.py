@@ -64,7 +64,7 @@ def nearest_by_buckets(
             *(guess, found, distances, done, tally),
         )
 
-    guesses = run([lambda a=a, b=b: job(a, b) for a, b in _ranges(len(queries), threads)], threads)
+    guesses = run(job, _ranges(len(queries), threads), threads)
     return found, distances, done, max(guesses)
 
 
@@ -85,5 +85,5 @@ def within_by_buckets(
             *(done, tally),
         )
 
-    parts = run([lambda a=a, b=b: job(a, b) for a, b in _ranges(len(queries), threads)], threads)
+    parts = run(job, _ranges(len(queries), threads), threads)
     return np.concatenate([np.zeros(0, dtype=np.uint64), *parts]), done

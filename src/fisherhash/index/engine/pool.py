@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,14 +13,20 @@ _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
 
 
-def run(jobs: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
-    """Call all jobs on at most ``threads`` threads, including this one, and return the results.
+def run(job: Callable[..., Any], calls: Iterable[Iterable[Any]], threads: int) -> list[Any]:
+    """Call a job once per tuple of arguments, and return the results in the same order.
 
-    >>> run([lambda: 1, lambda: 2], threads=2)
-    [1, 2]
+    >>> run(max, [(1, 2), (4, 3)], threads=2)
+    [2, 4]
+
+    Args:
+        job: releases the GIL for most of its time.
+        calls: the arguments of each call.
+        threads: the most threads to use, including this one.
     """
-    results: list[Any] = [None] * len(jobs)
-    waiting = iter(range(len(jobs)))
+    calls = list(calls)
+    results: list[Any] = [None] * len(calls)
+    waiting = iter(range(len(calls)))
 
     def work() -> None:
         while True:
@@ -28,15 +34,15 @@ def run(jobs: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
                 number = next(waiting, None)
             if number is None:
                 return
-            results[number] = jobs[number]()
+            results[number] = job(*calls[number])
 
-    helpers = min(threads, len(jobs), _LARGEST) - 1
+    helpers = min(threads, len(calls), _LARGEST) - 1
     others = [_threads().submit(work) for _ in range(helpers)]
     try:
         work()
     finally:
         # even after an error here: no thread may still be writing when the caller goes on
-        failures = [job.exception() for job in others]
+        failures = [other.exception() for other in others]
     for failure in failures:
         if failure is not None:
             raise failure

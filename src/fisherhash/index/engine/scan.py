@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -53,26 +56,23 @@ def nearest_by_scan(
 
     def job(first: int, last: int) -> None:
         shape = (len(parts), last - first, room)
-        scratch = _scratch(tables.bits)
         items = np.empty(shape, dtype=np.uint32)
-        near = np.empty(shape, dtype=scratch.dtype)
+        near = np.empty(shape, dtype=_scratch(tables.bits).dtype)
         counts = np.zeros(shape[:2], dtype=np.int64)
-        part_queries = queries[first:last]
 
-        def part(number: int) -> None:
+        def scan(part: tuple[int, int], *into: NDArray[Any]) -> None:
             kernels.scan_nearest(
-                *(part_queries, tables.planes, tables.items, tables.starts),
-                *(*parts[number], tile, k, tables.bits, _scratch(tables.bits)),
-                *(items[number], near[number], counts[number]),
+                *(queries[first:last], tables.planes, tables.items, tables.starts),
+                *(*part, tile, k, tables.bits, _scratch(tables.bits), *into),
             )
 
-        run([lambda number=number: part(number) for number in range(len(parts))], len(parts))
+        run(scan, zip(parts, items, near, counts, strict=True), len(parts))
         kernels.finish_nearest(
             *(items, near, counts, tables.starts, tables.positions, tables.bits),
             *(found[first:last], distances[first:last]),
         )
 
-    run([lambda a=a, b=b: job(a, b) for a, b in ranges], threads if len(parts) == 1 else 1)
+    run(job, ranges, threads if len(parts) == 1 else 1)
     return found, distances
 
 
@@ -83,7 +83,8 @@ def within_by_scan(
     tile = max(1, _TILE // (PLANE_BLOCK * queries.shape[1]))
     ranges, parts = _pieces(tables, len(queries), threads, _QUERIES)
 
-    def job(first: int, last: int, part: tuple[int, int]) -> NDArray[np.uint64]:
+    def job(queried: tuple[int, int], part: tuple[int, int]) -> NDArray[np.uint64]:
+        first, last = queried
         records = kernels.scan_within(
             *(queries[first:last], tables.planes, tables.items),
             *(*part, tile, radius, _scratch(tables.bits)),
@@ -91,10 +92,7 @@ def within_by_scan(
         records += np.uint64(first << 43)
         return records
 
-    results = run(
-        [lambda a=a, b=b, part=part: job(a, b, part) for a, b in ranges for part in parts],
-        threads,
-    )
+    results = run(job, itertools.product(ranges, parts), threads)
     records = np.concatenate([np.zeros(0, dtype=np.uint64), *results])
     if len(parts) > 1:
         kernels.sort_records(records, len(records))

@@ -32,14 +32,11 @@ def nearest_by_numpy(
     >>> nearest_by_numpy(np.array([[1]], np.uint8), np.array([[3], [1], [1]], np.uint8), 8, 2)
     (array([[1, 2]]), array([[0, 0]]))
     """
-    n = len(codes)
-    k = min(k, n)
+    k = min(k, len(codes))
     positions = np.zeros((len(queries), k), dtype=np.int64)
     found = np.zeros((len(queries), k), dtype=np.int64)
-    if not k:
-        return positions, found
     for start, block in _blocks(queries, codes, bits):
-        if n <= _SORTED_ROW:
+        if len(codes) <= _SORTED_ROW:
             # for a stable order numpy sorts these small types by radix
             order = np.argsort(block, axis=1, kind="stable")[:, :k]
             positions[start : start + len(block)] = order
@@ -63,20 +60,14 @@ def within_by_numpy(
     >>> within_by_numpy(np.array([[1]], np.uint8), np.array([[3], [1], [6]], np.uint8), 8, 1)
     (array([0, 2]), array([1, 0]), array([0, 1]))
     """
-    offsets = np.zeros(len(queries) + 1, dtype=np.int64)
-    parts = []
-    if len(codes):
-        for start, block in _blocks(queries, codes, bits):
-            rows, places = np.nonzero(block <= radius)
-            near = block[rows, places]
-            # stable: places ascend within a row, and still do within each distance
-            order = np.lexsort((near, rows))
-            offsets[start + 1 : start + 1 + len(block)] = np.bincount(rows, minlength=len(block))
-            parts.append((places[order].astype(np.int64), near[order].astype(np.int64)))
-    np.cumsum(offsets, out=offsets)
-    empty = np.zeros(0, dtype=np.int64)
-    return (
-        offsets,
-        np.concatenate([empty, *(part[0] for part in parts)]),
-        np.concatenate([empty, *(part[1] for part in parts)]),
-    )
+    none = np.zeros(0, dtype=np.int64)
+    parts = [(np.zeros(1, dtype=np.int64), none, none)]
+    for _, block in _blocks(queries, codes, bits):
+        rows, places = np.nonzero(block <= radius)
+        near = block[rows, places]
+        # stable: places ascend within a row, and still do within each distance
+        order = np.lexsort((near, rows))
+        counts = np.bincount(rows, minlength=len(block))
+        parts.append((counts, places[order], near[order].astype(np.int64)))
+    counts, positions, distances = map(np.concatenate, zip(*parts, strict=True))
+    return np.cumsum(counts), positions, distances

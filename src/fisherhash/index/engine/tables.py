@@ -38,7 +38,6 @@ _PART_ROWS = 1 << 15
 # look-ups per table for which bit patterns are prepared
 _MOST_MASKS = 1 << 17
 
-_NAMES = ("layout", "planes", "starts", "positions", "directory", "words", "bucket_items")
 _KINDS = {
     "layout": ("i8",),
     "planes": ("u1",),
@@ -48,6 +47,7 @@ _KINDS = {
     "words": ("u4", "u8"),
     "bucket_items": ("u4",),
 }
+_NAMES = tuple(_KINDS)
 
 
 @dataclass(frozen=True)
@@ -88,16 +88,12 @@ class Tables:
         """Offsets by number of bits, and the bit patterns of bucket numbers to look up."""
         from fisherhash.index.engine import kernels
 
-        offsets = [0]
-        for ones in range(self.length + 1):
-            more = offsets[-1] + math.comb(self.length, ones)
-            if more > _MOST_MASKS:
-                break
-            offsets.append(more)
-        patterns = np.zeros(offsets[-1], dtype=np.uint32)
-        places = np.array(offsets, dtype=np.int64)
-        kernels.fill_masks(self.length, places, patterns)
-        return places, patterns
+        patterns = (math.comb(self.length, ones) for ones in range(self.length + 1))
+        totals = itertools.accumulate(patterns, initial=0)
+        offsets = np.array([total for total in totals if total <= _MOST_MASKS], dtype=np.int64)
+        masks = np.zeros(offsets[-1], dtype=np.uint32)
+        kernels.fill_masks(self.length, offsets, masks)
+        return offsets, masks
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Everything as plain arrays; the inverse of ``from_arrays``."""
@@ -134,35 +130,25 @@ class Tables:
         return tables
 
     def _problem(self) -> str:
-        blocks = -(-self.items // PLANE_BLOCK)
-        listed = len(self.starts) > 0
-        if not 0 <= self.items <= self.total or (not listed and self.items != self.total):
-            return f"{self.items} items"
-        if self.planes.shape != (blocks * PLANE_BLOCK * code_bytes(self.bits),):
-            return "planes"
-        if listed and (len(self.starts) != self.items + 1 or self.starts[-1] != self.total):
-            return "starts"
-        if len(self.positions) != (self.total if listed else 0):
-            return "positions"
-        if not self.length:
-            return ""
-        count = len(self.directory)
-        if self.directory.shape != (count, (1 << self.length) + 1) or count == 0:
-            return "directory"
-        if count * self.length > self.bits or np.any(self.directory[:, -1] != self.items):
-            return "directory"
-        per_code = -(-self.bits // (8 * self.words.itemsize))
-        if self.words.shape != (count, per_code, self.items + WORD_GROUP):
-            return "words"
-        if self.bucket_items.shape != (count, self.items):
-            return "bucket_items"
-        return ""
-
-
-def plain(codes: NDArray[np.uint8], bits: int, threads: int) -> Tables:
-    """Only the planes, with every position an item: quick to build, enough for a scan."""
-    none = np.zeros(0, dtype=np.uint32)
-    return _assemble(codes, bits, none, none, none, False, threads)
+        blocks, listed, count = -(-self.items // PLANE_BLOCK), len(self.starts), len(self.directory)
+        fewest = 0 if listed else self.total
+        wrong = {
+            f"{self.items} items": not fewest <= self.items <= self.total,
+            "planes": self.planes.shape != (blocks * PLANE_BLOCK * code_bytes(self.bits),),
+            "starts": listed and (listed != self.items + 1 or self.starts[-1] != self.total),
+            "positions": len(self.positions) != (self.total if listed else 0),
+        }
+        if self.length:
+            per_code = -(-self.bits // (8 * self.words.itemsize))
+            wrong |= {
+                "directory": count == 0
+                or count * self.length > self.bits
+                or self.directory.shape != (count, (1 << self.length) + 1)
+                or np.any(self.directory[:, -1] != self.items),
+                "words": self.words.shape != (count, per_code, self.items + WORD_GROUP),
+                "bucket_items": self.bucket_items.shape != (count, self.items),
+            }
+        return next((name for name, found in wrong.items() if found), "")
 
 
 def build(
@@ -182,16 +168,49 @@ def build(
         lists: group equal codes never, always, or (None) if it saves enough.
         buckets: build buckets never, always, or (None) if there are enough items.
     """
-    none = np.zeros(0, dtype=np.uint32)
-    starts, positions = none, none
+    from fisherhash.index.engine import kernels
+
+    starts = positions = firsts = np.zeros(0, dtype=np.uint32)
     if lists is not False and len(codes):
         most = len(codes) if lists else int((1 - _WORTHWHILE) * len(codes))
         starts, positions = _lists(codes, threads, most)
-    firsts = positions[starts[:-1]] if len(starts) else none
+        firsts = positions[starts[:-1]]
     items = len(firsts) if len(starts) else len(codes)
     if buckets is None:
         buckets = items >= FEWEST_PROBED and bits <= LONGEST_PROBED
-    return _assemble(codes, bits, starts, positions, firsts, buckets and items > 0, threads)
+    blocks = -(-items // PLANE_BLOCK)
+    width = codes.shape[1]
+    planes = np.zeros(blocks * PLANE_BLOCK * width, dtype=np.uint8)
+
+    def fill(first: int, last: int) -> None:
+        part = slice(first * PLANE_BLOCK, last * PLANE_BLOCK)
+        into = planes[part.start * width : part.stop * width]
+        if len(starts):
+            kernels.fill_planes(codes, firsts[part], into)
+        else:
+            kernels.fill_planes(codes[part], firsts, into)
+
+    run(fill, split(blocks, 2 * threads), threads)
+    size = np.dtype(np.uint32 if bits <= 32 else np.uint64)
+    count = length = entries = room = per_code = 0
+    if buckets and items:
+        count, length = _tables_and_length(bits, items)
+        entries, room = (1 << length) + 1, items + WORD_GROUP
+        per_code = -(-bits // (8 * size.itemsize))
+    directory = np.zeros((count, entries), dtype=np.uint32)
+    words = np.zeros((count, per_code, room), dtype=size)
+    bucket_items = np.zeros((count, items if count else 0), dtype=np.uint32)
+    if count:
+        plain_words = np.zeros((per_code, items), dtype=size)
+        kernels.fill_words(codes, firsts, plain_words)
+
+        def sort(table: int) -> None:
+            into = (directory[table], words[table], bucket_items[table])
+            kernels.fill_table(plain_words, table, length, *into)
+
+        run(sort, [(table,) for table in range(count)], threads)
+    arrays = (planes, starts, positions, directory, words, bucket_items)
+    return Tables(len(codes), bits, items, length, *arrays)
 
 
 def split(total: int, pieces: int) -> list[tuple[int, int]]:
@@ -214,33 +233,26 @@ def _lists(
     shift = 64 - split_bits
     ranges = split(n, threads)
     counts = np.zeros((len(ranges), 1 << split_bits), dtype=np.int64)
-    run(
-        [
-            lambda a=a, b=b, row=row: kernels.count_parts(codes, a, b, shift, row)
-            for (a, b), row in zip(ranges, counts, strict=True)
-        ],
-        threads,
-    )
-    bounds = np.zeros((1 << split_bits) + 1, dtype=np.int64)
-    np.cumsum(counts.sum(axis=0), out=bounds[1:])
+
+    def count(part: tuple[int, int], row: NDArray[np.int64]) -> None:
+        kernels.count_parts(codes, *part, shift, row)
+
+    run(count, zip(ranges, counts, strict=True), threads)
+    bounds = np.concatenate([[0], np.cumsum(counts.sum(axis=0))])
     places = bounds[:-1] + np.cumsum(counts, axis=0) - counts
     keys = np.empty(n, dtype=np.uint64)
     rows = np.empty(n, dtype=np.uint32)
-    run(
-        [
-            lambda a=a, b=b, row=row: kernels.fill_parts(codes, a, b, shift, row, keys, rows)
-            for (a, b), row in zip(ranges, places, strict=True)
-        ],
-        threads,
-    )
+
+    def fill(part: tuple[int, int], row: NDArray[np.int64]) -> None:
+        kernels.fill_parts(codes, *part, shift, row, keys, rows)
+
+    run(fill, zip(ranges, places, strict=True), threads)
     begins = np.zeros(n, dtype=np.uint8)
-    grouped = run(
-        [
-            lambda a=a, b=b: kernels.group_parts(codes, bounds, a, b, keys, rows, begins)
-            for a, b in split(1 << split_bits, 8 * threads)
-        ],
-        threads,
-    )
+
+    def group(first: int, last: int) -> bool:
+        return kernels.group_parts(codes, bounds, first, last, keys, rows, begins)
+
+    grouped = run(group, split(1 << split_bits, 8 * threads), threads)
     none = np.zeros(0, dtype=np.uint32)
     if not all(grouped):
         return none, none
@@ -267,61 +279,3 @@ def _tables_and_length(bits: int, items: int) -> tuple[int, int]:
     count = math.ceil(bits / max(4.0, size - _FULL_BUCKET))
     count = min(max(2, count), _MOST_TABLES)
     return count, min(bits // count, _LONGEST_KEY, int(size) + _FULL_BUCKET)
-
-
-def _assemble(
-    codes: NDArray[np.uint8],
-    bits: int,
-    starts: NDArray[np.uint32],
-    positions: NDArray[np.uint32],
-    firsts: NDArray[np.uint32],
-    buckets: bool,
-    threads: int,
-) -> Tables:
-    from fisherhash.index.engine import kernels
-
-    items = len(firsts) if len(starts) else len(codes)
-    blocks = -(-items // PLANE_BLOCK)
-    width = codes.shape[1]
-    planes = np.zeros(blocks * PLANE_BLOCK * width, dtype=np.uint8)
-
-    def fill(first: int, last: int) -> None:
-        part = slice(first * PLANE_BLOCK, last * PLANE_BLOCK)
-        into = planes[part.start * width : part.stop * width]
-        if len(starts):
-            kernels.fill_planes(codes, firsts[part], into)
-        else:
-            kernels.fill_planes(codes[part], firsts, into)
-
-    jobs = [lambda a=a, b=b: fill(a, b) for a, b in split(blocks, 2 * threads)]
-    run(jobs, threads)
-    count, length = _tables_and_length(bits, items) if buckets else (0, 0)
-    size = np.uint32 if bits <= 32 else np.uint64
-    per_code = -(-bits // (32 if size is np.uint32 else 64)) if buckets else 0
-    directory = np.zeros((count, (1 << length) + 1 if buckets else 0), dtype=np.uint32)
-    words = np.zeros((count, per_code, items + WORD_GROUP if buckets else 0), dtype=size)
-    bucket_items = np.zeros((count, items if buckets else 0), dtype=np.uint32)
-    if buckets:
-        plain_words = np.zeros((per_code, items), dtype=size)
-        kernels.fill_words(codes, firsts, plain_words)
-        run(
-            [
-                lambda t=t: kernels.fill_table(
-                    plain_words, t, length, directory[t], words[t], bucket_items[t]
-                )
-                for t in range(count)
-            ],
-            threads,
-        )
-    return Tables(
-        total=len(codes),
-        bits=bits,
-        items=items,
-        length=length,
-        planes=planes,
-        starts=starts,
-        positions=positions,
-        directory=directory,
-        words=words,
-        bucket_items=bucket_items,
-    )

@@ -14,8 +14,7 @@ import sqlite3
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +42,10 @@ CHECK_AT_ONCE = 64 << 20
 """Up to this size the bytes are checked when the catalogue is opened, else before rows are read."""
 
 _CHUNK = 900
-_ALL_ITEMS = f"SELECT {ITEM_COLUMNS} FROM items"
 WAIT_MS = 30_000
+
+Columns = Sequence[Any]
+"""A stored row; its last column is its checksum."""
 
 
 class Catalogue:
@@ -70,17 +71,13 @@ class Catalogue:
         # The state as it was read last: it is read before every search and changes rarely.
         self._state_row: tuple[Any, ...] | None = ()
         self._last_state = State()
-        self._file = SharedFile(self.path)
-        try:
+        with contextlib.ExitStack() as failed:
+            self._file = SharedFile(self.path)
+            failed.callback(self._file.release)
             self._db = self._connect()
-            try:
-                self._start()
-            except BaseException:
-                self._db.close()
-                raise
-        except BaseException:
-            self._file.release()
-            raise
+            failed.callback(lambda: self._db.close())
+            self._start()
+            failed.pop_all()
 
     # Opening
 
@@ -145,7 +142,7 @@ class Catalogue:
                     f"up to {CATALOGUE_FORMAT}. Update fisherhash: pip install --upgrade fisherhash"
                 )
             if version < 1:
-                raise self._damaged(f"its format is {version}")
+                raise self.damaged(f"its format is {version}")
             return self._fact(db, "index")
 
     def format(self) -> int:
@@ -167,7 +164,7 @@ class Catalogue:
             start = time.monotonic()
             problems = self.row_problems()
             if problems:
-                raise self._damaged(problems[0])
+                raise self.damaged(problems[0])
             seconds = time.monotonic() - start
             if seconds > 1:
                 logger.info("%s: rows checked in %.1f s", self.path, seconds)
@@ -220,7 +217,7 @@ class Catalogue:
                     return [f"SQLite: {text}" for text in reported]
                 state = self._state(db)
                 self._files(db, state)
-                sums = [self._checked(row)[-1] for row in db.execute(_ALL_ITEMS)]
+                sums = [row[-1] for row in self._item_rows(db, "")]
                 if (len(sums), sum(sums) % 2**64) != (state.rows, state.rows_sum):
                     return [f"rows of items are missing or old ({len(sums)} of {state.rows} found)"]
                 sums = [crc for *_, crc in self._note_rows(db)] if _version(db) > 1 else []
@@ -257,18 +254,18 @@ class Catalogue:
 
     def _error(self, error: Exception) -> FisherhashError:
         name = getattr(error, "sqlite_errorname", "") or ""
-        if isinstance(error, sqlite3.OperationalError) and is_busy(error):
-            return FisherhashError(
-                f"{self.path} is locked by another program for too long; try again"
-            )
+        if is_busy(error):
+            what = "is locked by another program for too long; try again"
+            return FisherhashError(f"{self.path} {what}")
         if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC")):
             return cannot_write(self.path.parent, error)
         if isinstance(error, UnicodeDecodeError):
             # Python cannot decode SQLite's message about a damaged name.
-            return self._damaged("a name in it is not UTF-8")
-        return self._damaged(str(error))
+            return self.damaged("a name in it is not UTF-8")
+        return self.damaged(str(error))
 
-    def _damaged(self, what: str) -> FisherhashError:
+    def damaged(self, what: str) -> FisherhashError:
+        """The error for a catalogue that is not what was written."""
         if what.startswith(str(self.path)):
             return FisherhashError(what)
         return FisherhashError(
@@ -278,7 +275,7 @@ class Catalogue:
     def _fact(self, db: sqlite3.Connection, name: str) -> dict[str, Any]:
         row = db.execute("SELECT value, crc FROM facts WHERE name = ?", (name,)).fetchone()
         if row is None or not isinstance(row[0], str) or zlib.crc32(row[0].encode()) != row[1]:
-            raise self._damaged(f"its row '{name}' is not what was written")
+            raise self.damaged(f"its row '{name}' is not what was written")
         return json.loads(row[0])
 
     def _state(self, db: sqlite3.Connection) -> State:
@@ -305,38 +302,37 @@ class Catalogue:
         """State, files, and the removed bits that changed after commit ``since``."""
         with self._reading() as db:
             state = self._state(db)
-            found = []
             query = "SELECT file, block, changed, bits, crc FROM removed WHERE changed > ?"
-            for *columns, crc in db.execute(query, (since,)):
-                row = RemovedRow(*columns)
-                if not isinstance(row.bits, bytes) or row.crc() != crc:
-                    raise self._damaged("a row of removed positions is not what was written")
-                found.append(row)
-            return state, self._files(db, state), found
+            rows = db.execute(query, (since,))
+            rows = self._checked(rows, lambda row: RemovedRow(*row).crc(), "removed positions")
+            return state, self._files(db, state), [RemovedRow(*row[:-1]) for row in rows]
 
     def _files(self, db: sqlite3.Connection, state: State) -> list[FileRow]:
-        names = ", ".join(field.name for field in fields(FileRow))
-        files, total = [], 0
-        for *columns, crc in db.execute(f"SELECT {names}, crc FROM files ORDER BY number"):
-            row = FileRow(*columns)
-            if not (isinstance(row.code_sums, bytes) and isinstance(row.id_sums, bytes)) or (
-                row.crc() != crc
-            ):
-                raise self._damaged("a row of code files is not what was written")
-            total += crc
-            files.append(row)
-        if (len(files), total % 2**64) != (state.files, state.files_sum):
-            raise self._damaged("rows of code files are missing or old")
-        return files
+        rows = db.execute(f"SELECT {', '.join(FileRow._fields)}, crc FROM files ORDER BY number")
+        rows = list(self._checked(rows, lambda row: FileRow(*row).crc(), "code files"))
+        if (len(rows), sum(row[-1] for row in rows) % 2**64) != (state.files, state.files_sum):
+            raise self.damaged("rows of code files are missing or old")
+        return [FileRow(*row[:-1]) for row in rows]
 
-    def _checked(self, row: Sequence[Any]) -> Sequence[Any]:
-        try:
-            right = item_crc(row[:-1]) == row[-1]
-        except (TypeError, ValueError):
-            right = False
-        if not right:
-            raise self._damaged(f"the row of item {row[0]} is not what was written")
-        return row
+    def _checked(
+        self, rows: Iterable[Columns], crc: Callable[[Columns], int], table: str
+    ) -> Iterator[Columns]:
+        """Stored rows, each compared with the checksum in its last column."""
+        for row in rows:
+            try:
+                right = crc(row[:-1]) == row[-1]
+            except (TypeError, ValueError, AttributeError):
+                right = False
+            if not right:
+                which = f"the row of item {row[0]}" if table == "items" else f"a row of {table}"
+                raise self.damaged(f"{which} is not what was written")
+            yield row
+
+    def _item_rows(
+        self, db: sqlite3.Connection, where: str, values: Sequence[Any] = ()
+    ) -> Iterator[Columns]:
+        rows = db.execute(f"SELECT {ITEM_COLUMNS} FROM items {where}", values)
+        return self._checked(rows, item_crc, "items")
 
     def rows_of_ids(self, ids: Sequence[int]) -> dict[int, ItemRow]:
         """Rows of those ids that have one."""
@@ -351,17 +347,15 @@ class Catalogue:
         with self._reading() as db:
             for start in range(0, len(values), _CHUNK):
                 part = values[start : start + _CHUNK]
-                marks = ",".join("?" * len(part))
-                query = f"{_ALL_ITEMS} WHERE {column} IN ({marks})"
-                for row in db.execute(query, part).fetchall():
-                    yield ItemRow.from_stored(self._checked(row))
+                where = f"WHERE {column} IN ({','.join('?' * len(part))})"
+                yield from map(ItemRow.from_stored, self._item_rows(db, where, part))
 
-    def rows_where(self, condition: str, values: Sequence[Any]) -> dict[int, Sequence[Any]]:
+    def rows_where(self, condition: str, values: Sequence[Any]) -> dict[int, Columns]:
         """Stored columns by id of the rows that match a condition, by ascending id."""
         self.trust()
         with self._reading() as db:
-            rows = db.execute(f"{_ALL_ITEMS} WHERE {condition} ORDER BY id", values)
-            return {row[0]: self._checked(row) for row in rows}
+            rows = self._item_rows(db, f"WHERE {condition} ORDER BY id", values)
+            return {row[0]: row for row in rows}
 
     def ids_where(self, condition: str, values: Sequence[Any]) -> list[int]:
         """Ids of the rows that match a condition, ascending."""
@@ -371,10 +365,10 @@ class Catalogue:
             return [id_ for (id_,) in db.execute(query, values)]
 
     def files(self) -> dict[str, FileState]:
-        """What is known about the file of every item with a key, in one quick pass."""
+        """What is known about the file of every item with a key, by ascending id."""
         self.trust()
         with self._reading() as db:
-            rows = db.execute("SELECT key, size, mtime_ns, id FROM items").fetchall()
+            rows = db.execute("SELECT key, size, mtime_ns, id FROM items ORDER BY id").fetchall()
         return {decode_text(key): FileState(*columns) for key, *columns in rows}
 
     def notes(self, kind: str) -> dict[str, Any]:
@@ -392,16 +386,9 @@ class Catalogue:
 
     def _note_rows(
         self, db: sqlite3.Connection, where: str = "", values: Sequence[Any] = ()
-    ) -> Iterator[Sequence[Any]]:
+    ) -> Iterator[Columns]:
         query = f"SELECT kind, name, value, crc FROM notes {where} ORDER BY kind, name"
-        for row in db.execute(query, values):
-            try:
-                right = row_crc((), row[:-1]) == row[-1]
-            except (TypeError, AttributeError):
-                right = False
-            if not right:
-                raise self._damaged("a row of notes is not what was written")
-            yield row
+        return self._checked(db.execute(query, values), lambda row: row_crc((), row), "notes")
 
     def metadata_fields(self) -> set[str]:
         """Names of metadata fields, from the first thousand distinct metadata."""
@@ -444,7 +431,7 @@ def connection(path: Path, mode: str) -> sqlite3.Connection:
     return db
 
 
-def is_busy(error: sqlite3.Error) -> bool:
+def is_busy(error: Exception) -> bool:
     """Whether another connection was in the way."""
     # Errors that Python itself raises, for text that is not UTF-8 for example, have no name.
     name = getattr(error, "sqlite_errorname", None) or ""

@@ -9,15 +9,14 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from fisherhash.errors import FisherhashError
 from fisherhash.index.checks import NoteTexts
-from fisherhash.index.local.catalogue import WAIT_MS, Catalogue, connection
+from fisherhash.index.local.catalogue import WAIT_MS, Catalogue, Columns, connection
 from fisherhash.index.local.guards import Sums, crc_blocks, fsync_file, fsync_folder, replace_file
-from fisherhash.index.local.rows import ItemRow, encode_text, note_columns
+from fisherhash.index.local.rows import encode_text, note_columns
 from fisherhash.index.local.schema import (
     APPLICATION,
     CATALOGUE,
@@ -48,12 +47,12 @@ def create_catalogue(folder: Path, facts: dict[str, Any]) -> None:
         db.execute(f"PRAGMA user_version = {CATALOGUE_FORMAT}")
         db.executescript(SCHEMA)
         _put_fact(db, "index", facts)
-        _put_fact(db, "state", asdict(State()))
+        _put_fact(db, "state", State()._asdict())
     finally:
         db.close()
     fsync_file(path)
     data = path.read_bytes()
-    sums = Sums(State().commit, len(data), tuple(crc_blocks([memoryview(data)])))
+    sums = Sums(State().commit, len(data), tuple(crc_blocks(memoryview(data))))
     replace_file(folder / SUMS, sums.dump())
 
 
@@ -106,44 +105,26 @@ class CatalogueWriter(Catalogue):
         except sqlite3.Error as error:
             raise self._error(error) from error
 
-    def insert_rows(self, rows: Iterable[ItemRow]) -> int:
-        """Add rows and return the sum of their checksums."""
-        columns = [row.stored_columns() for row in rows]
-        self._many(f"INSERT INTO items ({ITEM_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", columns)
-        return sum(row[-1] for row in columns)
-
-    def replace_rows(self, rows: Iterable[ItemRow]) -> int:
-        """Replace the rows with the same ids and return the sum of the new checksums."""
-        columns = [row.stored_columns() for row in rows]
-        query = (
-            "UPDATE items SET path=?, size=?, mtime_ns=?, labels=?, metadata=?, crc=? WHERE id=?"
-        )
-        self._many(query, [(*row[2:], row[0]) for row in columns])
-        return sum(row[-1] for row in columns)
+    def insert_rows(self, rows: Iterable[Columns]) -> None:
+        """Add rows of items."""
+        self._many(f"INSERT INTO items ({ITEM_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
     def delete_rows(self, ids: Iterable[int]) -> None:
-        """Delete rows by id."""
+        """Delete rows of items."""
         self._many("DELETE FROM items WHERE id = ?", [(id_,) for id_ in ids])
 
-    def put_files(self, rows: Iterable[FileRow], *, replace_all: bool = False) -> None:
-        """Write file rows; ``replace_all`` deletes all others with their removed bits."""
-        if replace_all:
-            self._many("DELETE FROM files", [()])
-            self._many("DELETE FROM removed", [()])
-        names = [field.name for field in fields(FileRow)]
-        values = [(*(getattr(row, name) for name in names), row.crc()) for row in rows]
-        marks = ", ".join("?" * (len(names) + 1))
-        self._many(
-            f"INSERT OR REPLACE INTO files ({', '.join(names)}, crc) VALUES ({marks})", values
-        )
+    def put_files(self, rows: Iterable[FileRow], removed: Iterable[RemovedRow]) -> None:
+        """Write rows of code files and of removed bits."""
+        for table, kind, some in (("files", FileRow, rows), ("removed", RemovedRow, removed)):
+            names = (*kind._fields, "crc")
+            query = f"INSERT OR REPLACE INTO {table} ({', '.join(names)}) "
+            marks = f"VALUES ({', '.join('?' * len(names))})"
+            self._many(query + marks, [(*row, row.crc()) for row in some])
 
-    def put_removed(self, rows: Iterable[RemovedRow]) -> None:
-        """Write removed bits."""
-        self._many(
-            "INSERT OR REPLACE INTO removed (file, block, changed, bits, crc) "
-            "VALUES (?, ?, ?, ?, ?)",
-            [(row.file, row.block, row.changed, row.bits, row.crc()) for row in rows],
-        )
+    def delete_files(self) -> None:
+        """Delete the rows of all code files, with their removed bits."""
+        self._many("DELETE FROM files", [()])
+        self._many("DELETE FROM removed", [()])
 
     def put_fact(self, name: str, value: dict[str, Any]) -> None:
         """Write what the index is ("index") or the state of the commit ("state")."""
@@ -167,10 +148,10 @@ class CatalogueWriter(Catalogue):
                 place = (encode_text(kind), encode_text(name))
                 query = "SELECT value, crc FROM notes WHERE kind = ? AND name = ?"
                 old = db.execute(query, place).fetchone()
-                if (None if old is None else old[0]) == text:
+                if text == (old[0] if old else None):
                     continue
                 changed += 1
-                if old is not None:
+                if old:
                     db.execute("DELETE FROM notes WHERE kind = ? AND name = ?", place)
                     count, total = count - 1, total - old[1]
                 if text is not None:
@@ -179,11 +160,9 @@ class CatalogueWriter(Catalogue):
                     count, total = count + 1, total + row[-1]
         return (count, total) if changed else None
 
-    def _many(self, query: str, values: Sequence[Sequence[Any]]) -> None:
-        try:
-            self._db.executemany(query, values)
-        except sqlite3.Error as error:
-            raise self._error(error) from error
+    def _many(self, query: str, values: Iterable[Sequence[Any]]) -> None:
+        with self._reading() as db:
+            db.executemany(query, values)
 
     def commit(self) -> None:
         """Commit all changes since :meth:`begin`."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fisherhash.errors import FisherhashError
-from fisherhash.index.local.guards import BINARY, SUM_BLOCK, crc_blocks, write_all
+from fisherhash.index.local.guards import BINARY, SUM_BLOCK, array_bytes, crc_blocks, write_all
 
 CODES_FOLDER = "codes"
 
@@ -35,13 +35,11 @@ def ids_path(folder: Path, number: int) -> Path:
 def extend_sums(sums: bytes, size: int, data: memoryview) -> bytes:
     """Checksums of a file of ``size`` bytes after ``data`` was added to it."""
     found = np.frombuffer(sums, dtype="<u4").tolist()
-    filled = size % SUM_BLOCK
-    start = 0
-    if filled:
-        start = min(SUM_BLOCK - filled, len(data))
+    # The last block is filled up first.
+    start = -size % SUM_BLOCK
+    if start:
         found[-1] = zlib.crc32(data[:start], found[-1])
-    found += crc_blocks(data[i : i + SUM_BLOCK] for i in range(start, len(data), SUM_BLOCK))
-    return np.array(found, dtype="<u4").tobytes()
+    return np.array(found + crc_blocks(data, start), dtype="<u4").tobytes()
 
 
 class Appender:
@@ -64,7 +62,7 @@ class Appender:
 
     def write(self, data: NDArray) -> None:
         """Add an array's bytes."""
-        view = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
+        view = array_bytes(np.ascontiguousarray(data))
         write_all(self._fd, view, self.size)
         self.sums = extend_sums(self.sums, self.size, view)
         self.size += len(view)
@@ -113,13 +111,11 @@ def missing_bytes(path: Path, needed: int) -> FisherhashError:
 
 def bad_blocks(array: NDArray, sums: bytes, first: int = 0) -> list[int]:
     """Blocks, from number ``first`` on, whose bytes are not those that were written."""
-    view = array.reshape(-1).view(np.uint8).data
     noted = np.frombuffer(sums, dtype="<u4")
-    if len(noted) != -(-len(view) // SUM_BLOCK):
+    if len(noted) != -(-array.nbytes // SUM_BLOCK):
         return [-1]
-    starts = range(first * SUM_BLOCK, len(view), SUM_BLOCK)
-    found = crc_blocks(view[i : i + SUM_BLOCK] for i in starts)
-    return [first + i for i, crc in enumerate(found) if crc != noted[first + i]]
+    found = crc_blocks(array_bytes(array), first * SUM_BLOCK)
+    return [number for number, crc in enumerate(found, first) if crc != noted[number]]
 
 
 def damaged_blocks(path: Path, blocks: list[int]) -> FisherhashError:

@@ -15,10 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
-import shutil
 import sqlite3
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,18 +26,14 @@ from fisherhash.index.local.catalogue_writer import CatalogueWriter, create_cata
 from fisherhash.index.local.code_files import CODES_FOLDER, delete_files
 from fisherhash.index.local.format_1 import delete_old_notes
 from fisherhash.index.local.guards import CommitMark, cannot_write, fsync_folder
+from fisherhash.index.local.lock import WriterLock
 from fisherhash.index.local.schema import CATALOGUE, State
-from fisherhash.index.local.table_files import TABLES_FOLDER, delete_tables
+from fisherhash.index.local.table_files import TABLES_FOLDER, delete_tables, table_paths
+from fisherhash.system.storage import draft_folder, remove_old_drafts
 
 logger = logging.getLogger(__name__)
 
 MODEL_FOLDER = "model"
-_DRAFT, _OLD_SECONDS = ".new", 3600.0
-
-
-def commit_mark(folder: Path) -> CommitMark:
-    """The file with the number of the last commit."""
-    return CommitMark(folder / "head")
 
 
 def is_taken(path: Path) -> bool:
@@ -63,54 +56,23 @@ def create_folder(
             f"{path} exists already and is not empty; nothing in it was changed. "
             "Give the name of a folder that does not exist"
         )
-    # Its own name: another process may be creating the same index.
-    draft = place.with_name(f".{place.name}.{os.getpid()}-{time.time_ns():x}{_DRAFT}")
+    draft = place
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        drop_old_drafts(place)
-        for part in (CODES_FOLDER, TABLES_FOLDER):
-            (draft / part).mkdir(parents=True)
-        commit_mark(draft).start(State().commit)
-        create_catalogue(draft, facts)
-        if save_model is not None:
-            save_model(draft / MODEL_FOLDER)
-        fsync_folder(draft)
-        if place.is_dir():
-            place.rmdir()
-        os.replace(draft, place)
+        with draft_folder(place) as draft:
+            for part in (CODES_FOLDER, TABLES_FOLDER):
+                (draft / part).mkdir()
+            CommitMark(draft).start(State().commit)
+            create_catalogue(draft, facts)
+            if save_model is not None:
+                save_model(draft / MODEL_FOLDER)
+            fsync_folder(draft)
         fsync_folder(place.parent)
-    except BaseException as error:
-        shutil.rmtree(draft, ignore_errors=True)
-        if isinstance(error, OSError | sqlite3.Error):
-            raise cannot_write(path, error) from None
-        if isinstance(error, FisherhashError) and str(draft) in str(error):
-            raise FisherhashError(str(error).replace(str(draft), os.fspath(path))) from error
-        raise
-
-
-def drop_old_drafts(place: Path) -> None:
-    """Delete what a process that was killed while it created this index left."""
-    place = Path(os.path.realpath(place))
-    form = re.compile(rf"\.{re.escape(place.name)}\.(\d+)-[0-9a-f]+{re.escape(_DRAFT)}")
-    with contextlib.suppress(OSError), os.scandir(place.parent) as entries:
-        for beside in entries:
-            if match := form.fullmatch(beside.name):
-                old = time.time() - beside.stat().st_mtime > _OLD_SECONDS
-                if old or not _is_running(int(match[1])):
-                    shutil.rmtree(beside.path, ignore_errors=True)
-
-
-def _is_running(process: int) -> bool:
-    """Whether there is such a process; True where that cannot be found out."""
-    if os.name != "posix":
-        return True
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except OSError:
-        return True
-    return True
+    except (OSError, sqlite3.Error) as error:
+        raise cannot_write(path, error) from None
+    except FisherhashError as error:
+        if str(draft) not in str(error):
+            raise
+        raise FisherhashError(str(error).replace(str(draft), os.fspath(path))) from error
 
 
 def must_be_index(folder: Path) -> None:
@@ -128,32 +90,31 @@ def must_be_index(folder: Path) -> None:
     raise UsageError(f"{folder} is not an index: it holds no {CATALOGUE}")
 
 
-def open_catalogue(folder: Path, *, write: bool) -> Catalogue:
-    """Open the catalogue and check it against the number of the last commit."""
-    mark = commit_mark(folder)
-    # Before the catalogue: a commit that happens in between must not look lost.
-    commit, wrong = mark.read()
-    catalogue = Catalogue(folder, locked=write)
-    try:
+def open_catalogue(folder: Path, *, write: bool) -> tuple[Catalogue, WriterLock | None]:
+    """Open the catalogue, checked against the number of the last commit, with a writer's lock."""
+    must_be_index(folder)
+    with contextlib.ExitStack() as failed:
+        lock = WriterLock(folder / "lock") if write else None
+        if lock is not None:
+            failed.callback(lock.release)
+        mark = CommitMark(folder)
+        # Before the catalogue: a commit that happens in between must not look lost.
+        commit, wrong = mark.read()
+        catalogue = Catalogue(folder, locked=write)
+        failed.callback(catalogue.close)
         _check_mark(catalogue, mark, commit, wrong)
-        if not write:
-            return catalogue
-        # A writer checks as a reader first, which changes nothing in an index that it refuses.
-        catalogue.trust()
-    except BaseException:
-        catalogue.close()
-        raise
-    catalogue.close()
-    writer = CatalogueWriter(folder)
-    try:
-        commit = writer.state().commit
-        if mark.read() != (commit, None):
-            mark.start(commit)
-        _clean(folder, writer)
-    except BaseException:
-        writer.close()
-        raise
-    return writer
+        if write:
+            # A writer checks as a reader first, which changes nothing in an index that it refuses.
+            catalogue.trust()
+            catalogue.close()
+            catalogue = CatalogueWriter(folder)
+            failed.callback(catalogue.close)
+            commit = catalogue.state().commit
+            if mark.read() != (commit, None):
+                mark.start(commit)
+            _clean(folder, catalogue)
+        failed.pop_all()
+        return catalogue, lock
 
 
 def _check_mark(
@@ -183,12 +144,7 @@ def _clean(folder: Path, catalogue: CatalogueWriter) -> None:
         ours = path.suffix in (".codes", ".ids") and path.stem.isdecimal()
         if ours and int(path.stem) not in known:
             delete_files(folder, [int(path.stem)])
-    stale = {
-        int(number)
-        for path in (folder / TABLES_FOLDER).glob("*.table")
-        if (number := path.name.partition("-")[0]).isdecimal()
-    }
-    delete_tables(folder, stale - known)
+    delete_tables(folder, {number for _, number, _ in table_paths(folder)} - known)
     if catalogue.format() > 1:
         delete_old_notes(folder)
-    drop_old_drafts(folder)
+    remove_old_drafts(os.path.realpath(folder))

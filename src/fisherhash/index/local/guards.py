@@ -16,8 +16,11 @@ import time
 import zlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fisherhash.index.base import CannotWriteError
 
@@ -96,8 +99,8 @@ class CommitMark:
     A power cut while one is written leaves the other.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "head"
 
     def start(self, commit: int) -> None:
         """Write both slots."""
@@ -127,19 +130,22 @@ class CommitMark:
             return None, "is missing"
         except OSError as error:
             return None, f"cannot be read: {error.strerror or error}"
-        commits = []
-        for start in (0, _SLOT):
-            slot = data[start : start + _SLOT]
-            number = slot[7:27]
-            if number.isdigit() and slot == _slot(int(number)):
-                commits.append(int(number))
+        slots = [data[start : start + _SLOT] for start in (0, _SLOT)]
+        found = [(slot, int(slot[7:27])) for slot in slots if slot[7:27].isdigit()]
+        commits = [commit for slot, commit in found if slot == _slot(commit)]
         wrong = None if len(commits) == 2 and len(data) == 2 * _SLOT else "is damaged"
         return max(commits, default=None), wrong
 
 
-def crc_blocks(blocks: Iterable[memoryview]) -> list[int]:
-    """CRC-32 of each block; zlib releases the GIL, so threads share the work."""
-    pending = list(blocks)
+def array_bytes(array: NDArray[Any]) -> memoryview:
+    """The bytes of an array that is contiguous in memory."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+def crc_blocks(data: memoryview, start: int = 0) -> list[int]:
+    """CRC-32 of each block of bytes from ``start`` on."""
+    pending = [data[i : i + SUM_BLOCK] for i in range(start, len(data), SUM_BLOCK)]
+    # zlib releases the GIL, so threads share the work.
     if len(pending) < 16:
         return [zlib.crc32(block) for block in pending]
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
@@ -181,11 +187,8 @@ class SharedFile:
 
     def sums(self) -> tuple[int, list[int]]:
         """Size and checksums of the blocks."""
-        size, sums = 0, []
-        for block in self.blocks():
-            size += len(block)
-            sums.append(zlib.crc32(block))
-        return size, sums
+        found = [(len(block), zlib.crc32(block)) for block in self.blocks()]
+        return sum(size for size, _ in found), [crc for _, crc in found]
 
     def release(self) -> None:
         """Release the file; again does nothing."""
@@ -200,8 +203,7 @@ class SharedFile:
             self._key = None
 
 
-@dataclass(frozen=True)
-class Sums:
+class Sums(NamedTuple):
     """Checksums of a catalogue's bytes and the commit they hold.
 
     Attributes:

@@ -9,12 +9,13 @@ wrong result.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,15 +23,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.base import Index, Uri, Verb
-from fisherhash.index.checks import (
-    CheckedEntry,
-    NoteTexts,
-    as_ids,
-    code_blocks,
-    code_rows,
-    whole_number,
-)
+from fisherhash.index.base import Index, SaveModel, Uri, Verb
+from fisherhash.index.checks import CheckedEntry, NoteTexts, as_ids, code_blocks, code_rows
 from fisherhash.index.engine import Engine
 from fisherhash.index.filters import All, Where, parse_filter, unknown_field
 from fisherhash.index.items import Codes, FileState, Ids, Item, Matches, Problem, Within
@@ -38,18 +32,12 @@ from fisherhash.index.local.catalogue import Catalogue
 from fisherhash.index.local.catalogue_writer import CatalogueWriter
 from fisherhash.index.local.change import Change
 from fisherhash.index.local.code_files import codes_path, delete_files
-from fisherhash.index.local.folder import (
-    MODEL_FOLDER,
-    commit_mark,
-    create_folder,
-    is_taken,
-    must_be_index,
-    open_catalogue,
-)
+from fisherhash.index.local.folder import MODEL_FOLDER, create_folder, is_taken, open_catalogue
 from fisherhash.index.local.format_1 import delete_old_notes
+from fisherhash.index.local.guards import CommitMark
 from fisherhash.index.local.lock import WriterLock
 from fisherhash.index.local.rows import ItemRow
-from fisherhash.index.local.schema import CATALOGUE
+from fisherhash.index.local.schema import CATALOGUE, State
 from fisherhash.index.local.snapshot import Snapshot, Subset, load_snapshot
 from fisherhash.index.local.sql import json_path, to_sql
 from fisherhash.index.local.table_files import TABLES_FOLDER, delete_tables
@@ -81,43 +69,26 @@ class LocalIndex(Index):
         self._guard = threading.RLock()
         self._snapshot: Snapshot | None = None
         self._subsets: dict[tuple[int, str], Subset] = {}
-        lock = WriterLock(self.path / "lock") if write else None
-        try:
-            self._catalogue = open_catalogue(self.path, write=write)
-        except BaseException:
-            if lock is not None:
-                lock.release()
-            raise
+        self._catalogue, lock = open_catalogue(self.path, write=write)
         # Also without close(): else SQLite moves its log at exit, and the checksums are wrong.
         self._closing = weakref.finalize(self, _close, self._catalogue, lock)
         self._identity = _identity(self._catalogue.path)
         facts = self._catalogue.facts
-        self.bits, self.fingerprint, self.model = (
-            facts[name] for name in ("bits", "fingerprint", "model")
-        )
+        self.bits, self.fingerprint = facts["bits"], facts["fingerprint"]
+        self.model = facts["model"]
 
     @classmethod
     def open_at(cls, uri: Uri, *, write: bool) -> Self:
         """See :meth:`Index.open`."""
         try:
-            must_be_index(Path(uri))
             return cls(uri, write=write)
         except OSError as error:
             place = error.filename or uri
             raise FisherhashError(f"{place} cannot be read: {error.strerror or error}") from None
 
     @classmethod
-    def create_at(
-        cls,
-        uri: Uri,
-        *,
-        bits: int,
-        fingerprint: str | None,
-        model: dict[str, Any],
-        save_model: Callable[[Path], object] | None,
-    ) -> Self:
+    def create_at(cls, uri: Uri, facts: dict[str, Any], save_model: SaveModel | None) -> Self:
         """See :meth:`Index.create`."""
-        facts = {"bits": bits, "fingerprint": fingerprint, "model": model}
         create_folder(Path(uri), facts, save_model)
         return cls.open_at(uri, write=True)
 
@@ -163,39 +134,36 @@ class LocalIndex(Index):
             )
 
     def _current(self) -> Snapshot:
-        with self._guard:
-            self._must_be_open()
-            tries = 0
-            while True:
-                state = self._catalogue.state()
-                if self._snapshot is not None and self._snapshot.state == state:
-                    return self._snapshot
-                try:
-                    self._snapshot = load_snapshot(
-                        self.path, self.bits, self._catalogue, self._snapshot
-                    )
-                    self._subsets.clear()
-                    return self._snapshot
-                except FileNotFoundError as error:
-                    # Gone because another process compacted the index in between?
-                    tries += 1
-                    if self._catalogue.state().commit == state.commit or tries > 100:
-                        raise FisherhashError(
-                            f"{error.filename} is missing. Restore the index from a copy, or "
-                            "create it again"
-                        ) from None
+        with self._view() as snapshot:
+            return snapshot
 
     @contextlib.contextmanager
     def _view(self) -> Iterator[Snapshot]:
         """The last commit, code files and rows alike: another process may commit in between."""
         with self._guard:
             self._must_be_open()
+            failed = None
             while True:
                 with self._catalogue.view() as state:
-                    if self._snapshot is not None and self._snapshot.state == state:
-                        yield self._snapshot
+                    try:
+                        snapshot = self._load(state)
+                    except FileNotFoundError as error:
+                        # Gone because another process compacted the index in between?
+                        if failed == state.commit:
+                            raise FisherhashError(
+                                f"{error.filename} is missing. Restore the index from a copy, or "
+                                "create it again"
+                            ) from None
+                        failed = state.commit
+                    else:
+                        yield snapshot
                         return
-                self._current()
+
+    def _load(self, state: State) -> Snapshot:
+        if self._snapshot is None or self._snapshot.state != state:
+            self._snapshot = load_snapshot(self.path, self.bits, self._catalogue, self._snapshot)
+            self._subsets.clear()
+        return self._snapshot
 
     # Search
 
@@ -239,7 +207,7 @@ class LocalIndex(Index):
         return self._subsets[name]
 
     def _matching(self, snapshot: Snapshot, where: All) -> Ids:
-        ids = np.array(self._catalogue.ids_where(*to_sql(where)), dtype=np.int64)
+        ids = as_ids(self._catalogue.ids_where(*to_sql(where)))
         self._refuse_unknown(snapshot, where)
         return ids
 
@@ -308,8 +276,7 @@ class LocalIndex(Index):
 
     def files(self) -> dict[str, FileState]:
         """See :meth:`Index.files`."""
-        with self._guard:
-            self._current()
+        with self._view():
             return self._catalogue.files()
 
     def notes(self, kind: str) -> dict[str, Any]:
@@ -323,12 +290,11 @@ class LocalIndex(Index):
         with self._guard:
             return self._gather(self._current(), as_ids(ids))
 
-    def scan(self, block: int = 1 << 16) -> Iterator[tuple[Ids, Codes]]:
-        """See :meth:`Index.scan`."""
+    def _scan(self, block: int) -> Iterator[tuple[Ids, Codes]]:
         with self._guard:
             snapshot = self._current()
             snapshot.check()
-        return snapshot.scan(whole_number("block", block, 1))
+        return snapshot.scan(block)
 
     def _gather(self, snapshot: Snapshot, ids: Ids) -> Codes:
         exists, codes = snapshot.gather(ids)
@@ -344,26 +310,17 @@ class LocalIndex(Index):
         with self._guard, self._commit(fingerprint) as change:
             known = self._catalogue.rows_of_keys([entry.key for entry in entries])
             self._check_entries(verb, entries, known)
-            old = [entry for entry in entries if entry.key in known]
-            fresh = [entry for entry in entries if entry.key not in known]
-            ids = {key: row.id for key, row in known.items()}
-            if old:
-                rows = [known[entry.key] for entry in old]
-                updated = [known[entry.key].updated(entry) for entry in old]
-                change.replace_rows(rows, updated)
-                moved = [entry for entry in old if entry.code is not None]
-                if moved:
-                    change.move(
-                        as_ids([ids[entry.key] for entry in moved]),
-                        self._joined(e.code for e in moved if e.code),
-                    )
-            if fresh:
-                first = change.state.next_id
-                ids |= {entry.key: id_ for id_, entry in enumerate(fresh, first)}
-                change.insert_rows([ItemRow.from_entry(ids[entry.key], entry) for entry in fresh])
-                change.append(self._joined(e.code for e in fresh if e.code))
+            ids = itertools.count(change.state.next_id)
+            olds = [known.get(entry.key) or ItemRow(next(ids), entry.key) for entry in entries]
+            rows = [old.updated(entry) for old, entry in zip(olds, entries, strict=True)]
+            change.delete_rows(known.values())
+            change.insert_rows(rows)
+            codes = {row.id: e.code for row, e in zip(rows, entries, strict=True) if e.code}
+            moved = {row.id: codes.pop(row.id) for row in known.values() if row.id in codes}
+            change.move(as_ids(moved), self._joined(moved.values()))
+            change.append(self._joined(codes.values()))
             change.write_notes(notes)
-        return as_ids([ids[entry.key] for entry in entries])
+        return as_ids(row.id for row in rows)
 
     def add_codes(
         self, codes: ArrayLike | Iterable[ArrayLike], *, fingerprint: str | None = None
@@ -428,7 +385,7 @@ class LocalIndex(Index):
         catalogue = self._writer()
         snapshot = self._current()
         self._check_model(fingerprint, unnamed_codes=snapshot.state.next_id > 0)
-        change = Change(catalogue, snapshot, self.path, self.bits)
+        change = Change(catalogue, snapshot, self.path)
         try:
             change.begin()
             yield change
@@ -442,12 +399,12 @@ class LocalIndex(Index):
             self._roll_back(catalogue, change)
             raise
         finally:
-            change.draft.close()
+            change.close()
         # It is committed; what follows is for those who come later.
         if fingerprint is not None:
             self.fingerprint = fingerprint
         with contextlib.suppress(OSError):
-            commit_mark(self.path).write(change.state.commit)
+            CommitMark(self.path).write(change.state.commit)
         if change.upgrades:
             delete_old_notes(self.path)
         catalogue.tidy()
@@ -458,7 +415,7 @@ class LocalIndex(Index):
             # An interruption may come just after the commit; then the bytes count.
             unchanged = catalogue.state().commit == change.before.state.commit
             if unchanged and not catalogue.uncertain:
-                change.draft.undo()
+                change.undo()
         except FisherhashError as error:
             logger.warning("%s: %s", self.uri, error)
 

@@ -12,7 +12,7 @@ Format 1 had no notes: it kept them in two files beside the catalogue, see forma
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from typing import NamedTuple
 
 CATALOGUE = "catalogue.sqlite"
 SUMS = "catalogue.sums"
@@ -41,8 +41,7 @@ CREATE TABLE items (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, path TEXT,
 ITEM_COLUMNS = "id, key, path, size, mtime_ns, labels, metadata, crc"
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """What the last commit left.
 
     Attributes:
@@ -70,8 +69,7 @@ class State:
     notes_sum: int = 0
 
 
-@dataclass(frozen=True)
-class FileRow:
+class FileRow(NamedTuple):
     """A code file as it was committed.
 
     Attributes:
@@ -99,8 +97,7 @@ class FileRow:
         return zlib.crc32(self.id_sums, zlib.crc32(self.code_sums, zlib.crc32(text.encode())))
 
 
-@dataclass(frozen=True)
-class RemovedRow:
+class RemovedRow(NamedTuple):
     """Removed bits of one block of a file's positions: bit p % 8 of byte p // 8."""
 
     file: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,6 @@ TAIL = 100_000
 _MAX_RESULTS = 1 << 24
 """Results held at once while removed items are dropped from them."""
 
-_PIECE = 1 << 20
-
 Found = tuple[Ids, NDArray[np.int64]]
 FoundWithin = tuple[NDArray[np.int64], Ids, NDArray[np.int64]]
 
@@ -53,6 +51,7 @@ class Segment:
         codes: (length, bytes) mapped codes.
         ids: their ids where they are not implied.
         removed: one bit per position, or None where nothing is removed.
+        files: path, committed content and checksums of each of its files.
     """
 
     def __init__(
@@ -72,8 +71,11 @@ class Segment:
             self.ids = None
             if row.kind != "implied":
                 self.ids = map_file(ids_path(folder, row.number), "<i8", (row.length,))
+        self.files = [(codes_path(folder, row.number), self.codes, row.code_sums)]
+        if self.ids is not None:
+            self.files.append((ids_path(folder, row.number), self.ids, row.id_sums))
         # Bytes are only ever added, so what was checked or prepared before still holds.
-        self._checked_bytes = before._checked_bytes if before else (-1, -1)
+        self._checked_bytes: dict[Path, int] = dict(before._checked_bytes) if before else {}
         self._base = before._base if before else None
         self._base_length = before._base_length if before else 0
         self._kept = before._kept if before else False
@@ -102,32 +104,29 @@ class Segment:
             return np.zeros(positions.shape, dtype=bool)
         return (self.removed[positions >> 3] >> (positions & 7).astype(np.uint8) & 1).astype(bool)
 
+    def _alive(self) -> NDArray[np.bool_]:
+        if self.removed is None:
+            return np.ones(self.row.length, dtype=bool)
+        return np.unpackbits(self.removed, count=self.row.length, bitorder="little") == 0
+
     def live_positions(self) -> NDArray[np.int64]:
         """Positions that count, ascending."""
-        if self.removed is None:
-            return np.arange(self.row.length, dtype=np.int64)
-        bits = np.unpackbits(self.removed, count=self.row.length, bitorder="little")
-        return np.flatnonzero(bits == 0)
+        return np.flatnonzero(self._alive())
 
     def locate(self, ids: Ids) -> NDArray[np.int64]:
         """Positions of ids; -1 for those that are not in this file or no longer count."""
-        if not self.row.length:
-            return np.full(ids.shape, -1, dtype=np.int64)
         if self.ids is None:
             positions = ids - self.row.first_id
             inside = (positions >= 0) & (positions < self.row.length)
             positions = np.where(inside, positions, 0)
         else:
-            if self.row.kind == "sorted":
-                positions = np.searchsorted(self.ids, ids)
-                positions = np.minimum(positions, self.row.length - 1)
-            else:
-                order = self.order()
-                if not len(order):
-                    return np.full(ids.shape, -1, dtype=np.int64)
-                places = np.searchsorted(self.ids[order], ids)
-                positions = order[np.minimum(places, len(order) - 1)]
-            inside = self.ids[positions] == ids
+            loose = self.row.kind == "loose"
+            ordered = self.ids[self.order()] if loose else self.ids
+            if not len(ordered):
+                return np.full(ids.shape, -1, dtype=np.int64)
+            places = np.minimum(np.searchsorted(ordered, ids), len(ordered) - 1)
+            positions = self.order()[places] if loose else places
+            inside = ordered[places] == ids
         return np.where(inside & ~self.is_removed(positions), positions, -1)
 
     def order(self) -> NDArray[np.int64]:
@@ -142,17 +141,8 @@ class Segment:
         """The positions with the smallest and the largest id; at least one must count."""
         if self.row.kind == "loose":
             return self.order()[[0, -1]]
-        pieces = range(0, self.row.length, _PIECE)
-        first = next(self._live_from(pieces))[0]
-        last = next(self._live_from(reversed(pieces)))[-1]
-        return np.array([first, last])
-
-    def _live_from(self, starts: Iterable[int]) -> Iterator[NDArray[np.int64]]:
-        for start in starts:
-            piece = np.arange(start, min(start + _PIECE, self.row.length), dtype=np.int64)
-            piece = piece[~self.is_removed(piece)]
-            if len(piece):
-                yield piece
+        alive = self._alive()
+        return np.array([alive.argmax(), len(alive) - 1 - alive[::-1].argmax()])
 
     def blocks(self, step: int) -> Iterator[tuple[Ids, NDArray[np.uint8]]]:
         """Ids and codes of all that count, by ascending id."""
@@ -179,20 +169,13 @@ class Segment:
         Raises:
             FisherhashError: they differ; the message names the file.
         """
-        codes, ids = self._checked_bytes
-        codes = self._check(codes_path, codes, self.codes)
-        if self.ids is not None:
-            ids = self._check(ids_path, ids, self.ids)
-        self._checked_bytes = (codes, ids)
-
-    def _check(self, path: Callable[[Path, int], Path], checked: int, array: NDArray) -> int:
-        if checked == array.nbytes:
-            return checked
-        sums = self.row.code_sums if array is self.codes else self.row.id_sums
-        bad = bad_blocks(array, sums, max(checked, 0) // SUM_BLOCK)
-        if bad:
-            raise damaged_blocks(path(self.folder, self.row.number), bad)
-        return array.nbytes
+        for path, array, sums in self.files:
+            checked = self._checked_bytes.get(path, -1)
+            if checked != array.nbytes:
+                bad = bad_blocks(array, sums, max(checked, 0) // SUM_BLOCK)
+                if bad:
+                    raise damaged_blocks(path, bad)
+                self._checked_bytes[path] = array.nbytes
 
     # Search
 
@@ -219,16 +202,17 @@ class Segment:
 
     def _open_tables(self, length: int) -> tuple[Engine, int, bool]:
         """An engine with the stored tables, if they cover nearly all codes."""
-        kept = table_paths(self.folder, self.row.number)
-        for covered in sorted(kept, reverse=True):
+        stored = table_paths(self.folder)
+        kept = [(covered, path) for path, file, covered in stored if file == self.row.number]
+        for covered, path in sorted(kept, reverse=True):
             if covered > length or _is_long(length - covered, covered):
                 continue
-            found = load_tables(kept[covered], self._table_facts(covered))
+            found = load_tables(path, self._table_facts(covered))
             if found is not None:
                 try:
                     return Engine(self.codes[:covered], self.bits, tables=found), covered, True
                 except FisherhashError as error:
-                    logger.warning("%s will be built again: %s", kept[covered], error)
+                    logger.warning("%s will be built again: %s", path, error)
         return Engine(self.codes, self.bits), length, False
 
     def keep_tables(self) -> None:
@@ -261,49 +245,41 @@ class Segment:
         }
 
     def _parts(self) -> list[tuple[int, int, Engine]]:
-        """Start, end and engine of each part that is searched."""
-        parts = []
-        if self._base is not None:
-            parts.append((0, self._base_length, self._base))
-        if self._tail is not None:
-            parts.append((self._base_length, self.row.length, self._tail))
-        return parts
+        """Start, end and engine of each part that is searched; none if nothing counts."""
+        if self._gathered is not None:
+            return [(0, self.live, self._gathered)]
+        base, tail = (0, self._base_length), (self._base_length, self.row.length)
+        parts = ((*base, self._base), (*tail, self._tail))
+        return [(start, end, engine) for start, end, engine in parts if engine is not None]
 
     def search(self, queries: Codes, k: int) -> list[Found]:
         """The k nearest that count, as parts to be merged; after :meth:`prepare`."""
-        if self.live == 0:
-            return []
-        if self._gathered is not None:
-            places, distances = self._gathered.search(queries, min(k, self.live))
-            return [(self.ids_at(self.order()[places]), distances)]
         found = []
         for start, end, engine in self._parts():
-            removed = self._removed_between(start, end)
+            removed = 0
+            if self.removed is not None and self._gathered is None:
+                removed = _ones(self.removed, end) - _ones(self.removed, start)
             want = min(k, end - start - removed)
-            if not want:
-                continue
-            if not removed:
-                positions, distances = engine.search(queries, want)
-                positions = positions + start
+            if want and removed:
+                positions, distances = self._search_alive(queries, want, start, engine)
+            elif want:
+                places, distances = engine.search(queries, want)
+                positions = self._positions(places, start)
             else:
-                positions, distances = self._search_alive(queries, want, start, end, engine)
+                continue
             found.append((self.ids_at(positions), distances))
         return found
 
-    def _removed_between(self, start: int, end: int) -> int:
-        if self.removed is None:
-            return 0
-        return _ones(self.removed, end) - _ones(self.removed, start)
+    def _positions(self, places: NDArray[np.int64], start: int) -> NDArray[np.int64]:
+        """Positions in the file of places in a part that begins at ``start``."""
+        return places + start if self._gathered is None else self.order()[places]
 
-    def _search_alive(
-        self, queries: Codes, want: int, start: int, end: int, engine: Engine
-    ) -> Found:
+    def _search_alive(self, queries: Codes, want: int, start: int, engine: Engine) -> Found:
         """Search for more than needed, drop removed items, and go on where too few are left."""
-        count = end - start
         positions = np.empty((len(queries), want), dtype=np.int64)
         distances = np.empty((len(queries), want), dtype=np.int64)
         alive_share = 1 - self.row.removed / self.row.length
-        fetch = min(count, int(1.2 * want / alive_share) + 16)
+        fetch = min(len(engine), int(1.2 * want / alive_share) + 16)
         left = np.arange(len(queries))
         while len(left):
             again = []
@@ -318,27 +294,19 @@ class Segment:
                 distances[some[enough]] = np.take_along_axis(far[enough], order, axis=1)
                 again.append(some[~enough])
             left = np.concatenate(again)
-            fetch = min(count, 4 * fetch)
+            fetch = min(len(engine), 4 * fetch)
         return positions, distances
 
     def within(self, queries: Codes, radius: int) -> list[FoundWithin]:
         """All that count within a radius: (query numbers, ids, distances) of each part."""
-        if self.live == 0:
-            return []
         found = []
-        gathered = self._gathered
-        parts = self._parts() if gathered is None else [(0, self.live, gathered)]
-        for start, _end, engine in parts:
+        for start, _end, engine in self._parts():
             offsets, places, distances = engine.within(queries, radius)
             numbers = np.repeat(np.arange(len(queries)), np.diff(offsets))
-            if gathered is not None:
-                positions = self.order()[places]
-            else:
-                positions = places + start
-                if self.removed is not None:
-                    alive = ~self.is_removed(positions)
-                    positions, distances = positions[alive], distances[alive]
-                    numbers = numbers[alive]
+            positions = self._positions(places, start)
+            if self.removed is not None and self._gathered is None:
+                alive = ~self.is_removed(positions)
+                numbers, positions, distances = numbers[alive], positions[alive], distances[alive]
             found.append((numbers, self.ids_at(positions), distances))
         return found
 
@@ -379,6 +347,5 @@ def merge_within(parts: list[FoundWithin], queries: int) -> FoundWithin:
     if len(parts) > 1:
         order = np.lexsort((ids, distances, numbers))
         numbers, ids, distances = numbers[order], ids[order], distances[order]
-    offsets = np.zeros(queries + 1, dtype=np.int64)
-    np.cumsum(np.bincount(numbers, minlength=queries), out=offsets[1:])
-    return offsets, ids, distances
+    counts = np.bincount(numbers, minlength=queries)
+    return np.concatenate([[0], np.cumsum(counts)]), ids, distances

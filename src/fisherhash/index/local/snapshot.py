@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fisherhash.codes import code_bytes
-from fisherhash.errors import FisherhashError
 from fisherhash.index.engine import Engine
 from fisherhash.index.items import Codes, Ids, Matches, Within
 from fisherhash.index.local.catalogue import Catalogue
@@ -75,17 +74,12 @@ class Snapshot:
 
     def gather(self, ids: Ids) -> tuple[NDArray[np.bool_], Codes]:
         """Which ids are in the index, and the codes of all (zeros for those that are not)."""
+        which, places = self.locate(ids)
         codes = np.zeros((len(ids), code_bytes(self.bits)), dtype=np.uint8)
-        exists = np.zeros(len(ids), dtype=bool)
-        for segment in self.segments:
-            segment.check()
-            places = segment.locate(ids)
-            here = places >= 0
+        for number, segment in enumerate(self.segments):
+            here = which == number
             codes[here] = segment.codes[places[here]]
-            exists |= here
-            if exists.all():
-                break
-        return exists, codes
+        return which >= 0, codes
 
     def ids(self) -> Ids:
         """Ids of everything, ascending."""
@@ -96,40 +90,25 @@ class Snapshot:
 
     def scan(self, block: int) -> Iterator[tuple[Ids, Codes]]:
         """Everything by ascending id, with updated items in their places; after :meth:`check`."""
-        loose = [part for segment in self.loose for part in segment.blocks(1 << 62)]
-        ids = np.concatenate([np.zeros(0, dtype=np.int64), *(part[0] for part in loose)])
-        none = np.zeros((0, code_bytes(self.bits)), dtype=np.uint8)
-        codes = np.concatenate([none, *(part[1] for part in loose)])
-        order = np.argsort(ids)
-        ids, codes = ids[order], codes[order]
+        none = (np.zeros(0, dtype=np.int64), np.zeros((0, code_bytes(self.bits)), dtype=np.uint8))
+        loose = (part for segment in self.loose for part in segment.blocks(1 << 62))
+        ids, codes = _by_id(none, *loose)
         done = 0
-        for segment in self.base:
-            for some_ids, some_codes in segment.blocks(block):
-                end = int(np.searchsorted(ids, some_ids[-1]))
-                if end > done:
-                    some_ids = np.concatenate([some_ids, ids[done:end]])
-                    some_codes = np.concatenate([some_codes, codes[done:end]])
-                    order = np.argsort(some_ids)
-                    some_ids, some_codes = some_ids[order], some_codes[order]
-                    done = end
-                yield some_ids, some_codes
+        for part in (part for segment in self.base for part in segment.blocks(block)):
+            end = int(np.searchsorted(ids, part[0][-1]))
+            yield part if end <= done else _by_id(part, (ids[done:end], codes[done:end]))
+            done = max(done, end)
         for start in range(done, len(ids), block):
             yield ids[start : start + block], codes[start : start + block]
 
-    def id_range(self) -> tuple[int, int] | None:
-        """Smallest and largest id."""
-        ends = []
-        for segment in self.segments:
-            if segment.live:
-                ends += segment.ids_at(segment.ends()).tolist()
-        return (min(ends), max(ends)) if ends else None
+    def has_gaps(self) -> bool:
+        """Whether the ids are not all those between the smallest and the largest."""
+        ends = [one.ids_at(one.ends()) for one in self.segments if one.live]
+        return bool(ends) and np.max(ends) - np.min(ends) + 1 != self.state.live
 
     def code_bytes(self) -> int:
         """Committed bytes of the code files."""
-        return sum(
-            segment.row.length * (code_bytes(self.bits) + (8 if segment.ids is not None else 0))
-            for segment in self.segments
-        )
+        return sum(array.nbytes for segment in self.segments for _, array, _ in segment.files)
 
 
 @dataclass(frozen=True)
@@ -165,33 +144,32 @@ def load_snapshot(
     """
     known = {segment.row.number: segment for segment in before.segments} if before else {}
     state, files, removed = catalogue.load(before.state.commit if before else 0)
-    by_file: dict[int, list[RemovedRow]] = {}
-    for row in removed:
-        by_file.setdefault(row.file, []).append(row)
     base, loose = [], []
     for row in files:
         old = known.get(row.number)
         marks = None
         if row.removed:
-            rows = by_file.get(row.number, [])
+            rows = [marked for marked in removed if marked.file == row.number]
             marks = _apply_removed(old.removed if old else None, rows, row.length)
-        if row.removed != (0 if marks is None else int(np.bitwise_count(marks).sum())):
-            raise FisherhashError(
-                f"{catalogue.path} is damaged: rows of removed positions are missing or "
-                "old. Restore the index from a copy, or create it again"
-            )
+            if row.removed != np.bitwise_count(marks).sum():
+                raise catalogue.damaged("rows of removed positions are missing or old")
         segment = Segment(folder, row, bits, marks, old)
         (loose if row.kind == "loose" else base).append(segment)
     base.sort(key=lambda segment: segment.row.first_id)
     return Snapshot(state, bits, tuple(base), tuple(loose))
 
 
+def _by_id(*parts: tuple[Ids, Codes]) -> tuple[Ids, Codes]:
+    """Several parts as one, by ascending id."""
+    ids, codes = map(np.concatenate, zip(*parts, strict=True))
+    order = np.argsort(ids)
+    return ids[order], codes[order]
+
+
 def _apply_removed(
     old: NDArray[np.uint8] | None, rows: Sequence[RemovedRow], length: int
-) -> NDArray[np.uint8] | None:
+) -> NDArray[np.uint8]:
     """The removed bits of a file of ``length`` codes after some blocks changed."""
-    if not rows and (old is None or len(old) == -(-length // 8)):
-        return old
     bits = np.zeros(-(-length // 8), dtype=np.uint8)
     if old is not None:
         bits[: len(old)] = old

@@ -8,14 +8,14 @@ import logging
 import os
 import time
 import zlib
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fisherhash.index.local.guards import SUM_BLOCK, crc_blocks, replace_file
+from fisherhash.index.local.guards import array_bytes, crc_blocks, replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -32,24 +32,21 @@ def table_path(folder: Path, number: int, length: int) -> Path:
     return folder / TABLES_FOLDER / f"{number:06d}-{length}.table"
 
 
-def table_paths(folder: Path, number: int) -> dict[int, Path]:
-    """Files with tables of a code file, by how many codes they cover."""
-    found = {}
-    for path in (folder / TABLES_FOLDER).glob(f"{number:06d}-*.table"):
-        covered = path.stem.partition("-")[2]
-        if covered.isdecimal():
-            found[int(covered)] = path
-    return found
+def table_paths(folder: Path) -> Iterator[tuple[Path, int, int]]:
+    """Files with tables, the number of their code file, and how many of its codes they cover."""
+    for path in (folder / TABLES_FOLDER).glob("*.table"):
+        number, _, covered = path.stem.partition("-")
+        if number.isdecimal() and covered.isdecimal():
+            yield path, int(number), int(covered)
 
 
 def save_tables(path: Path, tables: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> bool:
     """Write tables so that the file is complete or absent; returns whether that was possible."""
     parts, places, offset = [], [], 0
     for name, array in tables.items():
-        view = _bytes(np.ascontiguousarray(array))
-        sums = crc_blocks(view[i : i + SUM_BLOCK] for i in range(0, len(view), SUM_BLOCK))
-        kind, shape = array.dtype.str, array.shape
-        places.append({"name": name, "type": kind, "shape": shape, "offset": offset, "sums": sums})
+        view = array_bytes(np.ascontiguousarray(array))
+        place = {"name": name, "type": array.dtype.str, "shape": array.shape}
+        places.append({**place, "offset": offset, "sums": crc_blocks(view)})
         parts += [view, bytes(-len(view) % _ALIGN)]
         offset += len(view) + len(parts[-1])
     header = json.dumps({"facts": facts, "arrays": places, "size": offset}).encode()
@@ -109,16 +106,10 @@ def read_tables(path: Path) -> tuple[TableArrays, dict[str, Any]]:
             tables[place["name"]] = np.zeros(shape, dtype=place["type"])
             continue
         array = np.memmap(path, place["type"], "r", start + place["offset"], shape)
-        view = _bytes(array)
-        sums = crc_blocks(view[i : i + SUM_BLOCK] for i in range(0, len(view), SUM_BLOCK))
-        if sums != place["sums"]:
+        if crc_blocks(array_bytes(array)) != place["sums"]:
             raise ValueError(f"the bytes of '{place['name']}' changed")
         tables[place["name"]] = array
     return tables, described["facts"]
-
-
-def _bytes(array: NDArray[Any]) -> memoryview:
-    return array.reshape(-1).view(np.uint8).data
 
 
 def delete_tables(folder: Path, numbers: Container[int], *, keep: Path | None = None) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
+from fisherhash.index.checks import as_ids
 from fisherhash.index.items import Problem
 from fisherhash.index.local.catalogue import Catalogue
-from fisherhash.index.local.code_files import bad_blocks, codes_path, ids_path
-from fisherhash.index.local.folder import commit_mark
+from fisherhash.index.local.code_files import bad_blocks
 from fisherhash.index.local.format_1 import old_note_problems
-from fisherhash.index.local.guards import SUM_BLOCK
+from fisherhash.index.local.guards import SUM_BLOCK, CommitMark
 from fisherhash.index.local.schema import CATALOGUE
 from fisherhash.index.local.snapshot import Snapshot
 from fisherhash.index.local.table_files import TABLES_FOLDER, read_tables
@@ -22,64 +23,61 @@ _HARMLESS = "harmless: the next command that changes the index writes it again"
 
 def verify_index(path: Path, catalogue: Catalogue, snapshot: Snapshot) -> list[Problem]:
     """Everything that is wrong with an open index."""
-    problems = []
-    _, wrong = commit_mark(path).read()
-    if wrong:
-        problems.append(Problem("head", wrong, _HARMLESS))
-    rows = catalogue.row_problems()
-    problems += [Problem(CATALOGUE, text, RESTORE) for text in rows]
-    changed = catalogue.byte_problem()
-    if changed and not (rows and changed[0] == CATALOGUE):
-        file, what = changed
-        problems.append(Problem(file, what, _HARMLESS if file != CATALOGUE else RESTORE))
-    for segment in snapshot.segments:
-        row = segment.row
-        files = [(codes_path(path, row.number), segment.codes, row.code_sums)]
-        if segment.ids is not None:
-            files.append((ids_path(path, row.number), segment.ids, row.id_sums))
-        for file, array, sums in files:
-            name = file.relative_to(path).as_posix()
-            try:
-                size = file.stat().st_size
-            except FileNotFoundError:
-                problems.append(Problem(name, "is missing", RESTORE))
-                continue
-            if size < array.nbytes:
-                problems.append(Problem(name, "is cut off", RESTORE))
-            elif bad := bad_blocks(array, sums):
-                what = f"has {len(bad)} blocks of {SUM_BLOCK} bytes that are not what was written"
-                problems.append(Problem(name, what, RESTORE))
+    problems = [*_catalogue(path, catalogue), *_code_files(path, snapshot)]
     if not problems:
         problems += _contents(catalogue, snapshot)
     if catalogue.format() == 1:
         problems += old_note_problems(path)
-    return problems + _tables(path)
+    return [*problems, *_tables(path)]
 
 
-def _contents(catalogue: Catalogue, snapshot: Snapshot) -> list[Problem]:
+def _catalogue(path: Path, catalogue: Catalogue) -> Iterator[Problem]:
+    _, wrong = CommitMark(path).read()
+    if wrong:
+        yield Problem("head", wrong, _HARMLESS)
+    rows = catalogue.row_problems()
+    for text in rows:
+        yield Problem(CATALOGUE, text, RESTORE)
+    changed = catalogue.byte_problem()
+    if changed and not (rows and changed[0] == CATALOGUE):
+        yield Problem(*changed, RESTORE if changed[0] == CATALOGUE else _HARMLESS)
+
+
+def _code_files(path: Path, snapshot: Snapshot) -> Iterator[Problem]:
+    for file, array, sums in (one for segment in snapshot.segments for one in segment.files):
+        name = file.relative_to(path).as_posix()
+        try:
+            size = file.stat().st_size
+        except FileNotFoundError:
+            yield Problem(name, "is missing", RESTORE)
+            continue
+        if size < array.nbytes:
+            yield Problem(name, "is cut off", RESTORE)
+        elif bad := bad_blocks(array, sums):
+            what = f"has {len(bad)} blocks of {SUM_BLOCK} bytes that are not what was written"
+            yield Problem(name, what, RESTORE)
+
+
+def _contents(catalogue: Catalogue, snapshot: Snapshot) -> Iterator[Problem]:
     """Whether rows and code files agree; after all checksums were found right."""
-    problems = []
     live = sum(segment.live for segment in snapshot.segments)
     if live != snapshot.state.live:
         what = f"lists {snapshot.state.live} items, the code files hold {live}"
-        problems.append(Problem(CATALOGUE, what, RESTORE))
+        yield Problem(CATALOGUE, what, RESTORE)
     for segment in snapshot.segments:
         ids = segment.ids
         if segment.row.kind == "loose":
             ids = segment.ids_at(segment.order())
         if ids is not None and (np.diff(ids) <= 0).any():
             name = f"codes/{segment.row.number:06d}.ids"
-            problems.append(Problem(name, "holds an id twice or out of order", RESTORE))
-    ids = np.array(catalogue.ids_where("1", []), dtype=np.int64)
-    which, _ = snapshot.locate(ids)
+            yield Problem(name, "holds an id twice or out of order", RESTORE)
+    which, _ = snapshot.locate(as_ids(catalogue.ids_where("1", [])))
     if (which < 0).any():
         what = f"has rows of {(which < 0).sum()} items without a code"
-        problems.append(Problem(CATALOGUE, what, RESTORE))
-    return problems
+        yield Problem(CATALOGUE, what, RESTORE)
 
 
-def _tables(path: Path) -> list[Problem]:
-    problems = []
+def _tables(path: Path) -> Iterator[Problem]:
     for file in sorted((path / TABLES_FOLDER).glob("*.table")):
         try:
             read_tables(file)
@@ -88,5 +86,4 @@ def _tables(path: Path) -> list[Problem]:
         except (OSError, ValueError) as error:
             name = file.relative_to(path).as_posix()
             todo = "harmless: the next search that needs it builds it again"
-            problems.append(Problem(name, f"is damaged ({error})", todo))
-    return problems
+            yield Problem(name, f"is damaged ({error})", todo)
