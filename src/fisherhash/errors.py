@@ -1,4 +1,4 @@
-"""Errors: each message says what was found, where, and what to do next."""
+"""The errors a user can meet: what was found, where, and what to do next; words for messages."""
 
 from __future__ import annotations
 
@@ -53,3 +53,12 @@ def printable(name: str) -> str:
     return "".join(
         c if c.isprintable() or "\udc80" <= c <= "\udcff" else ascii(c)[1:-1] for c in name
     )
+
+
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "image"), counted(2000, "query", "queries")
+    ('1 image', '2,000 queries')
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fisherhash.errors import missing_extra
+from fisherhash.errors import counted, missing_extra
 from fisherhash.experiments.illustration import illustration_points
 from fisherhash.experiments.runner import write_json
 from fisherhash.experiments.specs import CURVE_PART, MARGIN_PART, MODULE_PARTS, Part
-from fisherhash.experiments.tables import counted
 from fisherhash.system import storage
 
 if TYPE_CHECKING:

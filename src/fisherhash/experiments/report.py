@@ -10,8 +10,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from fisherhash.errors import counted
 from fisherhash.experiments.standing import WITHIN, Score, Standing
-from fisherhash.experiments.tables import Table, TableCell, counted
+from fisherhash.experiments.tables import Table, TableCell
 
 CAPTIONS = {
     "separable": "Separable before quantisation, but not after it",

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.errors import FisherhashError, UsageError, counted
 from fisherhash.experiments import report
 from fisherhash.experiments.collecting import collect
 from fisherhash.experiments.planning import Column, Plan, make_plan
 from fisherhash.experiments.request import Request, say_line
 from fisherhash.experiments.runner import Runner
-from fisherhash.experiments.tables import counted, dump_results
+from fisherhash.experiments.tables import dump_results
 from fisherhash.experiments.tuning import TUNING_FILE, tune
 from fisherhash.system import storage
 from fisherhash.system.cache import DATA_VARIABLE

@@ -17,10 +17,9 @@ from typing import Any
 import torch
 
 from fisherhash import methods
-from fisherhash.errors import FisherhashError, NotDefinedError, UsageError
+from fisherhash.errors import FisherhashError, NotDefinedError, UsageError, counted
 from fisherhash.experiments.benches import Bench, Cell, OpenBench
 from fisherhash.experiments.claims import Claims
-from fisherhash.experiments.tables import counted
 from fisherhash.model.hasher import versions
 from fisherhash.system import storage
 from fisherhash.system.devices import device_name

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any
 
-from fisherhash.experiments.tables import counted
+from fisherhash.errors import counted
 
 HAMMING_RANKING = "Hamming distance"
 WITHIN = "within the combined standard error"

@@ -66,15 +66,6 @@ class Table:
         )
 
 
-def counted(number: int, what: str) -> str:
-    """Return a number with its noun.
-
-    >>> counted(1, "seed"), counted(3, "seed")
-    ('1 seed', '3 seeds')
-    """
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def dump_results(results: Mapping[str, Any]) -> str:
     """Return the results of a table or of a search as JSON: one line per run and short value."""
     return _lines(results, "\n") + "\n"

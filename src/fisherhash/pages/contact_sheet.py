@@ -10,9 +10,9 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from fisherhash.data.images import UnreadableImage, load_image, read_file
-from fisherhash.errors import UsageError
+from fisherhash.errors import UsageError, counted
 from fisherhash.index.images.duplicates import Duplicates
-from fisherhash.index.images.results import Match, SearchResult, counted
+from fisherhash.index.images.results import Match, SearchResult
 from fisherhash.pages import html as pages
 from fisherhash.system.storage import write_file
 

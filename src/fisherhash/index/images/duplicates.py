@@ -14,16 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fisherhash.codes import hamming
-from fisherhash.errors import UsageError, printable
+from fisherhash.errors import UsageError, counted, printable
 from fisherhash.index.base import Codes, Ids, Index
 from fisherhash.index.engine import Engine
-from fisherhash.index.images.results import (
-    Match,
-    counted,
-    image_path,
-    joined_codes,
-    synced_folder,
-)
+from fisherhash.index.images.results import Match, image_path, joined_codes, synced_folder
 
 QUERIES_AT_ONCE = 1024
 CODES_AT_ONCE = 1 << 18

@@ -132,15 +132,6 @@ class SyncReport:
         return self._counts() | rest
 
 
-def counted(count: int, one: str, many: str | None = None) -> str:
-    """A number with its noun.
-
-    >>> counted(1, "image"), counted(2000, "query", "queries")
-    ('1 image', '2,000 queries')
-    """
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
 def synced_folder(index: Index) -> str | None:
     """The folder that an index is kept in sync with, or None."""
     note = index.notes("sync").get("folder")
