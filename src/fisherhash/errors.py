@@ -1,4 +1,4 @@
-"""The errors a user can meet: what was found, where, and what to do next; words for messages."""
+"""Errors, whose messages say what was found, where, and what to do next; words for messages."""
 
 from __future__ import annotations
 
