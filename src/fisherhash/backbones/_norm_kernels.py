@@ -71,16 +71,7 @@ def finish_moments(
 
 @triton.jit
 def apply(
-    x,
-    y,
-    saved,
-    weight,
-    bias,
-    M,
-    C,
-    BLOCK_C: tl.constexpr,
-    ROWS: tl.constexpr,
-    RELU6: tl.constexpr,
+    x, y, saved, weight, bias, M, C, BLOCK_C: tl.constexpr, ROWS: tl.constexpr, RELU6: tl.constexpr
 ):
     """y = (x - mean) / deviation * weight + bias, clamped to 0..6 if RELU6."""
     columns = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)

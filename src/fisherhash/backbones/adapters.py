@@ -183,11 +183,9 @@ def _fetching(name: str, pretrained: bool) -> Iterator[None]:
 
 def _cut_classifier(module: nn.Module) -> tuple[str, ...]:
     """Replace the last layer of the classifier by the identity; return the prefixes it had."""
-    for name in _AUXILIARY:
-        if hasattr(module, name):
-            setattr(module, name, None)
     # GoogLeNet and Inception remember how they were built; a saved model must not depend on it.
-    for name, value in (("aux_logits", False), ("transform_input", True)):
+    built = {**dict.fromkeys(_AUXILIARY), "aux_logits": False, "transform_input": True}
+    for name, value in built.items():
         if hasattr(module, name):
             setattr(module, name, value)
     part = next((n for n in _CLASSIFIERS if isinstance(getattr(module, n, None), nn.Module)), None)

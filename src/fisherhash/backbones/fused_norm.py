@@ -142,6 +142,8 @@ class _FusedNorm(torch.autograd.Function):
 
 def _plan(x: Tensor) -> tuple[Any, tuple[int, int], dict[str, int]]:
     """Return the kernels, a grid of (blocks of channels, splits of the rows), and the sizes."""
+    from fisherhash.backbones import _norm_kernels
+
     channels = x.shape[1]
     rows = x.numel() // channels
     # The largest power of two that divides the channels: no lane is ever masked.
@@ -151,7 +153,7 @@ def _plan(x: Tensor) -> tuple[Any, tuple[int, int], dict[str, int]]:
     tile = TILE_VALUES // block
     each = -(-rows // (tile * most)) * tile  # rows per split, a multiple of the rows per tile
     sizes = {"M": rows, "C": channels, "EACH": each, "BLOCK_C": block, "ROWS": tile}
-    return _kernels(), (blocks, -(-rows // each)), sizes
+    return _norm_kernels, (blocks, -(-rows // each)), sizes
 
 
 def _tiles(sizes: dict[str, int]) -> tuple[int, int]:
@@ -160,10 +162,3 @@ def _tiles(sizes: dict[str, int]) -> tuple[int, int]:
 
 def _only(sizes: dict[str, int], *names: str) -> dict[str, int]:
     return {name: sizes[name] for name in names}
-
-
-@functools.cache
-def _kernels() -> Any:
-    from fisherhash.backbones import _norm_kernels
-
-    return _norm_kernels

@@ -76,25 +76,21 @@ def copy_weights(
         FisherhashError: a tensor holds values that are not finite.
     """
     expected = network.state_dict()
-    skip = tuple(ignore)
     # Inference needs no batch counters, and some writers omit them.
     needed = {name for name in expected if not name.endswith("num_batches_tracked")}
-    missing = sorted(needed - tensors.keys())
-    unexpected = sorted(
-        name for name in tensors.keys() - expected.keys() if not (skip and name.startswith(skip))
-    )
-    shapes = sorted(
-        f"{name} is {tuple(tensors[name].shape)}, expected {tuple(expected[name].shape)}"
-        for name in needed & tensors.keys()
-        if tensors[name].shape != expected[name].shape
-    )
+    others = tensors.keys() - expected.keys()
+    kinds = {
+        "missing": sorted(needed - tensors.keys()),
+        "unexpected": sorted(name for name in others if not name.startswith(tuple(ignore))),
+        "of another shape": sorted(
+            f"{name} is {tuple(tensors[name].shape)}, expected {tuple(expected[name].shape)}"
+            for name in needed & tensors.keys()
+            if tensors[name].shape != expected[name].shape
+        ),
+    }
     faults = [
-        f"{len(found)} {word} ({', '.join(found[:_NAMED])}{', …' if len(found) > _NAMED else ''})"
-        for word, found in (
-            ("missing", missing),
-            ("unexpected", unexpected),
-            ("of another shape", shapes),
-        )
+        f"{len(found)} {kind} ({', '.join(found[:_NAMED])}{', …' if len(found) > _NAMED else ''})"
+        for kind, found in kinds.items()
         if found
     ]
     if faults:

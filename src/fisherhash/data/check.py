@@ -105,11 +105,15 @@ class Report:
 
 def _digests(reader: Reader, index: int) -> bytes:
     """Compute a digest of the stored bytes, followed by one of the pixels."""
-    data = reader.read(index) if isinstance(reader, StoredReader) else None
-    image = reader.open(index) if data is None else reader.parse(index, data)
+    stored = b""
+    if isinstance(reader, StoredReader):
+        data = reader.read(index)
+        stored, image = _digest(data), reader.parse(index, data)
+    else:
+        image = reader.open(index)
     width, height = image.size
     pixels = _digest(f"{width} {height} ".encode() + image.tobytes())
-    return (pixels if data is None else _digest(data)) + pixels
+    return (stored or pixels) + pixels
 
 
 def check(

@@ -59,10 +59,8 @@ class CifarReader(StoredReader):
 
 def find_cifar10(folder: Path) -> Path | None:
     """Find the batch files in ``folder`` or in the folder of the archive inside it."""
-    for place in (folder, folder / CIFAR_FOLDER):
-        if any((place / f"{name}.bin").is_file() for name in BATCHES):
-            return place
-    return None
+    places = (folder, folder / CIFAR_FOLDER)
+    return next((p for p in places if any((p / f"{name}.bin").is_file() for name in BATCHES)), None)
 
 
 def open_cifar10(folder: Path) -> Collection:

@@ -83,9 +83,8 @@ def open_csv(path: Path) -> Collection:
 
 def is_list_folder(folder: Path) -> bool:
     """Whether a folder is meant to be read by its list files."""
-    return (folder / "database.txt").is_file() or (
-        (folder / "train.txt").is_file() and _list_path(folder, "query") is not None
-    )
+    found = {split for split in LIST_FILES if _list_path(folder, split)}
+    return "database" in found or {"train", "query"} <= found
 
 
 def open_lists(folder: Path) -> Collection:
@@ -95,15 +94,23 @@ def open_lists(folder: Path) -> Collection:
     class). ``classes.txt`` may name the classes, with a description after a tab.
     """
     lists = {split: _read_list(folder, split) for split in LIST_FILES}
-    lines = [line for own in lists.values() for line in own]
     classes, descriptions = _read_classes(folder / "classes.txt")
-    width = _flag_count(lines, len(classes))
-    if not classes and width:
-        classes = tuple(f"class {number}" for number in range(width))
-    elif not classes:
-        classes = tuple(sorted({_first_folder(line) for line in lines}))
-    names, labels, splits, notes = _merge(folder, lists, classes, width)
-    names, stripped = _strip_prefix(folder, names)
+    width = _flag_count([line for own in lists.values() for line in own], len(classes))
+    known, splits, notes = _merge(lists, width)
+    rows = [row for _, row, _ in known.values()]
+    if width:
+        classes = classes or tuple(f"class {number}" for number in range(width))
+        flags = np.frombuffer("".join(rows).encode(), dtype=np.uint8)
+        labels = (flags - ord("0")).reshape(-1, width)
+    else:
+        classes = classes or tuple(sorted(set(rows)))
+        number = {name: column for column, name in enumerate(classes)}
+        for name, (_, row, line) in known.items():
+            if row not in number:
+                place = folder / "classes.txt"
+                raise line.error(f"the class '{row}' of '{name}' is not in {place}")
+        labels = one_hot([number[row] for row in rows], len(classes))
+    names, stripped = _strip_prefix(folder, list(known))
     return Collection(
         name=folder.name or str(folder),
         names=names,
@@ -201,9 +208,8 @@ def _read_classes(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise UsageError(f"{path} names the class '{repeated[0]}' twice")
-    if not any(len(row) > 1 for row in rows):
-        return names, ()
-    return names, tuple(row[-1].strip() for row in rows)
+    described = any(len(row) > 1 for row in rows)
+    return names, tuple(row[-1].strip() for row in rows) if described else ()
 
 
 def _read_list(folder: Path, split: str) -> list[_Line]:
@@ -230,29 +236,30 @@ def _flag_count(lines: Sequence[_Line], classes: int) -> int:
     width = classes or min(count for count in counts if count)
     for line, count in zip(lines, counts, strict=True):
         if count < width:
-            found = f"{count} labels" if count else "no labels"
             reason = f" (classes.txt names {classes})" if classes else ""
-            raise line.error(
-                f"found {found}, expected {width} flags of 0 or 1 after the path{reason}"
-            )
+            expected = f"expected {width} flags of 0 or 1 after the path{reason}"
+            raise line.error(f"found {count or 'no'} labels, {expected}")
     return width
 
 
-def _first_folder(line: _Line) -> str:
+def _parse(line: _Line, width: int) -> tuple[str, str]:
+    """Return the name of an image, and its flags or its class."""
+    if width:
+        path, *flags = line.text.rsplit(None, width)
+        return _posix(path), "".join(flags)
     name = _posix(line.text)
     folder, slash, _ = name.partition("/")
     if not slash or folder == "..":
         raise line.error(
             f"'{name}' has no labels and no class folder; write 'path 0 1 0 …' or 'class/image.jpg'"
         )
-    return folder
+    return name, folder
 
 
 def _merge(
-    folder: Path, lists: Mapping[str, Sequence[_Line]], classes: Sequence[str], width: int
-) -> tuple[list[str], NDArray[np.uint8], dict[str, NDArray[np.int64]], list[str]]:
-    """Merge the lists to one item per image: names, labels, splits and notes."""
-    number = {name: column for column, name in enumerate(classes)}
+    lists: Mapping[str, Sequence[_Line]], width: int
+) -> tuple[dict[str, tuple[int, str, _Line]], dict[str, NDArray[np.int64]], list[str]]:
+    """Merge the lists: the number, labels and first line of each image; splits and notes."""
     known: dict[str, tuple[int, str, _Line]] = {}
     splits: dict[str, NDArray[np.int64]] = {}
     notes: list[str] = []
@@ -260,14 +267,7 @@ def _merge(
     for split in ("database", "train", "query"):
         members: dict[int, None] = {}
         for line in lists[split]:
-            if width:
-                path, *flags = line.text.rsplit(None, width)
-                name, row = _posix(path), "".join(flags)
-            else:
-                name, row = _posix(line.text), _first_folder(line)
-                if row not in number:
-                    place = folder / "classes.txt"
-                    raise line.error(f"the class '{row}' of '{name}' is not in {place}")
+            name, row = _parse(line, width)
             item, labels, first = known.setdefault(name, (len(known), row, line))
             if labels != row:
                 raise line.error(
@@ -278,13 +278,7 @@ def _merge(
             file = lists[split][0].file.name
             notes.append(f"{file} repeats {repeated} lines; each image counts once")
         splits[split] = np.fromiter(members, dtype=np.int64)
-    rows = [row for _, row, _ in known.values()]
-    if width:
-        flags = np.frombuffer("".join(rows).encode(), dtype=np.uint8)
-        labels = (flags - ord("0")).reshape(-1, width)
-    else:
-        labels = one_hot([number[row] for row in rows], len(classes))
-    return list(known), labels, splits, notes
+    return known, splits, notes
 
 
 def _strip_prefix(folder: Path, names: list[str]) -> tuple[list[str], list[str]]:

@@ -14,12 +14,8 @@ from fisherhash.errors import UsageError
 
 IMAGENET_MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
 IMAGENET_STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
-INTERPOLATIONS = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-}
+_FILTERS = ("nearest", "bilinear", "bicubic", "lanczos")
+INTERPOLATIONS = {name: Image.Resampling[name.upper()] for name in _FILTERS}
 
 
 @dataclass(frozen=True)

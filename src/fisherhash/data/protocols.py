@@ -70,19 +70,15 @@ def suggest_protocol(collection: Collection) -> str:
     if not collection.splits:
         return "custom"
     sizes = tuple(len(collection.splits[part]) for part in SPLIT_PARTS)
-    fitting = [
-        protocol
-        for protocol in PROTOCOLS.values()
-        if protocol.sizes and protocol.classes == len(collection.classes)
-    ]
-    for protocol in fitting:
-        if protocol.name == collection.name.lower():
-            return protocol.name
+    number = len(collection.classes)
+    fitting = {p.name: p.sizes for p in PROTOCOLS.values() if p.sizes and p.classes == number}
+    if collection.name.lower() in fitting:
+        return collection.name.lower()
     # Public databases differ in size: prefer a match of all three sizes over the first two.
     for compared in (3, 2):
-        for protocol in fitting:
-            if protocol.sizes and protocol.sizes[:compared] == sizes[:compared]:
-                return protocol.name
+        for name, known in fitting.items():
+            if known[:compared] == sizes[:compared]:
+                return name
     return "lists"
 
 
@@ -175,7 +171,7 @@ def _draw_per_class(
 
 def _from_lists(collection: Collection, protocol: Protocol, seed: int) -> Split:
     notes: list[str] = []
-    labelled = collection.labels.any(axis=1)
+    labelled = collection.labels.sum(axis=1, dtype=np.int64) > 0
     parts: dict[str, list[int]] = {}
     for part in SPLIT_PARTS:
         items = collection.splits[part]

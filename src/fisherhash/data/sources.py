@@ -97,8 +97,7 @@ def open_paths(paths: Iterable[str | os.PathLike[str]]) -> Collection:
 def _open_directory(path: Path) -> Collection:
     if is_list_folder(path):
         return open_lists(path)
-    cifar = find_cifar10(path)
-    if cifar is not None:
+    if cifar := find_cifar10(path):
         return open_cifar10(cifar)
     for place in (path, path / "cifar-10-batches-py"):
         if (place / "data_batch_1").is_file() and (place / "batches.meta").is_file():
@@ -126,8 +125,7 @@ def _open_named(name: str, *, download: bool) -> Collection:
         return open_sample()
     for place in [*data_dirs(), Path.cwd()]:
         if name == "cifar10":
-            found = find_cifar10(place) or find_cifar10(place / name)
-            if found is not None:
+            if found := find_cifar10(place) or find_cifar10(place / name):
                 return open_cifar10(found)
         elif is_list_folder(place / name):
             return open_lists(place / name)

@@ -15,9 +15,9 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import IO, Protocol, cast
+from typing import IO, cast
 
 from fisherhash.data.collection import Reader
 from fisherhash.data.images import UnreadableImage
@@ -42,15 +42,9 @@ _BOOT = (
 )
 
 
-class Job(Protocol):
-    """What a worker does with one image; must be picklable."""
-
-    def __call__(self, reader: Reader, index: int) -> bytes:
-        """Return the answer for image ``index``; raises :class:`UnreadableImage` for a bad one."""
-        ...
-
-
 Answer = bytes | UnreadableImage
+Job = Callable[[Reader, int], bytes]
+"""What a worker does with one image; picklable; raises ``UnreadableImage`` for a bad one."""
 
 
 class LostWorkerError(FisherhashError):
