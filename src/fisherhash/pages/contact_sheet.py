@@ -10,9 +10,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from fisherhash.data.images import UnreadableImage, load_image, read_file
-from fisherhash.errors import UsageError
 from fisherhash.index.images.duplicates import Duplicates
-from fisherhash.index.images.results import Match, SearchResult, counted
+from fisherhash.index.images.results import Match, SearchResult, with_noun
 from fisherhash.pages import html as pages
 from fisherhash.system.storage import write_file
 
@@ -30,9 +29,9 @@ def search_page(results: Sequence[SearchResult], bits: int, *, index: str, count
         count: how many items it holds.
     """
     lead = (
-        f"{counted(len(results), 'query', 'queries')} in {counted(count, 'image')}. Each image is "
-        f"{counted(bits, 'bit')}: the fewer of them differ, the more similar two images are. The "
-        "nearest come first."
+        f"{with_noun(len(results), 'query', 'queries')} in {with_noun(count, 'image')}. Each image "
+        f"is {with_noun(bits, 'bit')}: the fewer of them differ, the more similar two images are. "
+        "The nearest come first."
     )
     title = "Similar images" if any(map(len, results)) else "Nothing found"
     rows = [_row(result.query, result.path, result.code, result.matches) for result in results]
@@ -47,7 +46,7 @@ def duplicates_page(found: Duplicates) -> str:
         lead += f" The {len(shown):,} largest groups are shown."
     rows = []
     for first, *others in shown:
-        notes = [counted(len(others) + 1, "image")]
+        notes = [with_noun(len(others) + 1, "image")]
         same = {match.same_bytes for match in (first, *others)}
         if len(same) == 1 and None not in same:
             notes.append("the same bytes")
@@ -58,8 +57,6 @@ def duplicates_page(found: Duplicates) -> str:
 
 def write_page(path: str | os.PathLike[str], html: str) -> None:
     """Write a page completely, or leave the old one as it is."""
-    if os.path.isdir(path):
-        raise UsageError(f"{path} is a folder; give the name of a file for the page")
     write_file(path, html.encode("utf-8", "replace"))
 
 

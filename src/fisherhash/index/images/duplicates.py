@@ -19,10 +19,10 @@ from fisherhash.index.base import Codes, Ids, Index
 from fisherhash.index.engine import Engine
 from fisherhash.index.images.results import (
     Match,
-    counted,
     image_path,
     joined_codes,
     synced_folder,
+    with_noun,
 )
 
 QUERIES_AT_ONCE = 1024
@@ -63,8 +63,8 @@ class Duplicates:
     def summary(self) -> str:
         """The counts in one sentence."""
         items = sum(map(len, self.groups))
-        codes = f"codes within {counted(self.radius, 'bit')}" if self.radius else "equal codes"
-        groups = counted(len(self.groups), "group")
+        codes = f"codes within {with_noun(self.radius, 'bit')}" if self.radius else "equal codes"
+        groups = with_noun(len(self.groups), "group")
         sentence = f"{groups} of {codes}, {items:,} of {self.count:,} items"
         if self.compared:
             copies = 0

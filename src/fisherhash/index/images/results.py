@@ -132,10 +132,10 @@ class SyncReport:
         return self._counts() | rest
 
 
-def counted(count: int, one: str, many: str | None = None) -> str:
+def with_noun(count: int, one: str, many: str | None = None) -> str:
     """A number with its noun.
 
-    >>> counted(1, "image"), counted(2000, "query", "queries")
+    >>> with_noun(1, "image"), with_noun(2000, "query", "queries")
     ('1 image', '2,000 queries')
     """
     return f"{count:,} {one if count == 1 else many or one + 's'}"
