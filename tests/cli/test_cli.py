@@ -482,7 +482,7 @@ def test_exit_codes_and_streams_of_a_real_process(photos, model, tmp_path):
     target.write_bytes(b"the old file")
     done = command("encode", photos, "--model", model, "--out", target, preexec_fn=limit)
     assert done.returncode == 1
-    assert f"could not write {tmp_path}: File too large".encode() in done.stderr
+    assert f"could not write {target}: File too large".encode() in done.stderr
     assert target.read_bytes() == b"the old file"
     assert sorted(os.listdir(tmp_path)) == sorted([os.fsdecode(b"caf\xe9.png"), "codes.npz"])
     assert command("trian").returncode == 2

@@ -118,7 +118,7 @@ def test_one_file_that_cannot_be_written(tmp_path):
     with pytest.raises(FisherhashError, match=r"could not write .*one: No space left on device"):
         storage.write_file(tmp_path / "one", fail)
     (tmp_path / "sub").mkdir()
-    with pytest.raises(FisherhashError, match=r"could not write .*sub: Is a directory"):
+    with pytest.raises(FisherhashError, match=r"sub is a folder; give the name"):
         storage.write_file(tmp_path / "sub", "text")
     with pytest.raises(FisherhashError, match="could not write"):
         storage.write_file(tmp_path / "one" / "below a file", "text")

@@ -241,6 +241,11 @@ def evaluate(
     encoded = encode_split(hasher, collection, split)
     _say_skipped(encoded.skipped)
     measured = measure(encoded, top=split.top)
+    lines: list[object] = [
+        f"protocol                    {split}",
+        f"model                       {model}: {hasher.method}, {hasher.bits} bits",
+        measured,
+    ]
     result = {
         "protocol": split.to_json(),
         "queries_trained_on": seen,
@@ -250,7 +255,6 @@ def evaluate(
         "skipped": [{"name": item.name, "reason": item.reason} for item in encoded.skipped],
         "versions": versions(),
     }
-    then = None
     if compat is not None:
         then = old_number(
             compat,
@@ -262,6 +266,7 @@ def evaluate(
             top=measured.top if measured.top < measured.database else None,
         )
         result["compat"] = then.to_json()
+        lines.append(then)
     if plots is not None:
         plots.mkdir(parents=True, exist_ok=True)
         by_distance = ("pr-radius", "distances") if hamming else ()
@@ -269,12 +274,7 @@ def evaluate(
             for suffix in ("png", "svg"):
                 say(str(plot(measured, plots / f"{kind}.{suffix}", kind=kind)))
     result["seconds"] = round(time.perf_counter() - began, 2)
-    lines = [
-        f"protocol                    {split}",
-        f"model                       {model}: {hasher.method}, {hasher.bits} bits",
-        *filter(None, (measured, then)),
-        f"wall time                   {result['seconds']} s",
-    ]
+    lines.append(f"wall time                   {result['seconds']} s")
     print_data(result, lines, json=json)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from fisherhash.data.images import UnreadableImage, load_image, read_file
-from fisherhash.errors import UsageError, counted
+from fisherhash.errors import counted
 from fisherhash.index.images.duplicates import Duplicates
 from fisherhash.index.images.results import Match, SearchResult
 from fisherhash.pages import html as pages
@@ -30,9 +30,9 @@ def search_page(results: Sequence[SearchResult], bits: int, *, index: str, count
         count: how many items it holds.
     """
     lead = (
-        f"{counted(len(results), 'query', 'queries')} in {counted(count, 'image')}. Each image is "
-        f"{counted(bits, 'bit')}: the fewer of them differ, the more similar two images are. The "
-        "nearest come first."
+        f"{counted(len(results), 'query', 'queries')} in {counted(count, 'image')}. Each image "
+        f"is {counted(bits, 'bit')}: the fewer of them differ, the more similar two images are. "
+        "The nearest come first."
     )
     title = "Similar images" if any(map(len, results)) else "Nothing found"
     rows = [_row(result.query, result.path, result.code, result.matches) for result in results]
@@ -58,8 +58,6 @@ def duplicates_page(found: Duplicates) -> str:
 
 def write_page(path: str | os.PathLike[str], html: str) -> None:
     """Write a page completely, or leave the old one as it is."""
-    if os.path.isdir(path):
-        raise UsageError(f"{path} is a folder; give the name of a file for the page")
     write_file(path, html.encode("utf-8", "replace"))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fisherhash.errors import FisherhashError
+from fisherhash.errors import FisherhashError, UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,8 +43,6 @@ def write_files(folder: Path, files: Mapping[str, Content]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for draft, content in zip(drafts, files.values(), strict=True):
             _write(draft, content)
-        for draft, place in drafts.items():
-            os.replace(draft, place)
     except BaseException as error:
         for draft in drafts:
             # A draft that stays behind does no harm, and must not hide why the write failed.
@@ -56,6 +54,8 @@ def write_files(folder: Path, files: Mapping[str, Content]) -> None:
                 "make room or choose another folder, then run the command again"
             ) from error
         raise
+    for draft, place in drafts.items():
+        os.replace(draft, place)
 
 
 def write_file(path: str | os.PathLike[str], content: Content) -> None:
@@ -67,9 +67,12 @@ def write_file(path: str | os.PathLike[str], content: Content) -> None:
             ``.new``, so a writer that chooses a format by the extension must be told the format.
 
     Raises:
+        UsageError: the path is a folder.
         FisherhashError: the file could not be written.
     """
     place = Path(path)
+    if place.is_dir():
+        raise UsageError(f"{place} is a folder; give the name of a file")
     write_files(place.parent, {place.name: content})
 
 
