@@ -1,12 +1,13 @@
 """Reports: the best in bold, what is within its error, and the paper's numbers we miss."""
 
+import json
 import math
 
 import pytest
 
 from fisherhash.experiments import report
 from fisherhash.experiments.standing import Score, Standing
-from fisherhash.experiments.tables import Table, TableCell
+from fisherhash.experiments.tables import Table, TableCell, dump_results
 
 
 def part(rows, *, bits=(12,), stands_in=False, paper=None):
@@ -82,6 +83,16 @@ def test_one_table_as_markdown_and_as_html():
     assert '<th scope="col">a &amp; b</th>' in html
     assert '<tr><th scope="row">&lt;i&gt;</th><td><b>1.5</b> (1–2)</td></tr>' in html
     assert html.endswith("<p>A note.</p>")
+
+
+def test_results_as_json_have_one_line_per_run_and_short_value():
+    made = results(part({"DFH": [0.5, 0.6], "other": [0.4]}))
+    made["parts"][0]["runs"][0]["options"] = {f"option {n}": n for n in range(40)}
+    text = dump_results(made)
+    assert json.loads(text) == made
+    assert text.endswith("}\n")
+    assert sum(line.strip().startswith('{"row": ') for line in text.splitlines()) == 3
+    assert '      "bits": [12],\n' in text
 
 
 def test_the_best_is_bold_and_what_is_within_its_error_is_marked():

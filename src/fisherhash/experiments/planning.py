@@ -183,11 +183,10 @@ def _reduced(spec: Spec, only: Sequence[str]) -> list[Part]:
     known_data = {source.data for part in spec.parts for source in part.sources}
     known_rows = {name for part in spec.parts for row in part.rows for name in _names(row)}
     lengths = {int(word) for word in only if word.isdigit()}
-    words = [word for word in only if not word.isdigit()]
-    data = known_data & set(words)
-    names = {word.lower() for word in words if word not in data}
-    for word in words:
-        if word not in data and word.lower() not in known_rows:
+    data = known_data.intersection(only)
+    names = known_rows.intersection(word.lower() for word in only)
+    for word in only:
+        if not (word.isdigit() or word in data or word.lower() in names):
             known = ", ".join(sorted(known_data | known_rows))
             raise UsageError(
                 f"--only does not know '{word}' in {spec.name}; it takes code lengths, {known}"

@@ -51,9 +51,8 @@ def _run_cell(cell: Cell, stage: OpenBench) -> dict[str, Any]:
     began = time.perf_counter()
     if cell.measured:
         found = trained.evaluations(bank=stage.bank, real_queries=cell.real_queries)
-        row["evaluation"] = found[0].to_json()
-        if cell.real_queries:
-            row["real_queries"] = found[1].to_json()
+        names = ("evaluation", "real_queries")[: len(found)]
+        row |= {name: one.to_json() for name, one in zip(names, found, strict=True)}
     elif trained.history:
         row["validation_map"] = trained.history[-1]["validation_map"]
     seconds = trained.seconds | {"measuring": time.perf_counter() - began}
