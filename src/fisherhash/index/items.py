@@ -97,8 +97,7 @@ class _Results(Sequence[list[Hit]]):
     def __getitem__(self, query: int | slice) -> list[Hit] | list[list[Hit]]:
         if isinstance(query, slice):
             return [self[number] for number in range(*query.indices(len(self)))]
-        number = range(len(self))[query]
-        ids, distances = self._row(number)
+        ids, distances = self._row(range(len(self))[query])
         return list(map(Hit, ids.tolist(), distances.tolist()))
 
     def to_list(self) -> list[list[tuple[int, int]]]:

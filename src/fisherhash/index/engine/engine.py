@@ -124,10 +124,7 @@ class Engine:
         )
         left = np.flatnonzero(done == 0)
         self._plan.learn(k, len(codes), len(left), guess)
-        if len(left):
-            found[left], distances[left] = scan.nearest_by_scan(
-                tables, codes[left], k, self.threads
-            )
+        found[left], distances[left] = scan.nearest_by_scan(tables, codes[left], k, self.threads)
         return found, distances
 
     def within(

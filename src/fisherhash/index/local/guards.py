@@ -8,6 +8,7 @@ deleted before they change and written again afterwards, so while it exists it i
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -232,10 +233,8 @@ class Sums(NamedTuple):
         except OSError as error:
             return None, f"cannot be read: {error.strerror or error}"
         text, _, rest = data.partition(b"\n")
-        if rest != f"{zlib.crc32(text):08x}\n".encode():
-            return None, "is damaged"
-        try:
-            facts = json.loads(text)
-            return cls(int(facts["commit"]), int(facts["size"]), tuple(facts["sums"])), None
-        except (ValueError, KeyError, TypeError):
-            return None, "is damaged"
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            if rest == f"{zlib.crc32(text):08x}\n".encode():
+                facts = json.loads(text)
+                return cls(int(facts["commit"]), int(facts["size"]), tuple(facts["sums"])), None
+        return None, "is damaged"

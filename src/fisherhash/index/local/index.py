@@ -311,8 +311,10 @@ class LocalIndex(Index):
             known = self._catalogue.rows_of_keys([entry.key for entry in entries])
             self._check_entries(verb, entries, known)
             ids = itertools.count(change.state.next_id)
-            olds = [known.get(entry.key) or ItemRow(next(ids), entry.key) for entry in entries]
-            rows = [old.updated(entry) for old, entry in zip(olds, entries, strict=True)]
+            rows = [
+                known[e.key].updated(e) if e.key in known else ItemRow.from_entry(next(ids), e)
+                for e in entries
+            ]
             change.delete_rows(known.values())
             change.insert_rows(rows)
             codes = {row.id: e.code for row, e in zip(rows, entries, strict=True) if e.code}

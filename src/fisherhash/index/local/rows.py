@@ -50,10 +50,15 @@ class ItemRow(NamedTuple):
     labels: str = "[]"
     metadata: str = "{}"
 
+    @classmethod
+    def from_entry(cls, id_: int, entry: CheckedEntry) -> ItemRow:
+        """The row of a new item."""
+        return cls(id_, *entry[:4], entry.labels or "[]", entry.metadata or "{}")
+
     def updated(self, entry: CheckedEntry) -> ItemRow:
         """The row with the fields that an entry has; the others stay."""
-        given = zip(self[2:], entry[1:6], strict=True)
-        return self._make([*self[:2], *(old if new is None else new for old, new in given)])
+        given = zip(self._fields[2:], entry[1:6], strict=True)
+        return self._replace(**{name: value for name, value in given if value is not None})
 
     def stored_columns(self) -> tuple[Any, ...]:
         """The row as it is stored, with its checksum."""

@@ -65,9 +65,8 @@ def _contents(catalogue: Catalogue, snapshot: Snapshot) -> Iterator[Problem]:
         what = f"lists {snapshot.state.live} items, the code files hold {live}"
         yield Problem(CATALOGUE, what, RESTORE)
     for segment in snapshot.segments:
-        ids = segment.ids
-        if segment.row.kind == "loose":
-            ids = segment.ids_at(segment.order())
+        loose = segment.row.kind == "loose"
+        ids = segment.ids_at(segment.order()) if loose else segment.ids
         if ids is not None and (np.diff(ids) <= 0).any():
             name = f"codes/{segment.row.number:06d}.ids"
             yield Problem(name, "holds an id twice or out of order", RESTORE)
