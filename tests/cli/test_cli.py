@@ -74,6 +74,14 @@ def test_every_verb_explains_itself(run):
             assert len(line.split(None, 1)) == 2, line
 
 
+def test_help_fills_its_lines_and_names_its_arguments(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    _, out, _ = run("encode", "--help")
+    assert "Usage: fisherhash encode [OPTIONS] IMAGES..." in out
+    # The line breaks of the docstring are not those of the help text.
+    assert "are listed in FILE.skipped.csv beside it." in out
+
+
 @pytest.mark.parametrize("verb", ["train", "compare"])
 def test_every_setting_is_a_flag_with_its_default(run, verb):
     _, out, _ = run(verb, "--help")

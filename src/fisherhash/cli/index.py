@@ -26,7 +26,7 @@ LISTED = 5
 index_app = App(
     name="index",
     help="Create an index of images and keep it in sync with them.",
-    help_format="plaintext",
+    help_format="markdown",
 )
 app.command(index_app)
 
@@ -89,7 +89,7 @@ def sync(
     say(f"would be: {report}; nothing was changed")
 
 
-@index_app.command
+@index_app.command(usage="Usage: fisherhash index add [OPTIONS] INDEX IMAGES...")
 def add(
     index: str,
     *images: Path,
@@ -126,7 +126,7 @@ def add(
         raise FisherhashError("no image could be read")
 
 
-@index_app.command
+@index_app.command(usage="Usage: fisherhash index remove [OPTIONS] INDEX [KEYS...]")
 def remove(
     index: str,
     *keys: str,
@@ -254,7 +254,7 @@ def compact(index: str, *, json: Json = False) -> None:
         print_json(result)
 
 
-@app.command
+@app.command(usage="Usage: fisherhash search --index INDEX [OPTIONS] [IMAGES...]")
 def search(
     *images: Path,
     index: str,

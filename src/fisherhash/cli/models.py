@@ -127,7 +127,7 @@ def train(
         print_json(result)
 
 
-@app.command
+@app.command(usage="Usage: fisherhash encode [OPTIONS] IMAGES...")
 def encode(
     *images: Path,
     model: str | None = None,
