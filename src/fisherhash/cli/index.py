@@ -209,6 +209,8 @@ def info(index: str, *, json: Json = False) -> None:
         print_json(facts)
         return
     facts["model"] = describe_model(facts["model"]) if facts["model"] else None
+    if isinstance(facts.get("bytes"), dict):
+        facts["bytes"] = sum(facts["bytes"].values())
     for name, value in facts.items():
         if value is not None and not isinstance(value, dict | list):
             shown = f"{value:,}" if isinstance(value, int) else value
