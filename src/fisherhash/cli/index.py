@@ -309,7 +309,7 @@ def search(
         for rank, match in enumerate(result, start=1):
             print(f"{rank:>4} {match.distance:>4}  {printable(match.name)}")
         if not len(result):
-            say(f"{result.query}: nothing found")
+            say(f"{printable(result.query)}: nothing found")
     if errors:
         raise FisherhashError("; ".join(errors))
 

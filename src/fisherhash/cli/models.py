@@ -23,7 +23,7 @@ from fisherhash.cli.base import (
     print_json,
     say,
 )
-from fisherhash.errors import FisherhashError, UsageError, unknown_name
+from fisherhash.errors import FisherhashError, UsageError, printable, unknown_name
 from fisherhash.training.settings import Settings
 
 if TYPE_CHECKING:
@@ -180,9 +180,9 @@ def encode(
         print_json({"bits": hasher.bits, "codes": [{"name": n, "code": c} for n, c in rows]})
     else:
         for name, code in zip(names, codes.to_hex(encoded.codes), strict=True):
-            print(f"{code}  {name}")
+            print(f"{code}  {printable(name)}")
     for item in encoded.skipped:
-        say(f"skipped {item.name}: {item.reason}")
+        say(f"skipped {printable(item.name)}: {item.reason}")
     if not names:
         raise FisherhashError("no image could be read")
 
@@ -238,7 +238,7 @@ def evaluate(
         say(f"WARNING: the model was trained on {seen:,} of the {len(split.query):,} queries")
     encoded = encode_split(hasher, collection, split)
     for item in encoded.skipped:
-        say(f"skipped {item.name}: {item.reason}")
+        say(f"skipped {printable(item.name)}: {item.reason}")
     measured = measure(encoded, top=split.top)
     result = {
         "protocol": split.to_json(),
