@@ -25,11 +25,13 @@ class NotDefinedError(UsageError):
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """Return an error for a name that is not in ``known``, with the nearest one that is.
 
-    >>> print(unknown_name("method", "dhf", ["dfh", "itq", "lsh"]))
-    unknown method 'dhf'. Did you mean 'dfh'? Known: dfh, itq, lsh
+    >>> print(unknown_name("method", "dhf", ["dfh", "dsh", "lsh"]))
+    unknown method 'dhf'. Did you mean 'dfh'? Known: dfh, dsh, lsh
     """
     names = sorted(known)
-    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.4)
+    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4)
+    # Swapped letters are the likeliest typo.
+    near.sort(key=lambda other: sorted(other) != sorted(name.lower()))
     hint = f" Did you mean '{near[0]}'?" if near else ""
     return UsageError(f"unknown {kind} '{name}'.{hint} Known: {', '.join(names)}")
 

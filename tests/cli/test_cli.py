@@ -74,6 +74,14 @@ def test_every_verb_explains_itself(run):
             assert len(line.split(None, 1)) == 2, line
 
 
+def test_help_fills_its_lines_and_names_its_arguments(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    _, out, _ = run("encode", "--help")
+    assert "Usage: fisherhash encode [OPTIONS] IMAGES..." in out
+    # The line breaks of the docstring are not those of the help text.
+    assert "are listed in FILE.skipped.csv beside it." in out
+
+
 @pytest.mark.parametrize("verb", ["train", "compare"])
 def test_every_setting_is_a_flag_with_its_default(run, verb):
     _, out, _ = run(verb, "--help")
@@ -139,7 +147,13 @@ def test_no_verb_is_help_and_the_version_is_the_packages(run):
         (["train", "PHOTOS", "--out", "m", "--learning-rate", "nan"], "learning_rate must be"),
         (["train", "PHOTOS", "--out", "m", "--device", "gpu"], "device 'gpu' cannot be used"),
         (["train", "PHOTOS", "--out", "m", "--resume"], "no unfinished run to resume"),
-        (["train", "PHOTOS"], "--out"),
+        (["train", "PHOTOS"], "--out is missing; see fisherhash train --help"),
+        (["train", "PHOTOS", "--out"], "--out needs a value; see fisherhash train --help"),
+        (["train", "--out", "m"], "DATA is missing; see fisherhash train --help"),
+        (
+            ["train", "PHOTOS", "again", "--out", "m"],
+            "unexpected: again; see fisherhash train --help",
+        ),
         (["train", "sampel", "--out", "m"], "Did you mean 'sample'?"),
         (["train", "nowhere", "--out", "m"], "there is no file or folder 'nowhere'"),
         (["encode", "--model", "m"], "no image given"),

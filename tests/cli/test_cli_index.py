@@ -284,6 +284,7 @@ def test_info_verify_and_compact(run, index, photos, model):
     found = json.loads(run("index", "info", index, "--json")[1])
     assert found["bits"] == 24
     assert found["folder"] == str(photos)
+    assert re.search(rf"^bytes +{sum(found['bytes'].values()):,}$", out, re.MULTILINE)
     code, out, err = run("index", "verify", index)
     assert (code, out) == (0, "")
     assert "nothing wrong was found" in err

@@ -263,8 +263,8 @@ def interrupted(photos, out, monkeypatch, **arguments):
     ("change", "named"),
     [
         ({"bits": 16}, "bits: 12 there, 16 now"),
-        ({"options": {"margin": 2.0}}, "options"),
-        ({"settings": dataclasses.replace(QUICK, seed=5)}, "settings"),
+        ({"options": {"margin": 2.0}}, "margin: "),
+        ({"settings": dataclasses.replace(QUICK, seed=5)}, "seed: "),
         ({"finetune": True}, "finetune: False there, True now"),
         ({"image_size": 40}, "image_size: 32 there, 40 now"),
     ],

@@ -14,7 +14,7 @@ import warnings
 from typing import NoReturn
 
 from cyclopts import CycloptsError
-from cyclopts.exceptions import MissingArgumentError
+from cyclopts.exceptions import MissingArgumentError, UnusedCliTokensError
 
 # Importing a module registers its verbs.
 from fisherhash.cli import experiments, index, models, tools
@@ -62,6 +62,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 def _explain(error: CycloptsError, words: list[str]) -> str:
     """The parser's error; a mistyped flag is reported rather than the one it seems to lack."""
+    command = " ".join(("fisherhash", *(error.command_chain or ())))
     if isinstance(error, MissingArgumentError) and words:
         verb = app
         for word in words:
@@ -75,6 +76,16 @@ def _explain(error: CycloptsError, words: list[str]) -> str:
             flag = word.split("=")[0]
             if flag.startswith("--") and flag not in known:
                 return str(unknown_option(flag, known))
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        name = error.keyword or error.argument.name
+        if name in words:
+            return f"{name} needs a value; see {command} --help"
+        if error.argument.field_info.is_positional:
+            name = name.removeprefix("--").upper()
+        return f"{name} is missing; see {command} --help"
+    if isinstance(error, UnusedCliTokensError):
+        unused = " ".join(error.unused_tokens or ())
+        return f"unexpected: {unused}; see {command} --help"
     return str(error).strip()
 
 

@@ -33,7 +33,7 @@ app = App(
     name="fisherhash",
     help="Tiny binary codes for images: learn them, measure them, search by Hamming distance.",
     version=__version__,
-    help_format="plaintext",
+    help_format="markdown",
     default_parameter=Parameter(converter=_convert),
     suppress_keyboard_interrupt=False,  # main says how to continue
 )

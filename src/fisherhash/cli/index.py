@@ -29,7 +29,7 @@ LISTED = 5
 index_app = App(
     name="index",
     help="Create an index of images and keep it in sync with them.",
-    help_format="plaintext",
+    help_format="markdown",
 )
 app.command(index_app)
 
@@ -89,7 +89,7 @@ def sync(
     say(f"would be: {report}; nothing was changed")
 
 
-@index_app.command
+@index_app.command(usage="Usage: fisherhash index add [OPTIONS] INDEX IMAGES...")
 def add(
     index: str,
     *images: Path,
@@ -126,7 +126,7 @@ def add(
         raise FisherhashError("no image could be read")
 
 
-@index_app.command
+@index_app.command(usage="Usage: fisherhash index remove [OPTIONS] INDEX [KEYS...]")
 def remove(
     index: str,
     *keys: str,
@@ -194,6 +194,8 @@ def info(index: str, *, json: Json = False) -> None:
     with _open(index) as opened:
         facts = opened.info()
     shown = facts | {"model": describe_model(facts["model"]) if facts["model"] else None}
+    if isinstance(facts.get("bytes"), dict):
+        shown["bytes"] = sum(facts["bytes"].values())
     lines = (
         f"{name.replace('_', ' '):<14} {f'{value:,}' if isinstance(value, int) else value}"
         for name, value in shown.items()
@@ -236,7 +238,7 @@ def compact(index: str, *, json: Json = False) -> None:
         print_json(result)
 
 
-@app.command
+@app.command(usage="Usage: fisherhash search --index INDEX [OPTIONS] [IMAGES...]")
 def search(
     *images: Path,
     index: str,
@@ -287,7 +289,7 @@ def search(
         for rank, match in enumerate(result, start=1):
             print(f"{rank:>4} {match.distance:>4}  {printable(match.name)}")
         if not len(result):
-            say(f"{result.query}: nothing found")
+            say(f"{printable(result.query)}: nothing found")
     if errors:
         raise FisherhashError("; ".join(errors))
 

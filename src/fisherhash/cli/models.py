@@ -25,7 +25,7 @@ from fisherhash.cli.base import (
     print_json,
     say,
 )
-from fisherhash.errors import FisherhashError, UsageError, unknown_name
+from fisherhash.errors import FisherhashError, UsageError, printable, unknown_name
 from fisherhash.system.options import parse_pairs
 from fisherhash.training.settings import Settings
 
@@ -129,7 +129,7 @@ def train(
         print_json(result)
 
 
-@app.command
+@app.command(usage="Usage: fisherhash encode [OPTIONS] IMAGES...")
 def encode(
     *images: Path,
     model: str | None = None,
@@ -180,7 +180,7 @@ def encode(
     else:
         rows = list(zip(names, codes.to_hex(encoded.codes), strict=True))
         found = {"bits": hasher.bits, "codes": [{"name": n, "code": c} for n, c in rows]}
-        print_data(found, (f"{code}  {name}" for name, code in rows), json=json)
+        print_data(found, (f"{code}  {printable(name)}" for name, code in rows), json=json)
     _say_skipped(encoded.skipped)
     if not names:
         raise FisherhashError("no image could be read")
@@ -280,7 +280,7 @@ def evaluate(
 
 def _say_skipped(skipped: Iterable[Skipped]) -> None:
     for item in skipped:
-        say(f"skipped {item.name}: {item.reason}")
+        say(f"skipped {printable(item.name)}: {item.reason}")
 
 
 def _map_line(measured: Evaluation) -> str:

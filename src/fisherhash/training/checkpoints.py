@@ -47,13 +47,12 @@ def check_resumable(folder: Path, identity: dict[str, Any], *, overwrite: bool) 
     if is_unfinished(folder):
         found = storage.read_json(folder / CHECKPOINT).get("identity", {})
         wanted = json.loads(json.dumps(identity))
-        differ = sorted(k for k in {*found, *wanted} if found.get(k) != wanted.get(k))
-        if differ:
-            name = differ[0]
+        if found != wanted:
+            name, there, now = _first_difference(found, wanted)
             raise UsageError(
-                f"{folder} holds an unfinished run with other settings ({name}: "
-                f"{found.get(name)!r} there, {wanted.get(name)!r} now). Use the same settings to "
-                "continue it, another --out, or --overwrite to start anew"
+                f"{folder} holds an unfinished run with other settings ({name}: {there!r} there, "
+                f"{now!r} now). Use the same settings to continue it, another --out, or "
+                "--overwrite to start anew"
             )
         return True
     if (folder / CONFIG).is_file():
@@ -62,6 +61,19 @@ def check_resumable(folder: Path, identity: dict[str, Any], *, overwrite: bool) 
             "overwrite=True) to replace it; it stays until the new one is complete"
         )
     return False
+
+
+def _first_difference(found: dict[str, Any], wanted: dict[str, Any]) -> tuple[str, object, object]:
+    """The name and both values of the first entry that differs, inside nested dicts too.
+
+    >>> _first_difference({"bits": 8, "settings": {"epochs": 2}}, {"bits": 8, "settings": {}})
+    ('epochs', 2, None)
+    """
+    name = min(k for k in {*found, *wanted} if found.get(k) != wanted.get(k))
+    there, now = found.get(name), wanted.get(name)
+    if isinstance(there, dict) and isinstance(now, dict):
+        return _first_difference(there, now)
+    return name, there, now
 
 
 def _is_ours(folder: Path) -> bool:
