@@ -6,6 +6,7 @@ Exit codes: 0, 1 (failed), 2 (bad use), 130 (interrupted). A new verb is a funct
 
 from __future__ import annotations
 
+import functools
 import io
 import logging
 import os
@@ -13,7 +14,7 @@ import sys
 import warnings
 from typing import NoReturn
 
-from cyclopts import CycloptsError
+from cyclopts import App, CycloptsError
 from cyclopts.exceptions import MissingArgumentError, UnusedCliTokensError
 
 # Importing a module registers its verbs.
@@ -62,18 +63,12 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 def _explain(error: CycloptsError, words: list[str]) -> str:
     """The parser's error; a mistyped flag is reported rather than the one it seems to lack."""
-    command = " ".join(("fisherhash", *(error.command_chain or ())))
-    if isinstance(error, MissingArgumentError) and words:
-        verb = app
-        for word in words:
-            if word.startswith("-") or word not in verb:
-                break
-            verb = verb[word]
-        known = [
-            name for argument in verb.assemble_argument_collection() for name in argument.names
-        ]
-        for word in words:
-            flag = word.split("=")[0]
+    chain = error.command_chain or ()
+    command = " ".join(("fisherhash", *chain))
+    if isinstance(error, MissingArgumentError):
+        verb = functools.reduce(App.__getitem__, chain, app)
+        known = [name for one in verb.assemble_argument_collection() for name in one.names]
+        for flag in (word.split("=")[0] for word in words):
             if flag.startswith("--") and flag not in known:
                 return str(unknown_option(flag, known))
     if isinstance(error, MissingArgumentError) and error.argument is not None:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from fisherhash.errors import UsageError, unknown_name
-from fisherhash.system.options import Range, check_options, options_of
+from fisherhash.errors import unknown_name
+from fisherhash.system.options import Range, check_options, options_of, parse_pairs
 
 
 @dataclass(frozen=True)
@@ -103,11 +103,8 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
     """
     known = {one.name: one for one in options_of(Settings) if one.name != "seed"}
     values: dict[str, Any] = {}
-    for pair in pairs:
-        name, mark, text = pair.partition("=")
-        name = name.strip().replace("-", "_")
-        if not mark:
-            raise UsageError(f"--set takes NAME=VALUE, got '{pair}'")
+    for word, text in parse_pairs("--set", pairs).items():
+        name = word.strip().replace("-", "_")
         if name not in known:
             raise unknown_name("setting", name, known)
         values[name] = known[name].parse(text)
