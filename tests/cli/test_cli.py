@@ -194,7 +194,7 @@ def test_data_that_cannot_be_trained_on(run, write_photos, tmp_path):
     one = write_photos(tmp_path / "one", {"a": 5})
     assert "only one class, 'a'; at least two" in refused(one)
     single = write_photos(tmp_path / "single", {"a": 5, "b": 5, "lonely": 1})
-    assert "have one image only: 'lonely'" in refused(single)
+    assert "has classes of only one image: 'lonely'" in refused(single)
     plain = tmp_path / "plain"
     shutil.copytree(one / "a", plain)
     assert "has no labels and dfh learns from them" in refused(plain)
@@ -246,7 +246,7 @@ def test_train_lists_the_files_it_skipped(run, write_photos, tmp_path):
         path.write_bytes(b"\x89PNG")
     code, out, err = run("train", root, "--out", tmp_path / "m", *TINY, "--json")
     assert code == 0, err
-    assert f"{len(bad)} images could not be read and were skipped, the first is" in err
+    assert f"images that could not be read and were skipped: {len(bad)}; the first is" in err
     assert json.loads(out)["data"]["skipped"] == len(bad)
     with (tmp_path / "m" / "skipped.csv").open(newline="") as file:
         names = [row["name"] for row in csv.DictReader(file)]

@@ -66,7 +66,7 @@ def test_hidden_files_output_folders_and_other_files_are_left_out(tmp_path, pict
     data = open_data(tmp_path)
     assert data.classes == ("cat", "dog")
     assert len(data) == 4
-    assert any("1 files that are not images" in note for note in data.notes)
+    assert any("files that are not images were skipped: 1" in note for note in data.notes)
     assert any("'empty class' holds no images" in note for note in data.notes)
 
 
@@ -100,7 +100,7 @@ def test_loose_images_beside_classes_are_unlabelled_rows(tmp_path, pictures):
     data = open_data(tmp_path)
     assert data.names[-1] == "loose.png"
     assert data.labels[-1].tolist() == [0, 0]
-    assert any("no label" in note for note in data.notes)
+    assert any("without a label" in note for note in data.notes)
 
 
 def test_names_do_not_depend_on_the_order_of_the_disk(tmp_path, pictures, monkeypatch):

@@ -201,7 +201,7 @@ def evaluate(
     """Measure a model's retrieval on a data set: tie-aware mAP and related metrics.
 
     Args:
-        model: The model folder.
+        model: A model folder, or the name of a built-in hasher.
         protocol: Name of the split; by default the split the model was trained with, where its
             images are in the data, otherwise the one the data suggests.
         compat: Also print what a common evaluator would have printed on the same codes: hashnet,
@@ -297,8 +297,8 @@ def _report_skipped(skipped: list[Skipped], out: Path) -> None:
     if skipped:
         first = skipped[0]
         say(
-            f"{len(skipped)} images could not be read and were skipped, the first is {first.name} "
-            f"({first.reason}); all are listed in {out / 'skipped.csv'}"
+            f"images that could not be read and were skipped: {len(skipped)}; the first is "
+            f"{printable(first.name)} ({first.reason}); all are listed in {out / 'skipped.csv'}"
         )
 
 

@@ -226,9 +226,9 @@ def open_folder(root: Path) -> Collection:
             "'path,label', or a folder with train.txt, query.txt and database.txt"
         )
     if classes and loose:
-        notes.append(f"{len(loose)} images lie outside the class sub-folders and have no label")
+        notes.append(f"images outside the class sub-folders, without a label: {len(loose)}")
     if top.other:
-        notes.append(f"{sum(top.other.values())} files that are not images were skipped")
+        notes.append(f"files that are not images were skipped: {sum(top.other.values())}")
     return Collection(
         name=root.name or str(root),
         names=names,

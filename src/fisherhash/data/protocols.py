@@ -248,7 +248,7 @@ def _size_notes(protocol: Protocol, parts: dict[str, list[int]]) -> list[str]:
 
 
 def _unlabelled_note(count: int, what: str) -> list[str]:
-    return [f"{count:,} {what} have no label and were left out"] if count else []
+    return [f"{what} without a label were left out: {count:,}"] if count else []
 
 
 def _custom(collection: Collection, seed: int, max_train: int | None) -> Split:
@@ -269,7 +269,7 @@ def _custom(collection: Collection, seed: int, max_train: int | None) -> Split:
         shown = ", ".join(f"'{name}'" for name in single[:5])
         more = f" and {len(single) - 5} more" if len(single) > 5 else ""
         raise UsageError(
-            f"{len(single)} classes of '{collection.name}' have one image only: {shown}{more}. "
+            f"'{collection.name}' has classes of only one image: {shown}{more}. "
             "Add images, or remove these classes"
         )
     queries: set[int] = set()

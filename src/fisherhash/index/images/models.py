@@ -50,8 +50,8 @@ def hasher_of(index: Index, *, device: str = "cpu") -> Hasher:
         what = f"the model in {folder}"
     else:
         raise UsageError(
-            f"{index.uri} does not say which model made its codes, so it cannot encode images; "
-            "search by --key, or by codes from Python"
+            f"{index.uri} does not say which model made its codes, so it cannot encode images. "
+            "Search it by --key, or by codes from Python; for images, create a new index"
         )
     if index.fingerprint not in (None, hasher.fingerprint()):
         raise FisherhashError(

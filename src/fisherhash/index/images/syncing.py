@@ -351,10 +351,10 @@ def _is_new_root(
     if not moved and ours and ((before and os.path.isdir(before)) or 2 * still < len(ours)):
         was = f"is in sync with {before}" if before else "has other images"
         raise UsageError(
-            f"{index.uri} {was}, and {root} is another folder: of {len(ours):,} images {still:,} "
-            f"have their names there and would be compared with those, {len(ours) - still:,} would "
-            "be removed; nothing was changed. Create a separate index for this folder, or add "
-            "--moved if it takes the other's place"
+            f"{index.uri} {was}, and {root} is another folder: of its {len(ours):,} images, "
+            f"{still:,} have a file of the same name there, and {len(ours) - still:,} would be "
+            "removed; nothing was changed. Create a separate index for this folder, or add "
+            "--moved if it replaces the old one"
         )
     return True
 

@@ -116,7 +116,10 @@ def _is_running(process: int) -> bool:
 def must_be_index(folder: Path) -> None:
     """Refuse a path that is no index, with the reason."""
     if not folder.exists():
-        raise UsageError(f"{folder} does not exist. Create an index first: index sync or index add")
+        raise UsageError(
+            f"{folder} does not exist. Create an index with: fisherhash index sync INDEX FOLDER "
+            "(in Python: ImageIndex.create)"
+        )
     if not folder.is_dir():
         raise UsageError(f"{folder} is a file; an index is a folder")
     if (folder / CATALOGUE).is_file():
