@@ -315,7 +315,7 @@ def test_dedup_lists_groups(run, write_photos, model, tmp_path):
     code, out, err = run("dedup", path, "--compare-files", "--html", page)
     assert code == 0, err
     assert "     0  copy.png  same bytes (1)\n" in out
-    assert "candidates, not a proof" in err
+    assert "candidates, not proof" in err
     assert "byte for byte copies of another file: 2" in err
     assert "Likely duplicates" in page.read_text()
     groups = json.loads(run("dedup", path, "--json", "--radius", "24")[1])["groups"]

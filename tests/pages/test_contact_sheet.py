@@ -93,7 +93,7 @@ def test_long_lists_are_cut_and_say_so(tmp_path, monkeypatch):
     groups = Duplicates("i", 16, 20, 2, [found[:2]] * 6)
     html = contact_sheet.duplicates_page(groups)
     assert "6 groups with codes within 2 bits in 20 images. The 4 largest are shown" in html
-    assert "no proof" in html
+    assert "not proof" in html
     assert len(shown_images(html)) == 8
     assert "Equal or near codes are candidates" in html
     assert "differs from the first" in html

@@ -67,7 +67,7 @@ def compare(
 
 @app.command(help_flags=[], version_flags=[])
 def reproduce(*words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> None:
-    """Run a table or the figures of the DFH paper on the data of this machine."""
+    """Reproduce a table or the figures of the DFH paper with the data on this machine."""
     from fisherhash.experiments.__main__ import run_command
 
     run_command(words, command="fisherhash reproduce")

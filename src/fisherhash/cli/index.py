@@ -60,7 +60,7 @@ def sync(
         device: cpu, cuda, …
         dry_run: Only print what would be done.
         allow_empty: Let an empty folder empty the index.
-        moved: The index was in sync with another folder, and this one takes its place.
+        moved: This folder replaces the one that the index was in sync with.
         json: Print the result as JSON on stdout.
     """
     began = time.perf_counter()
@@ -107,7 +107,7 @@ def add(
     Args:
         index: The index: a folder, or the URI of another kind of index.
         images: Image files and folders.
-        model: As for sync.
+        model: As for index sync.
         label: A label of these images; may be given several times.
         meta: A field NAME=VALUE of these images; may be given several times.
         device: cpu, cuda, …
@@ -139,8 +139,8 @@ def remove(
     Args:
         index: The index: a folder, or the URI of another kind of index.
         keys: Keys of items, as search prints them.
-        where: Remove the items that match this filter, label=cat or year<2010; may be given several
-            times, all must match.
+        where: Remove the items that match this filter, such as label=cat or year<2010; may be given
+            several times, all must match.
         dry_run: Only print what would be removed.
         json: Print the result as JSON on stdout.
     """
@@ -194,7 +194,7 @@ def skipped(index: str, *, json: Json = False) -> None:
 
 @index_app.command
 def info(index: str, *, json: Json = False) -> None:
-    """Say what an index holds, what made its codes, and how large it is.
+    """Report what an index holds, what made its codes, and how large it is.
 
     Args:
         index: The index: a folder, or the URI of another kind of index.
@@ -240,7 +240,7 @@ def verify(index: str, *, json: Json = False) -> None:
 
 @index_app.command
 def compact(index: str, *, json: Json = False) -> None:
-    """Rewrite an index without what was removed; ids stay.
+    """Rewrite an index without its removed items, to free their space; ids stay the same.
 
     Args:
         index: The index: a folder, or the URI of another kind of index.
@@ -268,17 +268,17 @@ def search(
     device: str = "cpu",
     json: Json = False,
 ) -> None:
-    """Find the images of an index that are most similar: prints rank, distance and key of each.
+    """Find the most similar images in an index; print the rank, distance and key of each.
 
     Args:
         images: Image files to search with.
         index: The index: a folder, or the URI of another kind of index.
-        key: Search with an item of the index, which does not find itself; may be given several
+        key: Search with this item of the index, which does not find itself; may be given several
             times.
-        k: Results per image; by default 10, with --radius all.
-        radius: Only what differs in at most this many bits.
-        where: Only items that match this filter, label=cat or year>=2020; may be given several
-            times, all must match.
+        k: Results per query; by default 10, or all with --radius.
+        radius: Only items that differ in at most this many bits.
+        where: Only items that match this filter, such as label=cat or year>=2020; may be given
+            several times, all must match.
         html: Also write a page with thumbnails.
         device: cpu, cuda, …
         json: Print JSON instead of text.
@@ -325,12 +325,13 @@ def dedup(
 ) -> None:
     """List groups of images with equal or nearly equal codes, the largest first.
 
-    Equal or near codes are candidates for duplicates, not a proof. The default finds equal codes;
+    Equal or near codes are candidates for duplicates, not proof. The default finds equal codes;
     copies that were saved again or scaled often differ in a few bits: --radius 3.
 
     Args:
         index: The index: a folder, or the URI of another kind of index.
-        radius: Bits in which neighbours in a group may differ; large ones chain different images.
+        radius: Bits in which neighbours in a group may differ; a large radius also chains different
+            images together.
         compare_files: Also read the files of each group, and mark those that are the same byte for
             byte.
         html: Also write a page with thumbnails.

@@ -71,11 +71,11 @@ def train(
     After an interruption the same command continues where it stopped.
 
     Args:
-        out: The model folder.
+        out: Folder for the model.
         method: How codes are learned; see: fisherhash methods.
         bits: Length of the codes, 1 to 1024.
         set_: A hyper-parameter of the method, NAME=VALUE; may be repeated.
-        resume: Require an unfinished run to continue.
+        resume: Continue an unfinished run; an error if there is none.
         overwrite: Replace what the model folder holds.
         evaluate: Measure mAP on the split's queries and database afterwards.
         download: Download a named data set that is not on this machine.

@@ -15,7 +15,7 @@ from fisherhash.errors import UsageError
 from fisherhash.system.options import Range, options_of, unknown_option
 from fisherhash.training.settings import NetworkOptions, parse_settings
 
-ABOUT = """Run a table or the figures of the DFH paper on the data of this machine.
+ABOUT = """Reproduce a table or the figures of the DFH paper with the data on this machine.
 
 After an interruption the same command continues where it stopped. Where NUS-WIDE or ImageNet100
 is missing, the stand-ins coco21 and tiny100 are used."""

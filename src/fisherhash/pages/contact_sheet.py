@@ -49,7 +49,7 @@ def duplicates_page(found: Duplicates) -> str:
     alike = "Equal or near" if found.radius else "Equal"
     lead = (
         f"{_number(total, 'group')} with {apart} in {_number(found.count, 'image')}.{more} "
-        f"{alike} codes are candidates for duplicates, no proof: look before you delete."
+        f"{alike} codes are candidates for duplicates, not proof: look before you delete."
     )
     rows = []
     for first, *others in shown:

@@ -25,8 +25,9 @@ class Settings:
         backbone_rate: When fine-tuning: the backbone's learning rate as a share of the head's.
         weight_decay: Weight decay of every weight matrix; biases and normalisation layers have
             none.
-        schedule: How the learning rate changes: warm-up and cosine decay; cosine decay; a tenth
-            after 60 % of the steps and again after 85 %; not at all.
+        schedule: How the learning rate changes. one-cycle: warm-up, then cosine decay; cosine: only
+            the decay; step: to a tenth after 60 % of the steps and again after 85 %; constant: not
+            at all.
         dropout: Share of the standardised features dropped in each step.
         head_epochs: When fine-tuning: epochs of the head alone on frozen features, before the whole
             network is trained.

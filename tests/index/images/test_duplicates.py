@@ -109,7 +109,7 @@ def test_a_report_from_an_index(new_index, tmp_path):
         "2 groups of equal codes, 6 of 7 items; byte for byte copies of another file: 1"
         in found.summary()
     )
-    assert "not a proof" in found.summary()
+    assert "not proof" in found.summary()
     listed = found.to_json()
     assert [group["size"] for group in listed["groups"]] == [4, 2]
     assert listed["groups"][1]["items"][1]["same_bytes"] == 0

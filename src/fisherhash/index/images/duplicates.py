@@ -1,4 +1,4 @@
-"""Groups of items whose codes are equal or nearly so: candidates for duplicates, not a proof."""
+"""Groups of items whose codes are equal or nearly so: candidates for duplicates, not proof."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Duplicates:
             sentence += f"; byte for byte copies of another file: {copies:,}"
         if self.groups:
             alike = "Equal or near" if self.radius else "Equal"
-            sentence += f". {alike} codes are candidates, not a proof: look before you delete"
+            sentence += f". {alike} codes are candidates, not proof: look before you delete"
         return sentence
 
     def to_json(self) -> dict[str, Any]:
