@@ -332,7 +332,7 @@ def test_dedup_lists_groups(run, write_photos, model, tmp_path):
         (["index", "sync", "new", "PHOTOS/a/00.png"], "is a file; sync takes a folder"),
         (["index", "sync", "new", "EMPTY"], "holds no images"),
         (["index", "sync", "INDEX", "EMPTY"], "nothing was changed"),
-        (["index", "sync", "INDEX", "EMPTY", "--allow-empty"], "is another folder: of its 42"),
+        (["index", "sync", "INDEX", "EMPTY", "--allow-empty"], "is another folder: of 42 indexed"),
         (["index", "sync", "INDEX", "EMPTY", "--moved"], "add --allow-empty"),
         (["index", "remove", "INDEX", "--where", "labl!=a"], "Did you mean 'label'?"),
         (["index", "remove", "INDEX", "--where", "labl!=a", "--dry-run"], "the field 'labl'"),

@@ -351,7 +351,7 @@ def _is_new_root(
     if not moved and ours and ((before and os.path.isdir(before)) or 2 * still < len(ours)):
         was = f"is in sync with {before}" if before else "has other images"
         raise UsageError(
-            f"{index.uri} {was}, and {root} is another folder: of its {len(ours):,} images, "
+            f"{index.uri} {was}, and {root} is another folder: of {len(ours):,} indexed images, "
             f"{still:,} have a file of the same name there, and {len(ours) - still:,} would be "
             "removed; nothing was changed. Create a separate index for this folder, or add "
             "--moved if it replaces the old one"
