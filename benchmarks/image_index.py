@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import NDArray
 
 from fisherhash import ImageIndex, Index
 from fisherhash.codes import code_bytes
@@ -53,7 +53,7 @@ def timed(function: Callable[[Any], object], arguments: Sequence[Any]) -> list[f
     return times
 
 
-def summary(times: ArrayLike, seconds: float) -> dict[str, float]:
+def summary(times: Sequence[float] | NDArray[np.float64], seconds: float) -> dict[str, float]:
     """Median and 99th percentile, and calls per second."""
     middle, slow = np.percentile(times, [50, 99]).tolist()
     return {
@@ -102,7 +102,7 @@ def measure(path: Path, items: int, queries: int, k: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure indexes of several sizes."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--items", type=int, nargs="+", default=[20_000, 1_000_000])
     parser.add_argument("--queries", type=int, default=1000)
     parser.add_argument("--bits", type=int, default=64)

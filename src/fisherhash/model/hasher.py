@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -222,7 +222,7 @@ class Hasher:
         """Write the model folder; an older model in it is replaced only when all is on disk."""
         storage.write_files(Path(folder), self.files())
 
-    def files(self) -> dict[str, Callable[[Path], None]]:
+    def files(self) -> dict[str, storage.Content]:
         """The files of the model folder with their writers, in the order they are put in place."""
         state = {f"backbone.{k}": v for k, v in self.backbone.state_dict().items()}
         state |= {f"head.{k}": v for k, v in self.head.state_dict().items()}

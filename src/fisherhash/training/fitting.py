@@ -100,7 +100,7 @@ class Trained:
 
     def save(self, folder: Path) -> None:
         """Write the model, its split and the list of skipped images; drop its checkpoint."""
-        files: dict[str, Callable[[Path], object]] = {**self.hasher.files()}
+        files: dict[str, storage.Content] = {**self.hasher.files()}
         if self.split is not None:
             files[SPLIT_FILE] = self.split.save
         if self.skipped:

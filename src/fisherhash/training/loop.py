@@ -199,7 +199,7 @@ class Loop:
         if self.folder is not None:
             storage.write_files(self.folder, {METRICS: self._metrics()})
 
-    def _metrics(self) -> Callable[[Path], None]:
+    def _metrics(self) -> storage.Content:
         return storage.write_text("".join(json.dumps(row) + "\n" for row in self.history))
 
     def _step(self, index: Tensor) -> dict[str, Tensor]:
