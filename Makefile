@@ -1,4 +1,4 @@
-# make demo: train, measure, and write a page of answers. make test: everything that is checked.
+# make demo: train, measure, and write a page of results. make test: everything that is checked.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,7 +22,7 @@ test: $(VENV)/installed
 	$(BIN)/lint-imports
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
-# Minutes: writers killed at random moments, damaged index files, thousands of damaged pictures.
+# Minutes: writers killed at random moments, damaged index files, thousands of damaged images.
 test-slow: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m slow
 
