@@ -200,7 +200,7 @@ def evaluate(
     """Measure a model's retrieval on a data set: tie-aware mAP and related metrics.
 
     Args:
-        model: The model folder.
+        model: A model folder, or the name of a built-in hasher.
         protocol: Name of the split; by default the split the model was trained with, where its
             images are in the data, otherwise the one the data suggests.
         compat: Also print what a common evaluator would have printed on the same codes: hashnet,
