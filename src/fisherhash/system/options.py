@@ -51,6 +51,41 @@ class Range:
 
 
 @dataclass(frozen=True)
+class Tuned:
+    """Where the tuner searches an option; part of its type annotation, beside its :class:`Range`.
+
+    Attributes:
+        least: The smallest number it tries.
+        most: The largest one.
+        scale: Whether numbers are spread evenly, or their logarithms are.
+        choices: What it tries instead of numbers.
+    """
+
+    least: float = 0.0
+    most: float = 0.0
+    scale: Literal["linear", "log"] = "linear"
+    choices: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.choices:
+            return
+        if not self.least < self.most or (self.scale == "log" and self.least <= 0):
+            raise ValueError(f"cannot search from {self.least} to {self.most} ({self.scale})")
+
+    def at(self, share: float) -> Any:
+        """Return the value a share of the way through the range, 0 <= share < 1.
+
+        >>> round(Tuned(0.01, 1.0, "log").at(0.5), 9), Tuned(choices=("a", "b")).at(0.5)
+        (0.1, 'b')
+        """
+        if self.choices:
+            return self.choices[int(share * len(self.choices))]
+        if self.scale == "log":
+            return math.exp(math.log(self.least) * (1 - share) + math.log(self.most) * share)
+        return self.least + (self.most - self.least) * share
+
+
+@dataclass(frozen=True)
 class Option:
     """One option of a dataclass.
 
@@ -60,6 +95,7 @@ class Option:
         choices: the values it accepts; empty for any.
         range: the numbers it accepts.
         help: its help text.
+        tuned: where the tuner searches it; None where it stays as it is.
     """
 
     name: str
@@ -67,6 +103,7 @@ class Option:
     choices: tuple[str, ...]
     range: Range
     help: str
+    tuned: Tuned | None = None
 
     @property
     def flag(self) -> str:
@@ -84,14 +121,15 @@ def options_of(options: type) -> tuple[Option, ...]:
     hints, texts = get_type_hints(options, include_extras=True), _help(options)
     found = []
     for one in fields(options):
-        kind, limits = hints[one.name], Range()
+        kind, limits, tuned = hints[one.name], Range(), None
         if get_origin(kind) is Annotated:
             kind, *extras = get_args(kind)
             limits = next((extra for extra in extras if isinstance(extra, Range)), limits)
+            tuned = next((extra for extra in extras if isinstance(extra, Tuned)), None)
         choices = get_args(kind) if get_origin(kind) is Literal else ()
         kinds = [part for part in get_args(kind) or (kind,) if isinstance(part, type)]
         kind = str if choices else next(part for part in kinds if part is not type(None))
-        found.append(Option(one.name, kind, choices, limits, texts.get(one.name, "")))
+        found.append(Option(one.name, kind, choices, limits, texts.get(one.name, ""), tuned))
     return tuple(found)
 
 
