@@ -19,7 +19,7 @@ CODE = b"\xa5\x0f"
 
 
 def match(path, name="cats/1.png", distance=3, number=0, same=None):
-    return Match(Item(number, b"\xa5\x08", name), distance, path, same)
+    return Match(Item(number, b"\xa5\x08", name, path), distance, None, same)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ index of that scheme is first opened.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 import os
@@ -267,6 +268,13 @@ class Index(ABC):
         """Remove items and write notes, all in one commit; keys and ids may repeat each other."""
 
     # Content
+
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        """Calls of this thread inside may skip the look for commits after that of the first call.
+
+        A back-end whose calls are cheap needs nothing here.
+        """
+        return contextlib.nullcontext()
 
     @abstractmethod
     def get_items(self, names: Sequence[str] | Ids) -> list[Item | None]:

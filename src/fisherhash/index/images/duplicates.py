@@ -95,9 +95,11 @@ def duplicates_of(index: Index, radius: int = 0, *, compare_files: bool = False)
             continue
         codes = joined_codes([item.code for item in left])
         distances = hamming(codes[:1], codes)[0].tolist()
-        paths = [image_path(item, folder) for item in left]
-        marks = same_bytes(paths) if compare_files else [None] * len(left)
-        groups.append(list(map(Match, left, distances, paths, marks)))
+        marks: list[int | None] = [None] * len(left)
+        if compare_files:
+            marks = same_bytes([image_path(item, folder) for item in left])
+        folders = [folder] * len(left)
+        groups.append(list(map(Match, left, distances, folders, marks)))
     name = os.path.basename(os.path.abspath(index.uri))
     return Duplicates(name, index.bits, len(index), radius, groups, compare_files)
 

@@ -199,32 +199,34 @@ class ImageIndex:
             raise UsageError(f"k must be at least 1, got {k}")
         if radius is not None and not 0 <= radius <= bits:
             raise UsageError(f"radius must be between 0 and {bits} bits, got {radius}")
-        folder = synced_folder(self.index)
         results = self._encode(queries, skip_unreadable=skip_unreadable) if queries else []
         own: list[int | None] = [None] * len(results)
-        for item in self.index.get(keys) if keys else ():
-            results.append(SearchResult(item.name, image_path(item, folder), item.code, []))
-            own.append(item.id)
-        readable = [pair for pair in zip(results, own, strict=True) if pair[0].error is None]
-        if not readable:
-            return results
-        codes = joined_codes([result.code for result, _ in readable])
-        if radius is None:
-            k = DEFAULT_K if k is None else k
-            # One more, for an item that finds itself.
-            found = self.index.search(codes, k + bool(keys), where=where)
-        else:
-            found = self.index.within(codes, radius, where=where)
-        hits = [
-            (result, hit)
-            for (result, self_id), row in zip(readable, found, strict=True)
-            for hit in [hit for hit in row if hit.id != self_id][:k]
-        ]
-        # All items at once; None for one that another writer removed meanwhile.
-        items = self.index.get_items(np.array([hit.id for _, hit in hits], dtype=np.int64))
+        with self.index.reading():
+            items = self.index.get(keys) if keys else []
+            folder = synced_folder(self.index)
+            for item in items:
+                results.append(SearchResult(item.name, image_path(item, folder), item.code, []))
+                own.append(item.id)
+            readable = [pair for pair in zip(results, own, strict=True) if pair[0].error is None]
+            if not readable:
+                return results
+            codes = joined_codes([result.code for result, _ in readable])
+            if radius is None:
+                k = DEFAULT_K if k is None else k
+                # One more, for an item that finds itself.
+                found = self.index.search(codes, k + bool(keys), where=where)
+            else:
+                found = self.index.within(codes, radius, where=where)
+            hits = [
+                (result, hit)
+                for (result, self_id), row in zip(readable, found, strict=True)
+                for hit in [hit for hit in row if hit.id != self_id][:k]
+            ]
+            # All items at once; None for one that another writer removed meanwhile.
+            items = self.index.get_items(np.array([hit.id for _, hit in hits], dtype=np.int64))
         for (result, hit), item in zip(hits, items, strict=True):
             if item is not None:
-                result.matches.append(Match(item, hit.distance, image_path(item, folder)))
+                result.matches.append(Match(item, hit.distance, folder))
         return results
 
     def _encode(self, images: list[ImageLike], *, skip_unreadable: bool) -> list[SearchResult]:

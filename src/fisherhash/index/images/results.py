@@ -12,27 +12,31 @@ import numpy as np
 from fisherhash.index.base import Codes, Index, Item
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(NamedTuple):
     """One item that a query found.
 
     Attributes:
         item: the item of the index.
         distance: its Hamming distance from the query.
-        path: where its image file is now.
+        folder: the folder that the index is kept in sync with.
         same_bytes: among duplicates whose files were compared: the number of its set of
             byte-identical files, None for a file that equals no other.
     """
 
     item: Item
     distance: int
-    path: str | None
+    folder: str | None
     same_bytes: int | None = None
 
     @property
     def name(self) -> str:
         """Its key; an item without a key is named by its id."""
         return self.item.name
+
+    @property
+    def path(self) -> str | None:
+        """Where its image file is now."""
+        return image_path(self.item, self.folder)
 
     def to_json(self) -> dict[str, Any]:
         """What identifies it, as JSON can hold it."""

@@ -20,7 +20,6 @@ from typing import Any
 
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.items import FileState
-from fisherhash.index.local.format_1 import read_old_notes
 from fisherhash.index.local.guards import SharedFile, Sums, cannot_write
 from fisherhash.index.local.lock import is_held, is_unsettled
 from fisherhash.index.local.rows import ItemRow, decode_text, encode_text, item_crc, row_crc
@@ -69,8 +68,7 @@ class Catalogue:
         self._trusted = False
         self._closed = False
         # The state as it was read last: it is read before every search and changes rarely.
-        self._state_row: tuple[Any, ...] | None = ()
-        self._last_state = State()
+        self._last_state: tuple[Columns | None, State] = ((), State())
         with contextlib.ExitStack() as failed:
             self._file = SharedFile(self.path)
             failed.callback(self._file.release)
@@ -280,10 +278,11 @@ class Catalogue:
 
     def _state(self, db: sqlite3.Connection) -> State:
         row = db.execute("SELECT value, crc FROM facts WHERE name = 'state'").fetchone()
-        if row != self._state_row:
-            self._last_state = State(**self._fact(db, "state"))
-            self._state_row = row
-        return self._last_state
+        known, state = self._last_state
+        if row != known:
+            state = State(**self._fact(db, "state"))
+            self._last_state = row, state
+        return state
 
     def state(self) -> State:
         """The last commit's state; quick enough to be read before every search."""
@@ -336,19 +335,24 @@ class Catalogue:
 
     def rows_of_ids(self, ids: Sequence[int]) -> dict[int, ItemRow]:
         """Rows of those ids that have one."""
-        return {row.id: row for row in self._rows("id", ids)}
+        rows = map(ItemRow.from_stored, self.stored_rows("id", ids))
+        return {row.id: row for row in rows}
 
     def rows_of_keys(self, keys: Sequence[str]) -> dict[str, ItemRow]:
         """Rows of those keys that exist."""
-        return {row.key: row for row in self._rows("key", [encode_text(key) for key in keys])}
+        rows = map(ItemRow.from_stored, self.stored_rows("key", [encode_text(key) for key in keys]))
+        return {row.key: row for row in rows}
 
-    def _rows(self, column: str, values: Sequence[Any]) -> Iterator[ItemRow]:
+    def stored_rows(self, column: str, values: Sequence[Any]) -> list[Columns]:
+        """Stored columns of the rows of some ids or keys, in any order."""
         self.trust()
+        found: list[Columns] = []
         with self._reading() as db:
             for start in range(0, len(values), _CHUNK):
                 part = values[start : start + _CHUNK]
                 where = f"WHERE {column} IN ({','.join('?' * len(part))})"
-                yield from map(ItemRow.from_stored, self._item_rows(db, where, part))
+                found += self._item_rows(db, where, part)
+        return found
 
     def rows_where(self, condition: str, values: Sequence[Any]) -> dict[int, Columns]:
         """Stored columns by id of the rows that match a condition, by ascending id."""
@@ -371,18 +375,14 @@ class Catalogue:
             rows = db.execute("SELECT key, size, mtime_ns, id FROM items ORDER BY id").fetchall()
         return {decode_text(key): FileState(*columns) for key, *columns in rows}
 
-    def notes(self, kind: str) -> dict[str, Any]:
-        """The notes of a kind by name."""
+    def notes(self, kind: str) -> dict[str, str] | None:
+        """The notes of a kind as JSON by name; None if they are in the files of format 1."""
         self.trust()
-        while True:
-            with self._reading() as db:
-                if _version(db) > 1:
-                    rows = self._note_rows(db, "WHERE kind = ?", (encode_text(kind),))
-                    return {decode_text(name): json.loads(value) for _, name, value, _ in rows}
-            old = read_old_notes(self.path.parent)
-            # The first write deletes the files; then look again.
-            if self.format() == 1:
-                return old.get(kind, {})
+        with self._reading() as db:
+            if _version(db) == 1:
+                return None
+            rows = self._note_rows(db, "WHERE kind = ?", (encode_text(kind),))
+            return {decode_text(name): value for _, name, value, _ in rows}
 
     def _note_rows(
         self, db: sqlite3.Connection, where: str = "", values: Sequence[Any] = ()

@@ -94,7 +94,8 @@ def map_file(path: Path, dtype: str, shape: tuple[int, ...]) -> NDArray:
             raise missing_bytes(path, needed)
         if not count:
             return np.zeros(shape, dtype=dtype)
-        return np.memmap(path, dtype=dtype, mode="r", shape=shape)
+        # As a plain array: every view of a memmap costs as much as a short search.
+        return np.asarray(np.memmap(path, dtype=dtype, mode="r", shape=shape))
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import logging
 import os
 import threading
@@ -33,10 +34,10 @@ from fisherhash.index.local.catalogue_writer import CatalogueWriter
 from fisherhash.index.local.change import Change
 from fisherhash.index.local.code_files import codes_path, delete_files
 from fisherhash.index.local.folder import MODEL_FOLDER, create_folder, is_taken, open_catalogue
-from fisherhash.index.local.format_1 import delete_old_notes
+from fisherhash.index.local.format_1 import delete_old_notes, read_old_notes
 from fisherhash.index.local.guards import CommitMark
 from fisherhash.index.local.lock import WriterLock
-from fisherhash.index.local.rows import ItemRow
+from fisherhash.index.local.rows import ItemRow, StoredItem, encode_text, item_of
 from fisherhash.index.local.schema import CATALOGUE, State
 from fisherhash.index.local.snapshot import Snapshot, Subset, load_snapshot
 from fisherhash.index.local.sql import json_path, to_sql
@@ -46,10 +47,23 @@ from fisherhash.index.local.verify import RESTORE, verify_index
 logger = logging.getLogger(__name__)
 
 _MAX_SUBSETS = 8
+_MAX_STORED = 1 << 16
 _STEP = 1 << 22
 _ITEMS_STEP = 1 << 12
 SLOW_SECONDS = 0.5
 """A first search that takes longer is logged with its time."""
+
+
+class _Seen(threading.local):
+    """What a thread saw inside :meth:`LocalIndex.reading`.
+
+    Attributes:
+        reading: whether it is inside.
+        snapshot: the commit that its first call saw.
+    """
+
+    reading = False
+    snapshot: Snapshot | None = None
 
 
 class LocalIndex(Index):
@@ -67,6 +81,7 @@ class LocalIndex(Index):
         self.uri, self.path, self.writable = os.fspath(uri), Path(uri), write
         self.first_query_seconds: float | None = None
         self._guard = threading.RLock()
+        self._seen = _Seen()
         self._snapshot: Snapshot | None = None
         self._subsets: dict[tuple[int, str], Subset] = {}
         self._catalogue, lock = open_catalogue(self.path, write=write)
@@ -124,6 +139,15 @@ class LocalIndex(Index):
 
     # The last commit
 
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """See :meth:`Index.reading`."""
+        self._seen.reading = True
+        try:
+            yield
+        finally:
+            self._seen.reading, self._seen.snapshot = False, None
+
     def _must_be_open(self) -> None:
         if not self._closing.alive:
             raise UsageError(f"{self.uri} was closed")
@@ -156,6 +180,8 @@ class LocalIndex(Index):
                             ) from None
                         failed = state.commit
                     else:
+                        if self._seen.reading:
+                            self._seen.snapshot = snapshot
                         yield snapshot
                         return
 
@@ -184,7 +210,7 @@ class LocalIndex(Index):
                 target = self._subset(snapshot, where)
         else:
             with self._guard:
-                snapshot = target = self._current()
+                snapshot = target = self._seen.snapshot or self._current()
                 snapshot.prepare(len(queries))
         yield target
         with self._guard:
@@ -228,22 +254,39 @@ class LocalIndex(Index):
 
     def get_items(self, names: Sequence[str] | Ids) -> list[Item | None]:
         """See :meth:`Index.get_items`."""
-        with self._view() as snapshot:
-            if len(names) and isinstance(names[0], str):
-                by_key = self._catalogue.rows_of_keys(names)  # type: ignore[arg-type]
-                rows = [by_key.get(key) for key in names]
-                ids = as_ids([-1 if row is None else row.id for row in rows])
-            else:
-                ids = as_ids(names)  # type: ignore[arg-type]
-                by_id = self._catalogue.rows_of_ids(ids.tolist())
-                rows = [by_id.get(id_) for id_ in ids.tolist()]
-            exists, codes = snapshot.gather(ids)
-            return [
-                _item(id_, row, code) if there else None
-                for id_, row, code, there in zip(
-                    ids.tolist(), rows, code_rows(codes), exists.tolist(), strict=True
-                )
-            ]
+        if len(names) and isinstance(names[0], str):
+            wanted = [encode_text(key) for key in names]  # type: ignore[arg-type]
+        else:
+            wanted = as_ids(names).tolist()  # type: ignore[arg-type]
+        snapshot = self._seen.snapshot
+        found = [snapshot.stored.get(name) for name in wanted] if snapshot else [None]
+        if None in found:
+            with self._view() as snapshot:
+                found = self._stored(snapshot, wanted)
+        return [None if one is None else item_of(*one) for one in found]
+
+    def _stored(
+        self, snapshot: Snapshot, names: list[int] | list[str | bytes]
+    ) -> list[StoredItem | None]:
+        """The items of ids or of stored keys; each is read and checked once per commit."""
+        found = {name: snapshot.stored.get(name) for name in names}
+        new = [name for name, one in found.items() if one is None]
+        if not new:
+            return [found[name] for name in names]
+        by_id = isinstance(new[0], int)
+        rows = {
+            row[0 if by_id else 1]: row
+            for row in self._catalogue.stored_rows("id" if by_id else "key", new)
+        }
+        ids = new if by_id else [rows[name][0] if name in rows else -1 for name in new]
+        for name, id_, code in zip(new, ids, snapshot.codes_of(ids), strict=True):
+            if code is not None:
+                found[name] = id_, rows.get(name), code
+        if len(snapshot.stored) + len(new) > _MAX_STORED:
+            snapshot.stored.clear()
+        if len(new) < _MAX_STORED:
+            snapshot.stored.update((name, one) for name, one in found.items() if one is not None)
+        return [found[name] for name in names]
 
     def items(self, where: Where | None = None) -> Iterator[Item]:
         """See :meth:`Index.items`."""
@@ -259,7 +302,7 @@ class LocalIndex(Index):
         else:
             blocks = snapshot.scan(_ITEMS_STEP)
         return (
-            _item(id_, ItemRow.from_stored(rows[id_]) if id_ in rows else None, code)
+            item_of(id_, rows.get(id_), code)
             for part, codes in blocks
             for id_, code in zip(part.tolist(), code_rows(codes), strict=True)
         )
@@ -281,9 +324,19 @@ class LocalIndex(Index):
 
     def notes(self, kind: str) -> dict[str, Any]:
         """See :meth:`Index.notes`."""
-        with self._guard:
-            self._current()
-            return self._catalogue.notes(kind)
+        while True:
+            snapshot = self._seen.snapshot
+            if snapshot is None or kind not in snapshot.notes:
+                with self._view() as snapshot:
+                    texts = snapshot.notes.get(kind) or self._catalogue.notes(kind)
+                if texts is None:
+                    old = read_old_notes(self.path)
+                    # The first write deletes the files; then look again.
+                    if self._catalogue.format() == 1:
+                        return old.get(kind, {})
+                    continue
+                snapshot.notes[kind] = texts
+            return {name: json.loads(text) for name, text in snapshot.notes[kind].items()}
 
     def codes(self, ids: Iterable[int] | Ids) -> Codes:
         """See :meth:`Index.codes`."""
@@ -473,10 +526,6 @@ class LocalIndex(Index):
         """See :meth:`Index.model_folder`."""
         folder = self.path / MODEL_FOLDER
         return folder if folder.is_dir() else None
-
-
-def _item(id_: int, row: ItemRow | None, code: bytes) -> Item:
-    return Item(id_, code) if row is None else row.item(code)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -31,12 +31,14 @@ def decode_text(value: str | bytes) -> str:
 
 def row_crc(numbers: Sequence[Any], texts: Sequence[Any]) -> int:
     """Checksum of a row as stored: its numbers, then its texts."""
-    parts = [" ".join(map(str, numbers)).encode()]
-    parts += [
-        b"\1" if text is None else text.encode() if isinstance(text, str) else text
-        for text in texts
-    ]
-    return zlib.crc32(b"\0".join(parts))
+    first = " ".join(map(str, numbers))
+    try:
+        # The usual row, and a search checks many.
+        return zlib.crc32("\0".join((first, *texts)).encode())
+    except TypeError:
+        parts = ("\1" if text is None else text for text in (first, *texts))
+        encoded = (part.encode() if isinstance(part, str) else part for part in parts)
+        return zlib.crc32(b"\0".join(encoded))
 
 
 class ItemRow(NamedTuple):
@@ -72,12 +74,27 @@ class ItemRow(NamedTuple):
         id_, key, path, *rest = columns[:7]
         return cls(id_, decode_text(key), None if path is None else decode_text(path), *rest)
 
-    def item(self, code: bytes) -> Item:
-        """The item with its code."""
+
+StoredItem = tuple[int, Sequence[Any] | None, bytes]
+"""An item's id, its stored row that was checked, if it has one, and its code."""
+
+
+def item_of(id_: int, columns: Sequence[Any] | None, code: bytes) -> Item:
+    """The item of a :data:`StoredItem`."""
+    if columns is None:
+        return Item(id_, code)
+    _, key, path, size, mtime_ns, labels, metadata, _ = columns
+    return Item(
+        id_,
+        code,
+        decode_text(key),
+        None if path is None else decode_text(path),
+        size,
+        mtime_ns,
         # Most items have neither, and a search fetches many items.
-        labels = () if self.labels == "[]" else tuple(json.loads(self.labels))
-        metadata = {} if self.metadata == "{}" else json.loads(self.metadata)
-        return Item(self.id, code, *self[1:5], labels, metadata)
+        () if labels == "[]" else tuple(json.loads(labels)),
+        {} if metadata == "{}" else json.loads(metadata),
+    )
 
 
 def item_crc(columns: Sequence[Any]) -> int:

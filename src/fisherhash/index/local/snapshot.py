@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from fisherhash.codes import code_bytes
 from fisherhash.index.engine import Engine
 from fisherhash.index.items import Codes, Ids, Matches, Within
 from fisherhash.index.local.catalogue import Catalogue
+from fisherhash.index.local.rows import StoredItem
 from fisherhash.index.local.schema import REMOVED_BLOCK, RemovedRow, State
 from fisherhash.index.local.segments import Segment, merge_nearest, merge_within
 
@@ -26,12 +27,16 @@ class Snapshot:
         bits: length of a code.
         base: code files with ascending ids, by ascending first id.
         loose: code files of updated items.
+        notes: the notes that were read, as JSON, by kind and name.
+        stored: items that were read, by id and by stored key.
     """
 
     state: State
     bits: int
     base: tuple[Segment, ...]
     loose: tuple[Segment, ...]
+    notes: dict[str, dict[str, str]] = field(default_factory=dict)
+    stored: dict[int | str | bytes, StoredItem] = field(default_factory=dict)
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -74,12 +79,25 @@ class Snapshot:
 
     def gather(self, ids: Ids) -> tuple[NDArray[np.bool_], Codes]:
         """Which ids are in the index, and the codes of all (zeros for those that are not)."""
-        which, places = self.locate(ids)
+        exists = np.zeros(ids.shape, dtype=bool)
         codes = np.zeros((len(ids), code_bytes(self.bits)), dtype=np.uint8)
-        for number, segment in enumerate(self.segments):
-            here = which == number
+        for segment in self.segments:
+            segment.check()
+            places = segment.locate(ids)
+            here = places >= 0
+            if here.all():
+                return here, segment.codes[places]
             codes[here] = segment.codes[places[here]]
-        return which >= 0, codes
+            exists |= here
+        return exists, codes
+
+    def codes_of(self, ids: Sequence[int]) -> Iterator[bytes | None]:
+        """The code of each id, None where it is not in the index; fast for a few."""
+        for segment in self.segments:
+            segment.check()
+        for id_ in ids:
+            codes = (segment.code(id_) for segment in self.segments)
+            yield next((code for code in codes if code is not None), None)
 
     def ids(self) -> Ids:
         """Ids of everything, ascending."""
