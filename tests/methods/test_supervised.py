@@ -63,7 +63,7 @@ def test_needs_labels(name):
 
 
 def test_kernel_regression_is_the_minimum_of_ridge():
-    features, labels = classes()
+    features, _ = classes()
     kernel = kernel_of(features)
     phi = torch.cat(list(kernel.blocks()))
     assert phi.mean(0).abs().max() < 1e-10
