@@ -34,11 +34,11 @@ def bits_of(head, features):
 
 def test_moments_in_blocks_equal_those_in_one():
     features = drawn(101)
-    mean, covariance = _features.moments(features)
+    mean, covariance = _features.mean_and_covariance(features)
     torch.testing.assert_close(mean, features.double().mean(0))
     expected = torch.cov(features.double().T, correction=0)
     torch.testing.assert_close(covariance, expected)
-    small = list(_features.blocks(features, 10))
+    small = list(_features.row_blocks(features, 10))
     assert [len(block) for block in small] == [10] * 10 + [1]
     torch.testing.assert_close(torch.cat(small), features.double())
 
@@ -58,7 +58,7 @@ def test_k_means_finds_separate_clusters():
     middles = 10.0 * torch.eye(4)
     rows = middles.repeat(50, 1) + 0.1 * torch.randn(200, 4, generator=generator)
     found = _features.k_means(rows, 4, generator)
-    nearest = _features.squared_distances(middles.double(), found).min(1).values
+    nearest = _features.distances_to(middles.double(), found).min(1).values
     assert nearest.max() < 0.1
 
 

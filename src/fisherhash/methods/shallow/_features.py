@@ -1,6 +1,6 @@
-"""What shallow methods share: moments in blocks, PCA, samples, rotations and kernel widths.
+"""What shallow methods share: mean_and_covariance in row_blocks, PCA, samples, rotations and kernel widths.
 
-Everything that needs all features goes through :func:`blocks`, so that a memory-mapped matrix
+Everything that needs all features goes through :func:`row_blocks`, so that a memory-mapped matrix
 larger than the memory can be fitted.
 """
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 ROWS_AT_ONCE = 16_384
 
 
-def blocks(features: Tensor, rows: int = ROWS_AT_ONCE) -> Iterator[Tensor]:
+def row_blocks(features: Tensor, rows: int = ROWS_AT_ONCE) -> Iterator[Tensor]:
     """Yield the features (N, d) in blocks of rows, in double precision."""
     for block in features.split(rows):
         yield block.double()
@@ -41,15 +41,15 @@ class Principal:
 
     def project(self, features: Tensor) -> Tensor:
         """Return the coordinates (N, count) of features (N, d)."""
-        return torch.cat([(block - self.mean) @ self.directions for block in blocks(features)])
+        return torch.cat([(block - self.mean) @ self.directions for block in row_blocks(features)])
 
 
-def moments(features: Tensor) -> tuple[Tensor, Tensor]:
+def mean_and_covariance(features: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean (d,) and the covariance (d, d) of features (N, d)."""
-    mean = sum((block.sum(0) for block in blocks(features)), start=torch.tensor(0.0))
+    mean = sum((block.sum(0) for block in row_blocks(features)), start=torch.tensor(0.0))
     mean = mean / len(features)
     scatter = torch.zeros(len(mean), len(mean), dtype=torch.float64, device=features.device)
-    for block in blocks(features):
+    for block in row_blocks(features):
         centred = block - mean
         scatter += centred.T @ centred
     return mean, scatter / len(features)
@@ -69,7 +69,7 @@ def principal(features: Tensor, count: int, *, name: str) -> Principal:
             f"{name}: {count} bits need at least {count} feature dimensions and {count + 1} "
             f"images, there are {width} and {images}; take fewer bits or lsh"
         )
-    mean, covariance = moments(features)
+    mean, covariance = mean_and_covariance(features)
     variances, vectors = torch.linalg.eigh(covariance)
     return Principal(mean, vectors[:, -count:].flip(1), variances[-count:].flip(0).clamp_min(0.0))
 
@@ -87,7 +87,7 @@ def draw_rows(count: int, wanted: int, generator: torch.Generator) -> Tensor:
     return torch.randperm(count, generator=generator)[: min(wanted, count)].sort().values
 
 
-def squared_distances(rows: Tensor, others: Tensor) -> Tensor:
+def distances_to(rows: Tensor, others: Tensor) -> Tensor:
     """Return the squared distances (n, m) of rows (n, d) to others (m, d)."""
     squares = rows.square().sum(1, keepdim=True) + others.square().sum(1)
     return (squares - 2.0 * rows @ others.T).clamp_min(0.0)
@@ -95,7 +95,7 @@ def squared_distances(rows: Tensor, others: Tensor) -> Tensor:
 
 def kernel_width(features: Tensor, anchors: Tensor, *, name: str) -> float:
     """Return the median distance of features (N, d) to anchors (m, d), and log it."""
-    found = squared_distances(features[:2000].double(), anchors.double()).sqrt()
+    found = distances_to(features[:2000].double(), anchors.double()).sqrt()
     positive = found[found > 0]
     width = float(positive.median()) if len(positive) else 1.0
     logger.info("%s: median distance to the anchors %.4g, the unit of its kernel", name, width)
@@ -112,7 +112,7 @@ def k_means(features: Tensor, count: int, generator: torch.Generator, *, turns: 
     start = torch.randperm(len(sample), generator=generator)[:count].to(sample.device)
     centres = sample[start].clone()
     for _ in range(turns):
-        nearest, owner = squared_distances(sample, centres).min(1)
+        nearest, owner = distances_to(sample, centres).min(1)
         sums = torch.zeros_like(centres).index_add_(0, owner, sample)
         counts = torch.bincount(owner, minlength=len(centres))
         empty = torch.nonzero(counts == 0)[:, 0]

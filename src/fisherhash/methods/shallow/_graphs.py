@@ -50,7 +50,7 @@ class AnchorGraph:
         head = head.to(device=features.device, dtype=torch.float64)
         head.shift.copy_(self.centre)
         head.points.copy_(points - self.centre)
-        near = _features.squared_distances(features[:2000].double(), points)
+        near = _features.distances_to(features[:2000].double(), points)
         middle = near.topk(self.nearest, largest=False).values.median().clamp_min(1e-12)
         head.gamma.fill_(0.5 / (width**2 * float(middle)))
         self.template = head
@@ -59,7 +59,7 @@ class AnchorGraph:
 
     def blocks(self):
         """Yield Z in blocks (b, m)."""
-        for block in _features.blocks(self.features, 8192):
+        for block in _features.row_blocks(self.features, 8192):
             yield self.template.similarities(block)
 
     def eigenvectors(self, count: int) -> tuple[Tensor, Tensor]:

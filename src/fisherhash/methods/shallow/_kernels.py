@@ -45,12 +45,12 @@ class KernelMap:
 
     def blocks(self) -> Iterator[Tensor]:
         """Yield phi of all images, in blocks (b, m)."""
-        for block in _features.blocks(self._features, 4096):
+        for block in _features.row_blocks(self._features, 4096):
             yield self.of(block)
 
     def of(self, rows: Tensor) -> Tensor:
         """Return phi (n, m) of some features (n, d)."""
-        distances = _features.squared_distances(rows.double(), self.anchors)
+        distances = _features.distances_to(rows.double(), self.anchors)
         return torch.exp(-self.gamma * distances) - self.mean
 
     def gram(self) -> Tensor:
@@ -109,11 +109,11 @@ def linear_ridge(features: Tensor, targets: Tensor, ridge: float) -> tuple[Tenso
         targets: (N, k).
         ridge: Weight of ||W||^2, as a share of the features' mean variance.
     """
-    mean, covariance = _features.moments(features)
+    mean, covariance = _features.mean_and_covariance(features)
     covariance.diagonal().add_(ridge * torch.diagonal(covariance).mean().clamp_min(1e-12))
     offset, done = targets.double().mean(0), 0
     cross = torch.zeros(len(mean), targets.shape[1], dtype=torch.float64, device=features.device)
-    for block in _features.blocks(features):
+    for block in _features.row_blocks(features):
         cross += (block - mean).T @ targets[done : done + len(block)].double()
         done += len(block)
     return torch.linalg.solve(covariance, cross / len(features)), mean, offset

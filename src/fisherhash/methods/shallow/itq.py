@@ -5,7 +5,7 @@ from torch import Tensor
 
 from fisherhash.methods._options import NotNegativeInt
 from fisherhash.methods.base import FeatureMethod, MethodInfo, register, sign
-from fisherhash.methods.shallow._features import blocks, draw_rows, principal
+from fisherhash.methods.shallow._features import draw_rows, principal, row_blocks
 from fisherhash.model.heads import Head, LinearHead
 
 ROTATED = 200_000
@@ -66,7 +66,7 @@ def quantizing_rotation(projected: Tensor, iterations: int, seed: int) -> Tensor
     rotation = torch.linalg.qr(start.to(projected.device)).Q
     for _ in range(iterations):
         cross = torch.zeros_like(rotation)
-        for block in blocks(projected):
+        for block in row_blocks(projected):
             cross += block.T @ sign(block @ rotation)
         left, _, right = torch.linalg.svd(cross)
         rotation = left @ right

@@ -8,7 +8,7 @@ from torch import Tensor
 from fisherhash.methods._options import NotNegativeInt
 from fisherhash.methods.base import FeatureMethod, MethodInfo, register
 from fisherhash.methods.shallow._affinity import needed
-from fisherhash.methods.shallow._features import blocks, moments
+from fisherhash.methods.shallow._features import mean_and_covariance, row_blocks
 from fisherhash.methods.shallow.itq import quantizing_rotation
 from fisherhash.model.heads import Head, LinearHead
 from fisherhash.system.options import Range, Tuned
@@ -46,14 +46,14 @@ class ITQCCA(FeatureMethod):
     def solve(self, features: Tensor, labels: Tensor | None, *, seed: int) -> Head:
         """Return a head fitted on features (N, d) and labels (N, classes)."""
         labels = needed(labels, "itq_cca").double()
-        mean, Cxx = moments(features)
+        mean, Cxx = mean_and_covariance(features)
         centred = labels - labels.mean(0)
         Cyy = centred.T @ centred / len(labels)
         for matrix in (Cxx, Cyy):
             scale = torch.diagonal(matrix).mean().clamp_min(1e-12)
             matrix.diagonal().add_(self.ridge * scale)
         Cxy, done = torch.zeros(()), 0
-        for block in blocks(features):
+        for block in row_blocks(features):
             Cxy = Cxy + (block - mean).T @ centred[done : done + len(block)] / len(labels)
             done += len(block)
         root = torch.linalg.inv(torch.linalg.cholesky(Cxx))
@@ -64,7 +64,7 @@ class ITQCCA(FeatureMethod):
         count = min(self.bits, left.shape[1])
         directions = torch.zeros(len(mean), self.bits, dtype=torch.float64, device=mean.device)
         directions[:, :count] = root.T @ left[:, :count] * squares[:count]
-        projected = torch.cat([(block - mean) @ directions for block in blocks(features)])
+        projected = torch.cat([(block - mean) @ directions for block in row_blocks(features)])
         rotation = quantizing_rotation(projected, self.iterations, seed)
         weight = (directions @ rotation).T
         return LinearHead.from_matrix(weight.float().cpu(), mean.float().cpu())

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fisherhash.methods._options import PositiveInt
 from fisherhash.methods.base import FeatureMethod, MethodInfo, register
-from fisherhash.methods.shallow._features import draw_rows, principal, squared_distances
+from fisherhash.methods.shallow._features import distances_to, draw_rows, principal
 from fisherhash.model.feature_heads import CubeHead, cube_corners
 from fisherhash.model.heads import Head
 from fisherhash.system.options import Range, Tuned
@@ -83,7 +83,7 @@ class KMH(FeatureMethod):
         apart = (bits - corners @ corners.T) / 2.0
         scale = float((torch.cdist(words, words).sum() / apart.sqrt().sum()).clamp_min(1e-9))
         for _ in range(self.turns):
-            owner = squared_distances(rows, words).argmin(1)
+            owner = distances_to(rows, words).argmin(1)
             moved = self._move(rows, words, owner, scale * apart.sqrt())
             if torch.allclose(moved, words, rtol=1e-4, atol=1e-6 * scale):
                 break
@@ -100,7 +100,7 @@ class KMH(FeatureMethod):
         def objective() -> float:
             with torch.enable_grad():
                 search.zero_grad()
-                between = (squared_distances(words, words) + 1e-12).sqrt()
+                between = (distances_to(words, words) + 1e-12).sqrt()
                 quantization = (rows - words[owner]).square().sum() / len(rows)
                 loss = quantization + self.affinity * (weight * (between - target).square()).sum()
                 loss.backward()

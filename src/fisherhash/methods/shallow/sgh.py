@@ -57,8 +57,8 @@ class SGH(FeatureMethod):
         kernel = KernelMap(
             features, anchors=self.anchors, width=self.width, name="sgh", generator=generator
         )
-        mean, _ = _features.moments(features[:20_000])
-        radius = max(float((b - mean).norm(dim=1).max()) for b in _features.blocks(features))
+        mean, _ = _features.mean_and_covariance(features[:20_000])
+        radius = max(float((b - mean).norm(dim=1).max()) for b in _features.row_blocks(features))
         left, right = self._factors(features, kernel, mean, max(radius, 1e-12))
         graph = self.bits * left @ right.T
         gram = kernel.gram()
@@ -82,7 +82,7 @@ class SGH(FeatureMethod):
         """Return Phi^T P and Phi^T Q (m, d + 2)."""
         rho, e = self.spread, math.e
         left, right = torch.zeros(()), torch.zeros(())
-        for phi, block in zip(kernel.blocks(), _features.blocks(features, 4096), strict=True):
+        for phi, block in zip(kernel.blocks(), _features.row_blocks(features, 4096), strict=True):
             rows = (block - mean) / radius
             decay = torch.exp(-rows.square().sum(1, keepdim=True) / rho)
             shared = [
