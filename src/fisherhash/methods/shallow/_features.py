@@ -1,4 +1,4 @@
-"""What shallow methods share: mean_and_covariance in row_blocks, PCA, samples, rotations and kernel widths.
+"""What shallow methods share: moments computed in blocks, PCA, samples, rotations, kernel widths.
 
 Everything that needs all features goes through :func:`row_blocks`, so that a memory-mapped matrix
 larger than the memory can be fitted.
