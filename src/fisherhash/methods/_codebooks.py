@@ -109,6 +109,24 @@ def distance_bound(classes: int, bits: int) -> int:
     return bits * (classes**2 // 4) * 2 // (classes * (classes - 1))
 
 
+def promised_distance(classes: int, bits: int) -> int:
+    """Return the Gilbert-Varshamov distance: the smallest d with sum_(i<d) C(K, i) >= 2^K / M.
+
+    M codes of K bits exist whose pairwise distances are all at least d - 1; in practice d is
+    reached (``far_apart`` does, see its tests).
+
+    >>> [promised_distance(100, bits) for bits in (12, 16, 24, 32, 48, 64)]
+    [3, 4, 7, 10, 17, 24]
+    """
+    total = 0
+    for distance in range(bits + 1):
+        # Whole numbers: 2^K / M need not be one.
+        if total * classes >= 2**bits:
+            return distance
+        total += math.comb(bits, distance)
+    return bits
+
+
 @cache
 def is_hadamard_order(order: int) -> bool:
     """Return whether :func:`hadamard` can build a matrix of this order.

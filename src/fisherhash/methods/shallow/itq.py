@@ -3,10 +3,13 @@
 import torch
 from torch import Tensor
 
-from fisherhash.errors import NotDefinedError
 from fisherhash.methods._options import NotNegativeInt
 from fisherhash.methods.base import FeatureMethod, MethodInfo, register, sign
+from fisherhash.methods.shallow._features import draw_rows, principal, row_blocks
 from fisherhash.model.heads import Head, LinearHead
+
+ROTATED = 200_000
+"""Images that the rotation is fitted on, where there are more."""
 
 
 @register
@@ -17,7 +20,8 @@ class ITQ(FeatureMethod):
     R = W Z^T from the singular value decomposition V^T B = W S Z^T.
 
     What differs from the paper: principal directions come from the eigenvectors of the d x d
-    covariance, which span the same subspace and do not grow with N.
+    covariance, which span the same subspace and do not grow with N; past 200,000 images R is
+    fitted on a random 200,000 of them.
 
     Args:
         bits: K, at most the width of the features.
@@ -39,23 +43,31 @@ class ITQ(FeatureMethod):
 
     def solve(self, features: Tensor, labels: Tensor | None, *, seed: int) -> Head:
         """Return a head fitted on features (N, d); labels are not used."""
-        count, width = features.shape
-        if self.bits > min(width, count - 1):
-            raise NotDefinedError(
-                f"itq: {self.bits} bits need at least {self.bits} feature dimensions and "
-                f"{self.bits + 1} images, there are {width} and {count}; take fewer bits or lsh"
-            )
-        features = features.double()
-        mean = features.mean(0)
-        centred = features - mean
-        _, vectors = torch.linalg.eigh(centred.T @ centred)
-        principal = vectors[:, -self.bits :].flip(1)
-        projected = centred @ principal
-        generator = torch.Generator().manual_seed(seed)
-        start = torch.randn(self.bits, self.bits, generator=generator, dtype=torch.float64)
-        rotation = torch.linalg.qr(start.to(features.device)).Q
-        for _ in range(self.iterations):
-            left, _, right = torch.linalg.svd(projected.T @ sign(projected @ rotation))
-            rotation = left @ right
-        weight = (principal @ rotation).T
-        return LinearHead.from_matrix(weight.float().cpu(), mean.float().cpu())
+        found = principal(features, self.bits, name="itq")
+        if len(features) > ROTATED:
+            rows = draw_rows(len(features), ROTATED, torch.Generator().manual_seed(seed))
+            features = features[rows.to(features.device)]
+        rotation = quantizing_rotation(found.project(features), self.iterations, seed)
+        weight = (found.directions @ rotation).T
+        return LinearHead.from_matrix(weight.float().cpu(), found.mean.float().cpu())
+
+
+def quantizing_rotation(projected: Tensor, iterations: int, seed: int) -> Tensor:
+    """Return R (K, K), orthogonal, that brings projected features (N, K) close to their signs.
+
+    Args:
+        projected: (N, K), with mean 0.
+        iterations: Turns of the codes and the rotation.
+        seed: Draws the rotation it starts from.
+    """
+    bits = projected.shape[1]
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randn(bits, bits, generator=generator, dtype=torch.float64)
+    rotation = torch.linalg.qr(start.to(projected.device)).Q
+    for _ in range(iterations):
+        cross = torch.zeros_like(rotation)
+        for block in row_blocks(projected):
+            cross += block.T @ sign(block @ rotation)
+        left, _, right = torch.linalg.svd(cross)
+        rotation = left @ right
+    return rotation
