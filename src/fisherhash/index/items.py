@@ -41,7 +41,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Item:
-    """One item as an index returns it.
+    """One item as an index returns it; an index may return the same object again.
 
     Attributes:
         id: assigned by the index.

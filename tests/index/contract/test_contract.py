@@ -712,6 +712,36 @@ def test_threads_share_one_object(filled):
     assert len(filled.notes("thread")) == 20
 
 
+def test_reads_that_belong_together(filled):
+    query = random_codes(1, seed=7)
+    nearest = filled.search(query, 5).to_list()
+    by_key, by_id = filled.get(["k3", "k3", "k4"]), filled.get([45, 3])
+    with Index.open(filled.uri) as reader:
+        for _ in range(2):
+            with reader.reading():
+                assert reader.get(["k3", "k3", "k4"]) == by_key
+                assert reader.search(query, 5).to_list() == nearest
+                assert reader.get([45, 3]) == by_id
+                assert reader.get_items(["k3", "none"]) == [by_key[0], None]
+                assert reader.notes("sync") == filled.notes("sync")
+        new = random_codes(1, seed=8)[0]
+        filled.update([Entry("k3", new, labels="new")], notes={"sync": {"folder": "other"}})
+        filled.remove(["k4"])
+        with reader.reading():
+            changed = reader.get("k3")
+            assert (changed.code, changed.labels) == (new.tobytes(), ("new",))
+            assert reader.get_items([3, 4]) == reader.get_items(["k3", "k4"]) == [changed, None]
+            assert reader.search(new[None], 1)[0][0].distance == 0
+            assert reader.notes("sync") == {"folder": "other"}
+
+
+def test_what_a_caller_does_to_notes_stays_with_the_caller(filled):
+    filled.write_notes({"skipped": {"a": {"size": 1}}})
+    filled.notes("skipped")["a"]["size"] = 2
+    filled.notes("skipped").clear()
+    assert filled.notes("skipped") == {"a": {"size": 1}}
+
+
 # Random sequences of changes, against a dictionary and brute force
 
 KEYS = st.lists(st.sampled_from([f"k{i}" for i in range(12)]), min_size=1, max_size=6, unique=True)

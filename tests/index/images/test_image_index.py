@@ -190,6 +190,20 @@ def test_eight_threads_find_what_one_finds(new_uri):
     assert together == alone * 4
 
 
+def test_an_open_index_sees_what_another_process_commits(images):
+    def names(opened):
+        return [(match.name, match.item.labels) for match in opened.search(keys="cats/01.png")[0]]
+
+    with ImageIndex.open(images.index.uri) as reader:
+        before = names(reader)
+        assert names(reader) == before == names(images)
+        (first, _), (second, _) = before[:2]
+        images.remove([first])
+        images.index.update([Entry(second, labels="new")])
+        assert names(reader)[0] == (second, ("new",))
+        assert first not in dict(names(reader))
+
+
 def test_threads_search_while_another_adds(images, album, write_photos, tmp_path):
     more = write_photos(tmp_path / "more", {"x": 12}, seed=8)
     want = found(images.search(keys="top.png", where="label!=x")[0])

@@ -14,7 +14,7 @@ from typing import Any
 
 from fisherhash.errors import FisherhashError
 from fisherhash.index.checks import NoteTexts
-from fisherhash.index.local.catalogue import WAIT_MS, Catalogue, Columns, connection
+from fisherhash.index.local.catalogue import CACHE_SIZE, WAIT_MS, Catalogue, Columns, connection
 from fisherhash.index.local.guards import Sums, crc_blocks, fsync_file, fsync_folder, replace_file
 from fisherhash.index.local.rows import encode_text, note_columns
 from fisherhash.index.local.schema import (
@@ -90,7 +90,7 @@ class CatalogueWriter(Catalogue):
                 )
             self._db.execute("PRAGMA wal_autocheckpoint = 0")
             self._db.execute("PRAGMA synchronous = FULL")
-            self._db.execute("PRAGMA cache_size = -65536")
+            self._db.execute(f"PRAGMA cache_size = {CACHE_SIZE}")
             # After an integrity_check SQLite refuses a checkpoint until something was read.
             self.state()
             self._checkpoint(2000)

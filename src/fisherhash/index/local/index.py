@@ -37,7 +37,7 @@ from fisherhash.index.local.folder import MODEL_FOLDER, create_folder, is_taken,
 from fisherhash.index.local.format_1 import delete_old_notes, read_old_notes
 from fisherhash.index.local.guards import CommitMark
 from fisherhash.index.local.lock import WriterLock
-from fisherhash.index.local.rows import ItemRow, StoredItem, encode_text, item_of
+from fisherhash.index.local.rows import ItemRow, encode_text, item_of
 from fisherhash.index.local.schema import CATALOGUE, State
 from fisherhash.index.local.snapshot import Snapshot, Subset, load_snapshot
 from fisherhash.index.local.sql import json_path, to_sql
@@ -47,7 +47,7 @@ from fisherhash.index.local.verify import RESTORE, verify_index
 logger = logging.getLogger(__name__)
 
 _MAX_SUBSETS = 8
-_MAX_STORED = 1 << 16
+_MAX_ITEMS = 1 << 16
 _STEP = 1 << 22
 _ITEMS_STEP = 1 << 12
 SLOW_SECONDS = 0.5
@@ -254,38 +254,39 @@ class LocalIndex(Index):
 
     def get_items(self, names: Sequence[str] | Ids) -> list[Item | None]:
         """See :meth:`Index.get_items`."""
-        if len(names) and isinstance(names[0], str):
-            wanted = [encode_text(key) for key in names]  # type: ignore[arg-type]
-        else:
-            wanted = as_ids(names).tolist()  # type: ignore[arg-type]
+        by_key = len(names) > 0 and isinstance(names[0], str)
+        wanted: list[Any] = list(names) if by_key else as_ids(names).tolist()  # type: ignore[arg-type]
         snapshot = self._seen.snapshot
-        found = [snapshot.stored.get(name) for name in wanted] if snapshot else [None]
-        if None in found:
-            with self._view() as snapshot:
-                found = self._stored(snapshot, wanted)
-        return [None if one is None else item_of(*one) for one in found]
+        if snapshot is not None:
+            known = list(map(snapshot.items.get, wanted))
+            if all(known):
+                return known
+        with self._view() as snapshot:
+            return self._read_items(snapshot, wanted, by_key=by_key)
 
-    def _stored(
-        self, snapshot: Snapshot, names: list[int] | list[str | bytes]
-    ) -> list[StoredItem | None]:
-        """The items of ids or of stored keys; each is read and checked once per commit."""
-        found = {name: snapshot.stored.get(name) for name in names}
-        new = [name for name, one in found.items() if one is None]
-        if not new:
-            return [found[name] for name in names]
-        by_id = isinstance(new[0], int)
-        rows = {
-            row[0 if by_id else 1]: row
-            for row in self._catalogue.stored_rows("id" if by_id else "key", new)
+    def _read_items(
+        self, snapshot: Snapshot, names: list[Any], *, by_key: bool
+    ) -> list[Item | None]:
+        """Items by key or id; the last ones that were read are kept."""
+        found = {name: snapshot.items.get(name) for name in names}
+        new = [name for name, item in found.items() if item is None]
+        if by_key:
+            rows = self._catalogue.stored_rows("key", [encode_text(key) for key in new])
+            ids = [row[0] for row in rows]
+        else:
+            rows, ids = self._catalogue.stored_rows("id", new), new
+        by_id = {row[0]: row for row in rows}
+        read = {
+            item.key if by_key else item.id: item
+            for id_, code in zip(ids, snapshot.codes_of(ids), strict=True)
+            if code is not None
+            for item in [item_of(id_, by_id.get(id_), code)]
         }
-        ids = new if by_id else [rows[name][0] if name in rows else -1 for name in new]
-        for name, id_, code in zip(new, ids, snapshot.codes_of(ids), strict=True):
-            if code is not None:
-                found[name] = id_, rows.get(name), code
-        if len(snapshot.stored) + len(new) > _MAX_STORED:
-            snapshot.stored.clear()
-        if len(new) < _MAX_STORED:
-            snapshot.stored.update((name, one) for name, one in found.items() if one is not None)
+        if len(snapshot.items) + len(read) > _MAX_ITEMS:
+            snapshot.items.clear()
+        if len(read) < _MAX_ITEMS:
+            snapshot.items.update(read)
+        found |= read
         return [found[name] for name in names]
 
     def items(self, where: Where | None = None) -> Iterator[Item]:

@@ -75,12 +75,8 @@ class ItemRow(NamedTuple):
         return cls(id_, decode_text(key), None if path is None else decode_text(path), *rest)
 
 
-StoredItem = tuple[int, Sequence[Any] | None, bytes]
-"""An item's id, its stored row that was checked, if it has one, and its code."""
-
-
 def item_of(id_: int, columns: Sequence[Any] | None, code: bytes) -> Item:
-    """The item of a :data:`StoredItem`."""
+    """An item from its stored row that was checked, if it has one, and its code."""
     if columns is None:
         return Item(id_, code)
     _, key, path, size, mtime_ns, labels, metadata, _ = columns

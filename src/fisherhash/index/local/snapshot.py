@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from fisherhash.codes import code_bytes
 from fisherhash.index.engine import Engine
-from fisherhash.index.items import Codes, Ids, Matches, Within
+from fisherhash.index.items import Codes, Ids, Item, Matches, Within
 from fisherhash.index.local.catalogue import Catalogue
-from fisherhash.index.local.rows import StoredItem
 from fisherhash.index.local.schema import REMOVED_BLOCK, RemovedRow, State
 from fisherhash.index.local.segments import Segment, merge_nearest, merge_within
 
@@ -28,7 +27,7 @@ class Snapshot:
         base: code files with ascending ids, by ascending first id.
         loose: code files of updated items.
         notes: the notes that were read, as JSON, by kind and name.
-        stored: items that were read, by id and by stored key.
+        items: items that were read, by id and by key.
     """
 
     state: State
@@ -36,7 +35,7 @@ class Snapshot:
     base: tuple[Segment, ...]
     loose: tuple[Segment, ...]
     notes: dict[str, dict[str, str]] = field(default_factory=dict)
-    stored: dict[int | str | bytes, StoredItem] = field(default_factory=dict)
+    items: dict[int | str | None, Item] = field(default_factory=dict)
 
     @property
     def segments(self) -> tuple[Segment, ...]:
