@@ -153,7 +153,7 @@ class Loop:
         """Prepare the method and load a checkpoint if there is one; returns the first epoch."""
         self.images.head.dropout.p = self.settings.dropout
         with torch.no_grad():
-            self.method.start(self.images)
+            self.method.begin(self.images)
         first = self._resume()
         for module in self.modules.values():
             module.train()
@@ -185,6 +185,7 @@ class Loop:
                 f"the loss became {row['loss']} in epoch {epoch + 1}; lower the learning rate "
                 f"(it is {self.settings.learning_rate:g})"
             )
+        row |= self.method.epoch_metrics()
         row["learning_rate"] = self.settings.learning_rate * self.settings.rate(
             (epoch + 1) * self.steps / self._total
         )
