@@ -173,7 +173,7 @@ class HashMethod(CheckedOptions, nn.Module):
         """Allocate and fill the state, once, before the first step, without gradient."""
 
     def refresh(self, train: TrainingSet) -> None:
-        """Compute what depends on features or outputs again, before a later stage, without gradient.
+        """Compute what depends on features or outputs again, before a later stage; no gradient.
 
         What the method has learned (centres, codes, a classifier) stays as the last stage left it.
         """

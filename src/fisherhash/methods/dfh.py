@@ -1,6 +1,7 @@
 """Deep Fisher Hashing (Li, Pei, Zha, van Gemert, BMVC 2019)."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -48,34 +49,49 @@ class DFH(MemoryMethod):
       sums over all pairs but trains by batches.) One pass before the first step fills this memory.
       The pair of an image with itself is left out.
     * Sums become means: the pair term over its pairs, the quantisation term over images. Its
-      weight ``quantization`` is psi of Eq. 3; in the scaling of Eq. 8 that is phi = 1 / (psi N),
-      with pairs in both orders. The term appears once (the paper writes it twice).
+      weight ``quantization`` is psi of Eq. 3. In the scaling of Eq. 8 that is phi = 1 / (2 psi N)
+      with pairs in both orders, or 1 / (psi N) with each pair once: only the batch's side of a pair
+      has a gradient here. The term appears once (the paper writes it twice).
     * psi and eta are constant penalties; the paper calls them Lagrange multipliers.
     * The centre step is solved on the whole training set, at the start of every epoch, with
       B = sgn(mu C Y + U) from the remembered outputs, ``alternations`` times C then B.
     * V starts at the class means of the outputs of the first pass (weighted by y for several
-      labels), C at sgn(V). The B-step uses C, not V.
+      labels), C at sgn(V). The B-step uses C, not V. When the whole network is trained after the
+      head, C and V go on from where the head's training left them.
     * sgn(0) is -1, the bit of a logit that is not greater than 0; no bit is ever 0.
     * The paper states no step size for the gradient step; ours backtracks.
     * Without the pair part the quantisation term has weight 1, because it has nothing to balance.
 
-    The following options go beyond the paper and are off by default. They address one weakness:
-    when training ends, the images of a class share one code, and all other classes are equally far.
-    That is right at the top of a ranking, but it orders nothing among the images that lie between
-    two classes.
+    The following options go beyond the paper and are off by default. Three let the centres move.
+    With mu = 1 and outputs near 1, b = sgn(mu C y + u) is the bit of the old centre for nearly
+    every image, and the next C-step finds the centre confirmed: it flips bits in the first epoch
+    and hardly any later.
+
+    * ``joint``: the exact C-step lets B follow C, instead of holding it still. The minimum over B
+      is known for any C, so the best centre is a vote of the outputs in which the old centre has no
+      part: with one label per image, sgn of the sum of u cut to [-mu, mu] (``_centers.JointPull``).
+      The gradient step computes B from the real V, not from its signs.
+    * ``unit="outputs"``: mu counts in units of the mean of |u|, so that it means the same at every
+      scale of the outputs.
+    * ``rise``: mu rises from 0 during the first part of the training, so that the pairs decide
+      where classes lie before the centres hold them there.
+
+    The others address another weakness: when training ends, the images of a class share one code,
+    and all other classes are equally far. That is right at the top of a ranking, but it orders
+    nothing among the images that lie between two classes.
 
     * ``initial_centers="graded"``: classes that look similar get nearer centres than others. Off
       the diagonal A = K (a G - (1 - a) / (M - 1)), with G the cosines between the class means of
       the first features, measured from the mean of all, and a the ``affinity``. -1/(M-1) is what M
       equally distant codes can reach; -1, as printed, cannot be reached for M > 2. C starts at the
       best of several local minima of ||C^T C - A||_F^2.
-    * ``width``: everything above is trained with this many outputs, and K bits are then cut from
-      them. The cut gives images between classes codes between those of the classes
-      (``methods/_cutting.py``; ``cut="between"``), or takes the signs of the first K outputs
-      (``cut="outputs"``). So few bits can be trained with many outputs, and many bits can be cut
-      from few.
     * ``positive_weight``, because with M classes one pair in M is similar; and
       ``initial_centers="far-apart"``.
+
+    Two means that help are open to every method and belong to the training settings: ``outputs``,
+    more outputs than bits, from which the bits are cut; and the class step, which gives new images
+    the code sgn(u + mu s C p), the B-step above with estimated classes
+    (``training/class_step.py``).
 
     The paper tunes its weights by cross-validation and prints none of them. We checked the defaults
     below on a held-out fifth of CIFAR-10's 5,000 training images, at 12 and 48 bits.
@@ -93,6 +109,9 @@ class DFH(MemoryMethod):
             The released step has its own weight, 1, unless this is 0.
         relaxation: eta, of the gradient centre step.
         center_step: How C is found.
+        joint: Whether B follows C within a centre step.
+        unit: What mu is measured in: ``one``, as in the paper, or the mean of |u| (``outputs``).
+        rise: Share of the first stage of training in which mu rises from 0.
         alternations: How often C and B take turns at the start of an epoch.
         sweeps: Passes over the classes in an exact step, which ends early when nothing flips.
         gradient_steps: Steps on V in a gradient step.
@@ -100,12 +119,7 @@ class DFH(MemoryMethod):
             each kind has half of the weight.
         initial_centers: The signs of the class ``means``, as in the paper; a ``far-apart`` code
             book that does not depend on the data; or ``graded`` by how similar the classes look.
-        affinity: a, how much graded centres, and the code book that a cut starts from, follow the
-            classes' similarity; 0 is not at all.
-        width: Outputs to train and to cut the bits from; 0 for K outputs, whose signs are the
-            bits, as in the paper.
-        cut: How K bits are cut from the ``width`` outputs: so that images ``between`` classes get
-            codes between theirs, or as the signs of the first K ``outputs``.
+        affinity: a, how much graded centres follow the classes' similarity; 0 is not at all.
     """
 
     info = MethodInfo(
@@ -117,9 +131,9 @@ class DFH(MemoryMethod):
         supervision="pairs and classes",
     )
 
-    parts: str = "pair,margin,intra,inter"
-    moved = {"width": "outputs", "cut": "cut"}
+    moved: ClassVar[Mapping[str, str]] = {"width": "outputs", "cut": "cut"}
 
+    parts: str = "pair,margin,intra,inter"
     margin: Annotated[float, Range(least=0), Tuned(0.0, 4.0)] = 1.0
     quantization: Annotated[float, Range(least=0), Tuned(1e-3, 1.0, "log")] = 0.1
     intra: Annotated[float, Range(least=0), Tuned(0.05, 5.0, "log")] = 1.0
@@ -146,6 +160,7 @@ class DFH(MemoryMethod):
         self._mu = self.intra if "intra" in on else 0.0
         self._nu = self.inter if "inter" in on else 0.0
         self._nu_scaled = self._nu
+        self._share = 1.0
         self._quantization = self.quantization if self._pair else 1.0
         self._positive_weight = self.positive_weight
         self.centers = nn.Buffer(torch.ones(self.bits, self.classes))
@@ -201,10 +216,10 @@ class DFH(MemoryMethod):
 
     def _set_threshold(self, done: float) -> None:
         """Set mu for an epoch, after a share ``done`` of the stage, in units of the outputs."""
-        rising = 0.0 < self.rise and not bool(self.risen)
-        share = min(1.0, done / self.rise) if rising else 1.0
+        rising = self.rise > 0.0 and not bool(self.risen)
+        self._share = min(1.0, done / self.rise) if rising else 1.0
         unit = self.memory.outputs.abs().mean() if self.unit == "outputs" else 1.0
-        self.threshold.copy_(torch.as_tensor(self._mu * share * unit))
+        self.threshold.copy_(torch.as_tensor(self._mu * self._share * unit))
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the U-step's objective on one batch."""
@@ -244,7 +259,7 @@ class DFH(MemoryMethod):
             centers = self.relaxed if self.joint else self.centers
             codes = self._nearest(self.memory.outputs, labels.mix(centers, shares=True))
             S = labels.collect(codes, shares=True)
-            problem = self._problem(codes, S, T, self._nu_scaled)
+            problem = self._problem(codes, S, T, self._nu_scaled * self._share)
             if self.center_step == "exact":
                 C, flips = problem.exact_sweeps(_numpy(self.centers), self.sweeps)
                 self._move(C)
@@ -260,7 +275,7 @@ class DFH(MemoryMethod):
         ratios = self.memory.outputs / self.threshold.clamp_min(1e-6)
         labels = self.memory.labels
         pull = _centers.JointPull(_numpy(ratios.clamp(-2.0, 2.0)), _numpy(labels.shares()))
-        weights = {"intra": self._mu, "inter": self._nu_scaled}
+        weights = {"intra": self._mu, "inter": self._nu_scaled * self._share}
         C, A = _numpy(self.centers), _numpy(self.target)
         self._move(_centers.coordinate_descent(C, pull, A, sweeps=self.sweeps, **weights)[0])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -132,6 +133,12 @@ class ClassStepHead(FinishedHead):
         self.register_buffer("scores_bias", torch.zeros(classes))
         self.register_buffer("centers", torch.ones(classes, bits))
         self.register_buffer("size", torch.ones(()))
+
+    def with_step(self, weight: float, sharpness: float) -> ClassStepHead:
+        """Return a head that shares all tensors with this one and has another step."""
+        other = copy.copy(self)
+        other.weight, other.sharpness = weight, sharpness
+        return other
 
     def scores(self, features: Tensor) -> Tensor:
         """Features (n, in_features) to the scores (n, classes) of the classifier."""

@@ -16,6 +16,7 @@ from fisherhash.errors import FisherhashError, UsageError, unknown_name
 from fisherhash.model.finished_heads import ClassStepHead, CutHead
 from fisherhash.model.head_base import DISTANCES_AT_ONCE, Head
 
+
 class LinearHead(Head):
     """One linear layer without activation: u = W f + v."""
 

@@ -25,6 +25,7 @@ from fisherhash.model.head_base import Head
 
 DROPOUT = 0.5
 EPOCHS = 30
+LEAST_STEPS = 600  # where there are few images
 BATCH = 256
 RATE = 3e-3
 DECAY = 1e-2
@@ -112,12 +113,13 @@ def fit_classifier(
         weight.requires_grad_()
         bias.requires_grad_()
         optimizer = torch.optim.AdamW([weight, bias], lr=RATE, weight_decay=DECAY)
-        steps = EPOCHS * (count // size)
-        for step in range(steps):
-            if step % (count // size) == 0:
-                index = torch.randperm(count, generator=order).to(inputs.device)
-            first = step % (count // size) * size
-            rows = index[first : first + size]
+        batches = [
+            rows
+            for _ in range(max(EPOCHS, -(-LEAST_STEPS // (count // size))))
+            for rows in torch.randperm(count, generator=order)[: count // size * size].split(size)
+        ]
+        for step, some in enumerate(batches):
+            rows = some.to(inputs.device)
             keep = torch.rand(size, inputs.shape[1], generator=generator, device=inputs.device)
             batch = inputs[rows] * (keep >= DROPOUT) / (1.0 - DROPOUT)
             scores = batch @ weight.T + bias
@@ -127,6 +129,6 @@ def fit_classifier(
                 loss = F.cross_entropy(scores, wanted[rows])
             optimizer.zero_grad()
             loss.backward()
-            optimizer.param_groups[0]["lr"] = RATE * (1.0 - step / steps)
+            optimizer.param_groups[0]["lr"] = RATE * (1.0 - step / len(batches))
             optimizer.step()
     return weight.detach(), bias.detach()
