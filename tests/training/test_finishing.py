@@ -86,7 +86,7 @@ def test_centres_of_mixed_outputs_are_not_known():
 
 def test_without_labels_the_cut_follows_the_outputs_alone():
     """Points along a line keep their order, though no image has a class."""
-    _, head, features, labels = head_of("bihalf")
+    _, head, features, _ = head_of("bihalf")
     found = cut_bits(head, features, torch.zeros(80, 0), bits=BITS, how="between")
     packed = codes.pack(found.logits(features).detach().numpy())
     assert len(np.unique(packed, axis=0)) > 4

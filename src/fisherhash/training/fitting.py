@@ -43,6 +43,7 @@ from fisherhash.training.class_step import ClassStep
 from fisherhash.training.finishing import Ending, check_cut
 from fisherhash.training.loop import METRICS, FrozenImages, LiveImages, Loop
 from fisherhash.training.measuring import WAYS, held_out_top, measure_ways
+from fisherhash.training.recipes import RecipeName, apply_recipe, find_recipe
 from fisherhash.training.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -163,6 +164,7 @@ def fit(
     finetune: bool | None = None,
     protocol: str | Split | None = None,
     settings: Settings | None = None,
+    recipe: RecipeName | None = None,
     device: str | None = None,
     out: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
@@ -184,6 +186,8 @@ def fit(
         protocol: how to split the data: a name, or the split itself; by default what the data
             suggests.
         settings: how to train.
+        recipe: ``best`` or ``paper``: what DFH is trained with where ``options`` and ``settings``
+            do not say otherwise; :func:`train` uses ``best`` by default, and ``fit`` none.
         device: ``cpu``, ``cuda``, …; by default CUDA where there is a GPU.
         out: the model folder; by default nothing is written. An unfinished run in it with the same
             settings is continued.
@@ -204,13 +208,21 @@ def fit(
     info = methods.find(method).info
     collection = data if isinstance(data, Collection) else open_data(data)
     split = _split(collection, info, protocol)
+    live = info.fit == "gradient" and (place.type == "cuda" if finetune is None else finetune)
+    if recipe is not None and method == "dfh" and split is not None:
+        chosen = find_recipe(
+            recipe,
+            finetune=live,
+            classes=len(collection.classes),
+            several=_has_several(collection, split),
+            bits=bits,
+        )
+        options, settings = apply_recipe(chosen, options, settings)
+        logger.info("%s", chosen)
     # A method may draw weights of its own: from the seed, but not the numbers the head draws.
     torch.manual_seed(settings.seed + 1)
     classes, outputs = len(collection.classes), settings.outputs or bits
     learner = methods.create(method, bits=outputs, classes=classes, options=options)
-    live = isinstance(learner, HashMethod) and (
-        place.type == "cuda" if finetune is None else finetune
-    )
     if split is None and settings.validation > 0:
         raise UsageError(
             f"'{collection.name}' has no labels, so a validation slice cannot be measured; "
@@ -292,6 +304,7 @@ def fit(
 def _hasher_of(function: Callable[P, Trained]) -> Callable[P, Hasher]:
     @functools.wraps(function)
     def train(*arguments: P.args, **options: P.kwargs) -> Hasher:
+        options.setdefault("recipe", "best")
         return function(*arguments, **options).hasher
 
     train.__name__ = train.__qualname__ = "train"
@@ -299,7 +312,7 @@ def _hasher_of(function: Callable[P, Trained]) -> Callable[P, Hasher]:
 
 
 train = _hasher_of(fit)
-"""Train a hasher: :func:`fit` without the other results."""
+"""Train a hasher: :func:`fit` with the best recipe by default, without the other results."""
 
 
 def moved_options(
@@ -388,8 +401,7 @@ def _split(
 ) -> Split | None:
     if collection.classes:
         split = protocol if isinstance(protocol, Split) else resolve(collection, protocol)
-        several = collection.labels[split.train].sum(1).max(initial=0) > 1
-        if several and not info.multilabel:
+        if _has_several(collection, split) and not info.multilabel:
             raise NotDefinedError(f"{info.name} is not defined for images with several labels")
         return split
     if info.supervision != "none":
@@ -398,6 +410,11 @@ def _split(
             "into one sub-folder per class, provide a CSV (path,label), or use --method itq"
         )
     return None
+
+
+def _has_several(collection: Collection, split: Split) -> bool:
+    """Whether a training image has several labels."""
+    return bool(collection.labels[split.train].sum(1).max(initial=0) > 1)
 
 
 def _details(trained: Trained, identity: dict[str, Any]) -> dict[str, Any]:
