@@ -51,7 +51,7 @@ def started(name, bits=12, images=None, seed=0):
     head.start(features)
     frozen = FrozenImages(features, labels, head)
     with torch.no_grad():
-        method.start(frozen)
+        method.begin(frozen)
     return method, frozen
 
 
@@ -222,15 +222,36 @@ def test_a_seed_reproduces(name):
     assert any(not torch.equal(first[key], other[key]) for key in first)
 
 
+@pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("name", GRADIENT)
-def test_a_second_stage_goes_on_from_the_first(name):
-    """Fine-tuning starts a method twice; targets drawn anew would undo what the head learned."""
-    method, frozen, history = trained(name)
+def test_a_second_stage_begins_with_the_state_that_the_first_ended_with(name, several):
+    """Fine-tuning begins twice, the second time with other features of the same images.
+
+    Centres, codes, classifiers and code books stay; what is remembered of images is made anew.
+    """
+    if several and not find(name).info.multilabel:
+        pytest.skip("one label per image")
+    method, frozen, _ = trained(name, several=several, epochs=3)
+    learned = {key: value.clone() for key, value in method.state_dict().items()}
+    head = {key: value.clone() for key, value in frozen.head.state_dict().items()}
+    generator = torch.Generator().manual_seed(5)
+    moved = frozen.features() + torch.randn(frozen.features().shape, generator=generator)
+    again = FrozenImages(moved, frozen.labels, frozen.head)
+    torch.manual_seed(7)
     with torch.no_grad():
-        method.start(frozen)
-    loop = Loop(method, frozen, Settings(epochs=1, dropout=0.0, learning_rate=1e-6))
-    (row,) = loop.run()
-    assert row["loss"] < 0.5 * (history[0]["loss"] + history[-1]["loss"])
+        method.begin(again)
+    now = method.state_dict()
+    assert now.keys() == learned.keys()
+    assert set(method.remembered) <= learned.keys()
+    for key, value in now.items():
+        if key in method.remembered:
+            assert not torch.equal(value, learned[key]), f"{key} still holds the old features"
+        elif key != "risen":
+            assert torch.equal(value, learned[key]), f"the second stage lost {key}"
+    for key, value in frozen.head.state_dict().items():
+        assert torch.equal(value, head[key]), f"the second stage lost the head's {key}"
+    if "memory.outputs" in method.remembered:
+        torch.testing.assert_close(now["memory.outputs"], again.outputs())
 
 
 @pytest.mark.parametrize("name", GRADIENT)

@@ -26,7 +26,7 @@ class Fixed:
 
 def started(outputs, labels, **options):
     method = DFH(bits=outputs.shape[1], classes=labels.shape[1], **options)
-    method.start(Fixed(outputs, labels))
+    method.begin(Fixed(outputs, labels))
     return method
 
 
@@ -283,8 +283,8 @@ def test_parts_switch_off(parts, has_pair, mu):
         ({"initial_centers": "gradet"}, "Did you mean 'graded'"),
         ({"affinity": "-0.1"}, "affinity must be between 0 and 1, got -0.1"),
         ({"affinity": "1.5"}, "affinity must be between 0 and 1, got 1.5"),
-        ({"width": "-1"}, "width must be between 0 and 1024, got -1"),
-        ({"width": "2.5"}, "width must be a whole number"),
+        ({"rise": "1.5"}, "rise must be between 0 and 1, got 1.5"),
+        ({"unit": "output"}, "Did you mean 'outputs'"),
         ({"positive_weight": "-1"}, "positive_weight must not be negative, got -1"),
     ],
 )
@@ -318,7 +318,7 @@ class Seen(Fixed):
 def graded(features, labels, bits=24, seed=0, **options):
     outputs = torch.randn(len(labels), bits, generator=torch.Generator().manual_seed(seed))
     method = DFH(bits=bits, classes=labels.shape[1], initial_centers="graded", **options)
-    method.start(Seen(outputs, labels, features))
+    method.begin(Seen(outputs, labels, features))
     return method
 
 
@@ -345,12 +345,12 @@ def test_the_second_stage_keeps_the_graded_code_book(step):
     """The network has moved on and so have its features; the classes keep their codes."""
     features, labels = pairs_of_classes()
     method = graded(features, labels, center_step=step)
-    first = method.centers.clone()
     method.on_epoch_start(Progress(0, 1, 0, 1))
     outputs = torch.randn(60, 24, generator=torch.Generator().manual_seed(7))
-    method.start(Seen(outputs, labels, features.flip(1) ** 2))
-    torch.testing.assert_close(method.centers, first)
-    torch.testing.assert_close(method.relaxed, first)
+    centers, relaxed = method.centers.clone(), method.relaxed.clone()
+    method.begin(Seen(outputs, labels, features.flip(1) ** 2))
+    torch.testing.assert_close(method.centers, centers)
+    torch.testing.assert_close(method.relaxed, relaxed)
     torch.testing.assert_close(method.memory.outputs, outputs)
 
 
@@ -427,3 +427,139 @@ def test_pairs_of_one_kind_have_nothing_to_balance(labels):
     )
     assert float(got["loss"]) == float(plain["loss"])
     assert math.isfinite(float(got["loss"]))
+
+
+def best_joint(outputs, labels, mu, nu, target):
+    """The least value of the printed objective over all C and all B, without the pair term."""
+    bits, classes = outputs.shape[1], labels.shape[1]
+    proportions = labels / labels.sum(1, keepdim=True)
+    least = math.inf
+    for flat in itertools.product([-1.0, 1.0], repeat=bits * classes):
+        C = torch.tensor(flat).reshape(bits, classes)
+        middle = proportions @ C.T
+        b = torch.where(mu * middle + outputs > 0, 1.0, -1.0)
+        value = mu * (b - middle).square().sum() + (b - outputs).square().sum()
+        least = min(least, float(value + nu * (C.T @ C - target).square().sum()))
+    return least
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_with_one_label_the_joint_step_finds_the_least_value_over_codes_and_centres(mu, seed):
+    outputs, labels = toy(bits=3, seed=seed)
+    outputs += 0.7 * labels @ torch.tensor([[1.0, -1, 1], [1, 1, -1], [-1, -1, 1]])
+    method = started(outputs, labels, intra=mu, inter=0.0, joint=True)
+    method.centers.neg_()  # a bad start, which the step by turns would confirm
+    method.on_epoch_start(Progress(0, 1, 0, 1))
+    b = method.binary(outputs, labels)
+    found = mu * (b - labels @ method.centers.T).square().sum() + (b - outputs).square().sum()
+    target = torch.zeros(3, 3)
+    assert float(found) == pytest.approx(best_joint(outputs, labels, mu, 0.0, target), rel=1e-5)
+
+
+def test_by_turns_a_wrong_centre_confirms_itself_and_jointly_it_does_not():
+    """Every image says the opposite of its centre, but by less than mu."""
+    labels = torch.eye(2)[torch.arange(20) % 2]
+    outputs = 0.9 * (2 * labels[:, :1] - 1).repeat(1, 4)
+    found = {}
+    for joint in (False, True):
+        method = started(outputs, labels, inter=0.0, joint=joint)
+        right = method.centers.clone()
+        method.centers.neg_()
+        method.on_epoch_start(Progress(0, 1, 0, 1))
+        found[joint] = torch.equal(method.centers, right)
+        assert method.epoch_metrics()["flips"] == (8 if joint else 0)
+    assert found == {False: False, True: True}
+
+
+@pytest.mark.parametrize("nu", [0.0, 0.05, 0.5])
+def test_no_flip_of_one_bit_improves_what_the_joint_step_finds_with_several_labels(nu):
+    outputs, labels = toy(images=30, bits=4, classes=3, seed=3)
+    labels[::3, 1] = 1.0
+    mu = 0.6
+    scaled = nu * 9 / 30  # the option counts in N / M^2
+    method = started(outputs, labels, intra=mu, inter=scaled, joint=True, sweeps=50)
+    method.on_epoch_start(Progress(0, 1, 0, 1))
+    proportions = labels / labels.sum(1, keepdim=True)
+    target = 4 * (2 * torch.eye(3) - 1)
+
+    def value(C):
+        pulled = (mu * proportions @ C.T + outputs).abs().sum()
+        return float(-2 * pulled + nu * (C.T @ C - target).square().sum())
+
+    best = value(method.centers)
+    for k, i in itertools.product(range(4), range(3)):
+        other = method.centers.clone()
+        other[k, i] *= -1
+        assert value(other) >= best - 1e-3
+
+
+def test_mu_counts_in_units_of_the_outputs():
+    outputs, labels = toy()
+    plain = started(outputs, labels, intra=0.7, unit="outputs")
+    large = started(50 * outputs, labels, intra=0.7, unit="outputs")
+    for method, own in ((plain, outputs), (large, 50 * outputs)):
+        method.on_epoch_start(Progress(0, 1, 0, 1))
+        assert float(method.threshold) == pytest.approx(0.7 * float(own.abs().mean()), rel=1e-5)
+    assert torch.equal(plain.binary(outputs, labels), large.binary(50 * outputs, labels))
+
+
+def test_mu_rises_once():
+    outputs, labels = toy()
+    method = started(outputs, labels, intra=2.0, rise=0.5)
+    seen = []
+    for step in (0, 10, 20, 30):
+        method.on_epoch_start(Progress(step // 10, 4, step, 40))
+        seen.append(float(method.threshold))
+    assert seen == [0.0, 1.0, 2.0, 2.0]
+    method.begin(Fixed(outputs, labels))  # the second stage
+    method.on_epoch_start(Progress(0, 4, 0, 40))
+    assert float(method.threshold) == 2.0
+
+
+def test_the_distances_of_the_centres_are_logged():
+    outputs, labels = toy()
+    method = started(outputs, labels)
+    method.centers.copy_(torch.tensor([[1.0, 1, 1]] * 6))
+    method.centers[0, 0] = -1.0
+    found = method.epoch_metrics()
+    assert found["center_distance_min"] == 0.0
+    assert found["center_distance"] == pytest.approx(2 / 3)
+    assert started(outputs, labels, parts="pair").epoch_metrics() == {}
+
+
+def test_psi_is_half_of_one_over_phi_n_of_the_printed_objective():
+    """The gradient of Eq. 8, pairs in both orders, with phi = 1 / (2 psi N)."""
+    outputs, labels = toy()
+    psi, count = 0.2, len(outputs)
+    method = started(outputs, labels, quantization=psi, margin=0.5)
+    ours = outputs.clone().requires_grad_()
+    method.loss(ours, batch_of(labels, range(count)))["loss"].backward()
+    printed = outputs.clone().requires_grad_()
+    similar = labels @ labels.T > 0
+    theta = 0.5 * printed @ printed.T
+    losses = torch.nn.functional.softplus(0.5 - torch.where(similar, theta, -theta))
+    pairs = losses[~torch.eye(count, dtype=torch.bool)].sum()
+    target = method.binary(outputs, labels)
+    # Ours is a mean over N (N - 1) pairs.
+    phi = 1 / (2 * psi * (count - 1))
+    (phi * pairs + (printed - target).square().sum()).backward()
+    torch.testing.assert_close(ours.grad * count / psi, printed.grad)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_pair_part_alone_is_dpsh(several):
+    outputs, labels = toy()
+    if several:
+        labels[::4, 0] = 1.0
+    pair = started(outputs, labels, parts="pair", quantization=0.03)
+    dpsh = create("dpsh", bits=6, classes=3, options={"quantization": 0.03, "loss_scale": 1.0})
+    dpsh.begin(Fixed(outputs, labels))
+    batch = batch_of(labels, [0, 4, 8, 9])
+    gradients = []
+    for method in (pair, dpsh):
+        u = (outputs[batch.index] + 0.1).requires_grad_()
+        terms = method(u, batch)
+        terms["loss"].backward()
+        gradients.append((terms["loss"].detach(), u.grad))
+    torch.testing.assert_close(gradients[0], gradients[1])

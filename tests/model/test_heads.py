@@ -13,10 +13,10 @@ from fisherhash.model.hasher import Hasher
 from fisherhash.model.heads import (
     HEADS,
     ArgmaxHead,
-    CutHead,
     LinearHead,
     ProductHead,
     SlicedHead,
+    WideHead,
     restore_head,
 )
 
@@ -28,7 +28,8 @@ CHOOSING = {"argmax", "product"}
 def made(kind, bits, in_features=24):
     """A head with whatever else its kind needs."""
     needs = inspect.signature(HEADS[kind]).parameters.values()
-    more = {"classes": 5, "width": 20}
+    outputs = 20 if kind == "cut-logits" else bits
+    more = {"classes": 5, "width": 20, "inner": LinearHead(in_features, outputs)}
     return HEADS[kind](
         in_features,
         bits,
@@ -273,15 +274,15 @@ def test_distances_of_logits_rank_codes_as_squared_distances_do(monkeypatch):
     database = codes.pack(rows)
     squared = ((queries.numpy()[:, None] - rows) ** 2).sum(2)
     for block in (7, 2**20):
-        monkeypatch.setattr("fisherhash.model.heads.DISTANCES_AT_ONCE", block)
+        monkeypatch.setattr("fisherhash.model.head_base.DISTANCES_AT_ONCE", block)
         found = torch.cat(list(head.distances(queries, database))).numpy()
         same = (queries.numpy() ** 2).sum(1, keepdims=True) + 10
         assert found + same == pytest.approx(squared, abs=1e-4)
         assert np.array_equal(found[:, 20:], found[:, :10])  # equal codes tie exactly
 
 
-def test_a_cut_head_asks_with_what_its_bits_are_cut_from():
-    head = CutHead(16, 4, 6)
+def test_a_wide_head_queries_with_what_its_bits_are_cut_from():
+    head = WideHead(16, 4, 6)
     head.start(features())
     torch.nn.init.normal_(head.mixing)
     assert torch.equal(head.query(features()), head.logits(features()))
@@ -299,10 +300,10 @@ def test_an_argmax_head_gives_the_code_of_the_likeliest_class():
 CUTS = pytest.mark.parametrize(("bits", "width"), [(12, 30), (12, 5), (12, 12), (1, 3), (7, 1)])
 
 
-def cut_head(bits, width):
+def wide_head(bits, width):
     """As training leaves it: what the bits are cut with is no longer what it was at the start."""
     torch.manual_seed(bits)
-    head = CutHead(16, bits, width)
+    head = WideHead(16, bits, width)
     head.start(features())
     head.mixing.copy_(torch.randn(bits, width))
     head.offsets.copy_(torch.randn(bits))
@@ -311,7 +312,7 @@ def cut_head(bits, width):
 
 @CUTS
 def test_bits_are_cut_from_the_outputs_by_a_second_layer(bits, width):
-    head = cut_head(bits, width)
+    head = wide_head(bits, width)
     outputs, logits = head(features()), head.logits(features())
     assert outputs.shape == (60, width)
     assert logits.shape == (60, bits)
@@ -323,8 +324,8 @@ def test_bits_are_cut_from_the_outputs_by_a_second_layer(bits, width):
 
 
 @CUTS
-def test_a_cut_head_starts_with_outputs_of_unit_scale_and_their_signs_as_bits(bits, width):
-    head = CutHead(16, bits, width)
+def test_a_wide_head_starts_with_outputs_of_unit_scale_and_their_signs_as_bits(bits, width):
+    head = WideHead(16, bits, width)
     head.start(5 + 100 * features(400))
     outputs = head.eval()(5 + 100 * features(400))
     torch.testing.assert_close(outputs.mean(0), torch.zeros(width), atol=1e-3, rtol=0)
@@ -335,8 +336,8 @@ def test_a_cut_head_starts_with_outputs_of_unit_scale_and_their_signs_as_bits(bi
 
 
 @CUTS
-def test_a_restored_cut_head_gives_the_same_codes(bits, width):
-    head = cut_head(bits, width)
+def test_a_restored_wide_head_gives_the_same_codes(bits, width):
+    head = wide_head(bits, width)
     assert head.config()["width"] == width
     other = restore_head(head.config())
     assert {"mixing", "offsets"} <= other.state_dict().keys()
@@ -345,7 +346,7 @@ def test_a_restored_cut_head_gives_the_same_codes(bits, width):
     assert torch.equal(other.logits(features()) > 0, head.logits(features()) > 0)
 
 
-@pytest.mark.parametrize("head", [SlicedHead, ProductHead, CutHead])
+@pytest.mark.parametrize("head", [SlicedHead, ProductHead, WideHead])
 @pytest.mark.parametrize("width", [0, -3])
 def test_impossible_widths(head, width):
     with pytest.raises(UsageError, match="at least one"):

@@ -288,7 +288,7 @@ def finishing(settings, **options):
 
     def validate():
         seen.append(float(head.linear.bias.detach().max()))
-        return seen[-1]
+        return {"validation_map": seen[-1]}
 
     images = FrozenImages(features, labels, head)
     return Loop(learner, images, settings, validate=validate, **options), seen

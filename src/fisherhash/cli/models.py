@@ -27,6 +27,7 @@ from fisherhash.cli.base import (
 )
 from fisherhash.errors import FisherhashError, UsageError, printable, unknown_name
 from fisherhash.system.options import parse_pairs
+from fisherhash.training.recipes import RecipeName
 from fisherhash.training.settings import Settings
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def train(
     out: Path,
     method: str = "dfh",
     bits: int = 48,
+    recipe: RecipeName = "best",
     set_: Annotated[list[str] | None, Parameter(name="--set", negative="")] = None,
     network: NetworkFlags = DEFAULT_NETWORK,
     protocol: ProtocolName = None,
@@ -75,6 +77,8 @@ def train(
         out: The model folder.
         method: How codes are learned; see: fisherhash methods.
         bits: Length of the codes, 1 to 1024.
+        recipe: What DFH is trained with where no option says otherwise: the best known recipe for
+            the data, or the method as printed in the paper.
         set_: A hyper-parameter of the method, NAME=VALUE; may be repeated.
         resume: Require an unfinished run to continue.
         overwrite: Replace what the model folder holds.
@@ -106,6 +110,7 @@ def train(
         options=options,
         protocol=split,
         settings=settings,
+        recipe=recipe,
         out=out,
         overwrite=overwrite,
         measured=evaluate,

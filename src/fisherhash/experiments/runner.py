@@ -50,7 +50,7 @@ def _run_cell(cell: Cell, stage: OpenBench) -> dict[str, Any]:
     row: dict[str, Any] = {"options": methods.resolved_options(trained.method)}
     began = time.perf_counter()
     if cell.measured:
-        found = trained.evaluations(bank=stage.bank, real_queries=cell.real_queries)
+        found = [*trained.measurements(bank=stage.bank).values()][: 1 + cell.real_queries]
         names = ("evaluation", "real_queries")[: len(found)]
         row |= {name: one.to_json() for name, one in zip(names, found, strict=True)}
     elif trained.history:

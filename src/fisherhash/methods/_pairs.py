@@ -97,6 +97,11 @@ class TrainingLabels(nn.Module):
         weight = self.collect(torch.ones_like(values[:, :1]), shares=True)
         return self.collect(values, shares=True) / weight.clamp_min(1e-12)
 
+    def shares(self) -> Tensor:
+        """Return all class proportions (N, classes)."""
+        eye = torch.eye(self.classes, device=self.numbers.device)
+        return self.mix(eye, shares=True)
+
     def gram(self, *, shares: bool) -> Tensor:
         """Return Y Y^T (classes, classes); with one label per image its diagonal (classes,)."""
         if self.single:
@@ -151,12 +156,18 @@ class PairMemory(nn.Module):
 class MemoryMethod(HashMethod):
     """A method that remembers the last outputs of all training images."""
 
+    remembered = ("memory.outputs",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.memory = PairMemory()
 
     def start(self, train: TrainingSet) -> None:
         """Fill the memory of outputs."""
+        self.memory.fill(train)
+
+    def refresh(self, train: TrainingSet) -> None:
+        """Fill the memory with the outputs as they are now."""
         self.memory.fill(train)
 
     def after_step(self, outputs: Tensor, batch: Batch) -> None:

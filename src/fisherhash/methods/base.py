@@ -75,7 +75,7 @@ class Progress:
 
 
 class TrainingSet(Protocol):
-    """The whole training set, for :meth:`HashMethod.start`."""
+    """The whole training set, for :meth:`HashMethod.start` and :meth:`HashMethod.refresh`."""
 
     @property
     def labels(self) -> Tensor:
@@ -132,9 +132,17 @@ class HashMethod(CheckedOptions, nn.Module):
         classes: Number of classes.
     """
 
+    remembered: ClassVar[tuple[str, ...]] = ()
+    """Names of the buffers that hold features or outputs of the training images. ``refresh``
+    computes them again; everything else that a method has learned stays."""
+
+    moved: ClassVar[Mapping[str, str]] = {}
+    """Options of earlier versions that are training settings now, by their old names."""
+
     def __post_init__(self) -> None:
         nn.Module.__init__(self)  # the options, plain values, are stored already
         super().__post_init__()
+        self._begun = False
 
     @property
     def capturable(self) -> bool:
@@ -150,12 +158,33 @@ class HashMethod(CheckedOptions, nn.Module):
         """Return the head that this method trains."""
         return LinearHead(in_features, self.bits)
 
-    def start(self, train: TrainingSet) -> None:
-        """Allocate and fill the state, before the first step of a stage, without gradient.
+    def begin(self, train: TrainingSet) -> None:
+        """Begin a stage: ``start`` in the first one, ``refresh`` in every later one.
 
-        Fine-tuning has two stages: the head alone, then the whole network. State that the second
-        stage must neither lose nor draw again (targets, a classifier) stays as the first left it.
+        Fine-tuning has two stages: the head alone, then the whole network.
         """
+        if self._begun:
+            self.refresh(train)
+        else:
+            self.start(train)
+            self._begun = True
+
+    def start(self, train: TrainingSet) -> None:
+        """Allocate and fill the state, once, before the first step, without gradient."""
+
+    def refresh(self, train: TrainingSet) -> None:
+        """Compute what depends on features or outputs again, before a later stage; no gradient.
+
+        What the method has learned (centres, codes, a classifier) stays as the last stage left it.
+        """
+
+    def class_centers(self) -> Tensor | None:
+        """Return the centres (classes, bits) that a class's logits are pulled to, or None."""
+        return None
+
+    def epoch_metrics(self) -> dict[str, float]:
+        """Return numbers to log after an epoch, beside the means of the loss terms."""
+        return {}
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the batch's loss under the key ``loss``, and other terms to log. Pure."""

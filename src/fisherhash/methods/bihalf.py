@@ -59,6 +59,8 @@ class BiHalf(HashMethod):
         supervision="none",
     )
 
+    remembered = ("middle",)
+
     gamma: NotNegative = 1.0
     center: bool = True
 
@@ -68,6 +70,10 @@ class BiHalf(HashMethod):
 
     def start(self, train: TrainingSet) -> None:
         """Measure the mean of the features."""
+        self.refresh(train)
+
+    def refresh(self, train: TrainingSet) -> None:
+        """Measure the mean of the features as they are now."""
         if self.center:
             self.middle = train.features().float().mean(0)
 

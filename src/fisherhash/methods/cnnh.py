@@ -84,7 +84,6 @@ class CNNH(HashMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.classifier: nn.Linear | None = None
-        self._seed: int | None = None
         self.targets = nn.Buffer(torch.zeros(1, self.bits))
         self.rows = nn.Buffer(torch.empty(0, dtype=torch.int64))
 
@@ -98,11 +97,8 @@ class CNNH(HashMethod):
         """Run stage 1: find the target code of every label row, and the row of every image."""
         labels = train.labels.cpu().numpy() > 0
         groups = LabelRows.of(labels)
-        # Drawn from torch's generator, so that it depends on the training's seed; and drawn once,
-        # so that both stages of fine-tuning regress the same codes.
-        if self._seed is None:
-            self._seed = int(torch.randint(2**31, ()))
-        rng = np.random.default_rng(self._seed)
+        # Drawn from torch's generator, so that it depends on the training's seed.
+        rng = np.random.default_rng(int(torch.randint(2**31, ())))
         H = target_codes(groups, self.bits, self.sweeps, self.representatives, rng)
         distinct = len(np.unique(H, axis=0))
         if groups.single and distinct < len(H):

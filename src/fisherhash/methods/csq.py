@@ -68,6 +68,10 @@ class CSQ(HashMethod):
         votes = labels.float() @ self.centers
         return torch.where(votes == 0, self.tie, votes.sign())
 
+    def class_centers(self) -> Tensor:
+        """Return the fixed centres."""
+        return self.centers
+
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the binary cross-entropy to the centre, plus the distance of |tanh u| from 1."""
         u = outputs.float()

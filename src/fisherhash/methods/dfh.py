@@ -1,19 +1,19 @@
 """Deep Fisher Hashing (Li, Pei, Zha, van Gemert, BMVC 2019)."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fisherhash.codes import MAX_BITS
 from fisherhash.errors import UsageError, unknown_name
-from fisherhash.methods import _centers, _cutting
+from fisherhash.methods import _centers
 from fisherhash.methods._codebooks import far_apart
-from fisherhash.methods._options import NotNegative, PositiveInt, Range
+from fisherhash.methods._options import NotNegative, PositiveInt
 from fisherhash.methods._pairs import MemoryMethod, class_proportions, quantization_error
 from fisherhash.methods.base import Batch, MethodInfo, Progress, TrainingSet, register, sign
-from fisherhash.model.heads import CutHead, Head
+from fisherhash.system.options import Range, Tuned
 
 DFH_PARTS = ("pair", "margin", "intra", "inter")
 
@@ -49,34 +49,49 @@ class DFH(MemoryMethod):
       sums over all pairs but trains by batches.) One pass before the first step fills this memory.
       The pair of an image with itself is left out.
     * Sums become means: the pair term over its pairs, the quantisation term over images. Its
-      weight ``quantization`` is psi of Eq. 3; in the scaling of Eq. 8 that is phi = 1 / (psi N),
-      with pairs in both orders. The term appears once (the paper writes it twice).
+      weight ``quantization`` is psi of Eq. 3. In the scaling of Eq. 8 that is phi = 1 / (2 psi N)
+      with pairs in both orders, or 1 / (psi N) with each pair once: only the batch's side of a pair
+      has a gradient here. The term appears once (the paper writes it twice).
     * psi and eta are constant penalties; the paper calls them Lagrange multipliers.
     * The centre step is solved on the whole training set, at the start of every epoch, with
       B = sgn(mu C Y + U) from the remembered outputs, ``alternations`` times C then B.
     * V starts at the class means of the outputs of the first pass (weighted by y for several
-      labels), C at sgn(V). The B-step uses C, not V.
+      labels), C at sgn(V). The B-step uses C, not V. When the whole network is trained after the
+      head, C and V go on from where the head's training left them.
     * sgn(0) is -1, the bit of a logit that is not greater than 0; no bit is ever 0.
     * The paper states no step size for the gradient step; ours backtracks.
     * Without the pair part the quantisation term has weight 1, because it has nothing to balance.
 
-    The following options go beyond the paper and are off by default. They address one weakness:
-    when training ends, the images of a class share one code, and all other classes are equally far.
-    That is right at the top of a ranking, but it orders nothing among the images that lie between
-    two classes.
+    The following options go beyond the paper and are off by default. Three let the centres move.
+    With mu = 1 and outputs near 1, b = sgn(mu C y + u) is the bit of the old centre for nearly
+    every image, and the next C-step finds the centre confirmed: it flips bits in the first epoch
+    and hardly any later.
+
+    * ``joint``: the exact C-step lets B follow C, instead of holding it still. The minimum over B
+      is known for any C, so the best centre is a vote of the outputs in which the old centre has no
+      part: with one label per image, sgn of the sum of u cut to [-mu, mu] (``_centers.JointPull``).
+      The gradient step computes B from the real V, not from its signs.
+    * ``unit="outputs"``: mu counts in units of the mean of |u|, so that it means the same at every
+      scale of the outputs.
+    * ``rise``: mu rises from 0 during the first part of the training, so that the pairs decide
+      where classes lie before the centres hold them there.
+
+    The others address another weakness: when training ends, the images of a class share one code,
+    and all other classes are equally far. That is right at the top of a ranking, but it orders
+    nothing among the images that lie between two classes.
 
     * ``initial_centers="graded"``: classes that look similar get nearer centres than others. Off
       the diagonal A = K (a G - (1 - a) / (M - 1)), with G the cosines between the class means of
       the first features, measured from the mean of all, and a the ``affinity``. -1/(M-1) is what M
       equally distant codes can reach; -1, as printed, cannot be reached for M > 2. C starts at the
       best of several local minima of ||C^T C - A||_F^2.
-    * ``width``: everything above is trained with this many outputs, and K bits are then cut from
-      them. The cut gives images between classes codes between those of the classes
-      (``methods/_cutting.py``; ``cut="between"``), or takes the signs of the first K outputs
-      (``cut="outputs"``). So few bits can be trained with many outputs, and many bits can be cut
-      from few.
     * ``positive_weight``, because with M classes one pair in M is similar; and
       ``initial_centers="far-apart"``.
+
+    Two means that help are open to every method and belong to the training settings: ``outputs``,
+    more outputs than bits, from which the bits are cut; and the class step, which gives new images
+    the code sgn(u + mu s C p), the B-step above with estimated classes
+    (``training/class_step.py``).
 
     The paper tunes its weights by cross-validation and prints none of them. We checked the defaults
     below on a held-out fifth of CIFAR-10's 5,000 training images, at 12 and 48 bits.
@@ -94,6 +109,9 @@ class DFH(MemoryMethod):
             The released step has its own weight, 1, unless this is 0.
         relaxation: eta, of the gradient centre step.
         center_step: How C is found.
+        joint: Whether B follows C within a centre step.
+        unit: What mu is measured in: ``one``, as in the paper, or the mean of |u| (``outputs``).
+        rise: Share of the first stage of training in which mu rises from 0.
         alternations: How often C and B take turns at the start of an epoch.
         sweeps: Passes over the classes in an exact step, which ends early when nothing flips.
         gradient_steps: Steps on V in a gradient step.
@@ -101,12 +119,7 @@ class DFH(MemoryMethod):
             each kind has half of the weight.
         initial_centers: The signs of the class ``means``, as in the paper; a ``far-apart`` code
             book that does not depend on the data; or ``graded`` by how similar the classes look.
-        affinity: a, how much graded centres, and the code book that a cut starts from, follow the
-            classes' similarity; 0 is not at all.
-        width: Outputs to train and to cut the bits from; 0 for K outputs, whose signs are the
-            bits, as in the paper.
-        cut: How K bits are cut from the ``width`` outputs: so that images ``between`` classes get
-            codes between theirs, or as the signs of the first K ``outputs``.
+        affinity: a, how much graded centres follow the classes' similarity; 0 is not at all.
     """
 
     info = MethodInfo(
@@ -118,66 +131,55 @@ class DFH(MemoryMethod):
         supervision="pairs and classes",
     )
 
+    moved: ClassVar[Mapping[str, str]] = {"width": "outputs", "cut": "cut"}
+
     parts: str = "pair,margin,intra,inter"
-    margin: NotNegative = 1.0
-    quantization: NotNegative = 0.1
-    intra: NotNegative = 1.0
-    inter: NotNegative = 2.0
-    relaxation: NotNegative = 1.0
-    center_step: Literal["exact", "gradient", "released"] = "exact"
+    margin: Annotated[float, Range(least=0), Tuned(0.0, 4.0)] = 1.0
+    quantization: Annotated[float, Range(least=0), Tuned(1e-3, 1.0, "log")] = 0.1
+    intra: Annotated[float, Range(least=0), Tuned(0.05, 5.0, "log")] = 1.0
+    inter: Annotated[float, Range(least=0), Tuned(0.01, 10.0, "log")] = 2.0
+    relaxation: Annotated[float, Range(least=0), Tuned(0.01, 10.0, "log")] = 1.0
+    center_step: Annotated[
+        Literal["exact", "gradient", "released"], Tuned(choices=("exact", "gradient"))
+    ] = "exact"
+    joint: bool = False
+    unit: Literal["one", "outputs"] = "one"
+    rise: Annotated[float, Range(least=0, most=1)] = 0.0
     alternations: PositiveInt = 2
     sweeps: PositiveInt = 5
     gradient_steps: PositiveInt = 50
     positive_weight: NotNegative = 1.0
     initial_centers: Literal["means", "far-apart", "graded"] = "means"
     affinity: Annotated[float, Range(least=0, most=1)] = 0.5
-    width: Annotated[int, Range(least=0, most=MAX_BITS)] = 0
-    cut: Literal["between", "outputs"] = "between"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         on = _check_parts(self.parts)
-        if self.cut == "outputs" and 0 < self.width < self.bits:
-            raise UsageError(
-                f"dfh: {self.bits} bits cannot be the signs of {self.width} outputs; give a width "
-                "of at least the bits, or cut='between'"
-            )
         self._pair = "pair" in on
         self._margin = self.margin if "margin" in on else 0.0
         self._mu = self.intra if "intra" in on else 0.0
         self._nu = self.inter if "inter" in on else 0.0
         self._nu_scaled = self._nu
+        self._share = 1.0
         self._quantization = self.quantization if self._pair else 1.0
-        self.centers = nn.Buffer(torch.ones(self.output_width, self.classes))
-        self.relaxed = nn.Buffer(torch.zeros(self.output_width, self.classes))
         self._positive_weight = self.positive_weight
-        # A of the inter-class term, and the graded code book, which is found once for all stages.
-        self._target = _centers.opposed(self.output_width, self.classes)
-        self._graded: _centers.Matrix | None = None
-        # Others own both: the head is saved with the model, the images are not saved.
-        self._heads: list[CutHead] = []
-        self._train: TrainingSet | None = None
+        self.centers = nn.Buffer(torch.ones(self.bits, self.classes))
+        self.relaxed = nn.Buffer(torch.zeros(self.bits, self.classes))
+        # A of the inter-class term.
+        self.target = nn.Buffer(torch.from_numpy(_centers.opposed(self.bits, self.classes)))
+        # mu in units of u, as it is in this epoch.
+        self.threshold = nn.Buffer(torch.tensor(self._mu))
+        self.flips = nn.Buffer(torch.zeros((), dtype=torch.int64))
+        # Whether mu has risen: it does so once, in the first stage.
+        self.risen = nn.Buffer(torch.tensor(False))
 
     @property
     def capturable(self) -> bool:
         """The released centre step runs on the host."""
         return self.center_step != "released"
 
-    @property
-    def output_width(self) -> int:
-        """``width`` outputs, or ``bits`` where it is 0."""
-        return self.width or self.bits
-
-    def head(self, in_features: int) -> Head:
-        """Return a linear layer; with ``width``, one of that many outputs and a cut of the bits."""
-        if not self.width:
-            return super().head(in_features)
-        self._heads = [CutHead(in_features, self.bits, self.width)]
-        return self._heads[0]
-
     def start(self, train: TrainingSet) -> None:
         """Fill the memory of outputs, and set the initial centres."""
-        self._train = train
         super().start(train)
         outputs, labels = self.memory.outputs, self.memory.labels
         self._nu_scaled = self._nu * len(outputs) / max(self.classes, 1) ** 2
@@ -185,23 +187,39 @@ class DFH(MemoryMethod):
             similar = labels.similar_share()
             self._positive_weight = (1.0 - similar) / similar if 0 < similar < 1 else 1.0
         if self.initial_centers == "far-apart":
-            self.relaxed = far_apart(self.classes, self.output_width).T.to(outputs)
+            self.relaxed = far_apart(self.classes, self.bits).T.to(outputs)
         elif self.initial_centers == "graded":
-            if self._graded is None:
-                means = _numpy(labels.means(_standardised(train.features())))
-                self._target = _centers.graded(means, self.output_width, self.affinity)
-                self._graded = _centers.code_book(self._target, means)
-            self.relaxed = torch.from_numpy(self._graded).to(outputs)
+            means = _numpy(labels.means(_standardised(train.features())))
+            target = _centers.graded(means, self.bits, self.affinity)
+            self.relaxed = torch.from_numpy(_centers.code_book(target, means)).to(outputs)
+            self.target.copy_(torch.from_numpy(target))
         else:
             self.relaxed = labels.means(outputs)
         self.centers = sign(self.relaxed)
+        self._set_threshold(0.0)
+
+    def refresh(self, train: TrainingSet) -> None:
+        """Fill the memory anew; the centres stay as the last stage left them."""
+        super().refresh(train)
+        self.risen.fill_(True)
+
+    def class_centers(self) -> Tensor | None:
+        """Return C; None without centres."""
+        return self.centers.T if self._mu > 0 else None
 
     def binary(self, outputs: Tensor, proportions: Tensor) -> Tensor:
         """Take the B-step: return the codes (n, bits) nearest to outputs and class centres."""
         return self._nearest(outputs, proportions @ self.centers.T)
 
     def _nearest(self, outputs: Tensor, centers: Tensor) -> Tensor:
-        return sign(self._mu * centers + outputs.detach().float())
+        return sign(self.threshold * centers + outputs.detach().float())
+
+    def _set_threshold(self, done: float) -> None:
+        """Set mu for an epoch, after a share ``done`` of the stage, in units of the outputs."""
+        rising = self.rise > 0.0 and not bool(self.risen)
+        self._share = min(1.0, done / self.rise) if rising else 1.0
+        unit = self.memory.outputs.abs().mean() if self.unit == "outputs" else 1.0
+        self.threshold.copy_(torch.as_tensor(self._mu * self._share * unit))
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the U-step's objective on one batch."""
@@ -223,51 +241,72 @@ class DFH(MemoryMethod):
             codes = self.binary(outputs, proportions)
             S, T = codes.T @ proportions, proportions.T @ proportions
             problem = self._problem(codes, S, T, 1.0 if self._nu else 0.0)
-            self.centers.copy_(torch.from_numpy(problem.linear_sweep(_numpy(self.centers))))
+            self._move(problem.linear_sweep(_numpy(self.centers)))
 
     def on_epoch_start(self, progress: Progress) -> None:
         """Take the C-step over the whole training set, alternating with the B-step."""
+        self.flips.zero_()
+        self._set_threshold(progress.step / max(progress.steps, 1))
         if self._mu == 0 or self.center_step == "released":
+            return
+        if self.joint and self.center_step == "exact":
+            self._joint_step()
             return
         labels = self.memory.labels
         T = labels.gram(shares=True)
         for _ in range(self.alternations):
-            codes = self._nearest(self.memory.outputs, labels.mix(self.centers, shares=True))
+            # Together with the codes, V moves: C, its signs, would confirm itself through them.
+            centers = self.relaxed if self.joint else self.centers
+            codes = self._nearest(self.memory.outputs, labels.mix(centers, shares=True))
             S = labels.collect(codes, shares=True)
-            problem = self._problem(codes, S, T, self._nu_scaled)
+            problem = self._problem(codes, S, T, self._nu_scaled * self._share)
             if self.center_step == "exact":
                 C, flips = problem.exact_sweeps(_numpy(self.centers), self.sweeps)
-                self.centers.copy_(torch.from_numpy(C))
+                self._move(C)
                 if not flips:
                     break
             else:
                 V = problem.descend(_numpy(self.relaxed), self.gradient_steps)
                 self.relaxed.copy_(torch.from_numpy(V))
-                self.centers.copy_(sign(self.relaxed))
+                self._move(_centers.signs(V))
+
+    def _joint_step(self) -> None:
+        """Take the C-step with codes that follow the centres."""
+        ratios = self.memory.outputs / self.threshold.clamp_min(1e-6)
+        labels = self.memory.labels
+        pull = _centers.JointPull(_numpy(ratios.clamp(-2.0, 2.0)), _numpy(labels.shares()))
+        weights = {"intra": self._mu, "inter": self._nu_scaled * self._share}
+        C, A = _numpy(self.centers), _numpy(self.target)
+        self._move(_centers.coordinate_descent(C, pull, A, sweeps=self.sweeps, **weights)[0])
+
+    def _move(self, centers: _centers.Matrix) -> None:
+        moved = torch.from_numpy(centers).to(self.centers)
+        self.flips += (moved != self.centers).sum()
+        self.centers.copy_(moved)
+
+    def epoch_metrics(self) -> dict[str, float]:
+        """Return the bits of centres flipped in the epoch, and the centres' Hamming distances."""
+        if self._mu == 0 or self.classes < 2:
+            return {}
+        C = self.centers
+        different = ~torch.eye(self.classes, dtype=torch.bool, device=C.device)
+        distances = (self.bits - C.T @ C)[different] / 2
+        return {
+            "flips": float(self.flips),
+            "center_distance": float(distances.mean()),
+            "center_distance_min": float(distances.min()),
+        }
 
     def _problem(self, codes: Tensor, S: Tensor, T: Tensor, inter: float) -> _centers.CenterProblem:
         return _centers.CenterProblem(
             _numpy(S),
             _numpy(T),
-            self._target,
+            _numpy(self.target),
             codes=codes.numel(),
             intra=self._mu,
             inter=inter,
             relaxation=self.relaxation,
         )
-
-    def finish(self) -> None:
-        """Cut the bits from the current outputs of the training images."""
-        train, self._train = self._train, None  # frees pixels and network, which are large
-        if not self._heads or train is None or self.cut == "outputs":
-            return  # a new head already takes the first outputs' signs
-        outputs, labels = train.outputs().float(), self.memory.labels
-        means = _numpy(labels.means(outputs))
-        book = _centers.code_book(_centers.graded(means, self.bits, self.affinity), means)
-        targets = labels.mix(torch.from_numpy(book).to(outputs), shares=True)
-        mixing, offsets = _cutting.cut(outputs, targets)
-        self._heads[0].mixing.copy_(mixing)
-        self._heads[0].offsets.copy_(offsets)
 
 
 def _standardised(features: Tensor) -> Tensor:

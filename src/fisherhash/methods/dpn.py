@@ -52,6 +52,10 @@ class DPN(HashMethod):
         super().__post_init__()
         self.targets = nn.Buffer(far_apart(self.classes, self.bits, seed=self.codebook_seed))
 
+    def class_centers(self) -> Tensor:
+        """Return the fixed targets."""
+        return self.targets
+
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the hinge to each of an image's targets, averaged over its labels."""
         u = outputs.float()

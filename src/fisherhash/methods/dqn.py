@@ -93,6 +93,10 @@ class DQN(HashMethod):
         seed(self._head, outputs)
         refine(self._head, outputs, self.sweeps)
 
+    def refresh(self, train: TrainingSet) -> None:
+        """Go on from the codebooks found so far, which the next epoch refines."""
+        self._train = train
+
     def on_epoch_start(self, progress: Progress) -> None:
         """Refine the codebooks on the current outputs of the whole training set."""
         self.strength.fill_(self.quantization if progress.epoch >= self.warm_up else 0.0)

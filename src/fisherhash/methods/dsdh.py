@@ -81,7 +81,6 @@ class DSDH(MemoryMethod):
         """Fill the memory of outputs; the codes start at the outputs' signs."""
         super().start(train)
         self.codes = sign(self.memory.outputs).to(torch.int8)
-        self.classifier = self.classifier.to(self.codes.device)
 
     def on_epoch_start(self, progress: Progress) -> None:
         """Take the W-step, then the B-step, over the whole training set."""

@@ -48,13 +48,10 @@ class GreedyHash(HashMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.classifier = nn.Linear(self.bits, self.classes, bias=False)
-        self._drawn = False
 
     def start(self, train: TrainingSet) -> None:
-        """Draw the classifier's weights with the training's seed, in the first stage only."""
-        if not self._drawn:
-            self.classifier.reset_parameters()
-            self._drawn = True
+        """Draw the classifier's weights with the training's seed."""
+        self.classifier.reset_parameters()
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the cross-entropy of the code's classification, plus the cubic term."""

@@ -62,6 +62,10 @@ class OrthoHash(HashMethod):
         """Return a linear layer with batch normalisation."""
         return BatchNormHead(in_features, self.bits)
 
+    def class_centers(self) -> Tensor:
+        """Return the fixed codes."""
+        return self.codes
+
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the cross-entropy of scaled cosines, with a margin for the image's own classes."""
         # Batch normalisation turns identical images into zeros, which have no direction; the bound

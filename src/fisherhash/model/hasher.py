@@ -121,7 +121,7 @@ class Hasher:
     def logits(self, images: Images) -> NDArray[np.float32]:
         """The real outputs (n, bits) that the codes are cut from: bit = logit > 0."""
         rows = [np.empty((0, self.bits), dtype=np.float32)]
-        for part in self._feature_blocks(images):
+        for part in self.feature_blocks(images):
             for item in part.skipped:
                 raise UnreadableImage(f"{item.name}: {item.reason}", passing=item.passing)
             rows.append(self.logits_of_features(part.values))
@@ -145,7 +145,7 @@ class Hasher:
             cached: store the features on disk, for a backbone that encodes this collection again.
             queries: also compute the real-valued queries.
         """
-        for part in self._feature_blocks(source, indices, block, cached):
+        for part in self.feature_blocks(source, indices, block, cached):
             yield self._encoded(part, queries)
 
     def encode_collection(
@@ -182,7 +182,7 @@ class Hasher:
         real = in_fixed_batches(self.head.query, rows.values, self.device) if queries else None
         return EncodedBlock(rows.indices, packed, real, rows.skipped)
 
-    def _feature_blocks(
+    def feature_blocks(
         self,
         source: Collection | PixelBank | Images,
         indices: NDArray[np.int64] | None = None,

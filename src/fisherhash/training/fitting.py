@@ -8,7 +8,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,15 +30,20 @@ from fisherhash.data.splits import hash_order
 from fisherhash.errors import FisherhashError, NotDefinedError, UsageError
 from fisherhash.evaluation import Evaluation
 from fisherhash.methods import HashMethod
+from fisherhash.model.finished_heads import ClassStepHead
 from fisherhash.model.folder import is_unfinished
 from fisherhash.model.hasher import Hasher
-from fisherhash.model.heads import Head
+from fisherhash.model.head_base import Head
 from fisherhash.model.runtime import TorchRuntime, feature_rows, on_device
 from fisherhash.system import storage
 from fisherhash.system.devices import choose_device
+from fisherhash.system.options import options_of
 from fisherhash.training.checkpoints import check_resumable, discard_checkpoint
-from fisherhash.training.loop import METRICS, FrozenImages, LiveImages, Loop, evaluation_mode
-from fisherhash.training.measuring import EncodedSplit, encode_split, measure
+from fisherhash.training.class_step import ClassStep
+from fisherhash.training.finishing import Ending, check_cut
+from fisherhash.training.loop import METRICS, FrozenImages, LiveImages, Loop
+from fisherhash.training.measuring import WAYS, held_out_top, measure_ways
+from fisherhash.training.recipes import RecipeName, apply_recipe, find_recipe
 from fisherhash.training.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -61,6 +66,7 @@ class Trained:
         seconds: wall time per stage.
         finetuned: whether the backbone was trained too.
         evaluation: its measurement, if it was requested.
+        step: the head with the class step, whatever the hasher uses; None where there is none.
     """
 
     hasher: Hasher
@@ -72,32 +78,64 @@ class Trained:
     seconds: dict[str, float] = field(default_factory=dict)
     finetuned: bool = False
     evaluation: Evaluation | None = None
+    step: ClassStepHead | None = None
 
     def evaluate(self, *, bank: PixelBank | None = None) -> Evaluation:
         """mAP of the split's queries against its database; ``bank`` holds their pixels."""
-        return self.evaluations(bank=bank)[0]
+        found = self.evaluations([("hamming", self.hasher.head)], bank=bank)
+        return found[0]
+
+    def measurements(
+        self, step: ClassStep | None = None, *, bank: PixelBank | None = None
+    ) -> dict[str, Evaluation]:
+        """mAP by Hamming distance and with real-valued queries, from one pass over the images.
+
+        Args:
+            step: also measure with this class step.
+            bank: the pixels of the split's images.
+
+        Returns:
+            ``hamming`` and ``real``; with a step also ``step_hamming`` and ``step_real``. Codes
+            without a Hamming distance have ``real`` alone.
+        """
+        head = self.plain_head
+        ways = [(way, head) for way in WAYS if head.hamming or way == "real"]
+        names = [way for way, _ in ways]
+        if step is not None and self.step is not None:
+            ways += [(way, self.step.with_step(step.weight, step.sharpness)) for way in WAYS]
+            names += [f"step_{way}" for way in WAYS]
+        return dict(zip(names, self.evaluations(ways, bank=bank), strict=True))
+
+    @property
+    def plain_head(self) -> Head:
+        """The head without the class step."""
+        return self.hasher.head if self.step is None else self.step.inner
 
     def evaluations(
-        self, *, bank: PixelBank | None = None, real_queries: bool = False
+        self, ways: Sequence[tuple[str, Head]], *, bank: PixelBank | None = None
     ) -> list[Evaluation]:
-        """The result of ``evaluate`` and, on request, the same with real-valued queries."""
+        """Measure heads on the split's queries and database.
+
+        Args:
+            ways: ``hamming`` or ``real`` (-valued queries), and the head.
+            bank: the pixels of the split's images.
+        """
         if self.split is None:
             raise UsageError(
                 f"'{self.collection.name}' has no labels, so there is nothing to measure"
             )
         # Features of frozen weights are on disk or worth storing; those of new weights are not.
-        encoded = encode_split(
+        found, skipped = measure_ways(
             self.hasher,
             self.collection,
             self.split,
+            ways,
             cached=not self.finetuned,
             bank=bank if self.finetuned else None,
-            real_queries=real_queries,
         )
         known = {item.name for item in self.skipped}
-        self.skipped += [item for item in encoded.skipped if item.name not in known]
-        ways = (False, True) if real_queries else (False,)
-        return [measure(encoded, top=self.split.top, real_queries=way) for way in ways]
+        self.skipped += [item for item in skipped if item.name not in known]
+        return found
 
     def save(self, folder: Path) -> None:
         """Write the model, its split and the list of skipped images; drop its checkpoint."""
@@ -126,6 +164,7 @@ def fit(
     finetune: bool | None = None,
     protocol: str | Split | None = None,
     settings: Settings | None = None,
+    recipe: RecipeName | None = None,
     device: str | None = None,
     out: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
@@ -147,6 +186,8 @@ def fit(
         protocol: how to split the data: a name, or the split itself; by default what the data
             suggests.
         settings: how to train.
+        recipe: ``best`` or ``paper``: what DFH is trained with where ``options`` and ``settings``
+            do not say otherwise; :func:`train` uses ``best`` by default, and ``fit`` none.
         device: ``cpu``, ``cuda``, …; by default CUDA where there is a GPU.
         out: the model folder; by default nothing is written. An unfinished run in it with the same
             settings is continued.
@@ -162,17 +203,26 @@ def fit(
     """
     began = time.perf_counter()
     place = choose_device(device)
-    settings = settings or Settings()
     codes.check_bits(bits)
+    options, settings = moved_options(method, options or {}, settings or Settings())
     info = methods.find(method).info
     collection = data if isinstance(data, Collection) else open_data(data)
     split = _split(collection, info, protocol)
+    live = info.fit == "gradient" and (place.type == "cuda" if finetune is None else finetune)
+    if recipe is not None and method == "dfh" and split is not None:
+        chosen = find_recipe(
+            recipe,
+            finetune=live,
+            classes=len(collection.classes),
+            several=_has_several(collection, split),
+            bits=bits,
+        )
+        options, settings = apply_recipe(chosen, options, settings)
+        logger.info("%s", chosen)
     # A method may draw weights of its own: from the seed, but not the numbers the head draws.
     torch.manual_seed(settings.seed + 1)
-    learner = methods.create(method, bits=bits, classes=len(collection.classes), options=options)
-    live = isinstance(learner, HashMethod) and (
-        place.type == "cuda" if finetune is None else finetune
-    )
+    classes, outputs = len(collection.classes), settings.outputs or bits
+    learner = methods.create(method, bits=outputs, classes=classes, options=options)
     if split is None and settings.validation > 0:
         raise UsageError(
             f"'{collection.name}' has no labels, so a validation slice cannot be measured; "
@@ -202,6 +252,12 @@ def fit(
     }
     if folder is not None:
         check_resumable(folder, identity, overwrite=overwrite)
+    if isinstance(learner, HashMethod) and settings.outputs:
+        check_cut(method, learner.head(network.features), bits, settings)
+    elif not isinstance(learner, HashMethod) and (settings.outputs or settings.step_weight):
+        raise UsageError(
+            f"{method} is not trained by gradient; it takes neither outputs nor a class step"
+        )
 
     torch.manual_seed(settings.seed)
     wanted = split.train if split else np.arange(len(collection))
@@ -213,17 +269,27 @@ def fit(
     extracted = time.perf_counter()
 
     history: list[dict[str, Any]] = []
+    step: ClassStepHead | None = None
     if isinstance(learner, HashMethod):
-        head, history = _train(
-            learner, network, collection, rows, settings, live, bank, place, folder, identity
-        )
+        top = None if split is None else held_out_top(split)
+        ending = Ending(learner, bits, settings, top)
+        history = _train(ending, network, collection, rows, live, bank, place, folder, identity)
+        head, step = ending.head, ending.step
     else:
         labels = torch.from_numpy(collection.labels[rows.indices]).float().to(place)
         head = learner.fit(torch.from_numpy(rows.values).to(place), labels, seed=settings.seed)
     seconds = {"features": extracted - began, "training": time.perf_counter() - extracted}
     hasher = Hasher(network, head, method, collection.classes, device=place)
     trained = Trained(
-        hasher, learner, collection, split, history, rows.skipped, seconds, finetuned=live
+        hasher,
+        learner,
+        collection,
+        split,
+        history,
+        rows.skipped,
+        seconds,
+        finetuned=live,
+        step=step,
     )
     if measured and split is not None:
         logger.info("trained in %.1f s; measuring", seconds["training"])
@@ -238,6 +304,7 @@ def fit(
 def _hasher_of(function: Callable[P, Trained]) -> Callable[P, Hasher]:
     @functools.wraps(function)
     def train(*arguments: P.args, **options: P.kwargs) -> Hasher:
+        options.setdefault("recipe", "best")
         return function(*arguments, **options).hasher
 
     train.__name__ = train.__qualname__ = "train"
@@ -245,22 +312,43 @@ def _hasher_of(function: Callable[P, Trained]) -> Callable[P, Hasher]:
 
 
 train = _hasher_of(fit)
-"""Train a hasher: :func:`fit` without the other results."""
+"""Train a hasher: :func:`fit` with the best recipe by default, without the other results."""
+
+
+def moved_options(
+    method: str, options: Mapping[str, Any], settings: Settings
+) -> tuple[dict[str, Any], Settings]:
+    """Turn options of earlier versions into the training settings that they are now.
+
+    >>> moved_options("dfh", {"width": 64, "cut": "outputs"}, Settings())[1].cut
+    'first'
+    """
+    found = methods.find(method)
+    moved = found.moved if issubclass(found, HashMethod) else {}
+    known = {one.name: one for one in options_of(Settings)}
+    changes = {}
+    for old, name in moved.items():
+        if old in options:
+            value = options[old]
+            value = {"outputs": "first"}.get(value, value) if name == "cut" else value
+            changes[name] = known[name].parse(value) if isinstance(value, str) else value
+    kept = {key: value for key, value in options.items() if key not in moved}
+    return kept, dataclasses.replace(settings, **changes)
 
 
 def _train(
-    learner: HashMethod,
+    ending: Ending,
     network: Backbone,
     collection: Collection,
     rows: Rows,
-    settings: Settings,
     live: bool,
     bank: PixelBank | None,
     device: torch.device,
     folder: Path | None,
     identity: dict[str, Any],
-) -> tuple[Head, list[dict[str, Any]]]:
+) -> list[dict[str, Any]]:
     """Train the head on frozen features and, when fine-tuning, then the whole network."""
+    learner, settings = ending.learner, ending.settings
     held = _held_out(collection, rows.indices, settings)
     numbers = [rows.indices[part] for part in (~held, held)]
     labels = [torch.from_numpy(collection.labels[some]).float().to(device) for some in numbers]
@@ -268,6 +356,7 @@ def _train(
     head = learner.head(network.features).to(device)
     head.start(features[0])
     learner.to(device)
+    ending.begin(head)
     images, held_out = (FrozenImages(f, own, head) for f, own in zip(features, labels, strict=True))
     if live:
         if settings.head_epochs and not is_unfinished(folder):
@@ -281,9 +370,16 @@ def _train(
         )
         # A bank of our own is not needed twice.
         del bank, pixels
-    validate = partial(_validation, held_out) if held.any() else None
-    loop = Loop(learner, images, settings, validate=validate, folder=folder, identity=identity)
-    return head, loop.run()
+    loop = Loop(
+        learner,
+        images,
+        settings,
+        finish=partial(ending.finish, images),
+        validate=partial(ending.validate, held_out) if held.any() else None,
+        folder=folder,
+        identity=identity,
+    )
+    return loop.run()
 
 
 def _held_out(
@@ -300,29 +396,12 @@ def _held_out(
     return np.isin(numbers, order[:cut])
 
 
-def _validation(images: FrozenImages) -> float:
-    """mAP of held-out images, each a query against the others.
-
-    Not against the images trained on: most images of a protocol's database were not trained on,
-    and a method that memorises its training images would look better than it is.
-    """
-    head = images.head
-    with evaluation_mode(head):
-        features = images.features()
-        packed = codes.pack(head.logits(features).cpu().numpy())
-        real = None if head.hamming else head.query(features).cpu().numpy()
-        labels = images.labels.cpu().numpy().astype(np.uint8)
-        encoded = EncodedSplit(packed, packed, labels, labels, head, [], real)
-        return float(measure(encoded, top=None, self_index=np.arange(len(packed))).map)
-
-
 def _split(
     collection: Collection, info: methods.MethodInfo, protocol: str | Split | None
 ) -> Split | None:
     if collection.classes:
         split = protocol if isinstance(protocol, Split) else resolve(collection, protocol)
-        several = collection.labels[split.train].sum(1).max(initial=0) > 1
-        if several and not info.multilabel:
+        if _has_several(collection, split) and not info.multilabel:
             raise NotDefinedError(f"{info.name} is not defined for images with several labels")
         return split
     if info.supervision != "none":
@@ -331,6 +410,11 @@ def _split(
             "into one sub-folder per class, provide a CSV (path,label), or use --method itq"
         )
     return None
+
+
+def _has_several(collection: Collection, split: Split) -> bool:
+    """Whether a training image has several labels."""
+    return bool(collection.labels[split.train].sum(1).max(initial=0) > 1)
 
 
 def _details(trained: Trained, identity: dict[str, Any]) -> dict[str, Any]:

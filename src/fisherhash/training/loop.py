@@ -101,7 +101,8 @@ class Loop:
         method: the method to train.
         images: the training images, frozen or live.
         settings: how to train.
-        validate: measures mAP on held-out images after an epoch.
+        finish: makes the final head from the trained one, after the method's own ``finish``.
+        validate: measures held-out images after an epoch; its numbers become part of the row.
         folder: stores metrics and checkpoints; without one nothing is written.
         identity: what must match before a checkpoint is continued.
         title: label of the progress bar.
@@ -112,7 +113,8 @@ class Loop:
     images: FrozenImages
     settings: Settings
     _: KW_ONLY
-    validate: Callable[[], float] | None = None
+    finish: Callable[[], object] | None = None
+    validate: Callable[[], dict[str, Any]] | None = None
     folder: Path | None = None
     identity: dict[str, Any] = field(default_factory=dict)
     title: str = "training"
@@ -142,9 +144,11 @@ class Loop:
             module.eval()
         with torch.no_grad():
             self.method.finish()
+            if self.finish is not None:
+                self.finish()
         # The finished method may encode differently than during training.
         if self.validate is not None and self.history:
-            self.history[-1]["validation_map"] = self.validate()
+            self.history[-1] |= self.validate()
             if self.folder is not None:
                 storage.write_files(self.folder, {METRICS: self._metrics()})
         return self.history
@@ -153,7 +157,7 @@ class Loop:
         """Prepare the method and load a checkpoint if there is one; returns the first epoch."""
         self.images.head.dropout.p = self.settings.dropout
         with torch.no_grad():
-            self.method.start(self.images)
+            self.method.begin(self.images)
         first = self._resume()
         for module in self.modules.values():
             module.train()
@@ -185,13 +189,14 @@ class Loop:
                 f"the loss became {row['loss']} in epoch {epoch + 1}; lower the learning rate "
                 f"(it is {self.settings.learning_rate:g})"
             )
+        row |= self.method.epoch_metrics()
         row["learning_rate"] = self.settings.learning_rate * self.settings.rate(
             (epoch + 1) * self.steps / self._total
         )
         last = epoch + 1 == self.settings.epochs
         due = (epoch + 1) % self.settings.validation_every == 0
         if self.validate is not None and due and not last:
-            row["validation_map"] = self.validate()
+            row |= self.validate()
         row["seconds"] = round(time.perf_counter() - began, 3)
         return row
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from fisherhash.codes import code_bytes, pack
 from fisherhash.data.collection import Collection
 from fisherhash.data.loading import Skipped
 from fisherhash.data.pixels import GRID_BATCH, PixelBank
@@ -16,7 +19,14 @@ from fisherhash.data.splits import Split
 from fisherhash.errors import UsageError
 from fisherhash.evaluation import Evaluation, evaluate, metrics
 from fisherhash.model.hasher import Hasher
-from fisherhash.model.heads import Head
+from fisherhash.model.head_base import Head
+from fisherhash.model.runtime import in_fixed_batches
+from fisherhash.system.progress import progress
+
+WAYS = ("hamming", "real")
+"""How codes are ranked: by Hamming distance, or by distances of real-valued queries."""
+LEAST_TOP = 10
+"""The smallest K of the mAP of held-out images."""
 
 
 @dataclass(frozen=True)
@@ -61,24 +71,129 @@ def encode_split(
         bank: the pixels of the images, if they are in memory; nothing is stored then.
         real_queries: also encode real-valued queries; codes without a Hamming distance always do.
     """
-    if bank is None:
-        encode = functools.partial(hasher.encode_collection, collection, cached=cached)
-    else:
-        encode = functools.partial(hasher.encode_collection, bank, block=GRID_BATCH)
-    encoded = encode(np.unique(np.concatenate([split.query, split.database])))
+    heads = {hasher.head: real_queries}
+    return encode_heads(hasher, collection, split, heads, cached=cached, bank=bank)[0]
+
+
+def encode_heads(
+    hasher: Hasher,
+    collection: Collection,
+    split: Split,
+    heads: Mapping[Head, bool],
+    *,
+    cached: bool = True,
+    bank: PixelBank | None = None,
+) -> list[EncodedSplit]:
+    """Encode a split with several heads on one backbone, whose features are computed once.
+
+    Args:
+        hasher: has the backbone.
+        collection: the images.
+        split: which of them.
+        heads: the heads, each with whether it also encodes real-valued queries.
+        cached: store the features on disk.
+        bank: the pixels of the images, if they are in memory; nothing is stored then.
+    """
+    wanted = np.unique(np.concatenate([split.query, split.database]))
+    source, block = (collection, 256) if bank is None else (bank, GRID_BATCH)
+    cached = cached and bank is None
+    is_query = np.zeros(len(collection), dtype=np.bool_)
+    is_query[split.query] = True
+    indices: list[NDArray[np.int64]] = []
+    skipped: list[Skipped] = []
+    packed = {head: [np.empty((0, code_bytes(head.bits)), dtype=np.uint8)] for head in heads}
+    real: dict[Head, list[NDArray[np.float32]]] = {
+        head: [] for head, also in heads.items() if also or not head.hamming
+    }
+    # Cached features have a bar of their own.
+    quiet = nullcontext(lambda _: None)
+    with quiet if cached else progress(f"encoding {collection.name}", len(wanted)) as advance:
+        for rows in hasher.feature_blocks(source, wanted, block, cached):
+            for head, own in packed.items():
+                own.append(pack(in_fixed_batches(head.logits, rows.values, hasher.device)))
+            queries = rows.values[is_query[rows.indices]]
+            for head, values in real.items():
+                values.append(in_fixed_batches(head.query, queries, hasher.device))
+            indices.append(rows.indices)
+            skipped += rows.skipped
+            advance(len(rows.indices) + len(rows.skipped))
+    found = np.concatenate([np.empty(0, dtype=np.int64), *indices])
     row = np.full(len(collection), -1, dtype=np.int64)
-    row[encoded.indices] = np.arange(len(encoded.indices))
+    row[found] = np.arange(len(found))
+    query_row = np.cumsum(is_query[found]) - 1
     query, database = (part[row[part] >= 0] for part in (split.query, split.database))
-    real = real_queries or not hasher.head.hamming
-    return EncodedSplit(
-        encoded.codes[row[query]],
-        encoded.codes[row[database]],
-        collection.labels[query],
-        collection.labels[database],
-        hasher.head,
-        encoded.skipped,
-        encode(query, queries=True).queries if real else None,
-    )
+    encoded = []
+    for head, own in packed.items():
+        codes = np.concatenate(own)
+        queries = np.concatenate(real[head])[query_row[row[query]]] if head in real else None
+        labels = collection.labels[query], collection.labels[database]
+        encoded.append(
+            EncodedSplit(codes[row[query]], codes[row[database]], *labels, head, skipped, queries)
+        )
+    return encoded
+
+
+def measure_ways(
+    hasher: Hasher,
+    collection: Collection,
+    split: Split,
+    ways: Sequence[tuple[str, Head]],
+    *,
+    cached: bool = True,
+    bank: PixelBank | None = None,
+) -> tuple[list[Evaluation], list[Skipped]]:
+    """Measure heads on one backbone; returns one evaluation per way, and the skipped images.
+
+    Args:
+        hasher: has the backbone.
+        collection: the images.
+        split: queries, database and metric.
+        ways: one of ``WAYS`` and a head, each.
+        cached: store the features on disk.
+        bank: the pixels of the images, if they are in memory; nothing is stored then.
+    """
+    heads: dict[Head, bool] = {}
+    for way, head in ways:
+        heads[head] = heads.get(head, False) or way == "real"
+    encoded = encode_heads(hasher, collection, split, heads, cached=cached, bank=bank)
+    by_head = {one.head: one for one in encoded}
+    found = [
+        measure(by_head[head], top=split.top, real_queries=way == "real") for way, head in ways
+    ]
+    return found, encoded[0].skipped if encoded else []
+
+
+def held_out_top(split: Split) -> float | None:
+    """Return the K of the mAP of held-out training images, as a share of them.
+
+    It is the share of the database that the protocol's K is, so that a measurement among few images
+    has as many relevant ones for each of its first K as the table's; None for all images.
+    """
+    return None if split.top is None else split.top / max(1, len(split.database))
+
+
+def held_out_map(
+    head: Head,
+    values: Tensor,
+    labels: NDArray[np.uint8],
+    *,
+    top: float | None,
+    encoded: bool = False,
+) -> float:
+    """Return the mAP of images that were not trained on, each queried against the others.
+
+    Args:
+        head: computes the codes.
+        values: features (n, d), or logits (n, bits).
+        labels: (n, classes).
+        top: K as a share of the images, see :func:`held_out_top`; at least ``LEAST_TOP`` images.
+        encoded: whether the values are logits.
+    """
+    packed = pack((values if encoded else head.logits(values)).cpu().numpy())
+    real = None if head.hamming else head.query(values).cpu().numpy()
+    split = EncodedSplit(packed, packed, labels, labels, head, [], real)
+    most = None if top is None else max(LEAST_TOP, round(top * (len(packed) - 1)))
+    return float(measure(split, top=most, self_index=np.arange(len(packed))).map)
 
 
 def measure(

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from fisherhash.codes import MAX_BITS
 from fisherhash.errors import unknown_name
-from fisherhash.system.options import Range, check_options, options_of, parse_pairs
+from fisherhash.system.options import Range, Tuned, check_options, options_of, parse_pairs
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,22 @@ class Settings:
             queried against the others.
         validation_every: Epochs between two measurements of that mAP; the last epoch is always
             measured.
+        outputs: Outputs that a method trained by gradient learns, as if they were its bits; the
+            bits are then cut from them. 0 for as many as bits.
+        cut: How bits are cut from more outputs: so that images between two classes get codes
+            between those of the classes, or as the first outputs' signs.
+        step_weight: Weight mu of the class step b = sgn(u + mu s C p), with which a classifier's
+            estimate p of an image's classes pulls its logits u to the class centres C; s is the
+            mean of |u|. 0 for none.
+        step_sharpness: Factor of the scores that p is computed from; a lower one leaves more
+            doubt.
         seed: Seed of initialisation, order, dropout and augmentation.
     """
 
     epochs: Annotated[int, Range(1, 100_000)] = 40
     batch_size: Annotated[int, Range(1, 1_000_000)] = 128
     optimizer: Literal["sgd", "adamw"] = "sgd"
-    learning_rate: Annotated[float, Range(1e-12, 1e3)] = 0.01
+    learning_rate: Annotated[float, Range(1e-12, 1e3), Tuned(3e-4, 0.3, "log")] = 0.01
     backbone_rate: Annotated[float, Range(0, 1e3)] = 1.0
     weight_decay: Annotated[float, Range(0, 1e3)] = 5e-4
     schedule: Literal["one-cycle", "cosine", "step", "constant"] = "one-cycle"
@@ -51,6 +61,10 @@ class Settings:
     fixed_layers: Annotated[int, Range(-1, 1000)] = -1
     validation: Annotated[float, Range(0, 0.9)] = 0.0
     validation_every: Annotated[int, Range(1, 100_000)] = 1
+    outputs: Annotated[int, Range(0, MAX_BITS), Tuned(choices=(0, 24, 64, 128))] = 0
+    cut: Annotated[Literal["between", "first"], Tuned(choices=("between", "first"))] = "between"
+    step_weight: Annotated[float, Range(0, 1e3)] = 0.0
+    step_sharpness: Annotated[float, Range(0, 1e3)] = 1.0
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
 
     def __post_init__(self) -> None:

@@ -1,0 +1,161 @@
+"""What follows the training of a head: its bits are cut, and the class step is fitted."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fisherhash.errors import NotDefinedError, UsageError
+from fisherhash.methods import HashMethod, _centers, _cutting
+from fisherhash.methods._pairs import TrainingLabels
+from fisherhash.model.finished_heads import ClassStepHead, CutHead
+from fisherhash.model.head_base import Head
+from fisherhash.training.class_step import GRID, fit_class_step
+from fisherhash.training.loop import FrozenImages, evaluation_mode
+from fisherhash.training.measuring import held_out_map
+from fisherhash.training.settings import Settings
+
+AFFINITY = 0.5
+"""How much the code book that a cut starts from follows the classes' similarity."""
+
+
+@dataclass
+class Ending:
+    """What is made of a trained head: the bits are cut, the class step is fitted.
+
+    Attributes:
+        learner: the method that trains the head.
+        bits: length of the codes.
+        settings: how it is trained.
+        top: the K of the mAP of held-out images.
+    """
+
+    learner: HashMethod
+    bits: int
+    settings: Settings
+    top: float | None
+    step: ClassStepHead | None = field(default=None, init=False)
+
+    def begin(self, head: Head) -> None:
+        """Start from the head that is to be trained."""
+        self.head = head
+
+    def finish(self, images: FrozenImages) -> None:
+        """Make the final head from the trained one, with the training images."""
+        labels = images.labels
+        wanted = self.settings.step_weight > 0 or self.settings.validation > 0
+        step = wanted and self.head.hamming and bool(labels.any())
+        if not self.settings.outputs and not step:
+            return
+        with evaluation_mode(self.head):
+            features = images.features().float()
+        if self.settings.outputs:
+            self.head = cut_bits(self.head, features, labels, bits=self.bits, how=self.settings.cut)
+        if step:
+            centers = cut_centers(self.learner, self.head)
+            fitted = fit_class_step(
+                self.head, features, labels, centers=centers, seed=self.settings.seed
+            )
+            self.step = fitted
+            if self.settings.step_weight > 0:
+                self.head = fitted.with_step(
+                    self.settings.step_weight, self.settings.step_sharpness
+                )
+
+    def validate(self, images: FrozenImages) -> dict[str, Any]:
+        """mAP of held-out images, each a query against the others.
+
+        Not against the images trained on: most images of a protocol's database were not trained on,
+        and a method that memorises its training images would look better than it is.
+        """
+        head = self.head
+        with evaluation_mode(head):
+            features = images.features().float()
+            labels = images.labels.cpu().numpy().astype(np.uint8)
+            row: dict[str, Any] = {
+                "validation_map": held_out_map(head, features, labels, top=self.top)
+            }
+            if self.step is None:
+                return row
+            inner, scores = self.step.inner.logits(features), self.step.scores(features)
+            plain = held_out_map(self.step.inner, features, labels, top=self.top)
+            steps = []
+            for one in GRID:
+                logits = self.step.with_step(one.weight, one.sharpness).combine(inner, scores)
+                score = held_out_map(self.step, logits, labels, top=self.top, encoded=True)
+                steps.append(dataclasses.asdict(one) | {"score": score})
+            return row | {"validation": {"plain": plain, "steps": steps}}
+
+
+def check_cut(method: str, head: Head, bits: int, settings: Settings) -> None:
+    """Check before the training whether ``bits`` bits can be cut from a head.
+
+    Raises:
+        NotDefinedError: The head's codes are not signs of logits.
+        UsageError: There are fewer outputs than bits, and they are not to be mixed.
+    """
+    if not head.hamming:
+        raise NotDefinedError(
+            f"{method}: its codes are not signs of outputs, so bits cannot be cut from "
+            f"{settings.outputs} outputs; leave outputs at 0"
+        )
+    if settings.cut == "first" and settings.outputs < bits:
+        raise UsageError(
+            f"{bits} bits cannot be the signs of the first {settings.outputs} outputs; use at "
+            "least as many outputs as bits, or cut between"
+        )
+
+
+@torch.no_grad()
+def cut_bits(head: Head, features: Tensor, labels: Tensor, *, bits: int, how: str) -> CutHead:
+    """Return a head that cuts bits from the logits of a trained one.
+
+    Args:
+        head: the trained head, in evaluation mode.
+        features: (N, d) final features of the training images.
+        labels: (N, classes) 0 or 1; classes may be 0.
+        bits: how many bits.
+        how: ``first`` or ``between``, see :class:`Settings`.
+    """
+    found = CutHead(head.in_features, bits, head).to(features.device)
+    if how == "between":
+        logits = head.logits(features).float()
+        mixing, offsets = _cutting.cut(logits, _first_codes(logits, labels, bits))
+        found.mixing.copy_(mixing)
+        found.offsets.copy_(offsets)
+    return found.eval()
+
+
+def cut_centers(method: HashMethod, head: Head) -> Tensor | None:
+    """Return a method's own centres (classes, bits) as bits of a head, or None.
+
+    The centres of outputs that were mixed are not known; their class means are.
+    """
+    centers = method.class_centers()
+    if centers is None or centers.shape[1] == head.bits:
+        return centers
+    first = isinstance(head, CutHead) and torch.equal(
+        head.mixing, torch.eye(*head.mixing.shape, device=head.mixing.device)
+    )
+    return centers[:, : head.bits] if first else None
+
+
+def _first_codes(logits: Tensor, labels: Tensor, bits: int) -> Tensor:
+    """Return codes (N, bits) for the cut to start from: of a graded code book of the classes.
+
+    Without labels they are the signs of random projections, always the same ones.
+    """
+    if not bool(labels.any()):
+        generator = torch.Generator().manual_seed(0)
+        projection = torch.randn(logits.shape[1], bits, generator=generator).to(logits)
+        return torch.where((logits - logits.mean(0)) @ projection > 0, 1.0, -1.0)
+    known = TrainingLabels().to(logits.device)
+    known.fill(labels)
+    means = known.means(logits).double().cpu().numpy()
+    book = _centers.code_book(_centers.graded(means, bits, AFFINITY), means)
+    return known.mix(torch.from_numpy(book).to(logits), shares=True)

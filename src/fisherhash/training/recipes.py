@@ -1,0 +1,111 @@
+"""Recipes: what DFH is trained with by default, and what the paper prints.
+
+A recipe sets options of the method and training settings. It replaces only what the caller left at
+its default, and it never changes a method other than DFH, whose options it knows. Its values were
+chosen on held-out training images of CIFAR-10, tiny100 and coco21; docs/methods.md has the numbers.
+Imports no torch: the command line names the recipes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from fisherhash.training.settings import Settings
+
+RecipeName = Literal["best", "paper"]
+
+MANY_CLASSES = 50
+"""From how many classes on a data set has many: CIFAR-10 has 10, coco21 21, tiny100 100."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Options and settings that belong together.
+
+    Attributes:
+        title: what it is, in a few words.
+        options: hyper-parameters of DFH.
+        settings: training settings.
+    """
+
+    title: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """One line for people: the title and the values."""
+        values = ", ".join(
+            f"{name.replace('_', '-')} {value:g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in {**self.options, **self.settings}.items()
+        )
+        return f"{self.title}: {values}" if values else self.title
+
+
+MOVING: Mapping[str, Any] = {
+    "joint": True,
+    "unit": "outputs",
+    "rise": 1.0,
+    "intra": 2.0,
+    "inter": 0.2,
+}
+"""Centres that move: they and the codes are found together, and their weights rise from 0."""
+
+GRADED: Mapping[str, Any] = {"initial_centers": "graded", "positive_weight": 0.0}
+"""Centres as near to each other as the classes look alike, and balanced pairs."""
+
+
+def find_recipe(
+    name: RecipeName, *, finetune: bool, classes: int, several: bool, bits: int
+) -> Recipe:
+    """Return a recipe for DFH.
+
+    Args:
+        name: ``best``, the best known one, or ``paper``, the printed method.
+        finetune: whether the whole network is trained.
+        classes: number of classes.
+        several: whether images have several labels.
+        bits: length of the codes.
+    """
+    if name == "paper":
+        return Recipe("DFH as printed in the paper")
+    many = classes >= MANY_CLASSES
+    kind = "many classes" if many else "several labels" if several else "few classes"
+    title = f"the best known recipe of DFH, {'fine-tuned' if finetune else 'frozen'}, {kind}"
+    if finetune:
+        if many:
+            options = {**GRADED, "affinity": 0.2, "quantization": 0.2}
+            cut = {"outputs": max(64, bits), "cut": "first"}
+            return Recipe(title, options, {**cut, **_step(1.0, 0.5)})
+        outputs = {"outputs": 128 if several else 64}
+        return Recipe(title, {**GRADED, "quantization": 0.1 if several else 0.2}, outputs)
+    if many:
+        return Recipe(title, MOVING, _step(2.0, 1.0))
+    if several:
+        return Recipe(title, {**MOVING, **GRADED}, _step(0.25, 1.0))
+    return Recipe(title, {**MOVING, **GRADED}, _step(0.25, 1.0))
+
+
+def apply_recipe(
+    recipe: Recipe, options: Mapping[str, Any], settings: Settings
+) -> tuple[dict[str, Any], Settings]:
+    """Add a recipe to what was given; what differs from its default stays.
+
+    >>> step = Recipe("r", {"inter": 0.2}, {"step_weight": 2.0, "outputs": 64})
+    >>> options, settings = apply_recipe(step, {"inter": 1.0}, Settings(outputs=24))
+    >>> options, settings.outputs, settings.step_weight
+    ({'inter': 1.0}, 24, 2.0)
+    """
+    default = Settings()
+    changes = {
+        name: value
+        for name, value in recipe.settings.items()
+        if getattr(settings, name) == getattr(default, name)
+    }
+    return {**recipe.options, **options}, dataclasses.replace(settings, **changes)
+
+
+def _step(weight: float, sharpness: float) -> dict[str, float]:
+    return {"step_weight": weight, "step_sharpness": sharpness}

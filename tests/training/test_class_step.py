@@ -1,0 +1,200 @@
+"""The class step: its equation, its classifier, and that one training serves all measurements."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from fisherhash.data.splits import hash_order
+from fisherhash.errors import NotDefinedError
+from fisherhash.evaluation import evaluate
+from fisherhash.methods import create
+from fisherhash.model.finished_heads import ClassStepHead
+from fisherhash.model.heads import LinearHead, ProductHead
+from fisherhash.training.class_step import GRID, ClassStep, fit_class_step, fit_classifier
+from fisherhash.training.fitting import fit
+from fisherhash.training.loop import FrozenImages, Loop, Settings
+from fisherhash.training.measuring import held_out_map, held_out_top
+
+CLASSES, FEATURES, BITS = 6, 24, 8
+
+
+def clusters(count=600, seed=0, several=False, noise=2.0):
+    generator = torch.Generator().manual_seed(seed)
+    middles = torch.randn(CLASSES, FEATURES, generator=torch.Generator().manual_seed(9))
+    labels = torch.eye(CLASSES)[torch.arange(count) % CLASSES]
+    if several:
+        labels[::3, 1] = 1.0
+    features = labels @ middles + noise * torch.randn(count, FEATURES, generator=generator)
+    return features, labels
+
+
+def plain_head(features):
+    torch.manual_seed(0)
+    head = LinearHead(FEATURES, BITS)
+    head.start(features)
+    return head.eval()
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_logits_are_the_printed_ones(several):
+    features, labels = clusters(several=several)
+    head = plain_head(features)
+    found = fit_class_step(head, features, labels).with_step(0.7, 1.3)
+    with torch.no_grad():
+        u = head.logits(features)
+        standard = (features - features.mean(0)) / features.std(0, correction=0)
+        scores = standard @ found.scores_weight.T + found.scores_bias
+        for i in (0, 7, 100):
+            if several:
+                p = 1 / (1 + torch.exp(-1.3 * scores[i]))
+                p = p / max(1.0, float(p.sum()))
+            else:
+                p = torch.exp(1.3 * scores[i]) / torch.exp(1.3 * scores[i]).sum()
+            expected = u[i] + 0.7 * u.abs().mean() * (p @ found.centers)
+            torch.testing.assert_close(found.logits(features)[i], expected, atol=1e-4, rtol=1e-4)
+    assert torch.equal(found.query(features[:3]), found.logits(features[:3]))
+
+
+def test_a_weight_of_zero_changes_nothing():
+    features, labels = clusters()
+    head = plain_head(features)
+    found = fit_class_step(head, features, labels)
+    assert found.weight == 0.0
+    assert torch.equal(found.logits(features), head.logits(features))
+
+
+def test_centres_are_the_signs_of_the_class_means_unless_the_method_has_its_own():
+    features, labels = clusters()
+    head = plain_head(features)
+    found = fit_class_step(head, features, labels)
+    for number in range(CLASSES):
+        mean = head.logits(features[labels[:, number] > 0]).mean(0)
+        assert torch.equal(found.centers[number], torch.where(mean > 0, 1.0, -1.0))
+    own = torch.where(torch.randn(CLASSES, BITS) > 0, 1.0, -1.0)
+    assert torch.equal(fit_class_step(head, features, labels, centers=own).centers, own)
+
+
+@pytest.mark.parametrize("name", ["csq", "dpn", "orthohash"])
+def test_fixed_targets_are_the_centres_that_trained_logits_lie_at(name):
+    features, labels = clusters(noise=0.5)
+    torch.manual_seed(0)
+    method = create(name, bits=BITS, classes=CLASSES)
+    head = method.head(FEATURES)
+    head.start(features)
+    Loop(method, FrozenImages(features, labels, head), Settings(epochs=15, dropout=0.0)).run()
+    with torch.no_grad():
+        means = fit_class_step(head, features, labels).centers
+    assert float((means == method.class_centers()).float().mean()) > 0.9
+
+
+def test_the_classifier_is_as_sure_of_new_images_as_it_is_right():
+    """Far more features than it needs: without dropout it is nearly certain and often wrong."""
+    generator = torch.Generator().manual_seed(1)
+    noise = torch.randn(1200, 300, generator=generator)
+    features, labels = clusters(1200, noise=1.5)
+    inputs = torch.cat([features, noise], 1)
+    inputs = (inputs - inputs.mean(0)) / inputs.std(0)
+    weight, bias = fit_classifier(inputs[:300], labels[:300], several=False, seed=0)
+    p = torch.softmax(inputs[300:] @ weight.T + bias, 1)
+    right = (p.argmax(1) == labels[300:].argmax(1)).float().mean()
+    assert right > 0.4  # chance is 1/6
+    assert float(p.max(1).values.mean()) == pytest.approx(float(right), abs=0.12)
+
+
+def test_the_step_helps_codes_that_hardly_know_the_classes():
+    features, labels = clusters(noise=1.0)
+    new, new_labels = clusters(seed=1, noise=1.0)
+    head = plain_head(features)
+    found = fit_class_step(head, features, labels)
+    wanted = new_labels.numpy().astype(np.uint8)
+    with torch.no_grad():
+        plain = held_out_map(head, new, wanted, top=None)
+        with_step = held_out_map(found.with_step(1.0, 1.0), new, wanted, top=None)
+    assert with_step > plain + 0.1
+
+
+def test_a_seed_gives_one_classifier():
+    features, labels = clusters()
+    one, two = (fit_classifier(features, labels, several=False, seed=s) for s in (0, 0))
+    assert torch.equal(one[0], two[0])
+    assert not torch.equal(one[0], fit_classifier(features, labels, several=False, seed=1)[0])
+
+
+def test_codes_without_a_hamming_distance_have_no_step():
+    with pytest.raises(NotDefinedError, match="not signs of logits"):
+        ClassStepHead(FEATURES, BITS, ProductHead(FEATURES, BITS), CLASSES)
+
+
+QUICK = Settings(epochs=3, batch_size=8, learning_rate=0.002, head_epochs=2)
+
+
+def trained(data, settings=QUICK, **arguments):
+    return fit(data, **({"bits": 12, "backbone": "tiny", "settings": settings} | arguments))
+
+
+@pytest.mark.parametrize("finetune", [False, True])
+def test_a_trial_measures_every_step_of_the_grid_from_one_training(photos, finetune):
+    settings = dataclasses.replace(QUICK, validation=0.25, validation_every=3)
+    found = trained(photos, settings, finetune=finetune)
+    row = found.history[-1]["validation"]
+    assert row["plain"] == found.history[-1]["validation_map"]
+    assert [(one["weight"], one["sharpness"]) for one in row["steps"]] == [
+        (one.weight, one.sharpness) for one in GRID
+    ]
+    assert all(0 < one["score"] <= 1 for one in row["steps"])
+    assert found.hasher.head is found.step.inner  # the codes are those without it
+    # The same training with one of these steps has that score.
+    one = row["steps"][13]
+    settings = dataclasses.replace(
+        settings, step_weight=one["weight"], step_sharpness=one["sharpness"]
+    )
+    again = trained(photos, settings, finetune=finetune)
+    assert again.history[-1]["validation_map"] == pytest.approx(one["score"], abs=1e-6)
+    assert again.history[-1]["validation"] == row
+
+
+@pytest.mark.parametrize("method", ["dfh", "dqn"])
+def test_one_pass_measures_all_ways(photos, method):
+    found = trained(photos, dataclasses.replace(QUICK, validation=0.2), method=method)
+    step = ClassStep(1.0, 0.5)
+    ways = found.measurements(step)
+    if method == "dqn":
+        assert list(ways) == ["real"]
+        assert found.evaluate().map == ways["real"].map
+        return
+    assert list(ways) == ["hamming", "real", "step_hamming", "step_real"]
+    assert list(found.measurements()) == ["hamming", "real"]
+    assert found.evaluate().map == ways["hamming"].map
+    settings = dataclasses.replace(QUICK, validation=0.2, step_weight=1.0, step_sharpness=0.5)
+    with_step = trained(photos, settings)
+    assert with_step.evaluate().map == ways["step_hamming"].map
+    collection, split = with_step.collection, with_step.split
+    encode = with_step.hasher.encode_collection
+    query, database = (encode(collection, part).codes for part in (split.query, split.database))
+    labels = collection.labels[split.query], collection.labels[split.database]
+    expected = evaluate(query, database, *labels, bits=12, top=split.top)
+    assert ways["step_hamming"].map == pytest.approx(expected.map, abs=1e-6)
+    real = with_step.measurements(step)
+    assert real["step_real"].map == ways["step_real"].map
+    assert real["hamming"].map == ways["hamming"].map
+
+
+def test_the_metric_of_held_out_images_is_the_table_s_cut_to_their_number(photos):
+    found = trained(photos, dataclasses.replace(QUICK, validation=0.4))
+    split = dataclasses.replace(found.split, top=len(found.split.database) // 2)
+    assert held_out_top(found.split) is None
+    assert held_out_top(split) == pytest.approx(0.5, abs=0.05)
+    again = trained(photos, dataclasses.replace(QUICK, validation=0.4), protocol=split)
+    numbers = found.split.train
+    order = hash_order(found.collection.names, numbers.tolist(), 0)
+    held = np.array(sorted(order[: round(len(numbers) * 0.4)]))
+    packed = again.hasher.encode_collection(found.collection, held).codes
+    labels = found.collection.labels[held]
+    top = max(10, round(held_out_top(split) * (len(held) - 1)))
+    expected = evaluate(
+        packed, packed, labels, labels, bits=12, top=top, self_index=np.arange(len(held))
+    )
+    assert again.history[-1]["validation"]["plain"] == pytest.approx(expected.map, abs=1e-6)
+    assert again.history[-1]["validation_map"] != found.history[-1]["validation_map"]
