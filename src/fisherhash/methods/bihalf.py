@@ -1,12 +1,12 @@
 """Deep Unsupervised Image Hashing by Maximizing Bit Entropy (Li, van Gemert, AAAI 2021)."""
 
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fisherhash.methods._options import NotNegative, Tuned
+from fisherhash.methods._options import NotNegative
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, TrainingSet, register
 
 
@@ -59,8 +59,8 @@ class BiHalf(HashMethod):
         supervision="none",
     )
 
-    gamma: Annotated[NotNegative, Tuned(0.1, 30.0, "log")] = 1.0
-    center: Annotated[bool, Tuned(choices=(True, False))] = True
+    gamma: NotNegative = 1.0
+    center: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
