@@ -233,7 +233,11 @@ def _renew_queries(
     """Exchange the queries for database images that nobody has trained on; returns a note."""
     listed, known = parts["query"], {*parts["train"], *parts["query"]}
     free = [item for item in parts["database"] if item not in known]
-    (drawn,) = _draw_per_class(collection, seed, (count,), free)
+    try:
+        (drawn,) = _draw_per_class(collection, seed, (count,), free)
+    except UsageError as error:
+        reason = f"no fresh queries can be drawn from '{collection.name}': {error}"
+        raise UsageError(f"{reason}. Seed 0 has the listed queries") from None
     fresh = set(drawn)
     kept = [item for item in parts["database"] if item not in fresh]
     parts["query"], parts["database"] = sorted(drawn), sorted([*kept, *listed])
