@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fisherhash import backbones
@@ -15,7 +16,8 @@ from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.experiments import planning, specs
 from fisherhash.experiments.reproduce import reproduce
 from fisherhash.experiments.request import Request, parse_request
-from fisherhash.experiments.tuning import BUDGET, FINETUNED_BUDGET, PACKAGED_TUNING, Choice, Tuning
+from fisherhash.experiments.significance import unpack_shares
+from fisherhash.experiments.tuning import PACKAGED_TUNING, Choice, Tuning
 from fisherhash.system.options import options_of
 from fisherhash.training.settings import parse_settings
 
@@ -28,7 +30,8 @@ def test_a_table_and_what_belongs_to_it(make_request):
     said = []
     outcome = reproduce(make_request(), say=said.append)
     assert (outcome.left, outcome.failed) == (0, {})
-    assert "2 of 2 runs left" in "".join(said)
+    # Two rows, each with and without the class step.
+    assert "4 of 4 runs left" in "".join(said)
     assert "not tuned on coco21-tiny-32-frozen-rehearsal" in "".join(said)
     table = outcome.table
     assert "| DPSH | " in table
@@ -39,53 +42,111 @@ def test_a_table_and_what_belongs_to_it(make_request):
     row = json.loads(runs(folder)[0].read_text())
     assert row["protocol"]["protocol"] == "coco21"
     assert len(row["protocol"]["checksum"]) == 64
-    assert {"map", "map_stable", "map_lower", "map_upper"} <= row["evaluation"].keys()
+    for key in ("evaluation", "real_queries"):
+        assert {"map", "map_stable", "map_lower", "map_upper"} <= row[key].keys()
+        values = unpack_shares(row[key]["average_precision"])
+        assert np.nanmean(values) == pytest.approx(row[key]["map"], abs=1e-5)
     assert row["history"]["epoch"] == 1
     assert {"training", "measuring", "total"} <= row["seconds"].keys()
     stored = json.loads((folder / "table2.json").read_text())
-    assert len(stored["parts"][0]["runs"]) == 2
+    assert len(stored["parts"][0]["runs"]) == 4
+    assert "average_precision" not in (folder / "table2.json").read_text()
     assert "<h1>" in outcome.page.read_text()
     before = {path: path.stat().st_mtime_ns for path in runs(folder)}
     again = reproduce(make_request(), say=said.append)
-    assert said[-1] == "all 2 runs are done"
+    assert said[-1] == "all 4 runs are done"
     assert again.results == outcome.results
     assert {path: path.stat().st_mtime_ns for path in runs(folder)} == before
 
 
 def test_fine_tuned_and_tuned_first(make_request):
     said = []
-    request = make_request(tune=True, finetune=True, only=["coco21", "12", "dpsh"], trial_epochs=2)
+    only = ["coco21", "12", "dpsh"]
+    settings = {"epochs": 2, "head_epochs": 1, "batch_size": 32}
+    request = make_request(tune=True, finetune=True, only=only, points=4, settings=settings)
     outcome = reproduce(request, say=said.append)
+    assert (outcome.left, outcome.failed) == (0, {})
     folder = outcome.page.parent
-    assert len(runs(folder, "trials")) == FINETUNED_BUDGET
-    found = json.loads((folder / "tuning.json").read_text())["benches"]
-    (bench,) = found.values()
+    # Four points of one epoch and one of two, at two code lengths.
+    assert len(runs(folder, "trials")) == 10
+    (bench,) = json.loads((folder / "tuning.json").read_text())["benches"].values()
     assert bench["bench"]["finetune"]
-    trials = bench["rows"]["dpsh"]["trials"]
-    best = max(trials, key=lambda trial: trial["validation_map"])
-    winner = bench["rows"]["dpsh"]["winner"]
-    assert winner["options"] == {k: v for k, v in best.items() if k != "validation_map"}
+    entry = bench["rows"]["dpsh"]
+    (last,) = [trial for trial in entry["trials"] if trial["epochs"] == 2]
+    winner, stepped = entry["winner"], entry["winner_step"]
+    assert {**winner["options"]} == {"loss_scale": 1.0, **last["options"]}
+    assert winner["settings"] == stepped["settings"] == last["settings"]
+    # One training serves both rows, because both were tuned to the same values.
     (path,) = runs(folder)
     row = json.loads(path.read_text())
     for key, value in winner["options"].items():
         assert row["options"][key] == value
+    assert row["config"]["settings"]["step_weight"] == stepped["class_step"]["weight"]
+    plain, step = outcome.results["parts"][0]["runs"]
+    assert (plain["row"], step["row"]) == ("DPSH", "DPSH + class step")
+    assert plain["evaluation"]["map"] == pytest.approx(row["evaluation"]["map"], abs=1e-6)
+    for key in ("evaluation", "real_queries"):
+        assert step[key]["map"] == pytest.approx(row["class_step"][key]["map"], abs=1e-6)
     trial = json.loads(runs(folder, "trials")[0].read_text())
     assert "evaluation" not in trial  # queries are never looked at
-    assert (trial["history"]["epoch"], row["history"]["epoch"]) == (2, 1)
-    taken = reproduce(make_request(finetune=True, only=["coco21", "12", "dpsh"]), say=said.append)
+    assert {step["score"] for step in trial["validation"]["steps"]} != {
+        trial["validation"]["plain"]
+    }
+    taken = reproduce(make_request(finetune=True, only=only, settings=settings), say=said.append)
     assert taken.left == 0  # the winners of the folder are taken, nothing was left to run
     assert len(runs(folder)) == 1
+
+
+def test_a_search_alone_stops_and_continues(make_request):
+    given = {"tune": True, "points": 4, "only": ["coco21", "12", "csq"]}
+    none = reproduce(make_request(**given, tune_only=True, minutes=0.0))
+    assert none.left == 10
+    folder = none.page.parent
+    assert not runs(folder, "trials")
+    done = reproduce(make_request(**given, tune_only=True))
+    assert (done.left, done.failed) == (0, {})
+    assert not runs(folder)
+    trials = {path: path.stat().st_mtime_ns for path in runs(folder, "trials")}
+    assert len(trials) == 8  # in a rehearsal the last round repeats the first
+    whole = reproduce(make_request(**given))
+    assert whole.left == 0
+    assert {path: path.stat().st_mtime_ns for path in runs(folder, "trials")} == trials
+    assert runs(folder)
+
+
+def test_the_best_rows_get_more_seeds(make_request):
+    given = {"seeds": 2, "first_seeds": 3, "only": ["coco21", "12", "dpsh", "cnnh"]}
+    outcome = reproduce(make_request(**given))
+    assert outcome.left == 0
+    (part,) = outcome.results["parts"]
+    best = {test["row"] for test in part["tests"]}
+    seeds = {
+        row["name"]: {run["seed"] for run in part["runs"] if run["row"] == row["name"]}
+        for row in part["rows"]
+    }
+    assert {0, 1, 2} in seeds.values()
+    for name in best:
+        assert len(seeds[name]) >= 2
+    assert all(found in ({0, 1}, {0, 1, 2}) for found in seeds.values())
+    assert {test["ranking"] for test in part["tests"]} == {"evaluation", "real_queries"}
+    assert all(test["queries"] > 0 for test in part["tests"])
+    assert (
+        reproduce(make_request(seeds=2, first_seeds=3, only=["coco21", "12", "dpsh", "cnnh"])).left
+        == 0
+    )
 
 
 def test_the_command_line(make_request, capsys):
     from fisherhash.cli import main
 
     words = ["reproduce", "table2", "--rehearse", "--jobs", "1", "--device", "cpu"]
+    words += ["--split-seed", "0"]
     with pytest.raises(SystemExit) as ended:
         main([*words, "--only", "coco21,12,dpsh", "--out", make_request().out])
     assert ended.value.code == 0
     printed = capsys.readouterr()
-    assert "| DPSH | **0." in printed.out
+    assert "| DPSH | " in printed.out
+    assert "**0." in printed.out
     assert "table2.html" in printed.err
     with pytest.raises(SystemExit) as ended:
         main([*words, "--only", "coco22", "--out", make_request().out])
@@ -98,8 +159,8 @@ def test_shared_by_two_processes(make_request, capfd):
     assert outcome.left == 0
     said = capfd.readouterr().err
     assert said.count("validation") == 0
-    assert said.count(" left\n") == 4  # one line a run: nothing was run twice
-    assert len(runs(outcome.page.parent)) == 4
+    assert said.count(" left\n") == 8  # one line a run: nothing was run twice
+    assert len(runs(outcome.page.parent)) == 8
     assert {json.loads(path.read_text())["jobs"] for path in runs(outcome.page.parent)} == {2}
 
 
@@ -109,7 +170,7 @@ def test_a_killed_call_is_continued(make_request):
         "-m",
         "fisherhash.experiments",
         *("table2", "--rehearse", "--jobs", "2", "--only", "coco21,dpsh,dfh-paper,dtsh"),
-        *("--device", "cpu", "--out", make_request().out),
+        *("--device", "cpu", "--split-seed", "0", "--out", make_request().out),
     ]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
@@ -118,17 +179,17 @@ def test_a_killed_call_is_continued(make_request):
     process.kill()
     process.wait()
     done = {path: path.read_text() for path in runs(make_request().out)}
-    assert 1 <= len(done) < 12
+    assert 1 <= len(done) < 24
     outcome = reproduce(make_request(only=["coco21", "dpsh", "dfh-paper", "dtsh"]))
     assert outcome.left == 0
-    assert len(runs(make_request().out)) == 12
+    assert len(runs(make_request().out)) == 24
     for path, text in done.items():
         assert path.read_text() == text
 
 
 def test_no_run_starts_after_the_time(make_request):
     outcome = reproduce(make_request(minutes=0.0))
-    assert outcome.left == 2
+    assert outcome.left == 4
     assert "not run [0.752]" in outcome.table
     assert reproduce(make_request()).left == 0
 
@@ -145,8 +206,9 @@ def test_a_failed_run_is_recorded_and_tried_again(make_request, monkeypatch):
 
     monkeypatch.setattr(runner, "fit", broken)
     outcome = reproduce(make_request())
-    assert outcome.failed == {"coco21: DPSH 12 bits, seed 0": "the disk is full"}
-    assert outcome.left == 1
+    names = ("coco21: DPSH 12 bits, seed 0", "coco21: DPSH + class step 12 bits, seed 0")
+    assert outcome.failed == dict.fromkeys(names, "the disk is full")
+    assert outcome.left == 2
     assert "| DPSH | failed" in outcome.table
     assert "DPSH, 12 bits: 1 run failed: the disk is full." in outcome.table
     monkeypatch.setattr(runner, "fit", real)
@@ -224,8 +286,9 @@ def test_trials_may_be_shorter_than_the_table_s_runs(make_request, finetune):
     assert {search.settings for search in plan.searches} == {trial}
     with pytest.raises(UsageError, match="epochs must be between"):
         planning.make_plan(make_request(**given, trial_epochs=-1))
-    with pytest.raises(UsageError, match="--trial-epochs needs a search"):
-        planning.make_plan(make_request(**given | {"tune": False}, trial_epochs=5))
+    for name, value in (("trial_epochs", 5), ("points", 8), ("tune_only", True)):
+        with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} needs a search"):
+            planning.make_plan(make_request(**given | {"tune": False}, **{name: value}))
 
 
 def test_more_images_have_fewer_epochs_of_the_whole_network(
@@ -246,31 +309,23 @@ def test_more_images_have_fewer_epochs_of_the_whole_network(
     assert epochs("table2", "cifar10", finetune=True) == 20
 
 
-def test_dfh_is_measured_with_real_valued_queries_beside_methods_that_have_those(make_request):
+def test_codes_without_a_hamming_distance_compete_with_real_valued_queries(make_request):
     outcome = reproduce(make_request(only=["coco21", "12", "dqn", "dfh-ours"]))
     assert outcome.left == 0
     (part,) = outcome.results["parts"]
-    names = ["DFH (ours)", "DFH (ours), real-valued queries", "DQN"]
+    names = ["DFH (ours)", "DFH (ours) + class step", "DQN", "DQN + class step"]
     assert [row["name"] for row in part["rows"]] == names
-    found = {run["row"]: run["evaluation"] for run in part["runs"]}
-    assert found[names[0]]["ranking"] == "Hamming distance"
-    assert "head" in found[names[1]]["ranking"]
-    assert found[names[0]]["map"] != found[names[1]]["map"]
-    assert f"| {names[1]} ‡ |" in outcome.table
-
-
-def test_a_failed_row_has_failed_with_real_valued_queries_too(make_request, monkeypatch):
-    from fisherhash.experiments import runner
-
-    def broken(*arguments, **options):
-        raise FisherhashError("the disk is full")
-
-    monkeypatch.setattr(runner, "fit", broken)
-    outcome = reproduce(make_request(only=["coco21", "12", "dfh-ours"]))
-    table = outcome.table
-    assert "| DFH (ours) | failed" in table
-    assert "| DFH (ours), real-valued queries | failed" in table
-    assert "Every run failed." in table
+    found = {run["row"]: run for run in part["runs"]}
+    for name in names[:2]:
+        assert found[name]["evaluation"]["ranking"] == "Hamming distance"
+        assert "head" in found[name]["real_queries"]["ranking"]
+    assert "real_queries" not in found["DQN"]
+    assert "class step" in found["DQN + class step"]["not_defined"]
+    by_codes, real = outcome.table.split("Ranked by real-valued queries:")
+    assert "| DQN ‡ | 0." in by_codes  # not bold: it does not compete
+    assert "| DQN + class step | – |" in by_codes
+    assert "| DFH (ours) | " in real
+    assert "| DQN ‡ | " in real
 
 
 def test_epochs_of_trials_on_the_command_line(make_request):
@@ -282,16 +337,20 @@ def test_epochs_of_trials_on_the_command_line(make_request):
         "--only",
         "coco21,12,dpsh",
         "--trial-epochs",
-        "2",
+        "8",
+        "--points",
+        "4",
+        "--split-seed",
+        "0",
         "--out",
         make_request().out,
     ]
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 0
-    for kind, epochs in (("trials", 2), ("runs", 1)):
+    for kind, epochs in (("trials", {2, 8}), ("runs", {1})):
         found = [json.loads(path.read_text()) for path in runs(make_request().out, kind)]
-        assert {row["history"]["epoch"] for row in found} == {epochs}
+        assert {row["history"]["epoch"] for row in found if row["history"]} == epochs
 
 
 def test_the_first_layers_stay_fixed_where_the_whole_network_is_trained(make_request):
@@ -315,18 +374,27 @@ def test_the_first_layers_stay_fixed_where_the_whole_network_is_trained(make_req
 
 def test_what_makes_a_row_wins_over_what_was_tuned():
     row = specs.MARGIN_ROWS[0]
-    choice = Choice({"margin": 2.0, "quantization": 0.3}, {})
-    assert planning.row_options(row, choice) == {"margin": 0, "quantization": 0.3}
+    choice = Choice({"margin": 2.0, "quantization": 0.3}, {"learning_rate": 0.1})
+    fixed = {"initial_centers": "means", "positive_weight": 1.0}
+    rest = {"quantization": 0.3, "learning_rate": 0.1}
+    assert planning.row_values(row, choice) == {**fixed, "margin": 0, **rest}
     pair = specs.TABLE1.parts[0].rows[0]
-    assert planning.row_options(pair, choice) == {**choice.options, "parts": "pair,margin"}
+    found = planning.row_values(pair, choice)
+    assert found == {**fixed, "margin": 2.0, **rest, "parts": "pair,margin"}
 
 
-def test_packaged_tunings_name_rows_that_exist():
+def test_packaged_tunings_name_benches_that_exist():
     found = Tuning.load(PACKAGED_TUNING).benches
     for slug, bench in found.items():
         assert bench["bench"]["finetune"] == ("finetuned" in slug)
-        for entry in bench["rows"].values():
-            assert len(entry["trials"]) <= BUDGET
+
+
+def test_another_split_seed_is_another_bench(make_request):
+    slugs = {
+        seed: planning.make_plan(make_request(split_seed=seed)).benches[0].slug for seed in (0, 1)
+    }
+    assert slugs[0] == "coco21-tiny-32-frozen-rehearsal"  # as before there were others
+    assert slugs[1] == "coco21-seed1-tiny-32-frozen-rehearsal"
 
 
 def test_words_become_a_request():

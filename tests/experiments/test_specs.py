@@ -5,8 +5,9 @@ import pytest
 from fisherhash import methods
 from fisherhash.data.protocol_table import PROTOCOLS
 from fisherhash.errors import UsageError
-from fisherhash.experiments import specs, tuning
-from fisherhash.experiments.benches import Bench
+from fisherhash.experiments import specs
+from fisherhash.experiments.tuning import parted
+from fisherhash.training.settings import Settings
 
 PARTS = [(spec.name, part) for spec in specs.SPECS.values() for part in spec.parts]
 
@@ -14,38 +15,50 @@ PARTS = [(spec.name, part) for spec in specs.SPECS.values() for part in spec.par
 @pytest.mark.parametrize(("name", "part"), PARTS)
 def test_every_row_can_be_built(name, part):
     for row in part.rows:
-        methods.create(row.method, bits=12, classes=10, options={**row.base, **row.options})
+        own = parted({**row.base, **row.options})
+        methods.create(row.method, bits=12, classes=10, options=own["options"])
+        Settings(**own["settings"])
         assert len(row.paper) in (0, len(part.bits))
-        assert row.space in tuning.SPACES
     assert len({row.name for row in part.rows}) == len(part.rows)
     assert all(source.protocol in PROTOCOLS for source in part.sources)
     assert not part.sources[0].stands_in
+    assert len(part.tuning_bits) == 2
 
 
-@pytest.mark.parametrize("finetune", [False, True])
-@pytest.mark.parametrize("name", tuning.SPACES)
-def test_every_space_keeps_the_budget_and_its_trials_can_be_built(name, finetune):
-    bench = Bench("cifar10", "cifar10-small", finetune=finetune)
-    space = tuning.SPACES[name]
-    trials = [*space.rates(bench), *space.others(bench)]
-    assert len(trials) == (tuning.FINETUNED_BUDGET if finetune else tuning.BUDGET)
-    assert space.others(bench)
-    (row, *_) = [row for _, part in PARTS for row in part.rows if row.space == name]
-    method, base = row.method, row.base
-    defaults = methods.create(method, bits=12, classes=10, options=base)
-    for change in trials:
-        own = {k: v for k, v in change.items() if k != "learning_rate"}
-        built = methods.create(method, bits=12, classes=10, options={**base, **own})
-        for key, value in own.items():
-            assert getattr(built, key) == value
-    for change in space.others(bench):  # a second trial that repeats the default would be wasted
-        assert any(getattr(defaults, key) != value for key, value in change.items())
+@pytest.mark.parametrize("spec", [specs.TABLE2, specs.TABLE3])
+def test_what_one_row_is_given_every_row_is_given(spec):
+    for part in spec.parts:
+        names = {row.method for row in part.rows}
+        assert names >= {"classifier", "csq", "orthohash", "dpn", "mihash", "hashnet", "dhn"}
+        plain = [row for row in part.rows if not row.class_step]
+        assert [row.stepped() for row in plain] == [row for row in part.rows if row.class_step]
+
+
+def test_tables_of_one_data_set_share_a_search():
+    lengths = {}
+    for _, part in PARTS:
+        for source in part.sources:
+            lengths.setdefault(source.protocol, set()).add(part.tuning_bits)
+    assert all(len(found) == 1 for found in lengths.values())
+
+
+def test_the_ablation_adds_one_thing_at_a_time():
+    first, *others, last = specs.ADDITIONS
+    for row in others:
+        changed = {
+            key
+            for key in {*first.base, *row.base}
+            if first.base.get(key, "searched") != row.base.get(key, "searched")
+        }
+        assert len(changed) + row.class_step == 1, row.name
+    assert last.class_step
 
 
 def test_the_paper_s_headline_numbers():
     dfh = specs.TABLE2.parts[0].rows[0]
     assert dfh.paper == (0.803, 0.825, 0.831, 0.844)
-    best = [max(row.paper[k] for row in specs.TABLE2.parts[0].rows) for k in range(4)]
+    known = [row.paper for row in specs.TABLE2.parts[0].rows if row.paper]
+    best = [max(paper[k] for paper in known) for k in range(4)]
     assert tuple(best) == dfh.paper
     with pytest.raises(UsageError, match="Did you mean 'table1'"):
         specs.find_spec("table11")

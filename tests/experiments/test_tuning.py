@@ -1,110 +1,251 @@
-"""Tuning: the second trials stand on the best of the first, and the best of all wins."""
+"""Tuning: the same points for every process, the best quarter trained longer, the best one wins."""
 
 import dataclasses
+import json
+import math
+from typing import Annotated
 
 import pytest
 
-from fisherhash.experiments import tuning
+from fisherhash import methods
+from fisherhash.experiments import specs, tuning
 from fisherhash.experiments.benches import Bench
+from fisherhash.experiments.reproduce import reproduce
 from fisherhash.experiments.specs import Row
+from fisherhash.methods import base
+from fisherhash.system.options import Range, Tuned, options_of
 from fisherhash.training.settings import Settings
 
 BENCH = Bench("cifar10", "cifar10-small", image_size=128)
 FINETUNED = dataclasses.replace(BENCH, finetune=True)
-SETTINGS = Settings(epochs=3)
+SETTINGS = Settings(epochs=20)
 GREEDY = Row("Greedy Hash", "greedyhash")
+ROWS = {row.space: row for spec in specs.SPECS.values() for part in spec.parts for row in part.rows}
 
 
 class Done:
-    """Stands for a runner whose trials have these scores; None is still to do."""
+    """Stands for a runner whose trials have these scores; None is still to do, NaN diverged."""
 
-    def __init__(self, score):
-        self.score = score
+    def __init__(self, plain, step=None):
+        self.plain, self.step = plain, step
 
     def row(self, cell):
-        value = self.score(cell)
-        return None if value is None else {"validation_map": value}
+        value = self.plain(cell)
+        if value is None:
+            return None
+        if math.isnan(value):
+            return {"gave_up": "the loss became nan"}
+        steps = [] if self.step is None else self.step(cell)
+        return {"validation": {"plain": value, "steps": steps}}
 
     def failure(self, cell):
         return None
 
     def ended(self, cell):
-        return self.score(cell) is not None
+        return self.row(cell) is not None
 
 
-def by_rate(cell):
-    """Best at 0.03, and a little better with more quantisation."""
-    return 1.0 - abs(cell.settings.learning_rate - 0.03) + cell.options.get("quantization", 0) / 100
+def near(cell):
+    """Best at a rate of 0.03, better with more epochs and more bits."""
+    rate = abs(math.log(cell.settings.learning_rate / 0.03))
+    return cell.settings.epochs / 100 + cell.bits / 1000 - rate
 
 
-def search(name, bench=BENCH):
-    return tuning.Search(Row(name, name), bench, SETTINGS, 24)
+def steps(cell):
+    """One step that is best at high rates, and one that hurts."""
+    rate = cell.settings.learning_rate
+    return [
+        {"weight": 1.0, "sharpness": 0.5, "score": 2 + math.log(rate)},
+        {"weight": 2.0, "sharpness": 0.5, "score": -9.0},
+    ]
 
 
-def expected(name, bench, runner):
-    found = search(name, bench)
-    return [cell for _, cell in found.first() + found.second(runner, guess=True)]
+def search(row=GREEDY, bench=BENCH, **changes):
+    return tuning.Search(row, bench, SETTINGS, (12, 48), **changes)
 
 
-def find(runner, bench=BENCH):
-    found = tuning.summarise([search("greedyhash", bench)], runner)
-    assert found[bench.slug]["bits"] == 24
-    assert found[bench.slug]["settings"]["validation"] == tuning.HELD_OUT
-    return found[bench.slug]["rows"]["greedyhash"]
+def point_of(trial):
+    return {**trial["settings"], **trial["options"]}
 
 
-def test_the_winner_of_two_rounds():
-    entry = find(Done(by_rate))
-    assert len(entry["trials"]) == tuning.BUDGET
-    assert {trial["learning_rate"] for trial in entry["trials"][4:]} == {0.03}
-    assert entry["winner"] == {
-        "options": {"quantization": 1.0},
-        "settings": {"learning_rate": 0.03},
-    }
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("finetune", [False, True])
+def test_every_row_gets_as_many_points_within_the_declared_ranges(name, finetune):
+    row = ROWS[name]
+    found = search(row, FINETUNED if finetune else BENCH)
+    names = {one.name for one in found.space}
+    declared = {one.name for one in options_of(methods.find(row.method)) if one.tuned}
+    assert "learning_rate" in names
+    assert names >= declared - {*row.base, *row.idle}
+    assert not names & {*row.base}
+    assert len(found.drawn) == tuning.POINTS
+    assert len({json.dumps(point) for point in found.drawn}) == tuning.POINTS
+    for one in found.space:
+        values = [point[one.name] for point in found.drawn]
+        if one.tuned.choices:
+            assert set(values) <= set(one.tuned.choices)
+        else:
+            assert all(one.tuned.least <= value <= one.tuned.most for value in values)
+            shares = sorted(one.tuned.share(value) for value in values)
+            assert shares[0] < 0.25
+            assert shares[-1] > 0.75
+        if one.kind is int:
+            assert all(isinstance(value, int) for value in values)
+    trials = found.first()
+    assert {len(trial.cells) for trial in trials} == {2}
+    for trial in trials:
+        cell = trial.cells[0]
+        options = {**tuning.parted(row.base)["options"], **cell.options}
+        methods.create(row.method, bits=12, classes=10, options=options)
 
 
-def test_a_whole_network_gets_fewer_rates_and_as_many_second_trials():
-    entry = find(Done(by_rate), FINETUNED)
-    assert len(entry["trials"]) == tuning.FINETUNED_BUDGET
-    assert [trial["learning_rate"] for trial in entry["trials"]] == [0.001, 0.003, *[0.01] * 3]
-    assert len(entry["space"]["then"]) == 2
+def test_every_range_holds_the_default_well_inside():
+    for name, method in methods.registry().items():
+        defaults = methods.hyper_parameters(method)
+        for one in options_of(method):
+            if one.tuned and not one.tuned.choices and name != "dfh":
+                assert 0.2 < one.tuned.share(defaults[one.name].default) < 0.8, (name, one.name)
 
 
-@pytest.mark.parametrize("bench", [BENCH, FINETUNED])
-def test_second_trials_are_as_many_as_the_rates_leave(bench):
-    cells = expected("cnnh", bench, Done(lambda cell: None))
-    budget = tuning.FINETUNED_BUDGET if bench.finetune else tuning.BUDGET
-    assert len(cells) == budget
-    own = [cell for cell in cells if cell.options.get("sweeps") == 30]
-    assert len(own) == 1
-    three = tuning.SPACES["dhn"]
-    assert len(three.rates(bench)) == 3
-    assert three.others(bench) == three.own[: budget - 3]
+def test_points_are_stable_and_more_begin_with_fewer():
+    assert search().drawn == search().drawn
+    assert search(points=32).drawn[:16] == search().drawn
+    assert search(bench=FINETUNED).drawn != search().drawn
+    assert search(Row("DPSH", "dpsh")).drawn[0] != search().drawn[0]
 
 
-@pytest.mark.parametrize("bench", [BENCH, FINETUNED])
-def test_trials_hold_images_out_and_look_at_no_query(bench):
-    cells = expected("greedyhash", bench, Done(by_rate))
-    assert len(cells) == (tuning.FINETUNED_BUDGET if bench.finetune else tuning.BUDGET)
-    assert {cell.settings.validation for cell in cells} == {tuning.HELD_OUT}
-    assert not any(cell.measured for cell in cells)
-    assert {(cell.bits, cell.seed) for cell in cells} == {(24, 0)}
+def test_a_wider_range_makes_new_points(monkeypatch):
+    before = search().first()
+    wide = {False: Tuned(0.0001, 10.0, "log"), True: tuning.LEARNING_RATES[True]}
+    monkeypatch.setattr(tuning, "LEARNING_RATES", wide)
+    files = {cell.file for trial in before for cell in trial.cells}
+    assert files.isdisjoint(cell.file for trial in search().first() for cell in trial.cells)
+
+
+def test_a_quarter_of_the_epochs_then_the_best_quarter_in_full():
+    runner = Done(near)
+    first, second = search().first(), search().second(runner)
+    assert {trial.epochs for trial in first} == {5}
+    assert {cell.settings.head_epochs for trial in first for cell in trial.cells} == {5}
+    assert len(second) == 4
+    assert {trial.epochs for trial in second} == {20}
+    ranked = sorted(first, key=lambda trial: -trial.plain(runner))
+    assert [trial.point for trial in second] == [trial.point for trial in ranked[:4]]
+    assert len(search(points=32).second(runner)) == 8
+    for cell in (cell for trial in first + second for cell in trial.cells):
+        assert cell.settings.validation == tuning.HELD_OUT
+        assert not cell.measured  # the queries are never used
+        assert cell.seed == 0
+
+
+def test_the_score_is_the_mean_over_the_code_lengths():
+    trial = search().first()[0]
+    assert trial.plain(Done(lambda cell: cell.bits / 100)) == pytest.approx(0.3)
+    assert trial.plain(Done(lambda cell: 0.5 if cell.bits == 12 else math.nan)) is None
+
+
+def test_winners_without_and_with_the_class_step():
+    entry = search().summary(Done(near, steps))
+    full = [trial for trial in entry["trials"] if trial["epochs"] == 20]
+    assert len(entry["trials"]) == 20
+    assert len(full) == 4
+    best = max(full, key=lambda trial: trial["plain"])
+    assert {**entry["winner"]["settings"], **entry["winner"]["options"]} == point_of(best)
+    rates = [trial["settings"]["learning_rate"] for trial in full]
+    assert entry["winner_step"]["settings"]["learning_rate"] == max(rates)
+    assert entry["winner_step"]["class_step"] == {"weight": 1.0, "sharpness": 0.5}
+    every = [trial["settings"]["learning_rate"] for trial in entry["trials"]]
+    assert max(every) in rates  # the best with the step reached the second round
+    stored = tuning.Tuning({BENCH.slug: {"rows": {"greedyhash": entry}}})
+    plain, stepped = stored.choice(BENCH, GREEDY), stored.choice(BENCH, GREEDY.stepped())
+    assert plain.class_step is None
+    assert stepped.class_step == {"weight": 1.0, "sharpness": 0.5}
+    assert plain.settings != stepped.settings
+
+
+def test_a_winner_at_an_edge_is_flagged():
+    high = search().summary(Done(lambda cell: cell.settings.learning_rate))
+    top = high["winner"]["settings"]["learning_rate"]
+    share = tuning.LEARNING_RATES[False].share(top)
+    assert ("learning_rate" in high["winner"]["edges"]) == (share > 0.95)
+    assert share > 0.9
+    one = next(one for one in search().space if one.name == "learning_rate")
+    assert one.edge(0.9)
+    assert one.edge(0.0012)
+    assert not one.edge(0.03)
+    natural = dataclasses.replace(one, range=Range(0.001, 1.0))
+    assert not natural.edge(0.9)  # it cannot be moved further out
+
+
+def test_diverged_trials_have_no_score_and_are_counted():
+    def wild(cell):
+        return math.nan if cell.settings.learning_rate > 0.05 else near(cell)
+
+    entry = search().summary(Done(wild))
+    none = [trial for trial in entry["trials"] if trial["plain"] is None]
+    assert entry["without_score"] == len(none) > 0
+    assert all(trial["settings"]["learning_rate"] > 0.05 for trial in none)
+    assert entry["winner"]["settings"]["learning_rate"] <= 0.05
+    hopeless = search().summary(Done(lambda cell: math.nan))
+    assert "winner" not in hopeless
+    assert hopeless["without_score"] == len(hopeless["trials"]) == 16
 
 
 def test_no_winner_before_the_end():
-    entry = find(Done(lambda cell: None if cell.settings.learning_rate > 0.05 else by_rate(cell)))
+    def half(cell):
+        return None if cell.settings.learning_rate > 0.05 else near(cell)
+
+    entry = search().summary(Done(half))
     assert "winner" not in entry
-    assert len(entry["trials"]) == 3
-    assert search("greedyhash").second(Done(lambda cell: None)) == []
+    assert 0 < len(entry["trials"]) < 16
+    assert search().second(Done(half)) == []
+    assert len(search().second(Done(half), guess=True)) == 4
+
+
+@pytest.mark.parametrize("name", ["dpsh", "dsdh", "dhn", "hashnet", "mihash", "dch"])
+def test_a_factor_of_the_loss_is_1_in_every_trial(name):
+    """Otherwise it would be a second learning rate."""
+    found = search(Row(name, name))
+    assert "loss_scale" not in {one.name for one in found.space}
+    assert {cell.options["loss_scale"] for t in found.first() for cell in t.cells} == {1.0}
+    assert found.summary(Done(near))["winner"]["options"]["loss_scale"] == 1.0
 
 
 def test_files_are_merged_row_by_row(tmp_path):
     path = tmp_path / "tuning.json"
-    first = {"bits": 24, "rows": {"a": {"winner": {"options": {"x": 1}, "settings": {}}}}}
-    second = {"bits": 24, "rows": {"greedyhash": {"winner": {"options": {}, "settings": {}}}}}
+    first = {"rows": {"a": {"winner": {"options": {"x": 1}, "settings": {}}}}}
+    second = {"rows": {"greedyhash": {"winner": {"options": {}, "settings": {}}}}}
     tuning.Tuning({BENCH.slug: first}).save(path)
     tuning.Tuning({BENCH.slug: second, "other": second}).save(path)
     found = tuning.Tuning.load(path)
     assert found.benches[BENCH.slug]["rows"].keys() == {"a", "greedyhash"}
     assert found.choice(BENCH, GREEDY).tuned
+    assert not found.choice(BENCH, GREEDY.stepped()).tuned
     assert not found.choice(BENCH, Row("DPSH", "dpsh")).tuned
+
+
+def test_a_new_method_is_tuned_with_nothing_to_add(make_request, monkeypatch):
+    class Toy(base.find("greedyhash")):
+        info = base.MethodInfo("toy", "t", "v", 2020, "https://x", "classes")
+        strength: Annotated[float, Range(least=0), Tuned(0.5, 2.0, "log")] = 1.0
+        flavour: Annotated[str, Tuned(choices=("sweet", "sour"))] = "sweet"
+
+    monkeypatch.setitem(base._REGISTRY, "toy", Toy)
+    part = specs.Part(specs.NUS_WIDE, (12,), (Row("Toy", "toy"),), (12, 24))
+    monkeypatch.setitem(specs.SPECS, "toys", specs.Spec("toys", "Toys", (part,)))
+    request = make_request(target="toys", tune=True, points=4, only=[], settings={"epochs": 4})
+    outcome = reproduce(request)
+    assert (outcome.left, outcome.failed) == (0, {})
+    (bench,) = json.loads((outcome.page.parent / "tuning.json").read_text())["benches"].values()
+    entry = bench["rows"]["toy"]
+    assert {"learning_rate", "strength", "flavour", "quantization"} <= entry["space"].keys()
+    assert [trial["epochs"] for trial in entry["trials"]] == [1, 1, 1, 1, 4]
+    assert 0.5 <= entry["winner"]["options"]["strength"] <= 2.0
+    (run,) = outcome.results["parts"][0]["runs"]
+    assert run["options"]["strength"] == entry["winner"]["options"]["strength"]
+    page = outcome.page.read_text()
+    assert "strength 0.5–2 (log)" in page
+    assert "flavour sweet | sour" in page
+    again = reproduce(request)
+    assert again.left == 0
+    assert again.results == outcome.results

@@ -19,6 +19,8 @@ class Protocol:
         classes: number of classes the data must have; 0 if it varies.
         lists: whether the images come with list files that are used as they are.
         checksum: of the agreed lists; empty if there are none.
+        fresh: queries per class that a seed other than 0 draws instead of the listed ones; 0 if
+            only the listed ones exist.
         notes: what a reader of a number should know. Runs store these sentences and compare them
             when they resume, so an edit here ends old runs.
     """
@@ -31,6 +33,7 @@ class Protocol:
     classes: int = 0
     lists: bool = False
     checksum: str = ""
+    fresh: int = 0
     notes: tuple[str, ...] = ()
 
 
@@ -109,6 +112,7 @@ PROTOCOLS: dict[str, Protocol] = {
             100,
             lists=True,
             checksum="41385440043b2df121e1b161627d7e4d27d51613b142bd3ad41ab8b7638fc25e",
+            fresh=50,
             notes=(_SEEN,),
         ),
         Protocol(
@@ -120,6 +124,7 @@ PROTOCOLS: dict[str, Protocol] = {
             21,
             lists=True,
             checksum="b9fc34bfe10d743c874190101f2dbf98f016eee3cbff4d3f233581347d74f7c4",
+            fresh=50,
         ),
         Protocol("lists", "the three lists of the folder, unchanged", "the user", lists=True),
         Protocol(

@@ -4,6 +4,10 @@ A drawn split is ordered by a hash of the seed and the name of the image, so it 
 machine and with every version of every library. A split from list files is used as it is, except
 that queries are removed from the database and the training images, and that images without a label
 are left out; ``Split.notes`` counts both.
+
+The lists of tiny100 and coco21 have one set of queries. For a seed other than 0, others are drawn
+from the database images that are not training images, as many per class; the listed queries take
+their place in the database. The training images and all sizes stay.
 """
 
 from __future__ import annotations
@@ -32,7 +36,8 @@ def resolve(
         collection: the images.
         protocol: a name in :data:`PROTOCOLS`. None means ``cifar10-small`` for CIFAR-10, the
             protocol that a list folder matches (else ``lists``), and ``custom`` for anything else.
-        seed: of the draw, if the protocol draws.
+        seed: of the draw, if the protocol draws; the lists of tiny100 and coco21 are those of
+            seed 0, and other seeds draw other queries.
         max_train: with ``custom``, the largest number of training images.
 
     Raises:
@@ -95,7 +100,8 @@ def _split(
     }
     checksum = split_checksum(protocol.name, seed, collection.names, arrays)
     notes = [*notes, *protocol.notes]
-    agreed = checksum == protocol.checksum if protocol.checksum else None
+    # The agreed lists are not drawn.
+    agreed = checksum == protocol.checksum if protocol.checksum and seed is None else None
     if agreed is False:
         difference = f"checksum {checksum[:16]}, expected {protocol.checksum[:16]}"
         notes.insert(0, f"these are not the agreed lists of {protocol.name}: {difference}")
@@ -142,13 +148,22 @@ def _drawn(collection: Collection, protocol: Protocol, seed: int) -> Split:
 
 
 def _draw_per_class(
-    collection: Collection, seed: int, counts: Sequence[int]
+    collection: Collection,
+    seed: int,
+    counts: Sequence[int],
+    among: Iterable[int] | None = None,
 ) -> tuple[list[int], ...]:
     """Draw, for each count, that many unused images per class, in hash order.
 
     An image with several labels counts for the first class that draws it; rare classes draw first.
+
+    Args:
+        collection: the images.
+        seed: of the order.
+        counts: images per class, one draw each.
+        among: the images to draw from; by default all.
     """
-    order = hash_order(collection.names, range(len(collection)), seed)
+    order = hash_order(collection.names, range(len(collection)) if among is None else among, seed)
     sizes = collection.labels.sum(axis=0, dtype=np.int64)
     taken: set[int] = set()
     draws: list[list[int]] = []
@@ -188,6 +203,9 @@ def _from_lists(collection: Collection, protocol: Protocol, seed: int) -> Split:
             raise UsageError(f"every image of the {part} list of '{collection.name}' is a query")
         parts[part] = kept
     drawn = None
+    if seed and protocol.fresh:
+        drawn = seed
+        notes.append(_renew_queries(collection, parts, protocol.fresh, seed))
     if protocol.name == "coco80":
         inside = set(parts["database"])
         if added := [item for item in parts["train"] if item not in inside]:
@@ -207,6 +225,26 @@ def _from_lists(collection: Collection, protocol: Protocol, seed: int) -> Split:
         if len(items) != size
     ]
     return _split(collection, protocol, drawn, tuple(parts.values()), notes)
+
+
+def _renew_queries(
+    collection: Collection, parts: dict[str, list[int]], count: int, seed: int
+) -> str:
+    """Exchange the queries for database images that nobody has trained on; returns a note."""
+    listed, known = parts["query"], {*parts["train"], *parts["query"]}
+    free = [item for item in parts["database"] if item not in known]
+    try:
+        (drawn,) = _draw_per_class(collection, seed, (count,), free)
+    except UsageError as error:
+        reason = f"no fresh queries can be drawn from '{collection.name}': {error}"
+        raise UsageError(f"{reason}. Seed 0 has the listed queries") from None
+    fresh = set(drawn)
+    kept = [item for item in parts["database"] if item not in fresh]
+    parts["query"], parts["database"] = sorted(drawn), sorted([*kept, *listed])
+    return (
+        f"{len(drawn):,} fresh queries were drawn with seed {seed}, {count} per class, from the "
+        "database images outside the training list; the listed queries are in the database"
+    )
 
 
 def _unlabelled_note(count: int, what: str) -> list[str]:

@@ -41,6 +41,7 @@ class Bench:
         image_size: side of the images in pixels; None for the backbone's own.
         finetune: whether the whole network is trained, or only the head on frozen features.
         thin: the largest number of images per part, for a rehearsal; 0 for all.
+        split_seed: seed of the split, where the protocol draws one.
     """
 
     data: str
@@ -50,6 +51,7 @@ class Bench:
     image_size: int | None = None
     finetune: bool = False
     thin: int = 0
+    split_seed: int = 0
 
     @property
     def name(self) -> str:
@@ -59,13 +61,20 @@ class Bench:
     @property
     def slug(self) -> str:
         """The name of the bench in folders and tuning files."""
-        parts = [self.protocol or self.name, self.backbone, str(self.image_size or "")]
+        parts = [self.protocol or self.name, f"seed{self.split_seed}" if self.split_seed else ""]
+        parts += [self.backbone, str(self.image_size or "")]
         parts += ["finetuned" if self.finetune else "frozen", "rehearsal" if self.thin else ""]
         return "-".join(part.replace("/", "_").replace(":", "_") for part in parts if part)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it without the path of the weights: results store the checksum of the values."""
-        return {key: value for key, value in dataclasses.asdict(self).items() if key != "weights"}
+        """Return it without the path of the weights: results store the checksum of the values.
+
+        Results from before there were other seeds do not name the first one.
+        """
+        left_out = {"weights"} if self.split_seed else {"weights", "split_seed"}
+        return {
+            key: value for key, value in dataclasses.asdict(self).items() if key not in left_out
+        }
 
 
 @dataclass(frozen=True)
@@ -78,9 +87,8 @@ class Cell:
         bits: length of the codes.
         settings: how it is trained, seed included.
         options: the method's hyper-parameters that differ from its defaults.
-        measured: whether it is measured on the queries; a trial of a search has a validation mAP
-            instead.
-        real_queries: whether it is also measured with real-valued queries.
+        measured: whether it is measured on the queries, by Hamming distance and with real-valued
+            queries; a trial of a search has a validation score instead.
         title: what people read.
     """
 
@@ -90,7 +98,6 @@ class Cell:
     settings: Settings
     options: Mapping[str, Any] = field(default_factory=dict)
     measured: bool = True
-    real_queries: bool = False
     title: str = ""
 
     @functools.cached_property
@@ -116,8 +123,6 @@ class Cell:
         """All that decides its result, as JSON."""
         known = methods.hyper_parameters(methods.find(self.method))
         defaults = {name: parameter.default for name, parameter in known.items()}
-        # Part of the names of published runs: the wording is fixed.
-        measured = "queries, and real-valued queries" if self.real_queries else "queries"
         return {
             **self.bench.to_json(),
             "data": self.bench.name,
@@ -125,7 +130,10 @@ class Cell:
             "bits": self.bits,
             "options": defaults | dict(self.options),
             "settings": dataclasses.asdict(self.settings),
-            "measured": measured if self.measured else "held-out images among themselves",
+            # Part of the names of published runs: the wording is fixed.
+            "measured": "queries, and real-valued queries"
+            if self.measured
+            else "held-out images among themselves",
         }
 
 
@@ -136,7 +144,7 @@ class OpenBench:
         self.finetune = bench.finetune
         self.device = device
         self.collection = open_data(locate(bench.data) or bench.data)
-        self.split = resolve(self.collection, bench.protocol)
+        self.split = resolve(self.collection, bench.protocol, bench.split_seed)
         if bench.thin:
             self.split = thinned(self.split, bench.thin)
         self.network = backbones.create(

@@ -4,37 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from fisherhash.experiments.planning import Column, Plan, row_options
+from fisherhash.experiments.benches import Bench, Cell
+from fisherhash.experiments.planning import Column, Plan, row_values
 from fisherhash.experiments.runner import Runner
+from fisherhash.experiments.significance import unpack_shares
 from fisherhash.experiments.specs import Row
-from fisherhash.experiments.tuning import UNTUNED, Tuning
+from fisherhash.experiments.standing import RANKINGS, QueryValues, Standing
+from fisherhash.experiments.tuning import UNTUNED, Tuning, parted
 
 # Parts of a run that its table stores once for all runs, or not at all.
-DROPPED = ("config", "protocol", "method", "images", "weights", "real_queries")
-DROPPED_METRICS = ("distances", "bit_statistics", "pr_by_radius")
+DROPPED = ("config", "protocol", "method", "images", "weights", "class_step")
+DROPPED_METRICS = ("distances", "bit_statistics", "pr_by_radius", "average_precision")
+# With real-valued queries the table reports mean average precision only.
+REAL_METRICS = ("map", "map_stable", "map_lower", "map_upper", "ranking", "top")
 
 
 def collect(plan: Plan, runner: Runner) -> dict[str, Any]:
     """Collect the finished and failed runs of a table."""
-    parts = []
-    for column in plan.columns:
-        entry = _part(column, plan.tuning)
-        seeds = range(0 if column.missing else column.seeds)
-        for row, bits, seed in product(column.part.rows, column.part.bits, seeds):
-            cell = plan.cell(column, row, bits, seed)
-            run, failure = runner.row(cell), runner.failure(cell)
-            if run is not None:
-                for key in ("protocol", "images", "weights"):
-                    entry.setdefault(key, run.get(key))
-            elif failure is not None:
-                run = {"bits": bits, "seed": seed, "failed": failure["error"]}
-            if run is not None:
-                entry["runs"] += _runs(row, run)
-        parts.append(entry)
+    parts = [collect_part(plan, column, runner) for column in plan.columns]
     found = plan.tuning.benches
     return {
         "target": plan.spec.name,
@@ -45,6 +36,61 @@ def collect(plan: Plan, runner: Runner) -> dict[str, Any]:
         "parts": parts,
         "tuning": {bench.slug: found[bench.slug] for bench in plan.benches if bench.slug in found},
     }
+
+
+def collect_part(plan: Plan, column: Column, runner: Runner) -> dict[str, Any]:
+    """Collect the runs of one data set, with the tests of the best rows against the others."""
+    entry = _part(column, plan.tuning)
+    queries: QueryValues = {}
+    for row, bits, run in _runs(plan, column, runner):
+        for key in ("protocol", "images", "weights"):
+            if key in run:
+                entry.setdefault(key, run[key])
+        if row.class_step:
+            run = {**run, **run.get("class_step", {})}
+        for key in RANKINGS:
+            if text := run.get(key, {}).get("average_precision"):
+                queries.setdefault((row.name, bits, key), []).append(unpack_shares(text))
+        entry["runs"].append({"row": row.name, **_short(run)})
+    entry["tests"] = Standing(entry, queries).tests()
+    return entry
+
+
+def known_cells(plan: Plan, runner: Runner) -> list[Cell]:
+    """Return every run that a plan needs, as far as it is known by now."""
+    cells = plan.all_cells(runner)
+    if not plan.tune_only:
+        cells += [cell for bench in plan.benches for cell in leading_cells(plan, bench, runner)]
+    return cells
+
+
+def leading_cells(plan: Plan, bench: Bench, runner: Runner) -> list[Cell]:
+    """Return further seeds for the best rows of a bench and those that no test tells from them."""
+    cells: dict[str, Cell] = {}
+    for column in plan.columns:
+        if column.bench != bench or column.missing or column.first_seeds <= column.seeds:
+            continue
+        # Decided by the first seeds, so that every process, at any time, decides the same.
+        part = collect_part(plan, dataclasses.replace(column, first_seeds=0), runner)
+        leaders = Standing(part).leaders()
+        seeds = range(column.seeds, column.first_seeds)
+        for seed, bits, row in product(seeds, column.part.bits, column.part.rows):
+            if (row.name, bits) in leaders:
+                cell = plan.cell(column, row, bits, seed)
+                cells.setdefault(cell.file, cell)
+    return list(cells.values())
+
+
+def _runs(plan: Plan, column: Column, runner: Runner) -> Iterator[tuple[Row, int, dict[str, Any]]]:
+    """Return every run of a column that ended, with its row and code length."""
+    seeds = range(0 if column.missing else max(column.seeds, column.first_seeds))
+    for row, bits, seed in product(column.part.rows, column.part.bits, seeds):
+        cell = plan.cell(column, row, bits, seed)
+        run, failure = runner.row(cell), runner.failure(cell)
+        if run is not None:
+            yield row, bits, run
+        elif failure is not None:
+            yield row, bits, {"bits": bits, "seed": seed, "failed": failure["error"]}
 
 
 def _part(column: Column, tuning: Tuning) -> dict[str, Any]:
@@ -66,39 +112,32 @@ def _part(column: Column, tuning: Tuning) -> dict[str, Any]:
         line = {
             "name": row.name,
             "method": row.method,
-            "options": row_options(row, choice),
-            "settings": dict(choice.settings),
+            **parted(row_values(row, choice)),
             "tuned": choice.tuned,
             "paper": list(row.paper),
         }
+        if row.class_step:
+            line["class_step"] = choice.class_step
+        if choice.edges:
+            line["edges"] = list(choice.edges)
         entry["rows"].append(line)
-        if row.real_queries:
-            entry["rows"].append({**line, "name": _real(row), "real_queries_of": row.name})
     return entry
 
 
-def _real(row: Row) -> str:
-    return f"{row.name}, real-valued queries"
-
-
-def _runs(row: Row, run: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A run as the table stores it, and its measurement with real-valued queries."""
-    runs = [{"row": row.name, **_short(run)}]
-    if row.real_queries:
-        again = {**run, "evaluation": run["real_queries"]} if "real_queries" in run else run
-        runs.append({"row": _real(row), **_short(again)})
-    return runs
-
-
 def _short(run: Mapping[str, Any]) -> dict[str, Any]:
+    """A run as the table stores it."""
     short = {key: value for key, value in run.items() if key not in DROPPED}
     if "config" in run:
         settings = run["config"]["settings"]
         short["settings"] = {key: settings[key] for key in ("learning_rate", "epochs")}
     if "evaluation" in run:
         metrics = {k: v for k, v in run["evaluation"].items() if k not in DROPPED_METRICS}
-        # Through JSON, which rounds the floats at every depth.
-        short["evaluation"] = json.loads(
-            json.dumps(metrics), parse_float=lambda text: round(float(text), 6)
-        )
+        short["evaluation"] = _rounded(metrics)
+    if "real_queries" in run:
+        short["real_queries"] = _rounded({k: run["real_queries"][k] for k in REAL_METRICS})
     return short
+
+
+def _rounded(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    # Through JSON, which rounds the floats at every depth.
+    return json.loads(json.dumps(metrics), parse_float=lambda text: round(float(text), 6))

@@ -17,11 +17,14 @@ from fisherhash.experiments.runner import Runner
 from fisherhash.experiments.specs import Part, Row, Source, Spec, find_spec
 from fisherhash.experiments.tuning import (
     PACKAGED_TUNING,
-    SPACES,
+    POINTS,
     TUNING_FILE,
     Choice,
     Search,
     Tuning,
+    cells_of,
+    parted,
+    search_space,
     summarise,
 )
 from fisherhash.system.devices import choose_device
@@ -31,7 +34,8 @@ IMAGE_SIZE = 128
 QUICK_EPOCHS = 15
 REHEARSAL = {"epochs": 1, "head_epochs": 1, "batch_size": 32}
 REHEARSAL_IMAGES = 240
-DEFAULT_SEEDS = 3
+DEFAULT_STEP = {"weight": 1.0, "sharpness": 1.0}
+DEFAULT_SEEDS, DEFAULT_FIRST_SEEDS = 3, 5
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Column:
         bench: the images and the network.
         settings: how every row is trained.
         seeds: number of seeds.
+        first_seeds: number of seeds of the best rows.
         missing: whether this machine has none of the data sets, so that nothing is run.
     """
 
@@ -52,6 +57,7 @@ class Column:
     bench: Bench
     settings: Settings
     seeds: int
+    first_seeds: int = 0
     missing: bool = False
 
 
@@ -64,12 +70,14 @@ class Plan:
         columns: its parts with the data of this machine.
         tuning: the hyper-parameters to train with; a search replaces them.
         searches: the searches to run first.
+        tune_only: whether nothing but the searches is run.
     """
 
     spec: Spec
     columns: Sequence[Column]
     tuning: Tuning
     searches: Sequence[Search] = ()
+    tune_only: bool = False
 
     @property
     def benches(self) -> list[Bench]:
@@ -82,15 +90,26 @@ class Plan:
             self.tuning = Tuning(summarise(self.searches, runner))
 
     def cell(self, column: Column, row: Row, bits: int, seed: int) -> Cell:
-        """Return one run of the table."""
+        """Return one run of the table.
+
+        A row and the same row with the class step share their runs where both train alike.
+        """
         choice = self.tuning.choice(column.bench, row)
+        values = row_values(row, choice)
+        if not row.class_step:
+            other = self.tuning.choice(column.bench, row.stepped())
+            if other.class_step and row_values(row, other) == values:
+                choice = other
+        if row.class_step and choice.class_step is None:
+            choice = dataclasses.replace(choice, class_step=DEFAULT_STEP)
+        step = {f"step_{key}": value for key, value in (choice.class_step or {}).items()}
+        own = parted({**values, **step})
         return Cell(
             column.bench,
             row.method,
             bits,
-            dataclasses.replace(column.settings, **{**choice.settings, "seed": seed}),
-            row_options(row, choice),
-            real_queries=row.real_queries,
+            dataclasses.replace(column.settings, **{**own["settings"], "seed": seed}),
+            own["options"],
             title=f"{column.bench.name}: {row.name}",
         )
 
@@ -112,23 +131,25 @@ class Plan:
     def all_cells(self, runner: Runner) -> list[Cell]:
         """Return the trials, as far as they are known by now, and the runs of the table."""
         trials = [
-            cell
+            trial
             for search in self.searches
-            for _, cell in search.first() + search.second(runner, guess=True)
+            for trial in search.first() + search.second(runner, guess=True)
         ]
-        return trials + self.cells()
+        return cells_of(trials) + ([] if self.tune_only else self.cells())
 
 
-def row_options(row: Row, choice: Choice) -> dict[str, Any]:
-    """Return the options of a row: those its space starts from, the tuned ones, then its own."""
-    return {**row.base, **choice.options, **row.options}
+def row_values(row: Row, choice: Choice) -> dict[str, Any]:
+    """Return a row's options and settings: what its search fixes, the tuned ones, then its own."""
+    return {**row.base, **choice.options, **choice.settings, **row.options}
 
 
 def make_plan(request: Request) -> Plan:
     """Plan the requested parts of a table with the data of this machine."""
     spec = find_spec(request.target)
-    if request.trial_epochs is not None and not request.tune:
-        raise UsageError("--trial-epochs needs a search; add --tune, or leave it out")
+    for name in ("trial_epochs", "points", "tune_only"):
+        if getattr(request, name) and not request.tune:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} needs a search; add --tune, or leave it out")
     live, rehearse = request.finetune, request.rehearse
     if live is None:
         live = not request.quick and choose_device(request.device).type == "cuda"
@@ -148,12 +169,16 @@ def make_plan(request: Request) -> Plan:
             32 if rehearse else request.image_size or IMAGE_SIZE,
             live,
             REHEARSAL_IMAGES if rehearse else 0,
+            request.split_seed,
         )
         settings = Settings(**{"epochs": epochs, **changes})
-        seeds = request.seeds or (1 if request.quick or rehearse else DEFAULT_SEEDS)
-        columns.append(Column(part, source, bench, settings, seeds, missing=not present))
+        few = request.quick or rehearse
+        seeds = request.seeds or (1 if few else DEFAULT_SEEDS)
+        more = request.first_seeds or (0 if few or request.seeds else DEFAULT_FIRST_SEEDS)
+        columns.append(Column(part, source, bench, settings, seeds, more, missing=not present))
     if request.tune:
-        return Plan(spec, columns, Tuning(), _searches(columns, request.trial_epochs))
+        searches = _searches(columns, request.trial_epochs, request.points or POINTS)
+        return Plan(spec, columns, Tuning(), searches, request.tune_only)
     own = request.folder / TUNING_FILE
     path = request.tuning or (own if own.is_file() else PACKAGED_TUNING)
     return Plan(spec, columns, Tuning.load(Path(path)))
@@ -164,17 +189,18 @@ def fixed_layers(backbone: str, live: bool) -> int:
     return backbones.early_layers(backbone) if live else 0
 
 
-def _searches(columns: Sequence[Column], epochs: int | None) -> list[Search]:
-    """One search per bench and search space, for the rows of all parts."""
+def _searches(columns: Sequence[Column], epochs: int | None, points: int) -> list[Search]:
+    """One search per bench and space, for the rows of all parts."""
     found: dict[tuple[Bench, str], Search] = {}
     for column in columns:
         settings = column.settings
         if epochs is not None:
             settings = dataclasses.replace(settings, epochs=epochs)
         for row in column.part.rows:
-            if not column.missing and row.space in SPACES:
-                search = Search(row, column.bench, settings, column.part.tuning_bits)
-                found.setdefault((column.bench, row.space), search)
+            if column.missing or not search_space(row, finetune=column.bench.finetune):
+                continue
+            search = Search(row, column.bench, settings, column.part.tuning_bits, points)
+            found.setdefault((column.bench, row.space), search)
     return list(found.values())
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from fisherhash.errors import FisherhashError, UsageError, counted
 from fisherhash.experiments import report
-from fisherhash.experiments.collecting import collect
+from fisherhash.experiments.collecting import collect, known_cells, leading_cells
 from fisherhash.experiments.planning import Column, Plan, make_plan
 from fisherhash.experiments.request import Request, say_line
 from fisherhash.experiments.runner import Runner
@@ -89,7 +89,7 @@ def reproduce(request: Request, *, say: Callable[[str], None] = logger.info) -> 
         )
     plan.learn(runner)
     _warn_untuned(plan, say)
-    cells = plan.all_cells(runner)
+    cells = known_cells(plan, runner)
     say(runner.estimate(cells))
     if runner.left(cells) and not runner.late:
         if runner.jobs > 1:
@@ -114,7 +114,11 @@ def carry_out(plan: Plan, runner: Runner) -> None:
         if not tune(runner, searches):
             return
         plan.learn(runner)
+        if plan.tune_only:
+            continue
         runner.run(plan.cells(bench))
+        if not runner.late:
+            runner.run(leading_cells(plan, bench, runner))
 
 
 def publish(
@@ -137,7 +141,7 @@ def publish(
         f"{page}.html": report.html_page(results, figures),
     }
     storage.write_files(runner.folder, contents)
-    left = runner.left(plan.all_cells(runner))
+    left = runner.left(known_cells(plan, runner))
     failed = {
         cell.full_title: failure["error"] for cell in left if (failure := runner.failure(cell))
     }

@@ -29,16 +29,23 @@ class Request(NetworkOptions):
 
     Attributes:
         target: table1 (the parts of DFH), table2 (CIFAR-10 and NUS-WIDE), table3 (ImageNet100),
-            figures, or large (CIFAR-10 with 50,000 training images).
+            figures, large (CIFAR-10 with 50,000 training images), or ablation (each addition to
+            DFH).
         out: Folder for the runs, the table and the page; by default reproduce-TARGET.
         quick: Frozen features at 128 px, one seed, few epochs: under 20 minutes on two cores.
         seeds: Number of seeds; by default 3, or 1 with --quick.
+        first_seeds: Number of seeds for the best row of a column and the rows that a test cannot
+            tell from it; by default 5, or as many as --seeds where that is given.
+        split_seed: Seed of the split into queries and database, where it is drawn; the tables that
+            were published first have 0.
         only: Run only these data sets, methods or rows, and code lengths, joined by commas.
         jobs: Processes that share the work; by default 2 on a CPU with two cores or more and frozen
             features, otherwise 1.
         minutes: Start no run after this many minutes.
-        tune: First search each method's hyper-parameters on held-out training images.
-        trial_epochs: Epochs of the search's trials; by default as many as in the table.
+        tune: First search each row's hyper-parameters on held-out training images.
+        tune_only: Search, and run nothing of the table.
+        points: Points that are searched for each row; by default 16.
+        trial_epochs: Epochs of the longest trials; by default as many as in the table.
         tuning: A tuning.json of an earlier search.
         settings: A training setting, the same for all methods, such as epochs=30; may be repeated.
         rehearse: Use a tiny network on few images, to check that everything works.
@@ -48,10 +55,14 @@ class Request(NetworkOptions):
     out: str = ""
     quick: bool = False
     seeds: Annotated[int | None, Range(1)] = None
+    first_seeds: Annotated[int | None, Range(1)] = None
+    split_seed: Annotated[int, Range(0)] = 1
     only: Sequence[str] = ()
     jobs: Annotated[int | None, Range(1)] = None
     minutes: Annotated[float | None, Range(0)] = None
     tune: bool = False
+    tune_only: bool = False
+    points: Annotated[int | None, Range(4, 4096)] = None
     trial_epochs: int | None = None
     tuning: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)

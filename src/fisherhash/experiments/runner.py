@@ -17,13 +17,17 @@ from typing import Any
 import torch
 
 from fisherhash import methods
+from fisherhash.data.pixels import PixelBank
 from fisherhash.errors import FisherhashError, NotDefinedError, UsageError, counted
 from fisherhash.experiments.benches import Bench, Cell, OpenBench
 from fisherhash.experiments.claims import Claims
+from fisherhash.experiments.significance import pack_shares
 from fisherhash.model.hasher import versions
 from fisherhash.system import storage
 from fisherhash.system.devices import device_name
-from fisherhash.training.fitting import fit
+from fisherhash.training.class_step import ClassStep
+from fisherhash.training.fitting import Trained, fit
+from fisherhash.training.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -49,15 +53,38 @@ def _run_cell(cell: Cell, stage: OpenBench) -> dict[str, Any]:
     )
     row: dict[str, Any] = {"options": methods.resolved_options(trained.method)}
     began = time.perf_counter()
+    last = trained.history[-1] if trained.history else None
     if cell.measured:
-        found = [*trained.measurements(bank=stage.bank).values()][: 1 + cell.real_queries]
-        names = ("evaluation", "real_queries")[: len(found)]
-        row |= {name: one.to_json() for name, one in zip(names, found, strict=True)}
-    elif trained.history:
-        row["validation_map"] = trained.history[-1]["validation_map"]
+        row |= _measured(trained, cell.settings, stage.bank)
+    elif last is not None:
+        row["validation"] = last.pop("validation", None) or {"plain": last["validation_map"]}
     seconds = trained.seconds | {"measuring": time.perf_counter() - began}
     row["seconds"] = {name: round(value, 3) for name, value in seconds.items()}
-    row["history"] = trained.history[-1] if trained.history else None
+    row["history"] = last
+    return row
+
+
+def _measured(trained: Trained, settings: Settings, bank: PixelBank | None) -> dict[str, Any]:
+    """Measure codes by Hamming distance and with real-valued queries, as JSON.
+
+    A training with the class step is measured without it too: ``class_step`` holds what the step
+    makes of it. Codes without a Hamming distance have one measurement, by their own distance.
+    """
+    step = None
+    if settings.step_weight > 0:
+        step = ClassStep(settings.step_weight, settings.step_sharpness)
+        if trained.step is None:
+            raise NotDefinedError(f"{trained.hasher.method}: no class step, its codes are no signs")
+    found = {
+        name: one.to_json() | {"average_precision": pack_shares(one.average_precision)}
+        for name, one in trained.measurements(step, bank=bank).items()
+    }
+    if "hamming" not in found:
+        return {"evaluation": found["real"]}
+    row: dict[str, Any] = {"evaluation": found["hamming"], "real_queries": found["real"]}
+    if "step_hamming" in found:
+        stepped = {"evaluation": found["step_hamming"], "real_queries": found["step_real"]}
+        row["class_step"] = stepped
     return row
 
 
@@ -187,8 +214,11 @@ class Runner:
             row |= _run_cell(cell, stage)
         except NotDefinedError as error:
             row["not_defined"] = str(error)
-        except UsageError:
-            raise
+        except UsageError as error:
+            if cell.measured or self._stage is None:
+                raise
+            # Two values of a quasi-random point may not go together.
+            row["gave_up"] = str(error)
         except Exception as error:  # one failed run must not end a night of runs
             reason = " ".join(f"{error}".split()) or type(error).__name__
             if cell.measured or not isinstance(error, FisherhashError):
@@ -248,8 +278,10 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def _result(row: dict[str, Any]) -> str:
     if "evaluation" in row:
-        return f"mAP {row['evaluation']['map']:.4f}"
-    value = row.get("validation_map")
+        step = row.get("class_step")
+        more = f", with the class step {step['evaluation']['map']:.4f}" if step else ""
+        return f"mAP {row['evaluation']['map']:.4f}{more}"
+    value = row.get("validation", {}).get("plain")
     trained = "trained" if value is None else f"validation mAP {value:.4f}"
     return row.get("not_defined") or row.get("gave_up") or trained
 

@@ -6,7 +6,7 @@ AlexNet (ImageNet100), fine-tuned; it copies its competitors' numbers from their
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,15 +14,33 @@ from fisherhash.errors import unknown_name
 
 Options = Mapping[str, Any]
 
-# Search spaces that start from other options than the method's defaults. The parts of DFH are tuned
-# separately: what suits all of them may ruin one. DFH (ours) extends the paper within its ideas.
+# What a search fixes: options and settings that define the row and are not searched. The parts of
+# DFH are tuned separately: what suits all of them may ruin one. DFH (ours) extends the paper.
+PRINTED: Options = {"initial_centers": "means", "positive_weight": 1.0}
+SIGNS: Options = {"outputs": 0}
 BASES: dict[str, Options] = {
-    "dfh-p": {"parts": "pair"},
-    "dfh-pm": {"parts": "pair,margin"},
-    "dfh-pmi": {"parts": "pair,margin,intra"},
-    "dfh-c": {"parts": "intra,inter"},
-    "dfh-pc": {"parts": "pair,intra,inter"},
+    "dfh-paper": PRINTED,
+    "dfh-p": {**PRINTED, "parts": "pair"},
+    "dfh-pm": {**PRINTED, "parts": "pair,margin"},
+    "dfh-pmi": {**PRINTED, "parts": "pair,margin,intra"},
+    "dfh-c": {**PRINTED, "parts": "intra,inter"},
+    "dfh-pc": {**PRINTED, "parts": "pair,intra,inter"},
     "dfh-ours": {"initial_centers": "graded", "positive_weight": 0.0},
+    "dfh-printed": {**PRINTED, **SIGNS},
+    "dfh-graded": {**PRINTED, **SIGNS, "initial_centers": "graded"},
+    "dfh-balanced": {**PRINTED, **SIGNS, "positive_weight": 0.0},
+}
+# Options without effect in a row, which its search leaves alone.
+IDLE: dict[str, tuple[str, ...]] = {
+    "dfh-paper": ("affinity",),
+    "dfh-p": ("affinity", "margin", "intra", "inter", "relaxation", "center_step"),
+    "dfh-pm": ("affinity", "intra", "inter", "relaxation", "center_step"),
+    "dfh-pmi": ("affinity", "inter"),
+    "dfh-c": ("affinity", "margin", "quantization"),
+    "dfh-pc": ("affinity", "margin"),
+    "dfh-printed": ("affinity", "cut"),
+    "dfh-graded": ("cut",),
+    "dfh-balanced": ("affinity", "cut"),
 }
 
 
@@ -53,10 +71,9 @@ class Row:
         name: what people read.
         method: name of the method.
         options: the hyper-parameters that define this row; they override tuned ones.
-        tuned_as: its search space, and with it the options that space starts from; by default the
-            method's.
+        tuned_as: its search, and with it what that search fixes; by default the method's.
         paper: the paper's numbers, one per code length; None where it has none.
-        real_queries: whether a second row measures it with real-valued queries.
+        class_step: whether it is measured with the class step.
     """
 
     name: str
@@ -64,17 +81,26 @@ class Row:
     options: Options = field(default_factory=dict)
     tuned_as: str = ""
     paper: tuple[float | None, ...] = ()
-    real_queries: bool = False
+    class_step: bool = False
 
     @property
     def space(self) -> str:
-        """The name of its search space, under which its winner is stored."""
+        """The name of its search, under which its winner is stored."""
         return self.tuned_as or self.method
 
     @property
     def base(self) -> Options:
-        """The options that search space starts from."""
+        """What its search fixes, options and settings."""
         return BASES.get(self.space, {})
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """Options that have no effect in this row."""
+        return IDLE.get(self.space, ())
+
+    def stepped(self) -> Row:
+        """Return the row that adds the class step to this one."""
+        return replace(self, name=f"{self.name} + class step", paper=(), class_step=True)
 
 
 @dataclass(frozen=True)
@@ -85,13 +111,13 @@ class Part:
         sources: the original, then its stand-in; the first one on this machine is used.
         bits: the code lengths.
         rows: the methods compared.
-        tuning_bits: the code length at which hyper-parameters are searched; 0 for no search.
+        tuning_bits: the code lengths at which hyper-parameters are searched; none for no search.
     """
 
     sources: tuple[Source, ...]
     bits: tuple[int, ...]
     rows: tuple[Row, ...]
-    tuning_bits: int = 0
+    tuning_bits: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -126,16 +152,83 @@ IMAGENET100 = (
     Source("tiny100", "tiny100", "tiny100 (stands in for ImageNet100)", stands_in=True, epochs=10),
 )
 
+# The shortest and a long code length, the same ones in every table, so that tables share a search.
+TUNED_AT, IMAGENET_TUNED_AT = (12, 48), (16, 48)
+BITS = (12, 24, 32, 48)
+IMAGENET_BITS = (16, 32, 48, 64)
 
-def _dfh(name: str, space: str, *paper: float, real_queries: bool = False) -> Row:
-    """Return a row of DFH, or of some of its parts, tuned in a search space of its own."""
-    return Row(name, "dfh", tuned_as=f"dfh-{space}", paper=paper, real_queries=real_queries)
+# The paper's numbers; a row without one is run all the same.
+Numbers = tuple[float | None, ...]
+CIFAR10_NUMBERS: dict[str, Numbers] = {
+    "dfh": (0.803, 0.825, 0.831, 0.844),
+    "dsdh": (0.740, 0.786, 0.801, 0.820),
+    "greedyhash": (0.774, 0.795, 0.810, 0.822),
+    "dpsh": (0.713, 0.727, 0.744, 0.757),
+    "dqn": (0.554, 0.558, 0.564, 0.580),
+    "dtsh": (0.710, 0.750, 0.765, 0.774),
+    "ninh": (0.552, 0.566, 0.558, 0.581),
+    "cnnh": (0.439, 0.511, 0.509, 0.522),
+}
+NUS_WIDE_NUMBERS: dict[str, Numbers] = {
+    "dfh": (0.795, 0.823, 0.833, 0.842),
+    "dsdh": (0.776, 0.808, 0.820, 0.829),
+    "dpsh": (0.752, 0.790, 0.794, 0.812),
+    "dqn": (0.768, 0.776, 0.783, 0.792),
+    "dtsh": (0.773, 0.808, 0.812, 0.824),
+    "ninh": (0.674, 0.697, 0.713, 0.715),
+    "cnnh": (0.611, 0.618, 0.625, 0.608),
+}
+IMAGENET100_NUMBERS: dict[str, Numbers] = {
+    "dfh": (0.590, 0.697, 0.726, 0.747),
+    "greedyhash": (0.625, 0.662, 0.682, 0.688),
+    "hashnet": (0.506, 0.630, 0.663, 0.683),
+    "dhn": (0.311, 0.472, 0.542, 0.573),
+    "ninh": (0.290, 0.461, 0.530, 0.565),
+    "cnnh": (0.281, 0.450, 0.525, 0.554),
+}
+LARGE_NUMBERS: dict[str, Numbers] = {
+    "greedyhash": (None, None, None, 0.944),
+    "dtsh": (0.916, 0.924, 0.927, 0.934),
+    "dpsh": (0.908, 0.909, 0.917, 0.932),
+    "mihash": (0.922, 0.931, 0.940, 0.942),
+}
+NAMES = {
+    "dsdh": "DSDH",
+    "greedyhash": "Greedy Hash",
+    "dpsh": "DPSH",
+    "dqn": "DQN",
+    "dtsh": "DTSH",
+    "ninh": "NINH",
+    "cnnh": "CNNH",
+    "hashnet": "HashNet",
+    "dhn": "DHN",
+    "csq": "CSQ",
+    "orthohash": "OrthoHash",
+    "dpn": "DPN",
+    "mihash": "MIHash",
+    "classifier": "Classifier",
+}
 
 
-def _both(*paper: float, real_queries: bool = False) -> tuple[Row, Row]:
-    """Return DFH as in the paper, and as extended here."""
-    ours = _dfh("DFH (ours)", "ours", *paper, real_queries=real_queries)
-    return _dfh("DFH (paper)", "paper", *paper), ours
+def _dfh(name: str, space: str, *paper: float | None) -> Row:
+    """Return a row of DFH, or of some of its parts, with a search of its own."""
+    return Row(name, "dfh", tuned_as=f"dfh-{space}", paper=paper)
+
+
+def _stepped(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Return rows, each followed by the same with the class step."""
+    return tuple(one for row in rows for one in (row, row.stepped()))
+
+
+def _everybody(paper: Mapping[str, Numbers]) -> tuple[Row, ...]:
+    """Return every row of a table, with and without the class step.
+
+    What one row is given, every row is given.
+    """
+    own = paper.get("dfh", ())
+    ours = _dfh("DFH (paper)", "paper", *own), _dfh("DFH (ours)", "ours", *own)
+    others = [Row(title, name, paper=paper.get(name, ())) for name, title in NAMES.items()]
+    return _stepped([*ours, *others])
 
 
 def _table1(*paper: tuple[float, ...]) -> tuple[Row, ...]:
@@ -144,44 +237,6 @@ def _table1(*paper: tuple[float, ...]) -> tuple[Row, ...]:
     return tuple(_dfh(*row, *own) for row, own in zip(names.items(), paper, strict=True))
 
 
-BITS = (12, 24, 32, 48)
-IMAGENET_BITS = (16, 32, 48, 64)
-
-TABLE2_CIFAR10 = (
-    *_both(0.803, 0.825, 0.831, 0.844, real_queries=True),
-    Row("DSDH", "dsdh", paper=(0.740, 0.786, 0.801, 0.820)),
-    Row("Greedy Hash", "greedyhash", paper=(0.774, 0.795, 0.810, 0.822)),
-    Row("DPSH", "dpsh", paper=(0.713, 0.727, 0.744, 0.757)),
-    Row("DQN", "dqn", paper=(0.554, 0.558, 0.564, 0.580)),
-    Row("DTSH", "dtsh", paper=(0.710, 0.750, 0.765, 0.774)),
-    Row("NINH", "ninh", paper=(0.552, 0.566, 0.558, 0.581)),
-    Row("CNNH", "cnnh", paper=(0.439, 0.511, 0.509, 0.522)),
-)
-TABLE2_NUS_WIDE = (
-    *_both(0.795, 0.823, 0.833, 0.842, real_queries=True),
-    Row("DSDH", "dsdh", paper=(0.776, 0.808, 0.820, 0.829)),
-    Row("DPSH", "dpsh", paper=(0.752, 0.790, 0.794, 0.812)),
-    Row("DQN", "dqn", paper=(0.768, 0.776, 0.783, 0.792)),
-    Row("DTSH", "dtsh", paper=(0.773, 0.808, 0.812, 0.824)),
-    Row("NINH", "ninh", paper=(0.674, 0.697, 0.713, 0.715)),
-    Row("CNNH", "cnnh", paper=(0.611, 0.618, 0.625, 0.608)),
-)
-TABLE3_ROWS = (
-    *_both(0.590, 0.697, 0.726, 0.747),
-    Row("Greedy Hash", "greedyhash", paper=(0.625, 0.662, 0.682, 0.688)),
-    Row("HashNet", "hashnet", paper=(0.506, 0.630, 0.663, 0.683)),
-    Row("DHN", "dhn", paper=(0.311, 0.472, 0.542, 0.573)),
-    Row("NINH", "ninh", paper=(0.290, 0.461, 0.530, 0.565)),
-    Row("CNNH", "cnnh", paper=(0.281, 0.450, 0.525, 0.554)),
-)
-LARGE_ROWS = (
-    *_both(),
-    Row("DSDH", "dsdh"),
-    Row("Greedy Hash", "greedyhash", paper=(None, None, None, 0.944)),
-    Row("DTSH", "dtsh", paper=(0.916, 0.924, 0.927, 0.934)),
-    Row("DPSH", "dpsh", paper=(0.908, 0.909, 0.917, 0.932)),
-    Row("MIHash", "mihash", paper=(0.922, 0.931, 0.940, 0.942)),
-)
 MODULES = (
     _dfh("P", "p"),
     _dfh("C", "c"),
@@ -192,41 +247,73 @@ MODULES = (
 MARGIN_ROWS = tuple(
     Row(f"m = {m:g}", "dfh", {"margin": m}, tuned_as="dfh-paper") for m in (0, 0.5, 1, 1.5, 2, 3)
 )
+ADDITIONS = (
+    _dfh("DFH (as printed)", "printed"),
+    _dfh("+ outputs and cut", "paper"),
+    _dfh("+ graded centres", "graded"),
+    _dfh("+ balanced pairs", "balanced"),
+    replace(_dfh("+ class step", "printed"), class_step=True),
+    replace(_dfh("+ all of them", "ours"), class_step=True),
+)
 
 TABLE1 = Spec(
     "table1",
     "Table 1: the parts of the quantised centre module",
     (
-        Part(CIFAR10, (12, 24), _table1((0.730, 0.787), (0.746, 0.802), (0.772, 0.809)), 24),
-        Part(IMAGENET100, (16, 48), _table1((0.431, 0.572), (0.543, 0.696), (0.576, 0.726)), 32),
+        Part(CIFAR10, (12, 24), _table1((0.730, 0.787), (0.746, 0.802), (0.772, 0.809)), TUNED_AT),
+        Part(
+            IMAGENET100,
+            (16, 48),
+            _table1((0.431, 0.572), (0.543, 0.696), (0.576, 0.726)),
+            IMAGENET_TUNED_AT,
+        ),
     ),
 )
 TABLE2 = Spec(
     "table2",
     "Table 2: CIFAR-10 and NUS-WIDE, small-data setting",
-    (Part(CIFAR10, BITS, TABLE2_CIFAR10, 24), Part(NUS_WIDE, BITS, TABLE2_NUS_WIDE, 24)),
-    notes=("The paper has no numbers of Greedy Hash for NUS-WIDE, so it is not run there.",),
+    (
+        Part(CIFAR10, BITS, _everybody(CIFAR10_NUMBERS), TUNED_AT),
+        Part(NUS_WIDE, BITS, _everybody(NUS_WIDE_NUMBERS), TUNED_AT),
+    ),
 )
 TABLE3 = Spec(
-    "table3", "Table 3: ImageNet100", (Part(IMAGENET100, IMAGENET_BITS, TABLE3_ROWS, 32),)
+    "table3",
+    "Table 3: ImageNet100",
+    (Part(IMAGENET100, IMAGENET_BITS, _everybody(IMAGENET100_NUMBERS), IMAGENET_TUNED_AT),),
 )
 LARGE = Spec(
     "large",
     "CIFAR-10, large-data setting (50,000 images to train)",
-    (Part(CIFAR10_LARGE, (16, 24, 32, 48), LARGE_ROWS, 24),),
+    (Part(CIFAR10_LARGE, (16, 24, 32, 48), _everybody(LARGE_NUMBERS), (16, 48)),),
     of="published",
     notes=(
         "The paper names this setting but prints no numbers. The numbers beside ours: Greedy Hash "
         "as reported by its authors; the others as reported by the authors of MIHash with VGG-F.",
     ),
 )
+ABLATION = Spec(
+    "ablation",
+    "What each addition to DFH does, one at a time",
+    (
+        Part(CIFAR10, (12, 48), ADDITIONS, TUNED_AT),
+        Part(NUS_WIDE, (12, 48), ADDITIONS, TUNED_AT),
+        Part(IMAGENET100, (16, 48), ADDITIONS, IMAGENET_TUNED_AT),
+    ),
+    notes=("Every row adds one thing to the first row; the last row has them all.",),
+)
 
 MODULE_PARTS = (
-    Part(CIFAR10, BITS, MODULES, 24),
-    Part(IMAGENET100, IMAGENET_BITS, MODULES, 32),
+    Part(CIFAR10, BITS, MODULES, TUNED_AT),
+    Part(IMAGENET100, IMAGENET_BITS, MODULES, IMAGENET_TUNED_AT),
 )
-MARGIN_PART = Part(CIFAR10, (12, 48), MARGIN_ROWS, 24)
-CURVE_PART = Part(CIFAR10, (48,), tuple(replace(r, paper=r.paper[3:]) for r in TABLE2_CIFAR10), 24)
+MARGIN_PART = Part(CIFAR10, (12, 48), MARGIN_ROWS, TUNED_AT)
+CURVE_PART = Part(
+    CIFAR10,
+    (48,),
+    tuple(replace(r, paper=r.paper[3:]) for r in TABLE2.parts[0].rows if not r.class_step),
+    TUNED_AT,
+)
 FIGURES = Spec(
     "figures",
     "Figures: the modules against bits, the margin, and precision-recall curves",
@@ -234,7 +321,7 @@ FIGURES = Spec(
     kind="figures",
 )
 
-SPECS = {spec.name: spec for spec in (TABLE1, TABLE2, TABLE3, FIGURES, LARGE)}
+SPECS = {spec.name: spec for spec in (TABLE1, TABLE2, TABLE3, FIGURES, LARGE, ABLATION)}
 
 
 def find_spec(name: str) -> Spec:

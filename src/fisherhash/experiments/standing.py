@@ -1,4 +1,4 @@
-"""The scores of a table's rows, which row is best, and sentences about it."""
+"""The scores of a table's rows in both rankings, which row is first, and sentences about it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from itertools import pairwise, product
 from typing import Any
 
 from fisherhash.errors import counted
+from fisherhash.experiments.significance import Difference, Floats, difference, t_interval
 
 HAMMING_RANKING = "Hamming distance"
-WITHIN = "within the combined standard error"
+RANKINGS = {"evaluation": "Hamming distance", "real_queries": "real-valued queries"}
+"""The keys of a run's measurements, and what they are called."""
+QueryValues = dict[tuple[str, int, str], list[Floats]]
+"""Average precision per query, one array per seed, by row, code length and ranking."""
 
 
 @dataclass(frozen=True)
@@ -45,23 +49,103 @@ class Score:
         return statistics.mean(self.values) if self.values else math.nan
 
     @property
-    def error(self) -> float:
-        """Standard error of the mean; 0 with fewer than two seeds."""
-        many = len(self.values)
-        return statistics.stdev(self.values) / math.sqrt(many) if many > 1 else 0.0
+    def half(self) -> float:
+        """Half of the width of the 95 % t-interval over the seeds; infinite with one seed."""
+        return t_interval(self.values)
 
     @property
     def gap_to_paper(self) -> float:
         """Points above the paper's number; NaN where either is missing."""
         return math.nan if self.paper is None else 100 * (self.mean - self.paper)
 
-    def near(self, other: Score) -> bool:
-        """Return whether it has several seeds and is within the error of another."""
-        return bool(self.error) and self.within_error(other)
 
-    def within_error(self, other: Score) -> bool:
-        """Return whether the two means differ by at most their combined standard error."""
-        return abs(self.mean - other.mean) <= math.hypot(self.error, other.error)
+class Contest:
+    """The rows of one part in one ranking.
+
+    Attributes:
+        ranking: its key in a run.
+        scores: of every row, by name and code length.
+        rivals: of the rows that compete.
+    """
+
+    def __init__(
+        self, part: Mapping[str, Any], ranking: str, queries: QueryValues | None = None
+    ) -> None:
+        self.ranking = ranking
+        self.part = part
+        self._queries = queries or {}
+        self._tests = {
+            (test["bits"], test["row"], test["other"]): Difference(
+                test["ahead"], math.inf if test["half"] is None else test["half"], test["queries"]
+            )
+            for test in part.get("tests", ())
+            if test["ranking"] == ranking
+        }
+        rows = [row for row in part["rows"] if not row.get("real_queries_of")]
+        self.scores = {
+            (row["name"], bits): _score(part, row, number, ranking)
+            for row in rows
+            for number, bits in enumerate(part["bits"])
+        }
+        # Codes without a Hamming distance compete with the others' real-valued queries.
+        self.rivals = {
+            key: score
+            for key, score in self.scores.items()
+            if score.values and (score.hamming or ranking != "evaluation")
+        }
+
+    def best(self, bits: int) -> str | None:
+        """Return the row with the highest mean at a code length."""
+        means = {name: score.mean for (name, own), score in self.rivals.items() if own == bits}
+        return max(means, key=lambda name: means[name], default=None)
+
+    def gap(self, name: str, other: str, bits: int) -> Difference:
+        """Return how far a row is ahead of another, as tested on the runs or as stored."""
+        if (known := self._tests.get((bits, name, other))) is not None:
+            return known
+        one, two = (self.rivals[row, bits].values for row in (name, other))
+        values = [self._queries.get((row, bits, self.ranking), []) for row in (name, other)]
+        shapes = {array.shape for arrays in values for array in arrays}
+        paired = (values[0], values[1]) if all(values) and len(shapes) == 1 else None
+        return difference(one, two, paired)
+
+    def others(self, name: str, bits: int) -> list[str]:
+        """Return the competing rows at a code length, except one."""
+        return [row for row, length in self.rivals if length == bits and row != name]
+
+    def tested(self, bits: int) -> bool:
+        """Return whether any two rows at a code length have the seeds that a test needs."""
+        return sum(len(s.values) > 1 for (_, own), s in self.rivals.items() if own == bits) > 1
+
+    def level(self, bits: int) -> list[str]:
+        """Return the rows that no test tells from the best of the column, which is not among them.
+
+        Empty if the best is first; all rows where each has one seed.
+        """
+        top = self.best(bits)
+        if top is None:
+            return []
+        return [row for row in self.others(top, bits) if not self.gap(top, row, bits).ahead]
+
+    def tests(self) -> list[dict[str, Any]]:
+        """Return the test of the best row against every other one at each code length, as JSON."""
+        found = []
+        for bits in self.part["bits"]:
+            top = self.best(bits)
+            for other in self.others(top, bits) if top is not None else ():
+                gap = self.gap(str(top), other, bits)
+                found.append(
+                    {
+                        "ranking": self.ranking,
+                        "bits": bits,
+                        "row": top,
+                        "other": other,
+                        "ahead": round(gap.mean, 6),
+                        "half": round(gap.half, 6) if math.isfinite(gap.half) else None,
+                        "queries": gap.queries,
+                    }
+                )
+        return found
 
 
 class Standing:
@@ -69,52 +153,44 @@ class Standing:
 
     Args:
         part: the part's content, from a table's JSON.
+        queries: average precision per query; without it the stored tests are used, or the seeds
+            alone.
 
     Attributes:
-        scores: by row name and code length.
-        rivals: the scores of the rows that compete; a row that repeats another row's codes with
-            real-valued queries does not.
+        contests: one per ranking.
     """
 
-    def __init__(self, part: Mapping[str, Any]) -> None:
+    def __init__(self, part: Mapping[str, Any], queries: QueryValues | None = None) -> None:
         self.part = part
-        self.scores = {
-            (row["name"], bits): _score(part, row, number)
-            for row in part["rows"]
-            for number, bits in enumerate(part["bits"])
-        }
-        beside = {row["name"] for row in part["rows"] if row.get("real_queries_of")}
-        self.rivals = {key: score for key, score in self.scores.items() if key[0] not in beside}
+        self.contests = {key: Contest(part, key, queries) for key in RANKINGS}
+        self.hamming, self.real = self.contests.values()
+        self.scores = self.hamming.scores
 
-    def best(self, bits: int, *, hamming: bool | None = None) -> str | None:
-        """Return the best row at a code length.
+    def tests(self) -> list[dict[str, Any]]:
+        """Return the tests of both rankings, as JSON."""
+        return [test for contest in self.contests.values() for test in contest.tests()]
 
-        Args:
-            bits: the code length.
-            hamming: True for the best of the rows that are ranked by Hamming distance, False for
-                the best of the others.
-        """
-        means = {
-            name: score.mean
-            for (name, length), score in self.rivals.items()
-            if length == bits and score.values and hamming in (None, score.hamming)
-        }
-        return max(means, key=lambda name: means[name], default=None)
-
-    def near_best(self, name: str, bits: int) -> bool:
-        """Return whether a competing row of several seeds is within the error of the best."""
-        score, first = self.rivals.get((name, bits)), self.best(bits)
-        return score is not None and first is not None and score.near(self.rivals[first, bits])
+    def leaders(self) -> set[tuple[str, int]]:
+        """Return the rows and code lengths that are best, or not told from the best, in either."""
+        found = set()
+        for contest, bits in product(self.contests.values(), self.part["bits"]):
+            if (top := contest.best(bits)) is not None:
+                found |= {(name, bits) for name in (top, *contest.level(bits))}
+        return found
 
     def verdicts(self, target: str) -> list[str]:
-        """Return sentences: is DFH best, are the paper's numbers and its order reached."""
+        """Return sentences: is DFH first, are the paper's numbers and its order reached."""
         said = []
-        if target != "compare" and any(score.values for score in self.rivals.values()):
-            order = target == "table1"
-            said = [self._order(bits) for bits in self.part["bits"]] if order else self._contest()
+        if target != "compare" and any(score.values for score in self.scores.values()):
+            if target == "table1":
+                said = [self._order(bits) for bits in self.part["bits"]]
+            elif target == "ablation":
+                said = [self._additions(bits) for bits in self.part["bits"]]
+            else:
+                said = self._contest()
         return said + [
             f"{name}, {bits} bits: {counted(len(score.failed), 'run')} failed: {score.failed[0]}."
-            for (name, bits), score in self.rivals.items()
+            for (name, bits), score in self.scores.items()
             if score.failed
         ]
 
@@ -125,76 +201,104 @@ class Standing:
         others = [row["name"] for row in rows if row["method"] != "dfh"]
         if not own or not others:
             return []
-        said = [
-            self._place(own, others, bits)
-            for bits in self.part["bits"]
-            if any(self.rivals[name, bits].values for name in own)
-        ]
+        said = []
+        for contest, bits in product(self.contests.values(), self.part["bits"]):
+            sentence = self._place(contest, own, bits)
+            if sentence is not None:
+                said.append(sentence)
         missed = [
             f"{name} at {bits} bits ({gap:+.1f} points)"
             for name, bits in product(others, self.part["bits"])
-            if (gap := self.rivals[name, bits].gap_to_paper) < 0
+            if (gap := self.scores[name, bits].gap_to_paper) < 0
         ]
         if missed and not self.part["stands_in"]:
             said.append(f"Below the paper's own number: {', '.join(missed)}.")
         return said
 
-    def _place(self, own: Sequence[str], others: Sequence[str], bits: int) -> str:
-        """Where the best row of DFH stands at a code length at which one was run."""
-        ran = [name for name in own if self.rivals[name, bits].values]
-        top = max(ran, key=lambda name: self.rivals[name, bits].mean)
-        best = self.best(bits) or top
-        score, first = self.rivals[top, bits], self.rivals[best, bits]
+    def _place(self, contest: Contest, own: Sequence[str], bits: int) -> str | None:
+        """Where the best row of DFH stands in a ranking; None where nothing is to compare."""
+        ran = [name for name in own if (name, bits) in contest.rivals]
+        if not ran or all(name in own for name, length in contest.rivals if length == bits):
+            return None
+        top = max(ran, key=lambda name: contest.rivals[name, bits].mean)
+        best = contest.best(bits) or top
+        score = contest.rivals[top, bits]
+        level = [name for name in contest.level(bits) if name not in own]
         if best == top:
-            near = [name for name in others if self.near_best(name, bits)]
-            text = "is best" + (f"; {WITHIN}: {', '.join(near)}" if near else "")
-        elif self.near_best(top, bits):
-            text = f"is {WITHIN} of the best, {best}"
+            rival = max(
+                (name for name in contest.others(top, bits) if name not in own),
+                key=lambda name: contest.rivals[name, bits].mean,
+            )
+            ahead = f"{_points(contest.gap(top, rival, bits))} ahead of {rival}"
+            text = f"is first, {ahead}"
+            if level:
+                text = f"has the highest mean and is level with {', '.join(level)} ({ahead})"
+            if not contest.tested(bits):
+                text = f"has the highest mean, {ahead} (one seed, no test)"
         else:
-            text = f"is {100 * (first.mean - score.mean):.1f} points behind {best}"
-        if not first.hamming and self.best(bits, hamming=True) == top:
-            text += ", and best of the rows ranked by Hamming distance"
-        if len(score.values) < self.part["seeds"]:
-            text += f" ({len(score.values)} of {self.part['seeds']} seeds)"
-        text += self._real_queries(top, bits)
-        if score.paper is not None and not self.part["stands_in"]:
+            gap = contest.gap(best, top, bits)
+            behind = f"{_points(gap)} behind {best}"
+            text = f"is {behind}" if gap.ahead else f"is level with {best} ({behind})"
+            if not contest.tested(bits):
+                text = f"is {behind} (one seed, no test)"
+        few = len(score.values) < self.part["seeds"]
+        text += f" ({len(score.values)} of {self.part['seeds']} seeds)" if few else ""
+        if contest is self.hamming and score.paper is not None and not self.part["stands_in"]:
             gap, number = score.gap_to_paper, f"the paper's {score.paper:.3f}"
             missed = f"; it MISSES {number} by {-gap:.1f} points"
             text += missed if gap < 0 else f"; it reaches {number}"
-        return f"{bits} bits: {top} {text}."
-
-    def _real_queries(self, name: str, bits: int) -> str:
-        """How a row with real-valued queries compares with the best row that uses those."""
-        first = self.best(bits, hamming=False)
-        for row in self.part["rows"]:
-            score = self.scores[row["name"], bits]
-            if row.get("real_queries_of") == name and score.values and first is not None:
-                rival = self.rivals[first, bits]
-                gap = 100 * (score.mean - rival.mean)
-                where = f"{abs(gap):.1f} points {'ahead of' if gap > 0 else 'behind'}"
-                where = f"{WITHIN} of" if score.near(rival) else where
-                said = f"as in {first}, it has {score.mean:.3f}, {where} {first}"
-                return f"; with real-valued queries, {said}"
-        return ""
+        where = "" if contest is self.hamming else ", real-valued queries"
+        return f"{bits} bits{where}: {top} {text}."
 
     def _order(self, bits: int) -> str:
         """Whether the rows of table 1 grow in the paper's order."""
-        ranked = [self.rivals[row["name"], bits] for row in self.part["rows"]]
-        if not all(score.values for score in ranked):
+        names = [row["name"] for row in self.part["rows"] if not row.get("real_queries_of")]
+        if not all((name, bits) in self.hamming.rivals for name in names):
             return f"{bits} bits: not all rows were run."
-        steps = [100 * (b.mean - a.mean) for a, b in pairwise(ranked)]
-        verdict = "is reproduced" if all(step > 0 for step in steps) else "is NOT reproduced"
-        close = any(b.within_error(a) for a, b in pairwise(ranked))
-        doubt = f", though one step is {WITHIN}" if close else ""
-        moves = ", then ".join(f"{step:+.1f}" for step in steps)
+        steps = [self.hamming.gap(b, a, bits) for a, b in pairwise(names)]
+        verdict = "is reproduced" if all(step.mean > 0 for step in steps) else "is NOT reproduced"
+        close = any(abs(step.mean) <= step.half for step in steps)
+        doubt = ", though a step is within its 95 % interval" if close else ""
+        moves = ", then ".join(f"{100 * step.mean:+.1f}" for step in steps)
         return f"{bits} bits: the paper's order {verdict}{doubt} (steps of {moves} points)."
 
+    def _additions(self, bits: int) -> str:
+        """What each row adds to the first one."""
+        first, *names = [row["name"] for row in self.part["rows"]]
+        known = [name for name in (first, *names) if (name, bits) in self.hamming.rivals]
+        if first not in known or len(known) < 2:
+            return f"{bits} bits: not all rows were run."
+        gaps = {name: self.hamming.gap(name, first, bits) for name in known if name != first}
+        words = [f"{name} {_signed(gap)}" for name, gap in gaps.items()]
+        return f"{bits} bits, against {first}, in points: {'; '.join(words)}."
 
-def _score(part: Mapping[str, Any], row: Mapping[str, Any], number: int) -> Score:
+
+def _points(gap: Difference) -> str:
+    """A difference in points with its interval."""
+    size = f"{100 * abs(gap.mean):.1f}"
+    return f"{size} ± {100 * gap.half:.1f} points" if math.isfinite(gap.half) else f"{size} points"
+
+
+def _signed(gap: Difference) -> str:
+    interval = f" ± {100 * gap.half:.1f}" if math.isfinite(gap.half) else ""
+    return f"{100 * gap.mean:+.1f}{interval}"
+
+
+def _score(part: Mapping[str, Any], row: Mapping[str, Any], number: int, ranking: str) -> Score:
     """The score of a row at the code length of that number."""
     bits = part["bits"][number]
     runs = [run for run in part["runs"] if run["row"] == row["name"] and run["bits"] == bits]
-    measured = [run["evaluation"] for run in runs if "evaluation" in run]
+    plain = [run["evaluation"] for run in runs if "evaluation" in run]
+    hamming = all(one.get("ranking", HAMMING_RANKING) == HAMMING_RANKING for one in plain)
+    measured = plain
+    if ranking == "real_queries" and hamming:
+        # In older tables, real-valued queries were a row of their own.
+        beside = {r["name"] for r in part["rows"] if r.get("real_queries_of") == row["name"]}
+        measured = [run["real_queries"] for run in runs if "real_queries" in run] or [
+            run["evaluation"]
+            for run in part["runs"]
+            if run["row"] in beside and run["bits"] == bits and "evaluation" in run
+        ]
     stable, lower, upper = (
         statistics.mean(values) if values and None not in values else None
         for key in ("map_stable", "map_lower", "map_upper")
@@ -207,6 +311,6 @@ def _score(part: Mapping[str, Any], row: Mapping[str, Any], number: int) -> Scor
         upper,
         row["paper"][number] if row["paper"] else None,
         defined=not any("not_defined" in run for run in runs),
-        hamming=all(one.get("ranking", HAMMING_RANKING) == HAMMING_RANKING for one in measured),
+        hamming=hamming,
         failed=tuple(run["failed"] for run in runs if "failed" in run),
     )

@@ -1,122 +1,57 @@
-"""Fair tuning: every row of a table gets the same few trials, on held-out training images.
+"""Fair tuning: every row of a table is searched in the same way, on held-out training images.
 
-The first trials are learning rates; the second ones change the method's own hyper-parameters at
-the best rate: four and two on frozen features, three and two when the network is trained. Methods
-whose loss is scaled search three scales instead of rates. CNNH has little else to search and gets
-more rates; DFH (ours) has more ways to make its bits and gets fewer.
-All trials use one code length and one seed. A fifth of the training images is held out, and the mAP
-after the last epoch decides, each held-out image queried against the others: like most of a
-database, they were not trained on. The queries are never used. Everything else is equal for all:
-network, augmentation, epochs, batch size, optimiser.
+What is searched is declared with each hyper-parameter, in the method's own file and in
+:class:`Settings` (:class:`~fisherhash.system.options.Tuned`); nothing here knows a method. The
+learning rate has one range for all rows. Every row gets the same number of quasi-random points.
+All of them are trained for a quarter of the epochs, and the best quarter for all epochs, each at
+several code lengths.
+
+A fifth of the training images is held out. Each held-out image is queried against the others: like
+most of a database, they were not trained on. The score is the mean over the code lengths of the
+table's own metric. The queries are never used. Everything else is equal for all: network,
+augmentation, epochs, batch size, optimiser.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from fisherhash import methods
 from fisherhash.errors import FisherhashError
 from fisherhash.experiments.benches import Bench, Cell
 from fisherhash.experiments.runner import Runner
 from fisherhash.experiments.specs import Options, Row
 from fisherhash.experiments.tables import dump_results
 from fisherhash.system import storage
+from fisherhash.system.options import Option, Tuned, options_of
 from fisherhash.training.settings import Settings
 
-BUDGET, FINETUNED_BUDGET = 6, 5
+POINTS = 16
+SHORTER = 4
+"""The first round trains for 1/4 of the epochs, and 1/4 of its points reach the second round."""
 HELD_OUT = 0.2
 TUNING_FILE = "tuning.json"
 PACKAGED_TUNING = Path(__file__).parent / "tunings" / "quick.json"
 """The winners that are part of the package."""
 
+# By whether the network is trained. Wide, because a loss that is a mean over pairs has gradients
+# ten times smaller than a cross-entropy: rates from 0.003 to 0.15 won in results/held-out-probes.
+LEARNING_RATES = {False: Tuned(0.001, 1.0, "log"), True: Tuned(0.0005, 0.5, "log")}
 
-@dataclass(frozen=True)
-class Space:
-    """What is searched for one row.
-
-    Attributes:
-        frozen: the first trials on frozen features; each changes settings or options.
-        finetuned: the first trials when the network is trained.
-        own: the second trials, on top of the best first trial; cut to the budget.
-        own_finetuned: the second trials when the network is trained, where they differ.
-    """
-
-    frozen: tuple[Options, ...]
-    finetuned: tuple[Options, ...]
-    own: tuple[Options, ...]
-    own_finetuned: tuple[Options, ...] = ()
-
-    def rates(self, bench: Bench) -> tuple[Options, ...]:
-        """Return the first trials on a bench."""
-        return self.finetuned if bench.finetune else self.frozen
-
-    def others(self, bench: Bench) -> tuple[Options, ...]:
-        """Return the second trials on a bench."""
-        budget = FINETUNED_BUDGET if bench.finetune else BUDGET
-        own = self.own_finetuned if bench.finetune and self.own_finetuned else self.own
-        return own[: budget - len(self.rates(bench))]
-
-
-def _each(name: str, *values: float, **others: Any) -> tuple[Options, ...]:
-    """Return one trial per value of a setting or option, with the same others."""
-    return tuple({name: value, **others} for value in values)
-
-
-# Common learning rates; a whole network needs smaller ones than a head.
-FROZEN_RATES = _each("learning_rate", 0.003, 0.01, 0.03, 0.1)
-LIVE_RATES = _each("learning_rate", 0.001, 0.003, 0.01)
-
-
-def _rates(*own: Options) -> Space:
-    """Return a space of the common learning rates, then two other values."""
-    return Space(FROZEN_RATES, LIVE_RATES, own)
-
-
-def _scales(values: Sequence[float], *own: Options) -> Space:
-    """Return a space of loss scales, which act as rates under SGD; such losses are pair means."""
-    trials = _each("loss_scale", *values)
-    return Space(trials, trials, own)
-
-
-SPACES: dict[str, Space] = {
-    "dfh-p": _rates(*_each("quantization", 0.03, 0.3)),
-    "dfh-pm": _rates({"quantization": 0.03}, {"margin": 2.0}),
-    "dfh-pmi": _rates(*_each("margin", 0.5, 2.0)),
-    "dfh-c": _rates(*_each("inter", 0.2, 20.0)),
-    "dfh-pc": _rates(*_each("quantization", 0.03, 0.3)),
-    "dfh-paper": _rates(*_each("margin", 0.5, 2.0)),
-    "dfh-ours": Space(
-        FROZEN_RATES,
-        # When the network is trained, outputs collapse and signs with them: bits are cut instead.
-        _each("learning_rate", 0.003, 0.01, width=64, quantization=0.2),
-        ({"affinity": 0.2}, {"width": 24, "quantization": 0.2}),
-        ({"width": 24}, {"width": 128, "quantization": 0.1}, {"cut": "outputs", "affinity": 0.2}),
-    ),
-    "dsdh": _scales(
-        (2.0, 5.0, 12.0),
-        {"quantization": 0.1, "classification": 0.2},
-        {"quantization": 0.1, "classification": 2.0},
-        {"classification": 0.02},
-    ),
-    "greedyhash": _rates(*_each("quantization", 0.01, 1.0)),
-    "dpsh": _scales((2.0, 5.0, 12.0), *_each("quantization", 0.001, 0.1, 1.0)),
-    "dqn": _rates({"quantization": 0.001}, {"width": 128}),
-    "dtsh": _rates({"margin": 0.25}, {"quantization": 0.01}),
-    "ninh": _rates({"margin": 2.0}, {"threshold": 0.5}),
-    # Little else to search: its targets are computed before training.
-    "cnnh": Space(
-        _each("learning_rate", 0.003, 0.01, 0.03, 0.06, 0.1),
-        _each("learning_rate", 0.0003, 0.001, 0.003, 0.01),
-        ({"sweeps": 30},),
-    ),
-    "dhn": _scales((3.0, 10.0, 30.0), *_each("quantization", 0.01, 1.0), {"scale": 1.0}),
-    "hashnet": _scales((1.0, 3.0, 10.0), *_each("scale", 5.0, 20.0), {"final_sharpness": 3.0}),
-    "mihash": _scales((3.0, 10.0, 30.0), {"bins": 8}, *_each("sharpness", 0.5, 2.0)),
-}
-_SETTINGS = {field.name for field in dataclasses.fields(Settings)}
+# A factor of the whole loss is a second learning rate. With 1, the rate means the same in all rows.
+EQUAL_FOR_ALL: Options = {"loss_scale": 1.0}
+OF_HAMMING_CODES = ("outputs", "cut")
+_SETTINGS = {one.name: one for one in options_of(Settings)}
 
 
 @dataclass(frozen=True)
@@ -126,17 +61,71 @@ class Choice:
     Attributes:
         options: hyper-parameters of the method.
         settings: training settings.
+        class_step: weight and sharpness of the class step; None without it.
         tuned: whether a search chose them; False for the defaults.
+        edges: those that lie at an edge of the range that was searched.
     """
 
     options: Mapping[str, Any]
     settings: Mapping[str, Any]
+    class_step: Mapping[str, float] | None = None
     tuned: bool = True
+    edges: Sequence[str] = ()
 
 
 UNTUNED = Choice({}, {}, tuned=False)
-Trial = tuple[Options, Cell]
-"""What a trial changes, and its run."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One point of a search, trained for some epochs at every code length of the search.
+
+    Attributes:
+        point: what the point changes, settings and options.
+        epochs: passes over the training images.
+        cells: one run per code length.
+    """
+
+    point: Options
+    epochs: int
+    cells: tuple[Cell, ...]
+
+    def plain(self, runner: Runner) -> float | None:
+        """Return the mean score of the codes; None where a run has none."""
+        found = self._found(runner)
+        return _mean([one.get("plain") for one in found])
+
+    def steps(self, runner: Runner) -> list[dict[str, float]]:
+        """Return weight, sharpness and mean score of each class step that every run measured."""
+        kinds: dict[tuple[float, float], list[float | None]] = {}
+        found = self._found(runner)
+        for one in found:
+            for step in one.get("steps", ()):
+                kinds.setdefault((step["weight"], step["sharpness"]), []).append(step["score"])
+        means = {kind: _mean(s) for kind, s in kinds.items() if len(s) == len(found)}
+        return [
+            {"weight": weight, "sharpness": sharpness, "score": score}
+            for (weight, sharpness), score in means.items()
+            if score is not None
+        ]
+
+    def step(self, runner: Runner) -> dict[str, float] | None:
+        """Return the best class step with its score; the first of equal ones."""
+        return max(self.steps(runner), key=lambda step: step["score"], default=None)
+
+    def ended(self, runner: Runner) -> bool:
+        """Return whether every run has a result or failed."""
+        return all(runner.ended(cell) for cell in self.cells)
+
+    def to_json(self, runner: Runner) -> dict[str, Any]:
+        """Return the point with its scores."""
+        found = {**parted(self.point), "epochs": self.epochs, "plain": self.plain(runner)}
+        if step := self.step(runner):
+            found["step"] = step
+        return found
+
+    def _found(self, runner: Runner) -> list[Mapping[str, Any]]:
+        return [(runner.row(cell) or {}).get("validation") or {} for cell in self.cells]
 
 
 @dataclass(frozen=True)
@@ -144,94 +133,163 @@ class Search:
     """The search for one row's hyper-parameters on one bench.
 
     Attributes:
-        row: a row whose search space is in ``SPACES``.
+        row: what is searched: its method, without what the row fixes.
         bench: the images and the network.
-        settings: how every trial is trained.
-        bits: the code length.
+        settings: how the trials of the last round are trained.
+        bits: the code lengths.
+        points: number of quasi-random points.
     """
 
     row: Row
     bench: Bench
     settings: Settings
-    bits: int
+    bits: tuple[int, ...]
+    points: int = POINTS
+
+    @functools.cached_property
+    def space(self) -> tuple[Option, ...]:
+        """What is searched, and where."""
+        return search_space(self.row, finetune=self.bench.finetune)
+
+    @functools.cached_property
+    def drawn(self) -> list[dict[str, Any]]:
+        """The points: the same ones in every process, and more of them begin with fewer."""
+        text = f"{self.bench.slug}\0{self.row.space}"
+        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+        engine = torch.quasirandom.SobolEngine(len(self.space), scramble=True, seed=seed)
+        shares = engine.draw(self.points).clamp(0.0, 1.0 - 1e-6).tolist()
+        return [
+            {one.name: one.drawn(share) for one, share in zip(self.space, point, strict=True)}
+            for point in shares
+        ]
 
     def first(self) -> list[Trial]:
-        """Return the first trials."""
-        return self._trials(SPACES[self.row.space].rates(self.bench))
+        """Return the trials of the first round: every point, for a quarter of the epochs."""
+        shorter = {
+            key: max(1, getattr(self.settings, key) // SHORTER)
+            for key in ("epochs", "head_epochs")
+            if getattr(self.settings, key)
+        }
+        settings = dataclasses.replace(self.settings, **shorter)
+        return [self._trial(point, settings) for point in self.drawn]
 
     def second(self, runner: Runner, *, guess: bool = False) -> list[Trial]:
-        """Return the second trials, on top of the best first one.
+        """Return the trials of the second round: the best quarter, for all epochs.
+
+        Half of them are the best without the class step and half the best with it, in turns.
 
         Args:
             runner: knows the results.
-            guess: build on any first trial while the best is unknown, to count the runs.
+            guess: take the first points while the best are unknown, to count the runs.
         """
         first = self.first()
-        best = _best(first, runner)
-        if not all(runner.ended(cell) for _, cell in first):
-            best = first[0][0] if guess else None
-        if best is None:
-            return []
-        others = SPACES[self.row.space].others(self.bench)
-        return self._trials([{**best, **change} for change in others])
+        if not all(trial.ended(runner) for trial in first):
+            best = first if guess else []
+        else:
+            best = _in_turns(
+                _ranked([(trial.plain(runner), trial) for trial in first]),
+                _ranked([((trial.step(runner) or {}).get("score"), trial) for trial in first]),
+            )
+        most = max(1, self.points // SHORTER)
+        return [self._trial(trial.point, self.settings) for trial in best[:most]]
 
     def summary(self, runner: Runner) -> dict[str, Any]:
-        """Return the space, the result of every finished trial, and the winner, as JSON."""
+        """Return the space, the result of every finished trial, and the winners, as JSON."""
         second = self.second(runner)
-        trials = self.first() + second
-        ended = [trial for trial in trials if runner.ended(trial[1])]
-        space = SPACES[self.row.space]
+        ended = [trial for trial in [*self.first(), *second] if trial.ended(runner)]
+        trials = [trial.to_json(runner) for trial in ended]
         entry: dict[str, Any] = {
+            "method": self.row.method,
             "base": dict(self.row.base),
-            "space": {
-                "first": list(space.rates(self.bench)),
-                "then": list(space.others(self.bench)),
-            },
-            "trials": [
-                {**change, "validation_map": _score(cell, runner)} for change, cell in ended
-            ],
+            "points": self.points,
+            "bits": list(self.bits),
+            "space": {one.name: one.tuned.to_json() for one in self.space if one.tuned},
+            "trials": trials,
+            "without_score": sum(trial["plain"] is None for trial in trials),
         }
-        winner = _best(trials, runner)
-        if second and winner is not None and len(ended) == len(trials):
-            entry["winner"] = _parted(winner)
+        if second and all(trial.ended(runner) for trial in second):
+            plain = _ranked([(trial.plain(runner), trial) for trial in second])
+            if plain:
+                entry["winner"] = self._winner(plain[0], plain[0].plain(runner))
+            steps = [(trial.step(runner) or {}, trial) for trial in second]
+            stepped = _ranked([(step.get("score"), trial) for step, trial in steps])
+            if stepped:
+                step = dict(stepped[0].step(runner) or {})
+                entry["winner_step"] = self._winner(stepped[0], step.pop("score"))
+                entry["winner_step"]["class_step"] = step
         return entry
 
-    def _trials(self, changes: Sequence[Options]) -> list[Trial]:
-        trials = []
-        for change in changes:
-            own = _parted(change)
-            words = ", ".join(f"{key} {value}" for key, value in change.items())
-            cell = Cell(
+    def _winner(self, trial: Trial, score: float | None) -> dict[str, Any]:
+        edges = [one.name for one in self.space if one.edge(trial.point[one.name])]
+        return {**parted({**self._equal(), **trial.point}), "score": score, "edges": edges}
+
+    def _equal(self) -> Options:
+        known = methods.hyper_parameters(methods.find(self.row.method))
+        return {key: value for key, value in EQUAL_FOR_ALL.items() if key in known}
+
+    def _trial(self, point: Options, settings: Settings) -> Trial:
+        own = parted({**self._equal(), **point, **self.row.base})
+        words = ", ".join(f"{key} {value}" for key, value in point.items())
+        settings = dataclasses.replace(
+            settings,
+            **{**own["settings"], "validation": HELD_OUT, "validation_every": settings.epochs},
+        )
+        cells = tuple(
+            Cell(
                 self.bench,
                 self.row.method,
-                self.bits,
-                dataclasses.replace(_held_out(self.settings), **own["settings"]),
-                {**self.row.base, **own["options"]},
+                bits,
+                settings,
+                own["options"],
                 measured=False,
-                title=f"tuning {self.row.space} {words}",
+                title=f"tuning {self.row.space}, {settings.epochs} epochs, {words}",
             )
-            trials.append((change, cell))
-        return trials
+            for bits in self.bits
+        )
+        return Trial(point, settings.epochs, cells)
+
+
+def search_space(row: Row, *, finetune: bool) -> tuple[Option, ...]:
+    """Return what is searched for a row: what its method and the settings declare, and the rate.
+
+    Without what the row fixes or does not use. A method with a closed form has no settings to
+    search, and codes without a Hamming distance are not cut.
+    """
+    kind = methods.find(row.method)
+    own = [one for one in options_of(kind) if one.tuned]
+    shared: list[Option] = []
+    if issubclass(kind, methods.HashMethod):
+        rate = dataclasses.replace(_SETTINGS["learning_rate"], tuned=LEARNING_RATES[finetune])
+        others = [one for one in _SETTINGS.values() if one.tuned and one.name != rate.name]
+        if not kind(bits=8, classes=2).head(1).hamming:
+            others = [one for one in others if one.name not in OF_HAMMING_CODES]
+        shared = [rate, *others]
+    found = [one for one in [*shared, *own] if one.name not in {*row.base, *row.idle}]
+    return tuple(found)
 
 
 def tune(runner: Runner, searches: Sequence[Search]) -> bool:
     """Run the trials of some searches; returns whether all of them are done."""
     for trials in (Search.first, lambda search: search.second(runner)):
-        cells = [cell for search in searches for _, cell in trials(search)]
+        cells = cells_of(trial for search in searches for trial in trials(search))
         runner.run(cells)
         if runner.left(cells) and runner.late:
             return False
     return True
 
 
+def cells_of(trials: Any) -> list[Cell]:
+    """Return the runs of some trials, each once."""
+    return list({cell.file: cell for trial in trials for cell in trial.cells}.values())
+
+
 def summarise(searches: Sequence[Search], runner: Runner) -> dict[str, Any]:
     """Return what was searched on each bench, by its slug, as JSON."""
     found: dict[str, Any] = {}
     for search in searches:
-        settings = _held_out(search.settings)
+        settings = dataclasses.replace(search.settings, validation=HELD_OUT)
         entry = {
             "bench": search.bench.to_json(),
-            "bits": search.bits,
             "seed": settings.seed,
             "settings": dataclasses.asdict(settings),
             "rows": {},
@@ -270,33 +328,48 @@ class Tuning:
     def choice(self, bench: Bench, row: Row) -> Choice:
         """Return what a row is trained with on a bench; the defaults where nothing was searched.
 
-        A winner found on top of other base options than the row has now does not count.
+        A winner that was found with other fixed options than the row has now does not count.
         """
         entry = self.benches.get(bench.slug, {}).get("rows", {}).get(row.space, {})
-        if "winner" not in entry or entry.get("base", {}) != row.base:
+        winner = entry.get("winner_step" if row.class_step else "winner")
+        if winner is None or entry.get("base", {}) != row.base:
             return UNTUNED
-        return Choice(entry["winner"]["options"], entry["winner"]["settings"])
+        return Choice(
+            winner["options"],
+            winner["settings"],
+            winner.get("class_step"),
+            edges=winner.get("edges", ()),
+        )
 
 
-def _held_out(settings: Settings) -> Settings:
-    """Hold out a part of the training images, measured once, after the last epoch."""
-    return dataclasses.replace(settings, validation=HELD_OUT, validation_every=settings.epochs)
+def parted(values: Options) -> dict[str, dict[str, Any]]:
+    """Split values into options of a method and settings of the training.
 
-
-def _parted(change: Options) -> dict[str, dict[str, Any]]:
-    """Split a change into options of the method and settings of the training."""
+    >>> parted({"margin": 2.0, "learning_rate": 0.1})
+    {'options': {'margin': 2.0}, 'settings': {'learning_rate': 0.1}}
+    """
     return {
-        "options": {key: value for key, value in change.items() if key not in _SETTINGS},
-        "settings": {key: value for key, value in change.items() if key in _SETTINGS},
+        "options": {key: value for key, value in values.items() if key not in _SETTINGS},
+        "settings": {key: value for key, value in values.items() if key in _SETTINGS},
     }
 
 
-def _score(cell: Cell, runner: Runner) -> float | None:
-    return (runner.row(cell) or {}).get("validation_map")
+def _mean(scores: Sequence[float | None]) -> float | None:
+    known = [score for score in scores if score is not None and math.isfinite(score)]
+    return statistics.mean(known) if scores and len(known) == len(scores) else None
 
 
-def _best(trials: Sequence[Trial], runner: Runner) -> Options | None:
-    """Return the change with the highest validation mAP; None where no trial has one."""
-    scores = [(_score(cell, runner), change) for change, cell in trials]
-    known = [(score, change) for score, change in scores if score is not None]
-    return max(known, key=lambda one: one[0])[1] if known else None
+def _ranked(scored: Sequence[tuple[float | None, Trial]]) -> list[Trial]:
+    """Return the trials that have a score, the best first; equal ones stay in order."""
+    known = [(score, trial) for score, trial in scored if score is not None]
+    return [trial for _, trial in sorted(known, key=lambda one: -one[0])]
+
+
+def _in_turns(first: Sequence[Trial], second: Sequence[Trial]) -> list[Trial]:
+    """Return the trials of two rankings, alternately, each once."""
+    found: dict[int, Trial] = {}
+    for place in range(max(len(first), len(second))):
+        for ranking in (first, second):
+            if place < len(ranking):
+                found.setdefault(id(ranking[place]), ranking[place])
+    return list(found.values())

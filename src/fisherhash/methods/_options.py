@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fisherhash.errors import UsageError
-from fisherhash.system.options import Option, Range, parse_number
+from fisherhash.system.options import Option, Range, Tuned, parse_number
+
+__all__ = [
+    "NotNegative",
+    "NotNegativeInt",
+    "Positive",
+    "PositiveInt",
+    "Range",
+    "Tuned",
+    "convert_option",
+]
 
 Positive = Annotated[float, Range(above=0)]
 NotNegative = Annotated[float, Range(least=0)]

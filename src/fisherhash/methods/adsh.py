@@ -1,10 +1,12 @@
 """Asymmetric Deep Supervised Hashing (Jiang, Li, AAAI 2018), on the training split alone."""
 
+from typing import Annotated
+
 import torch
 from torch import Tensor, nn
 
 from fisherhash.methods._discrete import coordinate_descent
-from fisherhash.methods._options import NotNegative, PositiveInt
+from fisherhash.methods._options import NotNegative, PositiveInt, Tuned
 from fisherhash.methods._pairs import MemoryMethod
 from fisherhash.methods.base import Batch, MethodInfo, Progress, TrainingSet, register, sign
 
@@ -62,7 +64,7 @@ class ADSH(MemoryMethod):
         supervision="pairs",
     )
 
-    quantization: NotNegative = 200.0
+    quantization: Annotated[NotNegative, Tuned(10.0, 2000.0, "log")] = 200.0
     sample: PositiveInt = 2000
     sweeps: PositiveInt = 1
 

@@ -2,7 +2,7 @@
 
 import logging
 from dataclasses import dataclass
-from typing import Self
+from typing import Annotated, Self
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fisherhash.methods._centers import Matrix
-from fisherhash.methods._options import NotNegative, PositiveInt
+from fisherhash.methods._options import NotNegative, PositiveInt, Tuned
 from fisherhash.methods._pairs import class_proportions
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, TrainingSet, register
 from fisherhash.model.heads import Head
@@ -76,7 +76,7 @@ class CNNH(HashMethod):
         supervision="pairs",
     )
 
-    sweeps: PositiveInt = 10
+    sweeps: Annotated[PositiveInt, Tuned(3, 40, "log")] = 10
     representatives: PositiveInt = 2048
     plus: bool = False
     class_weight: NotNegative = 1.0

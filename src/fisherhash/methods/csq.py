@@ -1,12 +1,14 @@
 """Central Similarity Quantization (Yuan et al., CVPR 2020)."""
 
+from typing import Annotated
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fisherhash.methods._codebooks import far_apart
-from fisherhash.methods._options import NotNegative
+from fisherhash.methods._options import NotNegative, Tuned
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, register
 
 
@@ -53,7 +55,7 @@ class CSQ(HashMethod):
         supervision="classes",
     )
 
-    quantization: NotNegative = 0.05
+    quantization: Annotated[NotNegative, Tuned(0.00001, 1.0, "log")] = 0.05
     codebook_seed: int = 0
 
     def __post_init__(self) -> None:

@@ -1,10 +1,12 @@
 """Deep Cauchy Hashing (Cao, Long, Liu, Wang, CVPR 2018)."""
 
+from typing import Annotated
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fisherhash.methods._options import NotNegative, Positive
+from fisherhash.methods._options import NotNegative, Positive, Tuned
 from fisherhash.methods._pairs import BatchPairs
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, register
 
@@ -61,8 +63,8 @@ class DCH(HashMethod):
         supervision="pairs",
     )
 
-    gamma: Positive = 20.0
-    quantization: NotNegative = 0.1
+    gamma: Annotated[Positive, Tuned(2.0, 200.0, "log")] = 20.0
+    quantization: Annotated[NotNegative, Tuned(0.001, 10.0, "log")] = 0.1
     loss_scale: Positive = 10.0
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:

@@ -1,9 +1,11 @@
 """Deep Hashing Network (Zhu, Long, Wang, Cao, AAAI 2016)."""
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
-from fisherhash.methods._options import NotNegative, Positive
+from fisherhash.methods._options import NotNegative, Positive, Tuned
 from fisherhash.methods._pairs import BatchPairs, log_cosh, logistic
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, register
 
@@ -51,8 +53,8 @@ class DHN(HashMethod):
         supervision="pairs",
     )
 
-    scale: Positive = 0.5
-    quantization: NotNegative = 0.1
+    scale: Annotated[Positive, Tuned(0.1, 3.0, "log")] = 0.5
+    quantization: Annotated[NotNegative, Tuned(0.003, 10.0, "log")] = 0.1
     loss_scale: Positive = 10.0
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:

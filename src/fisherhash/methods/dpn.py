@@ -1,9 +1,11 @@
 """Deep Polarized Network (Fan, Ng, Ju, Zhang, Chan, IJCAI 2020)."""
 
+from typing import Annotated
+
 from torch import Tensor, nn
 
 from fisherhash.methods._codebooks import far_apart
-from fisherhash.methods._options import Positive
+from fisherhash.methods._options import Positive, Tuned
 from fisherhash.methods._pairs import class_proportions
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, register
 
@@ -45,7 +47,7 @@ class DPN(HashMethod):
         supervision="classes",
     )
 
-    margin: Positive = 1.0
+    margin: Annotated[Positive, Tuned(0.2, 4.0, "log")] = 1.0
     codebook_seed: int = 0
 
     def __post_init__(self) -> None:

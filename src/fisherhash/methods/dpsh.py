@@ -1,8 +1,10 @@
 """Deep Pairwise-Supervised Hashing (Li, Wang, Kang, IJCAI 2016)."""
 
+from typing import Annotated
+
 from torch import Tensor
 
-from fisherhash.methods._options import NotNegative, Positive
+from fisherhash.methods._options import NotNegative, Positive, Tuned
 from fisherhash.methods._pairs import MemoryMethod, quantization_error
 from fisherhash.methods.base import Batch, MethodInfo, register
 
@@ -50,7 +52,7 @@ class DPSH(MemoryMethod):
         supervision="pairs",
     )
 
-    quantization: NotNegative = 0.01
+    quantization: Annotated[NotNegative, Tuned(0.0003, 3.0, "log")] = 0.01
     loss_scale: Positive = 5.0
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:

@@ -1,11 +1,13 @@
 """Deep Quantization Network (Cao, Long, Wang, Zhu, Wen, AAAI 2016)."""
 
+from typing import Annotated
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fisherhash.errors import UsageError
-from fisherhash.methods._options import NotNegative, NotNegativeInt, PositiveInt
+from fisherhash.methods._options import NotNegative, NotNegativeInt, PositiveInt, Tuned
 from fisherhash.methods._pairs import BatchPairs
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, Progress, TrainingSet, register
 from fisherhash.model.heads import Head, ProductHead
@@ -64,8 +66,8 @@ class DQN(HashMethod):
         supervision="pairs",
     )
 
-    width: PositiveInt = 300
-    quantization: NotNegative = 0.0001
+    width: Annotated[PositiveInt, Tuned(64, 640, "log")] = 300
+    quantization: Annotated[NotNegative, Tuned(0.000001, 0.03, "log")] = 0.0001
     warm_up: NotNegativeInt = 2
     sweeps: PositiveInt = 5
 

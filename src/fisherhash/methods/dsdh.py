@@ -1,10 +1,12 @@
 """Deep Supervised Discrete Hashing (Li, Sun, He, Tan, NIPS 2017)."""
 
+from typing import Annotated
+
 import torch
 from torch import Tensor, nn
 
 from fisherhash.methods._discrete import coordinate_descent, ridge_classifier
-from fisherhash.methods._options import NotNegative, NotNegativeInt, Positive
+from fisherhash.methods._options import NotNegative, NotNegativeInt, Positive, Tuned
 from fisherhash.methods._pairs import MemoryMethod, quantization_error
 from fisherhash.methods.base import Batch, MethodInfo, Progress, TrainingSet, register, sign
 
@@ -66,9 +68,9 @@ class DSDH(MemoryMethod):
         supervision="pairs and classes",
     )
 
-    quantization: NotNegative = 0.011
-    classification: Positive = 0.2
-    ridge: Positive = 0.1
+    quantization: Annotated[NotNegative, Tuned(0.0003, 3.0, "log")] = 0.011
+    classification: Annotated[Positive, Tuned(0.003, 20.0, "log")] = 0.2
+    ridge: Annotated[Positive, Tuned(0.003, 3.0, "log")] = 0.1
     sweeps: NotNegativeInt = 10
     loss_scale: Positive = 5.0
 

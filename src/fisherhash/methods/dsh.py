@@ -1,9 +1,11 @@
 """Deep Supervised Hashing (Liu, Wang, Shan, Chen, CVPR 2016)."""
 
+from typing import Annotated
+
 import torch.nn.functional as F
 from torch import Tensor
 
-from fisherhash.methods._options import NotNegative, Positive
+from fisherhash.methods._options import NotNegative, Positive, Tuned
 from fisherhash.methods._pairs import BatchPairs
 from fisherhash.methods._triplets import squared_distances
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, register
@@ -47,8 +49,8 @@ class DSH(HashMethod):
         supervision="pairs",
     )
 
-    margin: Positive = 2.0
-    quantization: NotNegative = 0.01
+    margin: Annotated[Positive, Tuned(0.4, 6.0, "log")] = 2.0
+    quantization: Annotated[NotNegative, Tuned(0.0003, 0.3, "log")] = 0.01
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the contrastive loss of the batch's pairs, plus the regulariser."""

@@ -1,10 +1,12 @@
 """Deep Semantic Ranking Based Hashing (Zhao, Huang, Wang, Tan, CVPR 2015)."""
 
+from typing import Annotated
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fisherhash.methods._options import NotNegative, PositiveInt
+from fisherhash.methods._options import NotNegative, PositiveInt, Tuned
 from fisherhash.methods._triplets import LIMIT, Triplets
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, register
 
@@ -54,8 +56,8 @@ class DSRH(HashMethod):
         supervision="triplets",
     )
 
-    margin: NotNegative = 0.25
-    balance: NotNegative = 0.1
+    margin: Annotated[NotNegative, Tuned(0.03, 1.5, "log")] = 0.25
+    balance: Annotated[NotNegative, Tuned(0.003, 3.0, "log")] = 0.1
     triplets: PositiveInt = LIMIT
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:

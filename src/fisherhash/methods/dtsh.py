@@ -1,9 +1,11 @@
 """Deep Supervised Hashing with Triplet Labels (Wang, Shi, Kitani, ACCV 2016)."""
 
+from typing import Annotated
+
 import torch.nn.functional as F
 from torch import Tensor
 
-from fisherhash.methods._options import NotNegative, PositiveInt
+from fisherhash.methods._options import NotNegative, PositiveInt, Tuned
 from fisherhash.methods._pairs import quantization_error
 from fisherhash.methods._triplets import LIMIT, Triplets
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, register
@@ -52,8 +54,8 @@ class DTSH(HashMethod):
         supervision="triplets",
     )
 
-    margin: NotNegative = 0.5
-    quantization: NotNegative = 0.1
+    margin: Annotated[NotNegative, Tuned(0.05, 2.0, "log")] = 0.5
+    quantization: Annotated[NotNegative, Tuned(0.002, 3.0, "log")] = 0.1
     triplets: PositiveInt = LIMIT
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:

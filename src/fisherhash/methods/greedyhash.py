@@ -1,9 +1,11 @@
 """Greedy Hash (Su, Zhang, Han, Tian, NeurIPS 2018)."""
 
+from typing import Annotated
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fisherhash.methods._options import NotNegative
+from fisherhash.methods._options import NotNegative, Tuned
 from fisherhash.methods._pairs import class_proportions
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, TrainingSet, register, sign
 
@@ -43,7 +45,7 @@ class GreedyHash(HashMethod):
         supervision="classes",
     )
 
-    quantization: NotNegative = 0.1
+    quantization: Annotated[NotNegative, Tuned(0.001, 10.0, "log")] = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from fisherhash.methods._options import Positive, Range
+from fisherhash.methods._options import Positive, Range, Tuned
 from fisherhash.methods._pairs import BatchPairs, logistic
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, Progress, register
 
@@ -56,8 +56,8 @@ class HashNet(HashMethod):
         supervision="pairs",
     )
 
-    scale: Positive = 10.0
-    final_sharpness: Annotated[float, Range(least=1)] = 7.0
+    scale: Annotated[Positive, Tuned(2.0, 50.0, "log")] = 10.0
+    final_sharpness: Annotated[float, Range(least=1), Tuned(1.5, 30.0, "log")] = 7.0
     loss_scale: Positive = 3.0
 
     def __post_init__(self) -> None:

@@ -1,10 +1,12 @@
 """MIHash: hashing with mutual information (Cakir, He, Bargal, Sclaroff, ICCV 2017)."""
 
+from typing import Annotated
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fisherhash.methods._options import Positive, PositiveInt
+from fisherhash.methods._options import Positive, PositiveInt, Tuned
 from fisherhash.methods._pairs import BatchPairs
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, register
 
@@ -53,8 +55,8 @@ class MIHash(HashMethod):
         supervision="pairs",
     )
 
-    bins: PositiveInt = 16
-    sharpness: Positive = 1.0
+    bins: Annotated[PositiveInt, Tuned(4, 64, "log")] = 16
+    sharpness: Annotated[Positive, Tuned(0.1, 10.0, "log")] = 1.0
     loss_scale: Positive = 10.0
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:

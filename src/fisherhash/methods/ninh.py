@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fisherhash.methods._options import NotNegative, PositiveInt, Range
+from fisherhash.methods._options import NotNegative, PositiveInt, Range, Tuned
 from fisherhash.methods._triplets import LIMIT, Triplets, squared_distances
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, register
 from fisherhash.model.heads import Head, SlicedHead
@@ -62,9 +62,9 @@ class NINH(HashMethod):
         supervision="triplets",
     )
 
-    margin: NotNegative = 1.0
-    threshold: Annotated[float, Range(above=0, most=0.5)] = 0.4
-    width: PositiveInt = 50
+    margin: Annotated[NotNegative, Tuned(0.2, 8.0, "log")] = 1.0
+    threshold: Annotated[float, Range(above=0, most=0.5), Tuned(0.1, 0.5)] = 0.4
+    width: Annotated[PositiveInt, Tuned(12, 160, "log")] = 50
     triplets: PositiveInt = LIMIT
 
     def head(self, in_features: int) -> Head:

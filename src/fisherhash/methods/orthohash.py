@@ -1,10 +1,12 @@
 """OrthoHash (Hoe et al., NeurIPS 2021)."""
 
+from typing import Annotated
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fisherhash.methods._codebooks import far_apart
-from fisherhash.methods._options import NotNegative, Positive
+from fisherhash.methods._options import NotNegative, Positive, Tuned
 from fisherhash.methods._pairs import class_proportions
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, register
 from fisherhash.model.heads import BatchNormHead, Head
@@ -50,8 +52,8 @@ class OrthoHash(HashMethod):
         supervision="classes",
     )
 
-    scale: Positive = 8.0
-    margin: NotNegative = 0.2
+    scale: Annotated[Positive, Tuned(2.0, 32.0, "log")] = 8.0
+    margin: Annotated[NotNegative, Tuned(0.0, 0.6)] = 0.2
     codebook_seed: int = 0
 
     def __post_init__(self) -> None:

@@ -84,6 +84,22 @@ class Tuned:
             return math.exp(math.log(self.least) * (1 - share) + math.log(self.most) * share)
         return self.least + (self.most - self.least) * share
 
+    def share(self, value: float) -> float:
+        """Return how far through the range a number is: 0 at one end, 1 at the other.
+
+        >>> Tuned(0.01, 1.0, "log").share(0.1), Tuned(0, 4).share(1)
+        (0.5, 0.25)
+        """
+        if self.scale == "log":
+            return math.log(value / self.least) / math.log(self.most / self.least)
+        return (value - self.least) / (self.most - self.least)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the choices, or both ends and the scale."""
+        if self.choices:
+            return {"choices": list(self.choices)}
+        return {"least": self.least, "most": self.most, "scale": self.scale}
+
 
 @dataclass(frozen=True)
 class Option:
@@ -109,6 +125,30 @@ class Option:
     def flag(self) -> str:
         """Its name on a command line."""
         return f"--{self.name.replace('_', '-')}"
+
+    def drawn(self, share: float) -> Any:
+        """Return the value a share of the way through its search range, to three digits.
+
+        Raises:
+            ValueError: it is not searched.
+        """
+        if self.tuned is None:
+            raise ValueError(f"{self.name} declares no range to search")
+        value = self.tuned.at(share)
+        if self.tuned.choices:
+            return value
+        return round(value) if self.kind is int else float(f"{value:.3g}")
+
+    def edge(self, value: Any, *, within: float = 0.05) -> bool:
+        """Return whether a value is near an end of its search range that could be moved outwards.
+
+        An end that is also the end of what the option accepts is none.
+        """
+        if self.tuned is None or self.tuned.choices:
+            return False
+        share = self.tuned.share(value)
+        low = share < within and self.tuned.least > self.range.least
+        return low or (share > 1 - within and self.tuned.most < self.range.most)
 
     def parse(self, text: str) -> Any:
         """Parse a text from a command line."""
