@@ -138,10 +138,17 @@ class Cell:
 
 
 class OpenBench:
-    """An opened bench: images, split and network, opened once per process."""
+    """An opened bench: images, split and network, opened once per process.
 
-    def __init__(self, bench: Bench, device: torch.device) -> None:
+    Args:
+        bench: what to open.
+        device: where the runs compute.
+        trials_only: whether only the training images are needed.
+    """
+
+    def __init__(self, bench: Bench, device: torch.device, *, trials_only: bool = False) -> None:
         self.finetune = bench.finetune
+        self.trials_only = trials_only
         self.device = device
         self.collection = open_data(locate(bench.data) or bench.data)
         self.split = resolve(self.collection, bench.protocol, bench.split_seed)
@@ -160,6 +167,8 @@ class OpenBench:
     @property
     def numbers(self) -> NDArray[np.int64]:
         """The indices of all images that any run of the bench may need."""
+        if self.trials_only:
+            return self.split.train
         return np.unique(np.concatenate([self.split.train, self.split.query, self.split.database]))
 
     @functools.cached_property

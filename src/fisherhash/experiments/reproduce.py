@@ -78,6 +78,7 @@ def reproduce(request: Request, *, say: Callable[[str], None] = logger.info) -> 
     plan = make_plan(request)
     runner = Runner(folder, device=choose_device(request.device), stop_at=stop_at, say=say)
     runner.jobs = request.jobs or _usual_jobs(plan, runner)
+    runner.trials_only = plan.tune_only
     for column in plan.columns:
         say(_describe(column))
     if not plan.benches:
@@ -167,6 +168,7 @@ def work(call: Mapping[str, Any]) -> None:
     request = Request(**call["request"])
     device = choose_device(request.device)
     runner = Runner(request.folder, device=device, say=say_line, **call["runner"])
+    runner.trials_only = request.tune_only
     carry_out(make_plan(request), runner)
 
 

@@ -98,6 +98,8 @@ class Runner:
         stop_at: the time (of ``time.time``) after which no run starts.
         token: identifies this call, so that it does not retry what failed in it.
         jobs: number of processes that share the folder, for the estimates.
+        trials_only: whether nothing will be measured on queries, so that only training images are
+            needed.
         say: receives one line per run.
     """
 
@@ -107,6 +109,7 @@ class Runner:
     stop_at: float | None = None
     token: str = field(default_factory=lambda: f"{time.time_ns()}")
     jobs: int = 1
+    trials_only: bool = False
     say: Callable[[str], None] = logger.info
     _stage: tuple[Bench, OpenBench] | None = field(default=None, init=False)
     _paces: list[float] = field(default_factory=list, init=False)
@@ -180,7 +183,7 @@ class Runner:
         """Open a bench, or return the open one; the previous bench is released."""
         if self._stage is None or self._stage[0] != bench:
             self.close()
-            stage = OpenBench(bench, self.device)
+            stage = OpenBench(bench, self.device, trials_only=self.trials_only)
             self._check_same(bench, stage)
             self._stage = bench, stage
         return self._stage[1]

@@ -276,7 +276,9 @@ class FeatureMethod(CheckedOptions):
                 f"{name}: labels must have shape {(len(features), self.classes)}, one row per "
                 f"image, got {(*labels.shape,)}"
             )
-        broken = torch.nonzero(~torch.isfinite(features).all(1))[:, 0]
+        # In blocks: the features may be a file that is larger than the memory.
+        finite = [torch.isfinite(block).all(1) for block in features.split(16_384)]
+        broken = torch.nonzero(~torch.cat(finite))[:, 0]
         if len(broken):
             raise FisherhashError(
                 f"{name}: features hold NaN or infinite values in {len(broken)} rows, the first is "

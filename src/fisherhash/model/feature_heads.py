@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fisherhash.errors import UsageError
-from fisherhash.model.heads import HEADS, Head
+from fisherhash.model.head_base import Head
 
 
 class PeriodicHead(Head):
@@ -261,8 +261,3 @@ def _squared(rows: Tensor, others: Tensor) -> Tensor:
 def _at_least_one(what: str, count: int) -> None:
     if count < 1:
         raise UsageError(f"a head needs at least one {what}, got {count}")
-
-
-HEADS.update(
-    {head.kind: head for head in (PeriodicHead, KernelHead, AnchorGraphHead, CubeHead, TreesHead)}
-)

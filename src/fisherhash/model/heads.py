@@ -13,6 +13,13 @@ from torch import Tensor, nn
 
 from fisherhash.codes import check_bits, unpack
 from fisherhash.errors import FisherhashError, UsageError, unknown_name
+from fisherhash.model.feature_heads import (
+    AnchorGraphHead,
+    CubeHead,
+    KernelHead,
+    PeriodicHead,
+    TreesHead,
+)
 from fisherhash.model.finished_heads import ClassStepHead, CutHead
 from fisherhash.model.head_base import DISTANCES_AT_ONCE, Head
 
@@ -312,6 +319,11 @@ HEADS: dict[str, type[Head]] = {
         CutHead,
         ClassStepHead,
         WideHead,
+        PeriodicHead,
+        KernelHead,
+        AnchorGraphHead,
+        CubeHead,
+        TreesHead,
     )
 }
 
