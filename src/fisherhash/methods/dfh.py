@@ -277,7 +277,7 @@ class DFH(MemoryMethod):
         pull = _centers.JointPull(_numpy(ratios.clamp(-2.0, 2.0)), _numpy(labels.shares()))
         weights = {"intra": self._mu, "inter": self._nu_scaled * self._share}
         C, A = _numpy(self.centers), _numpy(self.target)
-        self._move(_centers.coordinate_descent(C, pull, A, sweeps=self.sweeps, **weights)[0])
+        self._move(_centers.flip_centers(C, pull, A, sweeps=self.sweeps, **weights)[0])
 
     def _move(self, centers: _centers.Matrix) -> None:
         moved = torch.from_numpy(centers).to(self.centers)
