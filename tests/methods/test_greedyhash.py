@@ -96,16 +96,16 @@ def test_the_classifier_is_trained_and_saved():
 
 
 def test_weights_are_drawn_at_the_start_once():
-    """A method is built before the seed is set, and started again for the second stage."""
+    """A method is built before the seed is set, and begins again in the second stage."""
     method = GreedyHash(bits=6, classes=4)
     torch.manual_seed(5)
-    method.start(None)
+    method.begin(None)
     first = method.classifier.weight.detach().clone()
-    method.start(None)
+    method.begin(None)
     torch.testing.assert_close(method.classifier.weight.detach(), first)
     again = GreedyHash(bits=6, classes=4)
     torch.manual_seed(5)
-    again.start(None)
+    again.begin(None)
     torch.testing.assert_close(again.classifier.weight.detach(), first)
 
 

@@ -127,6 +127,12 @@ def test_codes_without_a_hamming_distance_have_no_step():
         ClassStepHead(FEATURES, BITS, ProductHead(FEATURES, BITS), CLASSES)
 
 
+@pytest.fixture
+def few_steps(monkeypatch):
+    """Where it does not matter how good the classifier is."""
+    monkeypatch.setattr("fisherhash.training.class_step.LEAST_STEPS", 30)
+
+
 QUICK = Settings(epochs=3, batch_size=8, learning_rate=0.002, head_epochs=2)
 
 
@@ -134,6 +140,7 @@ def trained(data, settings=QUICK, **arguments):
     return fit(data, **({"bits": 12, "backbone": "tiny", "settings": settings} | arguments))
 
 
+@pytest.mark.usefixtures("few_steps")
 @pytest.mark.parametrize("finetune", [False, True])
 def test_a_trial_measures_every_step_of_the_grid_from_one_training(photos, finetune):
     settings = dataclasses.replace(QUICK, validation=0.25, validation_every=3)
@@ -155,6 +162,7 @@ def test_a_trial_measures_every_step_of_the_grid_from_one_training(photos, finet
     assert again.history[-1]["validation"] == row
 
 
+@pytest.mark.usefixtures("few_steps")
 @pytest.mark.parametrize("method", ["dfh", "dqn"])
 def test_one_pass_measures_all_ways(photos, method):
     found = trained(photos, dataclasses.replace(QUICK, validation=0.2), method=method)
@@ -181,6 +189,7 @@ def test_one_pass_measures_all_ways(photos, method):
     assert real["hamming"].map == ways["hamming"].map
 
 
+@pytest.mark.usefixtures("few_steps")
 def test_the_metric_of_held_out_images_is_the_table_s_cut_to_their_number(photos):
     found = trained(photos, dataclasses.replace(QUICK, validation=0.4))
     split = dataclasses.replace(found.split, top=len(found.split.database) // 2)

@@ -32,6 +32,13 @@ def test_many_classes_are_encoded_with_the_class_step():
         assert find_recipe("best", **kind).settings["step_weight"] > 0
 
 
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch):
+    """How good the hashers are is not the question here."""
+    monkeypatch.setattr("fisherhash.training.class_step.LEAST_STEPS", 30)
+    monkeypatch.setattr("fisherhash.methods._cutting.STEPS", 30)
+
+
 QUICK = Settings(epochs=2, batch_size=8, head_epochs=1)
 
 

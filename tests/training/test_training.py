@@ -118,7 +118,7 @@ def test_train_gives_the_hasher_and_learns_the_classes(tmp_path):
     untrained = quick(root, method="lsh", bits=16)
     assert untrained.evaluate().map < 0.75
     assert trained.evaluate().map > 0.9
-    hasher = train(root, bits=16, backbone="tiny", settings=settings)
+    hasher = train(root, bits=16, backbone="tiny", settings=settings, recipe=None)
     assert isinstance(hasher, Hasher)
     assert state(hasher) == state(trained)
 
@@ -210,7 +210,7 @@ def test_killed_and_continued_is_the_same_as_never_killed(photos, tmp_path, how,
     def command(out):
         settings = "--bits 12 --backbone tiny --epochs 4 --batch-size 8 --learning-rate 0.002"
         words = ["train", str(photos), "--out", str(out), how, "--optimizer", optimizer]
-        return [*words, *settings.split(), "--validation", "0.2"]
+        return [*words, *settings.split(), "--validation", "0.2", "--recipe", "paper"]
 
     process = subprocess.Popen(
         [sys.executable, "-c", dedent(KILLED), *command(tmp_path / "killed")],
@@ -333,7 +333,7 @@ def test_a_full_disk_loses_neither_the_old_model_nor_the_training(photos, tmp_pa
     quick(photos, out=out, bits=8)
     old = {name: data for name, data in files(out).items() if name != "metrics.jsonl"}
     assert len(old["model.safetensors"]) > 24_000
-    settings = "--bits 8 --backbone tiny --epochs 3 --batch-size 8 --seed 1 --frozen"
+    settings = "--bits 8 --backbone tiny --epochs 3 --batch-size 8 --seed 1 --frozen --recipe paper"
     arguments = ["train", str(photos), "--out", str(out), *settings.split()]
     done = run_limited(16_000 if when == "save" else 2_500, [*arguments, "--overwrite"])
     assert done.returncode == 1, done.stderr

@@ -65,9 +65,9 @@ class CenterProblem:
         )
 
     def exact_sweeps(self, C: Matrix, sweeps: int) -> tuple[Matrix, int]:
-        """Run :func:`coordinate_descent` on the binary problem."""
+        """Run :func:`flip_centers` on the binary problem."""
         weights = {"intra": self.intra, "inter": self.inter}
-        return coordinate_descent(C, self._pull, self.A, sweeps=sweeps, **weights)
+        return flip_centers(C, self._pull, self.A, sweeps=sweeps, **weights)
 
     def descend(self, V: Matrix, steps: int) -> Matrix:
         """Run gradient descent on V with backtracking; the paper states no step size."""
@@ -138,7 +138,7 @@ class JointPull:
         return (abs(others + own) - abs(others - own)).sum(0) / 2.0
 
 
-def coordinate_descent(
+def flip_centers(
     C: Matrix,
     pull: Callable[[Matrix, int], Matrix],
     A: Matrix,

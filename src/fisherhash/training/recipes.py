@@ -2,7 +2,7 @@
 
 A recipe sets options of the method and training settings. It replaces only what the caller left at
 its default, and it never changes a method other than DFH, whose options it knows. Its values were
-chosen on held-out training images of CIFAR-10, tiny100 and coco21; docs/methods.md has the numbers.
+chosen on held-out training images of CIFAR-10, tiny100 and coco21; docs/reproduce.md has numbers.
 Imports no torch: the command line names the recipes.
 """
 
