@@ -359,7 +359,7 @@ def test_the_first_layers_stay_fixed_where_the_whole_network_is_trained(make_req
 def test_what_makes_a_row_wins_over_what_was_tuned():
     row = specs.MARGIN_ROWS[0]
     choice = Choice({"margin": 2.0, "quantization": 0.3}, {"learning_rate": 0.1})
-    fixed = {"initial_centers": "means", "positive_weight": 1.0}
+    fixed = specs.PRINTED
     rest = {"quantization": 0.3, "learning_rate": 0.1}
     assert planning.row_values(row, choice) == {**fixed, "margin": 0, **rest}
     pair = specs.TABLE1.parts[0].rows[0]
