@@ -1,8 +1,9 @@
-"""Reports: the best in bold, what is within its error, and the paper's numbers we miss."""
+"""Reports: the best in bold, what no test tells from it, and the paper's numbers we miss."""
 
 import json
 import math
 
+import numpy as np
 import pytest
 
 from fisherhash.experiments import report
@@ -55,8 +56,8 @@ def results(made, target="table2"):
     }
 
 
-def table(made):
-    return report.part_report(results(made), made).table.markdown()
+def table(made, ranking="Hamming distance"):
+    return report.part_report(results(made), made).tables[ranking].markdown()
 
 
 def intro(made):
@@ -95,31 +96,40 @@ def test_results_as_json_have_one_line_per_run_and_short_value():
     assert '      "bits": [12],\n' in text
 
 
-def test_the_best_is_bold_and_what_is_within_its_error_is_marked():
+def test_the_best_is_bold_and_what_no_test_tells_from_it_is_marked():
     made = part({"DFH": [0.80, 0.82, 0.84], "near": [0.80, 0.81, 0.82], "far": [0.5, 0.5, 0.5]})
     lines = {line.split(" |")[0]: line for line in table(made).splitlines()}
-    assert "**0.820** (0.800–0.840)" in lines["| DFH"]
-    assert "0.810 †" in lines["| near"]
+    assert "**0.820** ± 0.050" in lines["| DFH"]
+    assert "0.810 ± 0.025 †" in lines["| near"]
     assert "†" not in lines["| far"]
+    made["runs"] = [run for run in made["runs"] if run["seed"] == 0]
+    assert "| near | 0.800, 1 seed |" in table(made)  # nothing to say with one seed
 
 
-def test_standard_errors():
-    score = Score((0.1, 0.2, 0.3))
-    assert score.error == pytest.approx(0.1 / math.sqrt(3))
-    assert Score((0.1,)).error == 0.0
+def test_intervals_of_scores():
+    assert Score((0.1, 0.2, 0.3)).half == pytest.approx(4.302653 * 0.1 / math.sqrt(3))
+    assert Score((0.1,)).half == math.inf
     assert math.isnan(Score().mean)
 
 
 @pytest.mark.parametrize(
     ("values", "stands_in", "sentence"),
     [
-        ([0.9, 0.9, 0.9], False, "12 bits: DFH is best; it reaches the paper's 0.850."),
-        ([0.8, 0.8, 0.8], False, "3.0 points behind other; it MISSES the paper's 0.850 by 5.0"),
-        ([0.8, 0.8, 0.8], True, "DFH is 3.0 points behind other."),
+        (
+            [0.9, 0.9, 0.9],
+            False,
+            "12 bits: DFH is first, 7.0 ± 0.0 points ahead of other; it reaches the paper's 0.850.",
+        ),
+        (
+            [0.8, 0.8, 0.8],
+            False,
+            "3.0 ± 0.0 points behind other; it MISSES the paper's 0.850 by 5.0",
+        ),
+        ([0.8, 0.8, 0.8], True, "12 bits: DFH is 3.0 ± 0.0 points behind other."),
         (
             [0.80, 0.82, 0.84],
             False,
-            "is within the combined standard error of the best, other",
+            "DFH is level with other (1.0 ± 5.0 points behind other)",
         ),
     ],
 )
@@ -131,13 +141,43 @@ def test_verdicts(values, stands_in, sentence):
     assert below == missed
 
 
-def test_the_best_row_says_who_is_within_its_error_and_how_many_seeds_it_has():
+def test_the_best_row_says_who_is_level_and_how_many_seeds_it_has():
     made = part({"DFH": [0.83, 0.85, 0.87], "near": [0.82, 0.85, 0.86], "far": [0.7, 0.7, 0.7]})
     (said,) = verdicts(made)
-    assert "12 bits: DFH is best; within the combined standard error: near." in said
+    assert "12 bits: DFH has the highest mean and is level with near (0.7 ± 4.6 points" in said
     made["runs"] = [run for run in made["runs"] if run["row"] != "DFH" or run["seed"]]
     (said,) = verdicts(made)
     assert f"({len(made['runs']) - 6} of {made['seeds']} seeds)" in said
+    made["runs"] = [run for run in made["runs"] if run["seed"] == 1]
+    (said,) = verdicts(made)
+    assert "(one seed, no test)" in said
+
+
+def test_a_stored_test_over_queries_is_used():
+    """It can tell apart what three seeds alone cannot."""
+    made = part({"DFH": [0.80, 0.82, 0.84], "near": [0.80, 0.81, 0.82]})
+    assert Standing(made).hamming.level(12) == ["near"]
+    known = {"ranking": "evaluation", "bits": 12, "row": "DFH", "other": "near"}
+    made["tests"] = [{**known, "ahead": 0.01, "half": 0.004, "queries": 1000}]
+    assert Standing(made).hamming.level(12) == []
+    assert "DFH is first, 1.0 ± 0.4 points ahead of near" in verdicts(made)[0]
+    made["tests"][0]["half"] = None  # one seed
+    assert Standing(made).hamming.level(12) == ["near"]
+
+
+def test_tests_go_into_the_results_and_come_back():
+    made = part({"DFH": [0.80, 0.82, 0.84], "other": [0.5, 0.6, 0.5]})
+    rng = np.random.default_rng(0)
+    queries = {
+        (row, 12, "evaluation"): list(np.clip(rng.normal(mean, 0.1, (3, 50)), 0, 1))
+        for row, mean in (("DFH", 0.82), ("other", 0.53))
+    }
+    (test,) = Standing(made, queries).tests()
+    assert (test["row"], test["other"], test["queries"]) == ("DFH", "other", 50)
+    assert test["half"] > Standing(made).tests()[0]["half"] * 0.9
+    again = json.loads(json.dumps({**made, "tests": [test]}))
+    gap = Standing(again).hamming.gap("DFH", "other", 12)
+    assert gap.half == pytest.approx(test["half"])
 
 
 def test_table_1_s_order():
@@ -147,6 +187,14 @@ def test_table_1_s_order():
     made = part({"DFH a": [0.5, 0.5], "DFH b": [0.4, 0.4], "DFH c": [0.7, 0.7]})
     (said,) = verdicts(made, "table1")
     assert "NOT reproduced" in said
+    made = part({"DFH a": [0.5, 0.6], "DFH b": [0.6, 0.6], "DFH c": [0.7, 0.7]})
+    assert "though a step is within its 95 % interval" in verdicts(made, "table1")[0]
+
+
+def test_what_each_addition_does():
+    made = part({"DFH": [0.5, 0.5], "+ a": [0.6, 0.6], "+ b": [0.4, 0.4], "+ c": []})
+    (said,) = verdicts(made, "ablation")
+    assert said == "12 bits, against DFH, in points: + a +10.0 ± 0.0; + b -10.0 ± 0.0."
 
 
 def test_not_run_and_not_defined():
@@ -166,27 +214,59 @@ def test_text_of_others_is_escaped():
     assert "<b>0.500</b>" in page
 
 
-def test_real_valued_queries_are_a_row_beside_the_contest_of_the_codes():
-    rows = {
-        "DFH": [0.86, 0.87, 0.88],
-        "DFH, real-valued queries": [0.90, 0.90, 0.91],
-        "product": [0.88, 0.88, 0.88],
-        "other": [0.5, 0.5, 0.5],
-    }
+def test_two_rankings_and_codes_without_a_hamming_distance():
+    rows = {"DFH": [0.86, 0.87, 0.88], "product": [0.88, 0.88, 0.88], "other": [0.5, 0.5, 0.5]}
     made = part(rows, bits=(12, 24))  # nothing ran at 24 bits
+    for run in made["runs"]:
+        if run["row"] == "product":
+            run["evaluation"]["ranking"] = "distance of the head"
+        else:
+            run["real_queries"] = {**run["evaluation"], "map": run["evaluation"]["map"] + 0.05}
+    by_codes, real = table(made), table(made, "real-valued queries")
+    assert "| product ‡ | 0.880" in by_codes
+    assert "**0.870**" in by_codes  # the best of those that compete
+    assert "does not compete here" in by_codes
+    assert "| DFH | **0.920**" in real
+    assert "| product ‡ | 0.880" in real
+    assert verdicts(made) == [
+        "12 bits: DFH is first, 37.0 ± 2.5 points ahead of other.",
+        "12 bits, real-valued queries: DFH is first, 4.0 ± 2.5 points ahead of product.",
+    ]
+    page = report.html_page(results(made))
+    assert page.index("Ranked by Hamming distance") < page.index("Ranked by real-valued queries")
+
+
+def test_real_valued_queries_of_older_tables_were_rows_of_their_own():
+    rows = {"DFH": [0.86, 0.87], "DFH, real-valued queries": [0.90, 0.91], "product": [0.88, 0.88]}
+    made = part(rows)
     made["rows"][1]["real_queries_of"] = "DFH"
     for run in made["runs"]:
-        if run["row"] in ("DFH, real-valued queries", "product"):
+        if run["row"] != "DFH":
             run["evaluation"]["ranking"] = "distance of the head"
-    text = table(made)
-    assert "| DFH, real-valued queries ‡ | 0.903" in text
-    assert "| product ‡ | **0.880**" in text  # the best of those that compete
-    assert "do not compete" in text
-    assert verdicts(made) == [
-        "12 bits: DFH is 1.0 points behind product, and best of the rows ranked by Hamming "
-        "distance; with real-valued queries, as in product, it has 0.903, 2.3 points ahead of "
-        "product."
-    ]
+    assert "DFH, real" not in table(made)
+    assert "| DFH | **0.905**" in table(made, "real-valued queries")
+
+
+def test_winners_at_an_edge_are_on_the_page():
+    made = results(part({"DFH": [0.5, 0.5]}))
+    made["parts"][0]["rows"][0]["edges"] = ["margin"]
+    winner = {"options": {"margin": 3.9}, "settings": {"learning_rate": 0.1}, "score": 0.7}
+    entry = {
+        "points": 16,
+        "without_score": 3,
+        "space": {"margin": {"least": 0, "most": 4, "scale": "linear"}},
+        "trials": [{"options": {"margin": 3.9}, "settings": {}, "epochs": 5, "plain": None}],
+        "winner": {**winner, "edges": ["margin"]},
+        "winner_step": {**winner, "edges": [], "class_step": {"weight": 0.5, "sharpness": 2.0}},
+    }
+    made["tuning"] = {"bench": {"rows": {"dfh-paper": entry}}}
+    page = report.html_page(made)
+    assert "Tuned to an edge of the range that was searched: DFH (margin)." in page
+    assert "margin 3.9 ⚠: 0.700" in page
+    assert "class step: weight 0.5, sharpness 2" in page
+    assert "16 points, 1 trials, 3 without a score" in page
+    assert "margin 0–4" in page
+    assert "no score" in page
 
 
 def test_failed_runs_are_called_failed_and_why():
@@ -210,12 +290,3 @@ def test_what_failed_is_said_in_every_table():
         assert verdicts(made, target) == ["pair, 12 bits: 3 runs failed: no memory."]
     made["runs"] = []
     assert intro(made) == "Not run yet."
-
-
-def test_few_seeds_are_said_of_the_codes():
-    made = part({"DFH": [0.8, 0.8], "DFH, real": [0.9, 0.9], "product": [0.7, 0.7, 0.7]})
-    made["rows"][1]["real_queries_of"] = "DFH"
-    for run in made["runs"][2:]:
-        run["evaluation"]["ranking"] = "distance of the head"
-    (said,) = verdicts(made)
-    assert "DFH is best (2 of 3 seeds); with real-valued queries, as in product" in said

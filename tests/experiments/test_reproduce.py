@@ -13,12 +13,12 @@ import pytest
 
 from fisherhash import backbones
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.experiments import planning, specs
+from fisherhash.experiments import planning, specs, tuning
 from fisherhash.experiments.reproduce import reproduce
 from fisherhash.experiments.request import Request, parse_request
 from fisherhash.experiments.significance import unpack_shares
 from fisherhash.experiments.tuning import PACKAGED_TUNING, Choice, Tuning
-from fisherhash.system.options import options_of
+from fisherhash.system.options import Tuned, options_of
 from fisherhash.training.settings import parse_settings
 
 
@@ -59,7 +59,16 @@ def test_a_table_and_what_belongs_to_it(make_request):
     assert {path: path.stat().st_mtime_ns for path in runs(folder)} == before
 
 
-def test_fine_tuned_and_tuned_first(make_request):
+@pytest.fixture
+def quick_search(monkeypatch):
+    """Without the cut, which takes seconds, and without rates at which training diverges."""
+    for live in (False, True):
+        monkeypatch.setitem(tuning.LEARNING_RATES, live, Tuned(0.001, 0.02, "log"))
+    for name in ("dpsh", "csq"):
+        monkeypatch.setitem(specs.BASES, name, {"outputs": 0, "cut": "first"})
+
+
+def test_fine_tuned_and_tuned_first(make_request, quick_search):
     said = []
     only = ["coco21", "12", "dpsh"]
     settings = {"epochs": 2, "head_epochs": 1, "batch_size": 32}
@@ -97,17 +106,17 @@ def test_fine_tuned_and_tuned_first(make_request):
     assert len(runs(folder)) == 1
 
 
-def test_a_search_alone_stops_and_continues(make_request):
+def test_a_search_alone_stops_and_continues(make_request, quick_search):
     given = {"tune": True, "points": 4, "only": ["coco21", "12", "csq"]}
     none = reproduce(make_request(**given, tune_only=True, minutes=0.0))
-    assert none.left == 10
+    assert none.left == 8  # in a rehearsal of one epoch the last round repeats the first
     folder = none.page.parent
     assert not runs(folder, "trials")
     done = reproduce(make_request(**given, tune_only=True))
     assert (done.left, done.failed) == (0, {})
     assert not runs(folder)
     trials = {path: path.stat().st_mtime_ns for path in runs(folder, "trials")}
-    assert len(trials) == 8  # in a rehearsal the last round repeats the first
+    assert len(trials) == 8
     whole = reproduce(make_request(**given))
     assert whole.left == 0
     assert {path: path.stat().st_mtime_ns for path in runs(folder, "trials")} == trials
@@ -328,31 +337,6 @@ def test_codes_without_a_hamming_distance_compete_with_real_valued_queries(make_
     assert "| DQN ‡ | " in real
 
 
-def test_epochs_of_trials_on_the_command_line(make_request):
-    from fisherhash.cli import main
-
-    words = ["reproduce", "table2", "--rehearse", "--jobs", "1", "--device", "cpu", "--tune"]
-    words += [
-        "--frozen",
-        "--only",
-        "coco21,12,dpsh",
-        "--trial-epochs",
-        "8",
-        "--points",
-        "4",
-        "--split-seed",
-        "0",
-        "--out",
-        make_request().out,
-    ]
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 0
-    for kind, epochs in (("trials", {2, 8}), ("runs", {1})):
-        found = [json.loads(path.read_text()) for path in runs(make_request().out, kind)]
-        assert {row["history"]["epoch"] for row in found if row["history"]} == epochs
-
-
 def test_the_first_layers_stay_fixed_where_the_whole_network_is_trained(make_request):
     def layers(**changes):
         plan = planning.make_plan(make_request(only=["coco21", "12"], tune=True, **changes))
@@ -375,7 +359,7 @@ def test_the_first_layers_stay_fixed_where_the_whole_network_is_trained(make_req
 def test_what_makes_a_row_wins_over_what_was_tuned():
     row = specs.MARGIN_ROWS[0]
     choice = Choice({"margin": 2.0, "quantization": 0.3}, {"learning_rate": 0.1})
-    fixed = {"initial_centers": "means", "positive_weight": 1.0}
+    fixed = specs.PRINTED
     rest = {"quantization": 0.3, "learning_rate": 0.1}
     assert planning.row_values(row, choice) == {**fixed, "margin": 0, **rest}
     pair = specs.TABLE1.parts[0].rows[0]
@@ -399,6 +383,7 @@ def test_another_split_seed_is_another_bench(make_request):
 
 def test_words_become_a_request():
     words = "table2 --only coco21,12 --frozen --seeds 2 --minutes 1.5 --set epochs=3 --json"
+    words += " --tune --tune-only --points 32 --trial-epochs 5 --split-seed 0 --first-seeds 4"
     request, as_json = parse_request(words.split(), command="x")
     assert as_json
     assert request == Request(
@@ -408,6 +393,12 @@ def test_words_become_a_request():
         seeds=2,
         minutes=1.5,
         settings={"epochs": 3},
+        tune=True,
+        tune_only=True,
+        points=32,
+        trial_epochs=5,
+        split_seed=0,
+        first_seeds=4,
     )
     assert request.folder == Path("reproduce-table2")
     plain, as_json = parse_request(["table1"], command="x")

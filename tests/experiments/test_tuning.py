@@ -231,6 +231,8 @@ def test_a_new_method_is_tuned_with_nothing_to_add(make_request, monkeypatch):
         flavour: Annotated[str, Tuned(choices=("sweet", "sour"))] = "sweet"
 
     monkeypatch.setitem(base._REGISTRY, "toy", Toy)
+    # Without the cut, which takes seconds.
+    monkeypatch.setitem(specs.BASES, "toy", {"outputs": 0, "cut": "first"})
     part = specs.Part(specs.NUS_WIDE, (12,), (Row("Toy", "toy"),), (12, 24))
     monkeypatch.setitem(specs.SPECS, "toys", specs.Spec("toys", "Toys", (part,)))
     request = make_request(target="toys", tune=True, points=4, only=[], settings={"epochs": 4})
