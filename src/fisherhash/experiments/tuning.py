@@ -153,15 +153,23 @@ class Search:
 
     @functools.cached_property
     def drawn(self) -> list[dict[str, Any]]:
-        """The points: the same ones in every process, and more of them begin with fewer."""
+        """The points: the same ones in every process, and more of them begin with fewer.
+
+        Every second point leaves the method's own options at their defaults, so that a method with
+        many options is not searched worse than one with few: its author's values count as a guess.
+        """
         text = f"{self.bench.slug}\0{self.row.space}"
         seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
         engine = torch.quasirandom.SobolEngine(len(self.space), scramble=True, seed=seed)
         shares = engine.draw(self.points).clamp(0.0, 1.0 - 1e-6).tolist()
-        return [
-            {one.name: one.drawn(share) for one, share in zip(self.space, point, strict=True)}
-            for point in shares
-        ]
+        own = methods.hyper_parameters(methods.find(self.row.method))
+        points = []
+        for number, point in enumerate(shares):
+            values = {one.name: one.drawn(at) for one, at in zip(self.space, point, strict=True)}
+            if number % 2 == 0:
+                values |= {key: own[key].default for key in values.keys() & own.keys()}
+            points.append(values)
+        return points
 
     def first(self) -> list[Trial]:
         """Return the trials of the first round: every point, for a quarter of the epochs."""

@@ -147,15 +147,15 @@ class DFH(MemoryMethod):
     center_step: Annotated[
         Literal["exact", "gradient", "released"], Tuned(choices=("exact", "gradient"))
     ] = "exact"
-    joint: bool = False
-    unit: Literal["one", "outputs"] = "one"
-    rise: Annotated[float, Range(least=0, most=1)] = 0.0
+    joint: Annotated[bool, Tuned(choices=(False, True))] = False
+    unit: Annotated[Literal["one", "outputs"], Tuned(choices=("one", "outputs"))] = "one"
+    rise: Annotated[float, Range(least=0, most=1), Tuned(choices=(0.0, 1.0))] = 0.0
     alternations: PositiveInt = 2
     sweeps: PositiveInt = 5
     gradient_steps: PositiveInt = 50
     positive_weight: NotNegative = 1.0
     initial_centers: Literal["means", "far-apart", "graded"] = "means"
-    affinity: Annotated[float, Range(least=0, most=1)] = 0.5
+    affinity: Annotated[float, Range(least=0, most=1), Tuned(0.0, 1.0)] = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -61,7 +61,7 @@ class Settings:
     fixed_layers: Annotated[int, Range(-1, 1000)] = -1
     validation: Annotated[float, Range(0, 0.9)] = 0.0
     validation_every: Annotated[int, Range(1, 100_000)] = 1
-    outputs: Annotated[int, Range(0, MAX_BITS), Tuned(choices=(0, 24, 64, 128))] = 0
+    outputs: Annotated[int, Range(0, MAX_BITS), Tuned(choices=(0, 64, 128))] = 0
     cut: Annotated[Literal["between", "first"], Tuned(choices=("between", "first"))] = "between"
     step_weight: Annotated[float, Range(0, 1e3)] = 0.0
     step_sharpness: Annotated[float, Range(0, 1e3)] = 1.0
