@@ -86,9 +86,8 @@ def print_data(value: Any, lines: Iterable[object], *, json: bool) -> None:
 
 def describe(collection: Collection) -> None:
     """Print the number of images and classes, and what was left out or assumed."""
-    labels = (
-        counted(len(collection.classes), "class", "classes") if collection.classes else "no labels"
-    )
+    classes = len(collection.classes)
+    labels = counted(classes, "class", "classes") if classes else "no labels"
     say(f"{collection.name}: {counted(len(collection), 'image')}, {labels}")
     notes(collection.notes)
 

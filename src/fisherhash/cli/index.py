@@ -342,7 +342,7 @@ def _printed(index: Index, names: Sequence[str]) -> Sequence[str]:
     """The keys of names as they are printed, where some characters are escaped."""
     if not any("\\" in name and name not in index for name in names):
         return names
-    escaped = {printable(key): key for key in index.keys()}
+    escaped = {printable(key): key for key in index.files()}
     return [name if name in index else escaped.get(name, name) for name in names]
 
 
