@@ -247,6 +247,27 @@ def test_skipped_files_are_listed_as_csv_and_as_json(run, index, tmp_path):
     assert [[file["name"], file["reason"]] for file in listed] == rows
 
 
+def test_keys_are_accepted_as_they_are_printed(run, photos, index):
+    shutil.copy(photos / "a" / "00.png", photos / "two\nlines.png")
+    run("index", "sync", index, photos)
+    printed = "two\\nlines.png"
+    assert run("search", "--index", index, "--key", "a/00.png", "-k", 1)[1].split()[-1] == printed
+    code, out, _ = run("search", "--index", index, "--key", printed, "-k", 1)
+    assert (code, out.split()[-1]) == (0, "a/00.png")
+    assert run("index", "remove", index, printed, "--dry-run")[1] == f"remove  {printed}\n"
+    assert run("index", "remove", index, printed)[0] == 0
+    assert run("search", "--index", index, "--key", printed)[0] == 2
+
+
+def test_an_index_of_an_empty_folder(run, tmp_path, model):
+    (tmp_path / "empty").mkdir()
+    words = ["index", "sync", tmp_path / "e.index", tmp_path / "empty", "--model", model]
+    assert run(*words)[0] == 2
+    code, _, err = run(*words, "--allow-empty")
+    assert code == 0, err
+    assert run(*words)[0] == 0
+
+
 def test_deleted_sums_of_the_catalogue_are_named(run, index):
     (index / "catalogue.sums").unlink()
     code, out, _ = run("index", "verify", index)
@@ -399,10 +420,11 @@ def test_images_that_can_be_read_are_answered_beside_one_that_cannot(run, photos
     bad, good = tmp_path / "bad.jpg", photos / "a" / "00.png"
     bad.write_bytes(b"x")
     code, out, err = run("search", bad, good, "--index", index, "-k", "1")
-    assert (code, out) == (1, f"{good}\n   1    0  a/00.png\n")
-    assert f"{bad}: not a" in err
+    assert (code, out) == (0, f"{good}\n   1    0  a/00.png\n")
+    assert f"skipped {bad}: not a" in err
     code, out, _ = run("search", bad, "--key", "a/00.png", "--index", index, "--json")
-    assert (code, [one["query"] for one in json.loads(out)]) == (1, ["a/00.png"])
+    assert (code, [one["query"] for one in json.loads(out)]) == (0, ["a/00.png"])
+    assert run("search", bad, "--index", index)[0] == 1
 
 
 def test_bad_files_are_named_and_a_folder_of_nothing_else_fails(run, photos, model, tmp_path):

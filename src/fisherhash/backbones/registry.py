@@ -51,7 +51,7 @@ def info(name: str) -> type[Backbone]:
     512
     """
     if name not in _REGISTRY:
-        raise unknown_name("backbone", name, _REGISTRY)
+        raise unknown_name("backbone", name, [*_REGISTRY, "timm:NAME", "torchvision:NAME"])
     return _REGISTRY[name]
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from cyclopts import App, Parameter, convert
 
+from fisherhash.errors import counted
 from fisherhash.system.options import parse_number
 from fisherhash.system.storage import dump_json
 from fisherhash.system.version import __version__
@@ -85,8 +86,9 @@ def print_data(value: Any, lines: Iterable[object], *, json: bool) -> None:
 
 def describe(collection: Collection) -> None:
     """Print the number of images and classes, and what was left out or assumed."""
-    labels = f"{len(collection.classes)} classes" if collection.classes else "no labels"
-    say(f"{collection.name}: {len(collection):,} images, {labels}")
+    classes = len(collection.classes)
+    labels = counted(classes, "class", "classes") if classes else "no labels"
+    say(f"{collection.name}: {counted(len(collection), 'image')}, {labels}")
     notes(collection.notes)
 
 

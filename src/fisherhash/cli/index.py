@@ -7,7 +7,7 @@ import json as json_module
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +19,7 @@ from fisherhash.errors import FisherhashError, UsageError, printable
 from fisherhash.system.options import parse_pairs
 
 if TYPE_CHECKING:
+    from fisherhash.index.base import Index
     from fisherhash.index.images.image_index import ImageIndex
     from fisherhash.index.images.results import SyncReport
 
@@ -149,12 +150,12 @@ def remove(
     with _open(index, write=not dry_run) as images:
         opened = images.index
         if not dry_run:
-            removed = images.remove(keys, where=where)
+            removed = images.remove(_printed(opened, keys), where=where)
             say(f"{removed:,} removed, {len(opened):,} left in {index}")
             if json:
                 print_json({"removed": removed, "count": len(opened)})
             return
-        found = opened.items(where) if where else opened.get(dict.fromkeys(keys))
+        found = opened.items(where) if where else opened.get(dict.fromkeys(_printed(opened, keys)))
         names = [item.name for item in found]
         left = len(opened) - len(names)
     print_data({"remove": names}, _planned({"remove": names}), json=json)
@@ -266,8 +267,9 @@ def search(
         json: Print JSON instead of text.
     """
     with _open(index, device=device) as opened:
+        keys = _printed(opened.index, key or ())
         results = opened.search(
-            images, keys=key or (), k=k, radius=radius, where=where, skip_unreadable=True
+            images, keys=keys, k=k, radius=radius, where=where, skip_unreadable=True
         )
         bits, count = opened.index.bits, len(opened.index)
     errors = [result.error for result in results if result.error is not None]
@@ -290,8 +292,8 @@ def search(
             print(f"{rank:>4} {match.distance:>4}  {printable(match.name)}")
         if not len(result):
             say(f"{printable(result.query)}: nothing found")
-    if errors:
-        raise FisherhashError("; ".join(errors))
+    for error in errors:
+        say(f"skipped {printable(error)}")
 
 
 @app.command
@@ -334,6 +336,14 @@ def _open(index: str, *, write: bool = False, device: str = "cpu") -> ImageIndex
     from fisherhash.index.images.image_index import ImageIndex
 
     return ImageIndex.open(index, write=write, device=device)
+
+
+def _printed(index: Index, names: Sequence[str]) -> Sequence[str]:
+    """The keys of names as they are printed, where some characters are escaped."""
+    if not any("\\" in name and name not in index for name in names):
+        return names
+    escaped = {printable(key): key for key in index.files()}
+    return [name if name in index else escaped.get(name, name) for name in names]
 
 
 def _report(report: SyncReport, index: str, began: float, *, as_json: bool) -> None:

@@ -25,7 +25,7 @@ from fisherhash.cli.base import (
     print_json,
     say,
 )
-from fisherhash.errors import FisherhashError, UsageError, printable, unknown_name
+from fisherhash.errors import FisherhashError, UsageError, counted, printable, unknown_name
 from fisherhash.system.options import parse_pairs
 from fisherhash.training.recipes import RecipeName
 from fisherhash.training.settings import Settings
@@ -89,9 +89,11 @@ def train(
     began = time.perf_counter()
     from fisherhash.data.protocols import resolve
     from fisherhash.data.sources import open_data
+    from fisherhash.methods import find
     from fisherhash.training.checkpoints import is_unfinished
     from fisherhash.training.fitting import fit
 
+    find(method)  # before the long part: is there such a method?
     options = parse_pairs("--set", set_ or ())
     if resume and not is_unfinished(out):
         raise UsageError(f"{out} holds no unfinished run to resume; run without --resume")
@@ -125,7 +127,7 @@ def train(
     if trained.skipped:
         first = trained.skipped[0]
         say(
-            f"{len(trained.skipped)} images could not be read and were skipped, the first is "
+            f"{counted(len(trained.skipped), 'image')} could not be read, skipped; the first is "
             f"{first.name} ({first.reason}); all are listed in {out / 'skipped.csv'}"
         )
     result["seconds"] = round(time.perf_counter() - began, 2)

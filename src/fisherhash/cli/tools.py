@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fisherhash.cli.base import Data, Json, app, describe, print_data, print_json
+from fisherhash.cli.base import Data, Json, app, print_data, print_json
 
 
 @app.command(name="check-data")
@@ -22,7 +22,6 @@ def check_data(
     from fisherhash.data.sources import open_data
 
     collection = open_data(data)
-    describe(collection)
     split = None if protocol is None else resolve(collection, protocol)
     report = check(collection, split, workers=workers)
     print_data(report.to_json(), [report], json=json)

@@ -19,6 +19,7 @@ from fisherhash.data.loading import Skipped
 from fisherhash.data.readers import StoredReader
 from fisherhash.data.splits import SPLIT_PARTS, Split
 from fisherhash.data.workers import run_jobs
+from fisherhash.errors import counted
 from fisherhash.system.progress import progress
 
 _SHOWN = 5
@@ -77,7 +78,7 @@ class Report:
         classes = (
             f"{len(sizes)} classes of {min(sizes):,} to {max(sizes):,} images" if sizes else ""
         )
-        text = [f"{self.name}: {self.images:,} images, {classes or 'no labels'}"]
+        text = [f"{self.name}: {counted(self.images, 'image')}, {classes or 'no labels'}"]
         for title, lines in self._findings():
             text += [f"{title}: {len(lines):,}"] if lines else []
             text += [f"  {line}" for line in lines[:_SHOWN]]

@@ -42,7 +42,14 @@ def write_files(folder: Path, files: Mapping[str, Content]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for draft, content in zip(drafts, files.values(), strict=True):
-            _write(draft, content)
+            if callable(content):
+                content(draft)
+            else:
+                text = isinstance(content, str)
+                data = content.encode(errors="surrogateescape") if text else content
+                draft.write_bytes(data)
+            with draft.open("rb+") as file:
+                os.fsync(file.fileno())
     except BaseException as error:
         for draft in drafts:
             # A draft that stays behind does no harm, and must not hide why the write failed.
@@ -74,17 +81,6 @@ def write_file(path: str | os.PathLike[str], content: Content) -> None:
     if place.is_dir():
         raise UsageError(f"{place} is a folder; give the name of a file")
     write_files(place.parent, {place.name: content})
-
-
-def _write(draft: Path, content: Content) -> None:
-    if isinstance(content, str):
-        content = content.encode(errors="surrogateescape")
-    if isinstance(content, bytes):
-        draft.write_bytes(content)
-    else:
-        content(draft)
-    with draft.open("rb+") as file:
-        os.fsync(file.fileno())
 
 
 @contextlib.contextmanager

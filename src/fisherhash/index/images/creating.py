@@ -73,7 +73,7 @@ def sync_index(
         with _opened(uri, model, fit, bits, device=device, write=not dry_run) as images:
             return images.sync(root, dry_run=dry_run, allow_empty=allow_empty, moved=moved)
     found = find_images(root, uri)
-    if not found.files:
+    if not found.files and not allow_empty:
         raise UsageError(found.nothing(root))
     if dry_run:
         return SyncReport(added=[file.key for file in found.files], notes=found.notes())

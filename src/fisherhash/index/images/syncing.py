@@ -105,13 +105,13 @@ class Import:
         notes: dict[str, Any] = {"skipped": self._changed} if self._changed else {}
         if folder is not None:
             notes["sync"] = {"folder": {"folder": folder}}
-        if entries:
+        if entries or (notes and not gone):
             # Notes about images that are removed are written together with their removal.
             self.index.upsert(entries, notes=None if gone else notes, fingerprint=fingerprint)
             for entry in entries:
                 known = entry.key in self.files
                 (self.report.updated if known else self.report.added).append(entry.key)
-        if gone or (notes and not entries):
+        if gone:
             self.index.remove(gone, notes=notes)
             self.report.removed += gone
         self._changed = {}

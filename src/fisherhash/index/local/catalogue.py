@@ -22,7 +22,7 @@ from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.items import FileState
 from fisherhash.index.local.guards import SharedFile, Sums, cannot_write
 from fisherhash.index.local.lock import is_held, is_unsettled
-from fisherhash.index.local.rows import ItemRow, decode_text, encode_text, item_crc, row_crc
+from fisherhash.index.local.rows import decode_text, encode_text, item_crc, row_crc
 from fisherhash.index.local.schema import (
     APPLICATION,
     CATALOGUE,
@@ -336,26 +336,22 @@ class Catalogue:
         rows = db.execute(f"SELECT {ITEM_COLUMNS} FROM items {where}", values)
         return self._checked(rows, item_crc, "items")
 
-    def rows_of_ids(self, ids: Sequence[int]) -> dict[int, ItemRow]:
-        """Rows of those ids that have one."""
-        rows = map(ItemRow.from_stored, self.stored_rows("id", ids))
-        return {row.id: row for row in rows}
+    def rows_of_ids(self, ids: Sequence[int]) -> dict[int, Columns]:
+        """Stored columns of the rows of those ids that have one."""
+        return {row[0]: row for row in self._rows("id", ids)}
 
-    def rows_of_keys(self, keys: Sequence[str]) -> dict[str, ItemRow]:
-        """Rows of those keys that exist."""
-        rows = map(ItemRow.from_stored, self.stored_rows("key", [encode_text(key) for key in keys]))
-        return {row.key: row for row in rows}
+    def rows_of_keys(self, keys: Sequence[str]) -> dict[str, Columns]:
+        """Stored columns of the rows of those keys that exist."""
+        rows = self._rows("key", [encode_text(key) for key in keys])
+        return {decode_text(row[1]): row for row in rows}
 
-    def stored_rows(self, column: str, values: Sequence[Any]) -> list[Columns]:
-        """Stored columns of the rows of some ids or keys, in any order."""
+    def _rows(self, column: str, values: Sequence[Any]) -> Iterator[Columns]:
         self.trust()
-        found: list[Columns] = []
         with self._reading() as db:
             for start in range(0, len(values), _CHUNK):
                 part = values[start : start + _CHUNK]
                 where = f"WHERE {column} IN ({','.join('?' * len(part))})"
-                found += self._item_rows(db, where, part)
-        return found
+                yield from self._item_rows(db, where, part)
 
     def rows_where(self, condition: str, values: Sequence[Any]) -> dict[int, Columns]:
         """Stored columns by id of the rows that match a condition, by ascending id."""

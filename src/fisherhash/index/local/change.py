@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fisherhash.index.checks import NoteTexts, check_notes
 from fisherhash.index.items import Codes, Ids
+from fisherhash.index.local.catalogue import Columns
 from fisherhash.index.local.catalogue_writer import CatalogueWriter
 from fisherhash.index.local.code_files import Appender, codes_path, delete_files, ids_path
 from fisherhash.index.local.format_1 import read_old_notes
@@ -75,11 +76,12 @@ class Change:
         self._grow(rows=len(columns), rows_sum=sum(row[-1] for row in columns))
         self._touched |= bool(columns)
 
-    def delete_rows(self, rows: Collection[ItemRow]) -> None:
-        """Delete rows of items."""
-        self._catalogue.delete_rows(row.id for row in rows)
-        self._grow(rows=-len(rows), rows_sum=-sum(row.stored_columns()[-1] for row in rows))
-        self._touched |= bool(rows)
+    def delete_rows(self, rows: Collection[Columns]) -> None:
+        """Delete stored rows of items."""
+        if rows:
+            self._catalogue.delete_rows(row[0] for row in rows)
+            self._grow(rows=-len(rows), rows_sum=-sum(row[-1] for row in rows))
+            self._touched = True
 
     def write_notes(self, notes: NoteTexts) -> None:
         """Write and remove notes."""

@@ -29,7 +29,7 @@ from fisherhash.index.checks import CheckedEntry, NoteTexts, as_ids, code_blocks
 from fisherhash.index.engine import Engine
 from fisherhash.index.filters import All, Where, parse_filter, unknown_field
 from fisherhash.index.items import Codes, FileState, Ids, Item, Matches, Problem, Within
-from fisherhash.index.local.catalogue import Catalogue
+from fisherhash.index.local.catalogue import Catalogue, Columns
 from fisherhash.index.local.catalogue_writer import CatalogueWriter
 from fisherhash.index.local.change import Change
 from fisherhash.index.local.code_files import codes_path, delete_files
@@ -37,7 +37,7 @@ from fisherhash.index.local.folder import MODEL_FOLDER, create_folder, is_taken,
 from fisherhash.index.local.format_1 import delete_old_notes, read_old_notes
 from fisherhash.index.local.guards import CommitMark
 from fisherhash.index.local.lock import WriterLock
-from fisherhash.index.local.rows import ItemRow, encode_text, item_of
+from fisherhash.index.local.rows import ItemRow, item_of
 from fisherhash.index.local.schema import CATALOGUE, State
 from fisherhash.index.local.snapshot import Snapshot, Subset, load_snapshot
 from fisherhash.index.local.sql import json_path, to_sql
@@ -257,37 +257,31 @@ class LocalIndex(Index):
         by_key = len(names) > 0 and isinstance(names[0], str)
         wanted: list[Any] = list(names) if by_key else as_ids(names).tolist()  # type: ignore[arg-type]
         snapshot = self._seen.snapshot
+        found: list[Item | None] = [None]
         if snapshot is not None:
-            known = list(map(snapshot.items.get, wanted))
-            if all(known):
-                return known
-        with self._view() as snapshot:
-            return self._read_items(snapshot, wanted, by_key=by_key)
+            found = list(map(snapshot.items.get, wanted))
+        if not all(found):
+            with self._view() as snapshot:
+                found = self._read_items(snapshot, wanted, by_key=by_key)
+        return found
 
     def _read_items(
         self, snapshot: Snapshot, names: list[Any], *, by_key: bool
     ) -> list[Item | None]:
-        """Items by key or id; the last ones that were read are kept."""
+        """Items by key or by id; each is read and checked once per commit while there is room."""
         found = {name: snapshot.items.get(name) for name in names}
         new = [name for name, item in found.items() if item is None]
-        if by_key:
-            rows = self._catalogue.stored_rows("key", [encode_text(key) for key in new])
-            ids = [row[0] for row in rows]
-        else:
-            rows, ids = self._catalogue.stored_rows("id", new), new
-        by_id = {row[0]: row for row in rows}
-        read = {
-            item.key if by_key else item.id: item
-            for id_, code in zip(ids, snapshot.codes_of(ids), strict=True)
-            if code is not None
-            for item in [item_of(id_, by_id.get(id_), code)]
-        }
-        if len(snapshot.items) + len(read) > _MAX_ITEMS:
-            snapshot.items.clear()
-        if len(read) < _MAX_ITEMS:
+        catalogue = self._catalogue
+        rows: dict[Any, Columns] = {}
+        rows |= catalogue.rows_of_keys(new) if by_key else catalogue.rows_of_ids(new)
+        known = list(rows) if by_key else new
+        ids = as_ids([rows[name][0] for name in known] if by_key else new)
+        exists, codes = snapshot.gather(ids)
+        parts = zip(known, ids.tolist(), code_rows(codes), exists.tolist(), strict=True)
+        read = {name: item_of(id_, rows.get(name), code) for name, id_, code, ok in parts if ok}
+        if len(snapshot.items) + len(read) <= _MAX_ITEMS:
             snapshot.items.update(read)
-        found |= read
-        return [found[name] for name in names]
+        return list(map((found | read).get, names))
 
     def items(self, where: Where | None = None) -> Iterator[Item]:
         """See :meth:`Index.items`."""
@@ -366,13 +360,15 @@ class LocalIndex(Index):
             self._check_entries(verb, entries, known)
             ids = itertools.count(change.state.next_id)
             rows = [
-                known[e.key].updated(e) if e.key in known else ItemRow.from_entry(next(ids), e)
+                ItemRow.from_stored(known[e.key]).updated(e)
+                if e.key in known
+                else ItemRow.from_entry(next(ids), e)
                 for e in entries
             ]
             change.delete_rows(known.values())
             change.insert_rows(rows)
             codes = {row.id: e.code for row, e in zip(rows, entries, strict=True) if e.code}
-            moved = {row.id: codes.pop(row.id) for row in known.values() if row.id in codes}
+            moved = {row[0]: codes.pop(row[0]) for row in known.values() if row[0] in codes}
             change.move(as_ids(moved), self._joined(moved.values()))
             change.append(self._joined(codes.values()))
             change.write_notes(notes)
@@ -394,7 +390,7 @@ class LocalIndex(Index):
             if len(rows) < len(keys) and not missing_ok:
                 missing = next(key for key in keys if key not in rows)
                 raise self._missing(missing, "; nothing was removed")
-            wanted = np.unique(np.concatenate([as_ids([row.id for row in rows.values()]), ids]))
+            wanted = np.unique(np.concatenate([as_ids([row[0] for row in rows.values()]), ids]))
             exists = change.before.locate(wanted)[0] >= 0
             if not exists.all() and not missing_ok:
                 raise self._missing(wanted[~exists][0], "; nothing was removed")

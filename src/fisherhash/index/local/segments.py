@@ -131,15 +131,6 @@ class Segment:
             inside &= ~self.is_removed(positions)
         return np.where(inside, positions, -1)
 
-    def code(self, id_: int) -> bytes | None:
-        """The code of an id; None if it is not in this file or no longer counts."""
-        position = id_ - self.row.first_id
-        if self.ids is not None:
-            position = int(self.locate(np.array([id_]))[0])
-        elif self.removed is not None and 0 <= position < self.row.length:
-            position = -1 if self.removed[position >> 3] >> (position & 7) & 1 else position
-        return self.codes[position].tobytes() if 0 <= position < self.row.length else None
-
     def order(self) -> NDArray[np.int64]:
         """Positions that count, by ascending id."""
         if self._order is None:

@@ -35,7 +35,7 @@ class Snapshot:
     base: tuple[Segment, ...]
     loose: tuple[Segment, ...]
     notes: dict[str, dict[str, str]] = field(default_factory=dict)
-    items: dict[int | str | None, Item] = field(default_factory=dict)
+    items: dict[int | str, Item] = field(default_factory=dict)
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -89,14 +89,6 @@ class Snapshot:
             codes[here] = segment.codes[places[here]]
             exists |= here
         return exists, codes
-
-    def codes_of(self, ids: Sequence[int]) -> Iterator[bytes | None]:
-        """The code of each id, None where it is not in the index; fast for a few."""
-        for segment in self.segments:
-            segment.check()
-        for id_ in ids:
-            codes = (segment.code(id_) for segment in self.segments)
-            yield next((code for code in codes if code is not None), None)
 
     def ids(self) -> Ids:
         """Ids of everything, ascending."""
