@@ -43,7 +43,8 @@ def test_files_are_sorted_by_key_with_their_state(tmp_path):
     assert keys(found) == ["a.gif", "b-c/1.png", "b.png", "b/1.JPG", "b/2.png", "Ä/x.webp"]
     os.utime(tmp_path / "a.gif", ns=(5, 7))
     first = walk_images(os.fspath(tmp_path)).files[0]
-    assert first == ImageFile("a.gif", str(tmp_path / "a.gif"), 5, 7)
+    state = os.stat(tmp_path / "a.gif")
+    assert first == ImageFile("a.gif", str(tmp_path / "a.gif"), 5, 7, state.st_ctime_ns)
     assert not found.broken
     assert not found.closed
     assert found.notes() == []
@@ -57,8 +58,11 @@ def test_what_is_skipped_is_counted_or_hidden(tmp_path):
     found = walk_images(tmp_path, without=tmp_path / "index")
     assert keys(found) == ["a.png", "other/x.png"]
     assert found.other == {".txt": 2, "no extension": 1, ".json": 1}
-    [note] = found.notes()
+    assert found.own == ["model/"]
+    own, note = found.notes()
+    assert own.startswith("the folder model/ was left out: fisherhash wrote it")
     assert note.startswith("files that are not images were skipped: 2 x .txt, 1 x ")
+    assert note.endswith((", 1 x .json", ", 1 x no extension"))
 
 
 def test_the_caller_says_which_folders_are_its_own(tmp_path):

@@ -40,7 +40,7 @@ def test_a_page_needs_nothing_else(image_file):
     result = SearchResult(
         "holiday.jpg", image_file, CODE, [match(image_file), match(image_file, distance=5)]
     )
-    html = contact_sheet.search_page([result], 16, index="photos.index", count=12345)
+    html = contact_sheet.search_page([result], 16, index="photos.index", count=12345, folders=["/"])
     assert len(shown_images(html)) == 3
     assert all(max(shown.size) <= 208 for shown in shown_images(html))
     assert len(html) < 200_000
@@ -55,7 +55,7 @@ def test_names_are_text_and_never_html(image_file):
     evil = '<img src=x onerror="alert(1)">&.png'
     odd = os.fsdecode(b"caf\xe9.png")
     result = SearchResult(evil, image_file, CODE, [match(image_file, evil), match(image_file, odd)])
-    html = contact_sheet.search_page([result], 16, index=evil, count=1)
+    html = contact_sheet.search_page([result], 16, index=evil, count=1, folders=["/"])
     assert evil not in html
     assert "&lt;img src=x onerror=&quot;alert(1)&quot;&gt;&amp;.png" in html
     assert "caf\ufffd.png" in html
@@ -87,11 +87,13 @@ def test_nothing_found_is_a_page_too(image_file):
 def test_long_lists_are_cut_and_say_so(tmp_path, monkeypatch):
     monkeypatch.setattr(contact_sheet, "RESULTS_SHOWN", 4)
     found = [match(None, f"n{i}", number=i) for i in range(9)]
-    html = contact_sheet.search_page([SearchResult("q", None, CODE, found)], 16, index="i", count=9)
+    html = contact_sheet.search_page(
+        [SearchResult("q", None, CODE, found)], 16, index="i", count=9, folders=["/"]
+    )
     assert "the first 4 of 9 are shown" in html
     assert len(shown_images(html)) == 5
     groups = Duplicates("i", 16, 20, 2, [found[:2]] * 6)
-    html = contact_sheet.duplicates_page(groups)
+    html = contact_sheet.duplicates_page(groups, folders=["/"])
     assert "6 groups of codes within 2 bits, 12 of 20 items." in html
     assert "The 4 largest groups are shown." in html
     assert "not a proof" in html
@@ -104,9 +106,13 @@ def test_long_lists_are_cut_and_say_so(tmp_path, monkeypatch):
 def test_groups_say_when_all_files_are_the_same(image_file):
     for marks, said in (((0, 0), True), ((None, None), False), ((0, 1), False)):
         group = [match(image_file, name, same=mark) for name, mark in zip("ab", marks, strict=True)]
-        html = contact_sheet.duplicates_page(Duplicates("i", 16, 2, 0, [group], True))
+        html = contact_sheet.duplicates_page(
+            Duplicates("i", 16, 2, 0, [group], True), folders=["/"]
+        )
         assert ("the same bytes" in html) is said
-    assert "No duplicates" in contact_sheet.duplicates_page(Duplicates("i", 16, 2, 0, []))
+    assert "No duplicates" in contact_sheet.duplicates_page(
+        Duplicates("i", 16, 2, 0, []), folders=["/"]
+    )
 
 
 def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path):

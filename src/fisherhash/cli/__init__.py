@@ -100,5 +100,5 @@ class _SayHandler(logging.Handler):
 
 
 def _fail(sentence: str, code: int) -> NoReturn:
-    print(f"fisherhash: {sentence}", file=sys.stderr)
+    say(f"fisherhash: {sentence}")
     raise SystemExit(code)
