@@ -68,7 +68,7 @@ def test_missing_and_broken_files_have_a_placeholder(image_file, tmp_path):
     found = [match(str(tmp_path / "gone.png"), "gone.png"), match(str(broken), "broken.png")]
     found.append(match(None, "id 7"))
     html = contact_sheet.search_page(
-        [SearchResult("q", image_file, CODE, found)], 16, index="i", count=3
+        [SearchResult("q", image_file, CODE, found)], 16, index="i", count=3, folders=["/"]
     )
     assert len(shown_images(html)) == 4
     assert "gone.png (the file is gone)" in html
@@ -78,7 +78,7 @@ def test_missing_and_broken_files_have_a_placeholder(image_file, tmp_path):
 
 def test_nothing_found_is_a_page_too(image_file):
     html = contact_sheet.search_page(
-        [SearchResult("q", image_file, CODE, [])], 16, index="i", count=0
+        [SearchResult("q", image_file, CODE, [])], 16, index="i", count=0, folders=["/"]
     )
     assert "Nothing found" in html
     assert len(shown_images(html)) == 1
@@ -124,3 +124,30 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path):
     for folder in (tmp_path / "new", "."):
         with pytest.raises(FisherhashError, match="is a folder"):
             contact_sheet.write_page(folder, "x")
+
+
+def test_only_images_of_known_folders_are_shown(image_file, tmp_path):
+    inside, secret = tmp_path / "photos", tmp_path / "secret.png"
+    inside.mkdir()
+    Image.new("RGB", (9, 9), (1, 2, 3)).save(secret)
+    Image.new("RGB", (9, 9), (200, 100, 50)).save(inside / "own.png")
+    (inside / "link.png").symlink_to(secret)
+    os.mkfifo(inside / "pipe.png")
+    paths = [inside / "own.png", inside / "link.png", inside / ".." / "secret.png", secret]
+    found = [match(str(path), f"{i}.png", number=i) for i, path in enumerate(paths)]
+    found.append(match(str(inside / "pipe.png"), "pipe.png", number=9))
+    given = SearchResult("q", str(secret), CODE, found)
+    by_key = SearchResult("q", str(secret), CODE, found, by_key=True)
+    options = {"index": "i", "count": 4, "folders": [inside]}
+    shown = shown_images(contact_sheet.search_page([given], 16, **options))
+    # The query is a file that the user named; of the rest only one is in the folder.
+    colours = [image.convert("RGB").getpixel((4, 4)) for image in shown]
+    assert colours[:2] == [(1, 2, 3), (200, 100, 50)]
+    assert (1, 2, 3) not in colours[1:]
+    html = contact_sheet.search_page([by_key], 16, **options)
+    colours = [image.convert("RGB").getpixel((4, 4)) for image in shown_images(html)]
+    assert (1, 2, 3) not in colours
+    assert html.count(contact_sheet.OUTSIDE) >= 4
+    group = Duplicates("i", 16, 2, 0, [found])
+    html = contact_sheet.duplicates_page(group, folders=[])
+    assert (200, 100, 50) not in [i.convert("RGB").getpixel((4, 4)) for i in shown_images(html)]

@@ -177,6 +177,8 @@ def open_image(file: BinaryIO, *, pixels: int) -> Image.Image:
     try:
         formats = {"HEIC": ("HEIF",), "AVIF": ("AVIF",)}.get(brand_of(head[:HEAD]) or "", FORMATS)
         image = _opened(file, pixels, formats)
+    except UnreadableImage:
+        raise
     except UnidentifiedImageError:
         raise UnreadableImage(_unknown_format(head)) from None
     except MemoryError:
