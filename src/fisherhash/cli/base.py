@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from cyclopts import App, Parameter, convert
 
-from fisherhash.errors import printable_text
+from fisherhash.errors import printable, printable_text
 from fisherhash.system.options import parse_number
 from fisherhash.system.storage import dump_json
 from fisherhash.system.version import __version__
@@ -94,7 +94,7 @@ DEFAULT_LIMITS = LimitFlags()
 
 def say(sentence: str) -> None:
     """Print one line for the user on stderr; nothing in it can control the terminal."""
-    print(printable_text(sentence), file=sys.stderr, flush=True)
+    print(printable(sentence), file=sys.stderr, flush=True)
 
 
 def print_json(value: Any) -> None:

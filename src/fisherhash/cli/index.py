@@ -214,7 +214,9 @@ def info(index: str, *, json: Json = False) -> None:
     if isinstance(facts.get("bytes"), dict):
         shown["bytes"] = sum(facts["bytes"].values())
     lines = (
-        f"{name.replace('_', ' '):<14} {f'{value:,}' if isinstance(value, int) else value}"
+        printable(
+            f"{name.replace('_', ' '):<14} {f'{value:,}' if isinstance(value, int) else value}"
+        )
         for name, value in shown.items()
         if value is not None and not isinstance(value, dict | list)
     )
