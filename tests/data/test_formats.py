@@ -326,6 +326,12 @@ def test_deep_greys_with_white_as_zero():
     assert np.asarray(negative)[0, :, 0].tolist() == [255, 127, 0]
 
 
+def test_greys_of_twelve_bits_use_the_whole_range():
+    # Two pixels in three bytes: 0 and 4095.
+    data = bytearray(deep_tiff(np.array([[[0x0F00], [0x00FF]]], np.uint16), bits=12))
+    assert np.asarray(load_image(bytes(data)))[0, :, 0].tolist() == [0, 255]
+
+
 @pytest.mark.parametrize("kind", ["gif", "webp", "png", "avif"])
 def test_an_animation_is_its_first_frame(tmp_path, pictures, kind):
     first, other = pictures.quarters(160, 96), Image.new("RGB", (160, 96))
@@ -470,6 +476,16 @@ def test_a_jpeg_above_the_limit_is_decoded_at_half_its_size(limits, pictures):
     for place in ((30, 50), (30, 150), (90, 50), (90, 150)):
         assert np.abs(np.asarray(half)[place] - wanted[place]).max() <= 1
     limits(pixels=20_000)
+    with pytest.raises(UnreadableImage, match=r"400 x 240 pixels, above the limit of 80,000"):
+        load_image(file.getvalue())
+
+
+def test_a_progressive_jpeg_may_have_fewer_pixels(limits, pictures):
+    file = io.BytesIO()
+    pictures.quarters(400, 240).save(file, "JPEG", progressive=True)
+    limits(pixels=50_000)
+    assert load_image(file.getvalue()).size == (200, 120)
+    limits(pixels=40_000)
     with pytest.raises(UnreadableImage, match=r"400 x 240 pixels, above the limit of 80,000"):
         load_image(file.getvalue())
 

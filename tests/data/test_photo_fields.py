@@ -98,3 +98,14 @@ def test_files_without_fields(tmp_path):
     assert photo_fields(path) == {}
     assert photo_fields(tmp_path / "gone.jpg") == {}
     assert photo_fields(tmp_path) == {}
+
+
+def test_exif_data_behind_other_segments(tmp_path):
+    path = saved(tmp_path, exif())
+    data = path.read_bytes()
+    for kind in (b"\xff\xe0", b"\xff\xe1", b"\xff\xfe"):
+        path.write_bytes(data[:2] + kind + b"\x10\x02" + bytes(4096) + data[2:])
+        assert photo_fields(path)["camera"] == "Canon EOS 5D"
+    for cut in range(0, 600, 7):
+        path.write_bytes(data[:cut])
+        photo_fields(path)

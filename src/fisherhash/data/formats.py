@@ -162,8 +162,9 @@ def open_image(file: BinaryIO, *, pixels: int) -> Image.Image:
 
     Args:
         file: bytes that can be seeked, at their beginning.
-        pixels: the most pixels it may have. A JPEG may have four times as many: it can be decoded
-            at half its size.
+        pixels: the most pixels it may have. A JPEG may have four times as many, because it can be
+            decoded at half its size; a progressive one twice as many, because its decoder holds
+            all of it in memory even then.
 
     Raises:
         UnreadableImage: it is no image, it is damaged, or it has too many pixels.
@@ -173,7 +174,6 @@ def open_image(file: BinaryIO, *, pixels: int) -> Image.Image:
     if not head:
         raise UnreadableImage("the file is empty (0 bytes)")
     check_head(head[:HEAD])
-    most = 4 * pixels if head.startswith(b"\xff\xd8") else pixels
     try:
         formats = {"HEIC": ("HEIF",), "AVIF": ("AVIF",)}.get(brand_of(head[:HEAD]) or "", FORMATS)
         image = _opened(file, pixels, formats)
@@ -186,6 +186,9 @@ def open_image(file: BinaryIO, *, pixels: int) -> Image.Image:
     except Exception as error:
         raise UnreadableImage(f"damaged: {first_line(error)}") from None
     width, height = image.size
+    most = pixels
+    if head.startswith(b"\xff\xd8"):
+        most = 2 * pixels if image.info.get("progressive") else 4 * pixels
     if width * height > most:
         raise too_many_pixels(width, height, most)
     if image.format == "TIFF" and _DNG_VERSION in getattr(image, "tag_v2", ()):

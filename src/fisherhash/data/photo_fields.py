@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, BinaryIO
 
 from PIL import ExifTags, Image
 
@@ -19,6 +19,9 @@ PHOTO_FIELDS = ("taken", "camera", "latitude", "longitude")
 """The fields that :func:`photo_fields` may return."""
 
 _MAX_TEXT = 100
+_HEAD = 1 << 17
+"""Bytes of a JPEG that hold its EXIF data: a segment has at most 65,535."""
+_APP0, _APP1, _APP15, _COMMENT = 0xE0, 0xE1, 0xEF, 0xFE
 
 
 def photo_fields(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -31,7 +34,7 @@ def photo_fields(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     try:
         with open_regular(path) as file:
-            exif = _exif(open_image(file, pixels=current_limits().pixels))
+            exif = _exif(file)
             if exif is None:
                 return {}
             details = exif.get_ifd(ExifTags.IFD.Exif)
@@ -46,16 +49,35 @@ def photo_fields(path: str | os.PathLike[str]) -> dict[str, Any]:
         return {}
 
 
-def _exif(image: Image.Image) -> Image.Exif | None:
-    if image.format == "TIFF":
-        return image.getexif()
-    # Not getexif(): it decodes a PNG that has none.
-    data = image.info.get("exif")
+def _exif(file: BinaryIO) -> Image.Exif | None:
+    head = file.read(_HEAD)
+    file.seek(0)
+    if head.startswith(b"\xff\xd8"):
+        data = _jpeg_exif(head)
+    else:
+        image = open_image(file, pixels=current_limits().pixels)
+        if image.format == "TIFF":
+            return image.getexif()
+        # Not getexif(): it decodes a PNG that has none.
+        data = image.info.get("exif")
     if not data:
         return None
     exif = Image.Exif()
     exif.load(data)
     return exif
+
+
+def _jpeg_exif(head: bytes) -> bytes | None:
+    """The EXIF data of a JPEG, from the segments before its pixels; Pillow reads much more."""
+    at = 2
+    while head[at : at + 1] == b"\xff" and len(head) >= at + 4:
+        kind, length = head[at + 1], int.from_bytes(head[at + 2 : at + 4], "big")
+        if kind == _APP1 and head[at + 4 : at + 10] == b"Exif\0\0":
+            return head[at + 4 : at + 2 + length]
+        if not (_APP0 <= kind <= _APP15 or kind == _COMMENT):
+            return None
+        at += 2 + length
+    return None
 
 
 def _taken(details: Mapping[int, Any]) -> str | None:
