@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -36,6 +37,8 @@ PIXELS_VARIABLE, BYTES_VARIABLE = "FISHERHASH_MAX_PIXELS", "FISHERHASH_MAX_BYTES
 
 ImageLike = str | os.PathLike[str] | bytes | BinaryIO | Image.Image | NDArray[np.generic]
 
+_LARGE = 16 << 20
+"""Bytes above which the header of a file is checked before the rest is read."""
 _ORIENTATION = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -143,15 +146,39 @@ def is_one_image(images: object) -> bool:
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
     """Read a file; every way in which that can fail becomes an :class:`UnreadableImage`."""
+    limits = current_limits()
+    with _opened(path, limits.bytes) as (file, size):
+        # What cannot be decoded is not read any further.
+        if size > _LARGE:
+            open_image(file, pixels=limits.pixels)
+        else:
+            check_head(file.read(HEAD))
+        file.seek(0)
+        return read_rest(file, limits.bytes)
+
+
+def check_file(path: str | os.PathLike[str]) -> None:
+    """Refuse, from its size and its header, a file that :func:`load_image` would refuse.
+
+    Raises:
+        UnreadableImage: it cannot be read; a file whose pixels are damaged passes.
+    """
+    limits = current_limits()
+    with _opened(path, limits.bytes) as (file, _size):
+        open_image(file, pixels=limits.pixels)
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str], limit: int) -> Iterator[tuple[BinaryIO, int]]:
+    """An open image file and its size; what fails inside becomes an :class:`UnreadableImage`."""
     try:
         if is_raw_name(os.fspath(path)) and os.path.isfile(path):
             raise UnreadableImage(RAW_REASON)
         with open_regular(path) as file:
-            # What cannot be decoded is not read any further.
-            head = file.read(HEAD)
-            check_head(head)
-            file.seek(0)
-            return read_rest(file, current_limits().bytes)
+            size = os.fstat(file.fileno()).st_size
+            if size > limit:
+                raise TooLongError(size, limit)
+            yield file, size
     except NotRegularError as error:
         raise UnreadableImage(str(error)) from None
     except TooLongError as error:

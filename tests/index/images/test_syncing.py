@@ -910,6 +910,26 @@ def test_a_folder_that_suddenly_looks_like_a_model_keeps_its_items(album, model,
     assert any("dogs/ was left out: fisherhash wrote it" in note for note in report.notes)
 
 
+def test_files_above_a_limit_load_no_hasher_until_the_limit_is_raised(
+    album, model, tmp_path, monkeypatch
+):
+    path = tmp_path / "album.index"
+    with (album / "long.png").open("wb") as file:
+        file.write((album / "top.png").read_bytes())
+        file.truncate(300 << 20)
+    noise = np.random.default_rng(0).integers(0, 256, (200, 200, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(album / "wide.png")
+    monkeypatch.setenv("FISHERHASH_MAX_PIXELS", "30000")
+    report = sync_index(path, album, model=model)
+    assert {skip.name for skip in report.skipped} == {"long.png", "wide.png"}
+    with monkeypatch.context() as patch:
+        patch.setattr(image_index, "hasher_of", None)
+        assert len(sync_index(path, album).skipped) == 2
+    monkeypatch.setenv("FISHERHASH_MAX_PIXELS", "40000")
+    monkeypatch.setenv("FISHERHASH_MAX_BYTES", str(400 << 20))
+    assert sync_index(path, album).added == ["long.png", "wide.png"]
+
+
 def test_a_heic_image_is_tried_again_when_its_decoder_is_there(album, model, tmp_path, monkeypatch):
     pytest.importorskip("pillow_heif")
     from fisherhash.data import formats

@@ -29,14 +29,13 @@ import numpy as np
 
 from fisherhash.data.collection import Collection
 from fisherhash.data.folders import FoundImages, ImageFile, is_own_output, walk_images
-from fisherhash.data.images import read_failure
+from fisherhash.data.images import UnreadableImage, check_file, read_failure
 from fisherhash.data.photo_fields import PHOTO_FIELDS, photo_fields
 from fisherhash.data.readers import FileReader
 from fisherhash.errors import UsageError
 from fisherhash.index.base import CannotWriteError, Codes, Entry, Index
 from fisherhash.index.images.known import remember_folders
 from fisherhash.index.images.results import SkippedFile, SyncReport, synced_folder
-from fisherhash.system.files import open_regular
 from fisherhash.system.progress import progress
 
 if TYPE_CHECKING:
@@ -96,11 +95,12 @@ class Import:
             same = same and skip.get("ctime_ns") in (None, file.ctime_ns)
             return not same or file.key in self.files
         try:
-            with open_regular(file.path):
-                return True
-        except OSError as error:
-            self.skip(file.key, read_failure(error))
+            # Without loading the hasher, which takes seconds.
+            check_file(file.path)
+        except UnreadableImage as error:
+            self.skip(file.key, str(error), None if error.passing else file)
             return False
+        return True
 
     def skip(self, key: str, reason: str, damaged: ImageFile | None = None) -> None:
         """Note a file that cannot be read; ``damaged``: its state, unless the fault may pass."""
