@@ -47,14 +47,25 @@ def missing_extra(package: str, extra: str, purpose: str) -> FisherhashError:
 def printable(name: str) -> str:
     r"""Escape the characters of a name that would break a line or control a terminal.
 
-    Bytes of a file name that are not UTF-8 stay unchanged.
+    These are control characters (also those of 8-bit terminals, 0x80 to 0x9f, as bytes that are not
+    UTF-8 too), marks that turn the direction of the text, and invisible ones. Other bytes of a file
+    name that are not UTF-8 stay unchanged.
 
     >>> print(printable("two\nlines.jpg"))
     two\nlines.jpg
     """
-    return "".join(
-        c if c.isprintable() or "\udc80" <= c <= "\udcff" else ascii(c)[1:-1] for c in name
-    )
+    if name.isprintable():
+        return name
+    return "".join(c if c.isprintable() or "\udca0" <= c <= "\udcff" else _escaped(c) for c in name)
+
+
+def printable_text(text: str) -> str:
+    """Escape every line of a text like a name; the line ends stay."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def _escaped(c: str) -> str:
+    return f"\\x{ord(c) - 0xDC00:02x}" if "\udc80" <= c <= "\udcff" else ascii(c)[1:-1]
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:

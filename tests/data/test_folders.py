@@ -43,7 +43,8 @@ def test_files_are_sorted_by_key_with_their_state(tmp_path):
     assert keys(found) == ["a.gif", "b-c/1.png", "b.png", "b/1.JPG", "b/2.png", "Ä/x.webp"]
     os.utime(tmp_path / "a.gif", ns=(5, 7))
     first = walk_images(os.fspath(tmp_path)).files[0]
-    assert first == ImageFile("a.gif", str(tmp_path / "a.gif"), 5, 7)
+    state = os.stat(tmp_path / "a.gif")
+    assert first == ImageFile("a.gif", str(tmp_path / "a.gif"), 5, 7, state.st_ctime_ns)
     assert not found.broken
     assert not found.closed
     assert found.notes() == []
@@ -57,8 +58,11 @@ def test_what_is_skipped_is_counted_or_hidden(tmp_path):
     found = walk_images(tmp_path, without=tmp_path / "index")
     assert keys(found) == ["a.png", "other/x.png"]
     assert found.other == {".txt": 2, "no extension": 1, ".json": 1}
-    [note] = found.notes()
+    assert found.own == ["model/"]
+    own, note = found.notes()
+    assert own.startswith("the folder model/ was left out: fisherhash wrote it")
     assert note.startswith("files that are not images were skipped: 2 x .txt, 1 x ")
+    assert note.endswith((", 1 x .json", ", 1 x no extension"))
 
 
 def test_the_caller_says_which_folders_are_its_own(tmp_path):
@@ -131,3 +135,77 @@ def test_why_there_is_nothing():
     assert FoundImages(other=Counter({".txt": 2})).nothing(root) == "x holds no images (2 x .txt)"
     broken = FoundImages(broken={"a.png": "permission denied"}, other=Counter({".txt": 2}))
     assert broken.nothing(root) == "x holds no image that can be read; a.png: permission denied"
+
+
+def test_files_without_an_extension_are_images_if_they_begin_like_one(tmp_path, pictures):
+    for number, kind in enumerate(("JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP", "AVIF")):
+        pictures.quarters().save(tmp_path / f"image{number}", kind)
+    (tmp_path / "README").write_text("BM is no image, nor is this")
+    (tmp_path / "empty").touch()
+    os.mkfifo(tmp_path / "pipe")
+    found = walk_images(tmp_path)
+    assert keys(found) == [f"image{number}" for number in range(7)]
+    assert found.other == {"no extension": 3}
+    data = open_data(tmp_path)
+    assert [data.reader.open(number).size for number in range(7)] == [(40, 24)] * 7
+
+
+def test_raw_files_are_listed_with_the_reason(tmp_path):
+    write(tmp_path, "a.jpg", "b/IMG_1.CR2", "b/IMG_2.nef", "video.mp4", "notes.txt", "sheet.ods")
+    write(tmp_path, "b/x.xmp", "b/y.aae")
+    found = walk_images(tmp_path)
+    assert set(found.broken) == {"b/IMG_1.CR2", "b/IMG_2.nef"}
+    assert all("raw file of a camera" in reason for reason in found.broken.values())
+    (note,) = found.notes()
+    assert all(kind in note for kind in (".mp4", ".txt", ".ods", ".xmp", ".aae"))
+    # A data set lists them, so that reading reports them.
+    assert "b/IMG_1.CR2" in open_folder(tmp_path).names
+
+
+def make_config(kind: str, path: Path) -> None:
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "deep":
+        path.write_text("[" * 1_000_000)
+    elif kind == "deep object":
+        path.write_text('{"a":' * 200_000)
+    elif kind == "20 GB":
+        with path.open("wb") as file:
+            file.write(b'{"fisherhash": 1, "x": "')
+            file.truncate(20 << 30)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "link to a device":
+        path.symlink_to("/dev/zero")
+    elif kind == "loop":
+        path.symlink_to(path)
+    elif kind == "not UTF-8":
+        path.write_bytes(b'{"fisherhash": "\xff\xfe"}')
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["pipe", "deep", "deep object", "20 GB", "folder", "link to a device", "loop", "not UTF-8"],
+)
+def test_no_config_of_a_sub_folder_stops_a_walk(tmp_path, pictures, kind):
+    pictures.classes(tmp_path, {"cat": 2, "dog": 2})
+    make_config(kind, tmp_path / "dog" / "config.json")
+    found = walk_images(tmp_path)
+    assert len(found.files) == 4
+    assert not found.own
+    assert len(open_data(tmp_path)) == 4
+    assert len(open_paths([tmp_path])) == 4
+
+
+def test_folders_that_are_left_out_are_named(tmp_path, pictures):
+    pictures.classes(tmp_path, {"cat": 2, "dog": 2, "my\nmodel": 1, "cat/old model": 1})
+    for folder in ("my\nmodel", "cat/old model"):
+        (tmp_path / folder / "config.json").write_text(json.dumps({"fisherhash": "1"}))
+    for notes in (
+        walk_images(tmp_path).notes(),
+        open_data(tmp_path).notes,
+        open_paths([tmp_path]).notes,
+    ):
+        text = "\n".join(notes)
+        assert r"my\nmodel/ was left out: fisherhash wrote it" in text
+        assert "cat/old model/ was left out: fisherhash wrote it" in text

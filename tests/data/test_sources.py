@@ -67,7 +67,7 @@ def test_hidden_files_output_folders_and_other_files_are_left_out(tmp_path, pict
     data = open_data(tmp_path)
     assert data.classes == ("cat", "dog")
     assert len(data) == 4
-    assert any("1 files that are not images" in note for note in data.notes)
+    assert any(note == "1 other file was left out: 1 x .db" for note in data.notes)
     assert any("'empty class' holds no images" in note for note in data.notes)
 
 

@@ -1,6 +1,7 @@
 """The hasher: one image has one code, whatever its form and company; a folder loads or says why."""
 
 import dataclasses
+import io
 import json
 import os
 import re
@@ -118,6 +119,23 @@ def test_paths_pictures_arrays_and_tensors_have_the_same_code(tmp_path):
     np.testing.assert_array_equal(hasher.logits(same_size), stacked)
     batch = torch.from_numpy(same_size).permute(0, 3, 1, 2)
     np.testing.assert_array_equal(hasher.logits(batch), stacked)
+
+
+def test_bytes_and_files_are_images(tmp_path):
+    hasher = tiny_hasher(image_size=32)
+    path = tmp_path / "a.png"
+    Image.effect_mandelbrot((40, 40), (-2, -2, 2, 2), 20).convert("RGB").save(path)
+    data = path.read_bytes()
+    expected = hasher.encode(path)
+    written = io.BytesIO()
+    written.write(data)
+    with path.open("rb") as file:
+        for image in (data, bytearray(data), io.BytesIO(data), written, file, [file, data]):
+            code = hasher.encode(image)
+            assert np.array_equal(code, np.repeat(expected, len(code), axis=0))
+    for wrong in (7, 2.5, None, [7]):
+        with pytest.raises(UsageError, match=r"cannot read an image from (int|float|NoneType)"):
+            hasher.encode(wrong)
 
 
 def test_cached_features_give_the_bits_of_encode(photos):

@@ -40,7 +40,7 @@ def test_a_page_needs_nothing_else(image_file):
     result = SearchResult(
         "holiday.jpg", image_file, CODE, [match(image_file), match(image_file, distance=5)]
     )
-    html = contact_sheet.search_page([result], 16, index="photos.index", count=12345)
+    html = contact_sheet.search_page([result], 16, index="photos.index", count=12345, folders=["/"])
     assert len(shown_images(html)) == 3
     assert all(max(shown.size) <= 208 for shown in shown_images(html))
     assert len(html) < 200_000
@@ -55,7 +55,7 @@ def test_names_are_text_and_never_html(image_file):
     evil = '<img src=x onerror="alert(1)">&.png'
     odd = os.fsdecode(b"caf\xe9.png")
     result = SearchResult(evil, image_file, CODE, [match(image_file, evil), match(image_file, odd)])
-    html = contact_sheet.search_page([result], 16, index=evil, count=1)
+    html = contact_sheet.search_page([result], 16, index=evil, count=1, folders=["/"])
     assert evil not in html
     assert "&lt;img src=x onerror=&quot;alert(1)&quot;&gt;&amp;.png" in html
     assert "caf\ufffd.png" in html
@@ -68,7 +68,7 @@ def test_missing_and_broken_files_have_a_placeholder(image_file, tmp_path):
     found = [match(str(tmp_path / "gone.png"), "gone.png"), match(str(broken), "broken.png")]
     found.append(match(None, "id 7"))
     html = contact_sheet.search_page(
-        [SearchResult("q", image_file, CODE, found)], 16, index="i", count=3
+        [SearchResult("q", image_file, CODE, found)], 16, index="i", count=3, folders=["/"]
     )
     assert len(shown_images(html)) == 4
     assert "gone.png (the file is gone)" in html
@@ -78,7 +78,7 @@ def test_missing_and_broken_files_have_a_placeholder(image_file, tmp_path):
 
 def test_nothing_found_is_a_page_too(image_file):
     html = contact_sheet.search_page(
-        [SearchResult("q", image_file, CODE, [])], 16, index="i", count=0
+        [SearchResult("q", image_file, CODE, [])], 16, index="i", count=0, folders=["/"]
     )
     assert "Nothing found" in html
     assert len(shown_images(html)) == 1
@@ -87,11 +87,13 @@ def test_nothing_found_is_a_page_too(image_file):
 def test_long_lists_are_cut_and_say_so(tmp_path, monkeypatch):
     monkeypatch.setattr(contact_sheet, "RESULTS_SHOWN", 4)
     found = [match(None, f"n{i}", number=i) for i in range(9)]
-    html = contact_sheet.search_page([SearchResult("q", None, CODE, found)], 16, index="i", count=9)
+    html = contact_sheet.search_page(
+        [SearchResult("q", None, CODE, found)], 16, index="i", count=9, folders=["/"]
+    )
     assert "the first 4 of 9 are shown" in html
     assert len(shown_images(html)) == 5
     groups = Duplicates("i", 16, 20, 2, [found[:2]] * 6)
-    html = contact_sheet.duplicates_page(groups)
+    html = contact_sheet.duplicates_page(groups, folders=["/"])
     assert "6 groups of codes within 2 bits, 12 of 20 items." in html
     assert "The 4 largest groups are shown." in html
     assert "not a proof" in html
@@ -104,9 +106,13 @@ def test_long_lists_are_cut_and_say_so(tmp_path, monkeypatch):
 def test_groups_say_when_all_files_are_the_same(image_file):
     for marks, said in (((0, 0), True), ((None, None), False), ((0, 1), False)):
         group = [match(image_file, name, same=mark) for name, mark in zip("ab", marks, strict=True)]
-        html = contact_sheet.duplicates_page(Duplicates("i", 16, 2, 0, [group], True))
+        html = contact_sheet.duplicates_page(
+            Duplicates("i", 16, 2, 0, [group], True), folders=["/"]
+        )
         assert ("the same bytes" in html) is said
-    assert "No duplicates" in contact_sheet.duplicates_page(Duplicates("i", 16, 2, 0, []))
+    assert "No duplicates" in contact_sheet.duplicates_page(
+        Duplicates("i", 16, 2, 0, []), folders=["/"]
+    )
 
 
 def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path):
@@ -118,3 +124,30 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path):
     for folder in (tmp_path / "new", "."):
         with pytest.raises(FisherhashError, match="is a folder"):
             contact_sheet.write_page(folder, "x")
+
+
+def test_only_images_of_known_folders_are_shown(image_file, tmp_path):
+    inside, secret = tmp_path / "photos", tmp_path / "secret.png"
+    inside.mkdir()
+    Image.new("RGB", (9, 9), (1, 2, 3)).save(secret)
+    Image.new("RGB", (9, 9), (200, 100, 50)).save(inside / "own.png")
+    (inside / "link.png").symlink_to(secret)
+    os.mkfifo(inside / "pipe.png")
+    paths = [inside / "own.png", inside / "link.png", inside / ".." / "secret.png", secret]
+    found = [match(str(path), f"{i}.png", number=i) for i, path in enumerate(paths)]
+    found.append(match(str(inside / "pipe.png"), "pipe.png", number=9))
+    given = SearchResult("q", str(secret), CODE, found)
+    by_key = SearchResult("q", str(secret), CODE, found, by_key=True)
+    options = {"index": "i", "count": 4, "folders": [inside]}
+    shown = shown_images(contact_sheet.search_page([given], 16, **options))
+    # The query is a file that the user named; of the rest only one is in the folder.
+    colours = [image.convert("RGB").getpixel((4, 4)) for image in shown]
+    assert colours[:2] == [(1, 2, 3), (200, 100, 50)]
+    assert (1, 2, 3) not in colours[1:]
+    html = contact_sheet.search_page([by_key], 16, **options)
+    colours = [image.convert("RGB").getpixel((4, 4)) for image in shown_images(html)]
+    assert (1, 2, 3) not in colours
+    assert html.count(contact_sheet.OUTSIDE) >= 4
+    group = Duplicates("i", 16, 2, 0, [found])
+    html = contact_sheet.duplicates_page(group, folders=[])
+    assert (200, 100, 50) not in [i.convert("RGB").getpixel((4, 4)) for i in shown_images(html)]

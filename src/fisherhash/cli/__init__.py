@@ -81,7 +81,7 @@ def _explain(error: CycloptsError, words: list[str]) -> str:
     if isinstance(error, UnusedCliTokensError):
         unused = " ".join(error.unused_tokens or ())
         return f"unexpected: {unused}; see {command} --help"
-    return str(error).strip()
+    return " ".join(str(error).split())
 
 
 def _interrupted(words: list[str]) -> str:
@@ -100,5 +100,5 @@ class _SayHandler(logging.Handler):
 
 
 def _fail(sentence: str, code: int) -> NoReturn:
-    print(f"fisherhash: {sentence}", file=sys.stderr)
+    say(f"fisherhash: {sentence}")
     raise SystemExit(code)

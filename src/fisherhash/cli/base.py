@@ -9,11 +9,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from cyclopts import App, Parameter, convert
 
-from fisherhash.errors import counted
+from fisherhash.errors import counted, printable, printable_text
 from fisherhash.system.options import parse_number
 from fisherhash.system.storage import dump_json
 from fisherhash.system.version import __version__
@@ -65,14 +66,44 @@ class NetworkFlags(NetworkOptions):
 DEFAULT_NETWORK = NetworkFlags()
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class LimitFlags:
+    """Other limits on what is read of one image file.
+
+    Attributes:
+        max_pixels: The most pixels of an image; a JPEG may have four times as many. By default
+            89,478,485, or what FISHERHASH_MAX_PIXELS says.
+        max_bytes: The most bytes of a file; by default 268,435,456, or what FISHERHASH_MAX_BYTES
+            says.
+    """
+
+    max_pixels: int | None = None
+    max_bytes: int | None = None
+
+    def apply(self) -> None:
+        """Set them for this process and its workers."""
+        if self.max_pixels is not None or self.max_bytes is not None:
+            from fisherhash.data.images import set_limits
+
+            set_limits(pixels=self.max_pixels, bytes=self.max_bytes)
+
+
+DEFAULT_LIMITS = LimitFlags()
+
+
 def say(sentence: str) -> None:
-    """Print one line for the user on stderr."""
-    print(sentence, file=sys.stderr, flush=True)
+    """Print one line for the user on stderr; nothing in it can control the terminal."""
+    print(printable(sentence), file=sys.stderr, flush=True)
 
 
 def print_json(value: Any) -> None:
-    """Print data on stdout as JSON."""
-    print(dump_json(value), end="")
+    """Print data on stdout as JSON, with escapes for what could control a terminal."""
+    text = dump_json(value)
+    if not text.replace("\n", "").isprintable():
+        # Such characters occur only inside texts, where JSON reads these escapes back.
+        text = "".join(c if c == "\n" or c.isprintable() else dumps(c)[1:-1] for c in text)
+    print(text, end="")
 
 
 def print_data(value: Any, lines: Iterable[object], *, json: bool) -> None:
@@ -81,7 +112,7 @@ def print_data(value: Any, lines: Iterable[object], *, json: bool) -> None:
         print_json(value)
         return
     for line in lines:
-        print(line)
+        print(printable_text(str(line)))
 
 
 def describe(collection: Collection) -> None:

@@ -16,7 +16,13 @@ from fisherhash.system.cache import cache_dir, data_dirs
 from fisherhash.system.version import __version__
 
 CORE = ("torch", "numpy", "numba", "pillow", "safetensors", "rich", "cyclopts", WEIGHTS_PACKAGE)
-EXTRAS = {"matplotlib": "plots", "scipy": "vgg-f", "torchvision": "timm", "timm": "timm"}
+EXTRAS = {
+    "pillow-heif": "heif",
+    "matplotlib": "plots",
+    "scipy": "vgg-f",
+    "torchvision": "timm",
+    "timm": "timm",
+}
 
 
 def examine() -> dict[str, dict[str, str]]:

@@ -14,8 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from fisherhash.cli.base import Flag, Json, app, notes, print_data, print_json, say
-from fisherhash.errors import FisherhashError, UsageError, printable
+from fisherhash.cli.base import (
+    DEFAULT_LIMITS,
+    Flag,
+    Json,
+    LimitFlags,
+    app,
+    notes,
+    print_data,
+    print_json,
+    say,
+)
+from fisherhash.errors import FisherhashError, UsageError, printable, printable_text
 from fisherhash.system.options import parse_pairs
 
 if TYPE_CHECKING:
@@ -47,6 +57,8 @@ def sync(
     dry_run: Flag = False,
     allow_empty: Flag = False,
     moved: Flag = False,
+    refresh_fields: Flag = False,
+    limits: LimitFlags = DEFAULT_LIMITS,
     json: Json = False,
 ) -> None:
     """Bring an index in sync with a folder of images; it is created if there is none.
@@ -65,9 +77,11 @@ def sync(
         dry_run: Only print what would be done.
         allow_empty: Let an empty folder empty the index.
         moved: The index was in sync with another folder, and this one takes its place.
+        refresh_fields: Read date, camera and position of photos that have not changed, too.
         json: Print the result as JSON on stdout.
     """
     began = time.perf_counter()
+    limits.apply()
     from fisherhash.index.images.creating import sync_index
 
     report = sync_index(
@@ -80,6 +94,7 @@ def sync(
         dry_run=dry_run,
         allow_empty=allow_empty,
         moved=moved,
+        refresh_fields=refresh_fields,
     )
     if not dry_run:
         _report(report, index, began, as_json=json)
@@ -97,6 +112,7 @@ def add(
     model: str | None = None,
     label: Several = None,
     meta: Several = None,
+    limits: LimitFlags = DEFAULT_LIMITS,
     device: str = "cpu",
     json: Json = False,
 ) -> None:
@@ -115,6 +131,7 @@ def add(
         json: Print the result as JSON on stdout.
     """
     began = time.perf_counter()
+    limits.apply()
     from fisherhash.index.images.creating import add_to_index
 
     if not images:
@@ -179,7 +196,7 @@ def skipped(index: str, *, json: Json = False) -> None:
         return
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(("name", "reason"))
-    writer.writerows(files)
+    writer.writerows(map(printable_text, file) for file in files)
 
 
 @index_app.command
@@ -198,7 +215,9 @@ def info(index: str, *, json: Json = False) -> None:
     if isinstance(facts.get("bytes"), dict):
         shown["bytes"] = sum(facts["bytes"].values())
     lines = (
-        f"{name.replace('_', ' '):<14} {f'{value:,}' if isinstance(value, int) else value}"
+        printable(
+            f"{name.replace('_', ' '):<14} {f'{value:,}' if isinstance(value, int) else value}"
+        )
         for name, value in shown.items()
         if value is not None and not isinstance(value, dict | list)
     )
@@ -248,6 +267,8 @@ def search(
     radius: int | None = None,
     where: Several = None,
     html: Path | None = None,
+    show_from: Several = None,
+    limits: LimitFlags = DEFAULT_LIMITS,
     device: str = "cpu",
     json: Json = False,
 ) -> None:
@@ -263,9 +284,12 @@ def search(
         where: Only items that match this filter, label=cat or year>=2020; may be given several
             times, all must match.
         html: Also write a page with thumbnails.
+        show_from: A folder whose images may be on the page, beside those that the index was filled
+            from on this machine; may be given several times.
         device: cpu, cuda, …
         json: Print JSON instead of text.
     """
+    limits.apply()
     with _open(index, device=device) as opened:
         keys = _printed(opened.index, key or ())
         results = opened.search(
@@ -280,7 +304,9 @@ def search(
         from fisherhash.pages import contact_sheet
 
         name = Path(index).absolute().name
-        page = contact_sheet.search_page(results, bits, index=name, count=count)
+        page = contact_sheet.search_page(
+            results, bits, index=name, count=count, folders=_shown_folders(index, show_from)
+        )
         contact_sheet.write_page(html, page)
         say(f"the page is {html}")
     if json:
@@ -303,6 +329,7 @@ def dedup(
     radius: int = 0,
     compare_files: Flag = False,
     html: Path | None = None,
+    show_from: Several = None,
     json: Json = False,
 ) -> None:
     """List groups of images with equal or nearly equal codes, the largest first.
@@ -316,6 +343,8 @@ def dedup(
         compare_files: Also read the files of each group, and mark those that are the same byte for
             byte.
         html: Also write a page with thumbnails.
+        show_from: A folder whose images may be on the page, beside those that the index was filled
+            from on this machine; may be given several times.
         json: Print JSON instead of text.
     """
     with _open(index) as opened:
@@ -323,7 +352,8 @@ def dedup(
     if html is not None:
         from fisherhash.pages import contact_sheet
 
-        contact_sheet.write_page(html, contact_sheet.duplicates_page(found))
+        page = contact_sheet.duplicates_page(found, folders=_shown_folders(index, show_from))
+        contact_sheet.write_page(html, page)
         say(f"the page is {html}")
     if json:
         print_json(found.to_json())
@@ -344,6 +374,19 @@ def _printed(index: Index, names: Sequence[str]) -> Sequence[str]:
         return names
     escaped = {printable(key): key for key in index.files()}
     return [name if name in index else escaped.get(name, name) for name in names]
+
+
+def _shown_folders(index: str, more: list[str] | None) -> list[str]:
+    """Whose images a page may embed; tells the user what to do if there are none."""
+    from fisherhash.index.images.known import known_folders
+
+    folders = [*known_folders(index), *(more or ())]
+    if not folders:
+        say(
+            f"{index} was not filled on this machine, so the page shows none of its images; "
+            "choose a folder whose images may be shown with --show-from FOLDER"
+        )
+    return folders
 
 
 def _report(report: SyncReport, index: str, began: float, *, as_json: bool) -> None:

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from fisherhash.cli.base import (
+    DEFAULT_LIMITS,
     DEFAULT_NETWORK,
     Data,
     Flag,
     Json,
+    LimitFlags,
     NetworkFlags,
     ProtocolName,
     app,
@@ -141,6 +143,7 @@ def encode(
     *images: Path,
     model: str | None = None,
     out: Path | None = None,
+    limits: LimitFlags = DEFAULT_LIMITS,
     device: str = "cpu",
     json: Json = False,
 ) -> None:
@@ -168,8 +171,10 @@ def encode(
         if out.suffix != ".npz" or out.is_dir():
             raise UsageError(f"--out must be a file that ends in .npz, got '{out}'")
         storage.write_files(out.parent, {})  # before the long part: can its folder be made?
+    limits.apply()
     hasher = Hasher.load(model, device=device)
     collection = open_paths(images)
+    notes(collection.notes)
     encoded = hasher.encode_collection(collection)
     names = [collection.names[int(i)] for i in encoded.indices]
 

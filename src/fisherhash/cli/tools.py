@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from fisherhash.cli.base import Data, Json, app, print_data, print_json
+from fisherhash.cli.base import (
+    DEFAULT_LIMITS,
+    Data,
+    Json,
+    LimitFlags,
+    app,
+    print_data,
+    print_json,
+)
 
 
 @app.command(name="check-data")
 def check_data(
-    data: Data, *, protocol: str | None = None, workers: int | None = None, json: Json = False
+    data: Data,
+    *,
+    protocol: str | None = None,
+    workers: int | None = None,
+    limits: LimitFlags = DEFAULT_LIMITS,
+    json: Json = False,
 ) -> None:
     """Read every image and report what is wrong with a data set; exit code 1 if anything is.
 
@@ -21,6 +34,7 @@ def check_data(
     from fisherhash.data.protocols import resolve
     from fisherhash.data.sources import open_data
 
+    limits.apply()
     collection = open_data(data)
     split = None if protocol is None else resolve(collection, protocol)
     report = check(collection, split, workers=workers)

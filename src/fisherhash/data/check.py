@@ -19,7 +19,7 @@ from fisherhash.data.loading import Skipped
 from fisherhash.data.readers import StoredReader
 from fisherhash.data.splits import SPLIT_PARTS, Split
 from fisherhash.data.workers import run_jobs
-from fisherhash.errors import counted
+from fisherhash.errors import counted, printable
 from fisherhash.system.progress import progress
 
 _SHOWN = 5
@@ -78,12 +78,14 @@ class Report:
         classes = (
             f"{len(sizes)} classes of {min(sizes):,} to {max(sizes):,} images" if sizes else ""
         )
-        text = [f"{self.name}: {counted(self.images, 'image')}, {classes or 'no labels'}"]
+        text = [
+            f"{printable(self.name)}: {counted(self.images, 'image')}, {classes or 'no labels'}"
+        ]
         for title, lines in self._findings():
             text += [f"{title}: {len(lines):,}"] if lines else []
-            text += [f"  {line}" for line in lines[:_SHOWN]]
+            text += [f"  {printable(line)}" for line in lines[:_SHOWN]]
             text += [f"  … and {len(lines) - _SHOWN:,} more"] if len(lines) > _SHOWN else []
-        text += [f"note: {note}" for note in self.notes]
+        text += [f"note: {printable(note)}" for note in self.notes]
         text.append("nothing wrong was found" if self.ok else "see above for what was found")
         return "\n".join(text)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import stat
 from collections import Counter
@@ -13,34 +14,31 @@ from pathlib import Path
 import numpy as np
 
 from fisherhash.data.collection import Collection, one_hot
+from fisherhash.data.formats import (
+    HEAD,
+    RAW_REASON,
+    is_image_name,
+    is_raw_name,
+    looks_like_image,
+)
 from fisherhash.data.images import read_failure
 from fisherhash.data.readers import FileReader
-from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.system.storage import read_json
+from fisherhash.errors import UsageError, counted, printable
+from fisherhash.system.files import open_regular, read_bounded
 
-_EXTENSIONS = """
-    .jpg .jpeg .jpe .jfif .jp2 .j2k .jpf .jpx .png .apng .gif .webp .avif .avifs .bmp .dib .tif
-    .tiff .mpo .pbm .pgm .ppm .pnm .pfm .ico .icns .tga .qoi .pcx .sgi .rgb .dds .psd .heic
-    .heif
-"""
-IMAGE_EXTENSIONS = frozenset(_EXTENSIONS.split())
-"""Files that are read as images, in upper or lower case; HEIC too, so that it is reported."""
-
-
-def is_image_name(name: str) -> bool:
-    """Whether a file has the extension of an image.
-
-    >>> is_image_name("Übung 1.JPEG"), is_image_name("notes.txt")
-    (True, False)
-    """
-    return os.path.splitext(name)[1].lower() in IMAGE_EXTENSIONS
+_CONFIG_BYTES = 4 << 20
+"""The config of a model is shorter."""
+_OWN = "fisherhash wrote it (a model, an index or a demo)"
 
 
 def is_own_output(folder: str | os.PathLike[str]) -> bool:
     """Whether fisherhash wrote this folder (a model, a demo): its images are not data."""
     try:
-        config = read_json(Path(folder) / "config.json")
-    except FisherhashError:
+        config = json.loads(read_bounded(Path(folder) / "config.json", _CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError, MemoryError):
+        # Whatever a stranger's file of that name is, it must not stop a walk.
+        return False
+    if not isinstance(config, dict):
         return False
     return "fisherhash" in config or {"bits", "backbone", "preprocessing"} <= config.keys()
 
@@ -53,13 +51,20 @@ class ImageFile:
         key: its POSIX-style path inside the folder; need not be UTF-8.
         path: where it lies.
         size: bytes.
-        mtime_ns: time of its last change.
+        mtime_ns: time at which its content was last changed, as a program may have set it.
+        ctime_ns: time at which anything about it was last changed, as the system noted it.
     """
 
     key: str
     path: str
     size: int
     mtime_ns: int
+    ctime_ns: int | None = None
+
+    @classmethod
+    def from_state(cls, key: str, path: str, state: os.stat_result) -> ImageFile:
+        """An image file from what the system says about it."""
+        return cls(key, path, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
 
 
 @dataclass
@@ -68,39 +73,48 @@ class FoundImages:
 
     Attributes:
         files: every image file, sorted by key.
-        broken: the keys of files named like images that cannot be opened, with the reason.
+        broken: the keys of files named like images that cannot be opened or are never read, with
+            the reason.
         closed: sub-folders that cannot be listed, with a slash at the end, with the reason.
+        own: sub-folders that fisherhash wrote, with a slash at the end; they were left out.
         other: number of files that are not images, by extension.
     """
 
     files: list[ImageFile] = field(default_factory=list)
     broken: dict[str, str] = field(default_factory=dict)
     closed: dict[str, str] = field(default_factory=dict)
+    own: list[str] = field(default_factory=list)
     other: Counter[str] = field(default_factory=Counter)
 
     def is_hidden(self, key: str) -> bool:
-        """Whether an image may still exist in a sub-folder that cannot be listed."""
-        return key.startswith(tuple(self.closed))
+        """Whether an image may still exist in a sub-folder that was not listed."""
+        return key.startswith((*self.closed, *self.own))
 
     def notes(self) -> list[str]:
         """Sentences about what was skipped."""
         notes = [
-            f"the folder {name} cannot be read ({reason}); its images stay in the index"
+            f"the folder {printable(name)} cannot be read ({reason}); its images stay in the index"
             for name, reason in self.closed.items()
         ]
+        notes += [
+            f"the folder {printable(name)} was left out: {_OWN}; "
+            "images of it that are in the index stay there"
+            for name in self.own
+        ]
         if self.other:
-            notes.append(f"files that are not images were skipped: {self._kinds()}")
+            notes.append(f"files that are not images were skipped: {self.kinds()}")
         return notes
 
     def nothing(self, root: Path) -> str:
         """Why there is no image in ``root``."""
         if self.broken:
             name, reason = next(iter(self.broken.items()))
-            return f"{root} holds no image that can be read; {name}: {reason}"
-        return f"{root} holds no images" + (f" ({self._kinds()})" if self.other else "")
+            return f"{root} holds no image that can be read; {printable(name)}: {reason}"
+        return f"{root} holds no images" + (f" ({self.kinds()})" if self.other else "")
 
-    def _kinds(self) -> str:
-        return ", ".join(f"{count} x {kind}" for kind, count in self.other.most_common(3))
+    def kinds(self) -> str:
+        """The extensions of the files that are not images, with their numbers."""
+        return ", ".join(f"{count} x {printable(kind)}" for kind, count in self.other.most_common())
 
 
 def walk_images(
@@ -111,8 +125,9 @@ def walk_images(
 ) -> FoundImages:
     """Find every image in and below a folder, with its size and time of change.
 
-    Hidden entries are skipped. A link to a folder is followed once, after all real folders: adding
-    a link must not change the keys of images that are also reachable without it.
+    Hidden entries are skipped. A file without an extension is an image if it begins like one. A
+    link to a folder is followed once, after all real folders: adding a link must not change the
+    keys of images that are also reachable without it.
 
     Args:
         root: the folder.
@@ -160,13 +175,27 @@ def _list(
             linked = entry.is_symlink()
             # os.path.isdir is False for a loop of links, or one to a share that is gone.
             if os.path.isdir(entry.path) if linked else entry.is_dir():
-                if not is_own(entry.path):
+                if is_own(entry.path):
+                    found.own.append(f"{prefix}{entry.name}/")
+                else:
                     (links if linked else folders).append(entry.name)
-            elif not is_image_name(entry.name):
-                found.other[os.path.splitext(entry.name)[1].lower() or "no extension"] += 1
-            else:
+                continue
+            extension = os.path.splitext(entry.name)[1].lower()
+            if is_image_name(entry.name) or (not extension and _begins_like_image(entry.path)):
                 _add(entry, prefix + entry.name, found)
+            elif is_raw_name(entry.name):
+                found.broken[prefix + entry.name] = RAW_REASON
+            else:
+                found.other[extension or "no extension"] += 1
     return folders, links
+
+
+def _begins_like_image(path: str) -> bool:
+    try:
+        with open_regular(path) as file:
+            return looks_like_image(file.read(HEAD))
+    except OSError:
+        return False
 
 
 def _add(entry: os.DirEntry[str], key: str, found: FoundImages) -> None:
@@ -176,7 +205,7 @@ def _add(entry: os.DirEntry[str], key: str, found: FoundImages) -> None:
         found.broken[key] = read_failure(error)
         return
     if stat.S_ISREG(state.st_mode):
-        found.files.append(ImageFile(key, entry.path, state.st_size, state.st_mtime_ns))
+        found.files.append(ImageFile.from_state(key, entry.path, state))
     else:
         found.broken[key] = "a pipe, socket or device, not a file"
 
@@ -192,6 +221,15 @@ def image_keys(found: FoundImages, root: Path) -> list[str]:
     return sorted([*(file.key for file in found.files), *found.broken])
 
 
+def left_out_notes(found: FoundImages) -> list[str]:
+    """Sentences about what a data set leaves out of its folder."""
+    notes = [f"the sub-folder {printable(name)} was left out: {_OWN}" for name in found.own]
+    if found.other:
+        count = counted(sum(found.other.values()), "other file was", "other files were")
+        notes.append(f"{count} left out: {found.kinds()}")
+    return notes
+
+
 def open_folder(root: Path) -> Collection:
     """Open a folder with one sub-folder per class; without sub-folders, images without labels."""
     top = FoundImages()
@@ -201,10 +239,11 @@ def open_folder(root: Path) -> Collection:
     for folder in sorted(folders + links):
         found = walk_images(root / folder)
         top.other += found.other
+        top.own += [f"{folder}/{name}" for name in found.own]
         if keys := image_keys(found, root / folder):
             inside[folder] = [f"{folder}/{key}" for key in keys]
         else:
-            notes.append(f"the sub-folder '{folder}' holds no images and is not a class")
+            notes.append(f"the sub-folder '{printable(folder)}' holds no images and is not a class")
     classes, loose = tuple(inside), image_keys(top, root)
     names = [*itertools.chain(*inside.values()), *loose]
     sizes = [len(own) for own in inside.values()]
@@ -216,8 +255,7 @@ def open_folder(root: Path) -> Collection:
         )
     if classes and loose:
         notes.append(f"{len(loose)} images lie outside the class sub-folders and have no label")
-    if top.other:
-        notes.append(f"{sum(top.other.values())} files that are not images were skipped")
+    notes += left_out_notes(top)
     return Collection(
         name=root.name or str(root),
         names=names,

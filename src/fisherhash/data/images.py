@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
-import stat
-import threading
-import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.data.colours import to_rgb
+from fisherhash.data.formats import (
+    HEAD,
+    RAW_REASON,
+    UnreadableImage,
+    check_head,
+    first_line,
+    is_raw_name,
+    open_image,
+    too_many_pixels,
+)
+from fisherhash.errors import UsageError
+from fisherhash.system.files import NotRegularError, TooLongError, open_regular, read_rest
 
 MAX_PIXELS = 89_478_485
 """Images with more pixels are refused: Pillow's own threshold, a quarter GiB of RGB."""
+MAX_BYTES = 256 << 20
+"""Files with more bytes are refused."""
+PIXELS_VARIABLE, BYTES_VARIABLE = "FISHERHASH_MAX_PIXELS", "FISHERHASH_MAX_BYTES"
+"""Environment variables that set other limits, here and in worker processes."""
 
-ImageLike = str | os.PathLike[str] | bytes | Image.Image | NDArray[np.generic]
+ImageLike = str | os.PathLike[str] | bytes | BinaryIO | Image.Image | NDArray[np.generic]
 
+_LARGE = 16 << 20
+"""Bytes above which the header of a file is checked before the rest is read."""
 _ORIENTATION = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -30,28 +49,62 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_HEIF_BRANDS = {b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"}
-_warning_filters = threading.Lock()
 
 
-class UnreadableImage(FisherhashError):  # noqa: N818
-    """An image that cannot be decoded; the message is the reason.
+@dataclass(frozen=True)
+class Limits:
+    """What may be read of one image.
 
     Attributes:
-        passing: the file could not be opened at all, so another try may succeed.
+        pixels: the most pixels; a JPEG may have four times as many, which halves its sides.
+        bytes: the most bytes of a file.
     """
 
-    def __init__(self, reason: str, *, passing: bool = False) -> None:
-        super().__init__(reason)
-        self.passing = passing
+    pixels: int = MAX_PIXELS
+    bytes: int = MAX_BYTES
 
 
-def load_image(source: ImageLike) -> Image.Image:
-    """Decode an image to upright RGB from a path, bytes, a Pillow image or an array.
+def current_limits() -> Limits:
+    """The limits that the environment sets.
 
-    The EXIF orientation is applied, transparency becomes white, 16-bit greys are scaled to 8 bits,
-    and an animation yields its first frame. Arrays are ``uint8`` of shape (h, w), (h, w, 1),
-    (h, w, 3) or (h, w, 4), or ``uint16`` of shape (h, w).
+    Raises:
+        UsageError: an environment variable holds no whole number above zero.
+    """
+    found = []
+    for name, default in ((PIXELS_VARIABLE, MAX_PIXELS), (BYTES_VARIABLE, MAX_BYTES)):
+        text = os.environ.get(name, "")
+        if text and not (text.isdecimal() and int(text) > 0):
+            raise UsageError(f"{name} must be a whole number above 0, got '{text}'")
+        found.append(int(text) if text else default)
+    return Limits(*found)
+
+
+def set_limits(*, pixels: int | None = None, bytes: int | None = None) -> None:
+    """Set other limits for this process and for the worker processes that it starts.
+
+    Args:
+        pixels: the most pixels of an image.
+        bytes: the most bytes of a file.
+    """
+    for name, value in ((PIXELS_VARIABLE, pixels), (BYTES_VARIABLE, bytes)):
+        if value is not None:
+            if value < 1:
+                raise UsageError(f"a limit must be at least 1, got {value}")
+            os.environ[name] = str(value)
+
+
+def load_image(source: ImageLike, *, enough: int | None = None) -> Image.Image:
+    """Decode an image to upright RGB from a path, bytes, a file, a Pillow image or an array.
+
+    The EXIF orientation is applied, colours with a profile are converted to sRGB, transparency
+    becomes white, 16 bits are scaled to 8, and an animation yields its first frame. Arrays are
+    ``uint8`` of shape (h, w), (h, w, 1), (h, w, 3) or (h, w, 4), or ``uint16`` of shape (h, w).
+    A file object is read from its beginning if it can be seeked.
+
+    Args:
+        source: the image.
+        enough: a shorter side that is large enough. A JPEG may then be decoded at 1/2, 1/4 or 1/8
+            of its size, which is faster; pixels differ a little from those of a reduced image.
 
     Raises:
         UnreadableImage: the file or the bytes are missing, damaged, truncated, too large, or not
@@ -61,29 +114,78 @@ def load_image(source: ImageLike) -> Image.Image:
     >>> load_image(np.zeros((2, 3), dtype=np.uint8)).size
     (3, 2)
     """
+    limits = current_limits()
     if isinstance(source, Image.Image):
-        return _decoded(source)
+        return _decoded(source, limits.pixels, enough)
     if isinstance(source, np.ndarray):
-        return _decoded(_from_array(source))
-    if isinstance(source, bytes | bytearray | memoryview):
-        return _from_bytes(bytes(source))
+        return _decoded(_from_array(source), limits.pixels, enough)
     if isinstance(source, str | os.PathLike):
-        return _from_bytes(read_file(source))
-    raise UsageError(
-        f"cannot read an image from {type(source).__name__}; "
-        "give a path, bytes, a Pillow image or a numpy array"
-    )
+        data = read_file(source)
+    elif isinstance(source, bytes | bytearray | memoryview):
+        data = bytes(source)
+    elif hasattr(source, "read"):
+        data = _read_object(source, limits.bytes)
+    else:
+        raise UsageError(
+            f"cannot read an image from {type(source).__name__}; give a path, bytes, a file, a "
+            "Pillow image or a numpy array"
+        )
+    return _decoded(open_image(io.BytesIO(data), pixels=limits.pixels), limits.pixels, enough)
+
+
+def is_one_image(images: object) -> bool:
+    """Whether a caller passed one image rather than several; arrays and tensors say it by shape.
+
+    >>> is_one_image(b"GIF89a"), is_one_image(["a.jpg"])
+    (True, False)
+    """
+    if isinstance(images, str | bytes | bytearray | memoryview) or hasattr(images, "read"):
+        return True
+    return not isinstance(images, Iterable)
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
     """Read a file; every way in which that can fail becomes an :class:`UnreadableImage`."""
+    limits = current_limits()
+    with _opened(path, limits.bytes) as (file, size):
+        # What cannot be decoded is not read any further.
+        if size > _LARGE:
+            open_image(file, pixels=limits.pixels)
+        else:
+            check_head(file.read(HEAD))
+        file.seek(0)
+        return read_rest(file, limits.bytes)
+
+
+def check_file(path: str | os.PathLike[str]) -> None:
+    """Refuse, from its size and its header, a file that :func:`load_image` would refuse.
+
+    Raises:
+        UnreadableImage: it cannot be read; a file whose pixels are damaged passes.
+    """
+    limits = current_limits()
+    with _opened(path, limits.bytes) as (file, _size):
+        open_image(file, pixels=limits.pixels)
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str], limit: int) -> Iterator[tuple[BinaryIO, int]]:
+    """An open image file and its size; what fails inside becomes an :class:`UnreadableImage`."""
     try:
-        # A pipe or a device is never opened: it could block forever.
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            kind = "a folder" if os.path.isdir(path) else "a pipe, socket or device"
-            raise UnreadableImage(f"{kind}, not a file")
-        with open(path, "rb") as file:
-            return file.read()
+        if is_raw_name(os.fspath(path)) and os.path.isfile(path):
+            raise UnreadableImage(RAW_REASON)
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > limit:
+                raise TooLongError(size, limit)
+            yield file, size
+    except NotRegularError as error:
+        raise UnreadableImage(str(error)) from None
+    except TooLongError as error:
+        reason = f"{error}; if you trust the file, raise the limit: --max-bytes"
+        raise UnreadableImage(reason, passing=True) from None
+    except MemoryError:
+        raise UnreadableImage("not enough memory to read the file", passing=True) from None
     except (OSError, ValueError) as error:
         raise UnreadableImage(read_failure(error), passing=True) from None
 
@@ -94,48 +196,58 @@ def read_failure(error: OSError | ValueError) -> str:
         return "the file does not exist (moved or deleted?)"
     if isinstance(error, PermissionError):
         return "permission denied"
+    if isinstance(error, NotRegularError):
+        return str(error)
     code = getattr(error, "errno", None)
     reason = os.strerror(code) if code else str(error)
     hint = " (a loop of links)" if code == errno.ELOOP else ""
     return f"cannot be read: {reason.lower()}{hint}"
 
 
-def _from_bytes(data: bytes) -> Image.Image:
-    if not data:
-        raise UnreadableImage("the file is empty (0 bytes)")
+def _read_object(file: Any, limit: int) -> bytes:
     try:
-        # Only the header is read under the lock: warning filters are global to the process.
-        with _warning_filters, warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = Image.open(io.BytesIO(data))
-    except UnidentifiedImageError:
-        raise UnreadableImage(_unknown_format(data)) from None
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
-        raise UnreadableImage(_too_large()) from None
-    except Exception as error:
-        raise UnreadableImage(f"damaged: {_reason(error)}") from None
-    return _decoded(image)
+        if file.seekable():
+            file.seek(0)
+        data = file.read(limit + 1) if not isinstance(file, io.BytesIO) else file.getvalue()
+    except AttributeError:
+        data = file.read(limit + 1)
+    except (OSError, ValueError) as error:
+        raise UnreadableImage(read_failure(error), passing=True) from None
+    if not isinstance(data, bytes):
+        raise UsageError("an image file must be opened in binary mode: open(path, 'rb')")
+    if len(data) > limit:
+        raise UnreadableImage(f"more than {limit:,} bytes, the limit; raise it: --max-bytes")
+    return data
 
 
-def _decoded(image: Image.Image) -> Image.Image:
+def _decoded(image: Image.Image, limit: int, enough: int | None) -> Image.Image:
     width, height = image.size
-    if width * height > MAX_PIXELS:
-        raise UnreadableImage(_too_large(width, height))
     if width == 0 or height == 0:
         raise UnreadableImage(f"the image has no pixels ({width} x {height})")
     try:
+        if image.format in ("JPEG", "MPO"):
+            if width * height > limit:
+                # Its decoder halves the sides: never more pixels in memory than the limit.
+                image.draft(None, (width // 2, height // 2))
+            elif enough is not None:
+                image.draft(None, (enough, enough))
+        if image.size[0] * image.size[1] > limit:
+            raise too_many_pixels(width, height, limit)
         image.load()
-        rgb = _to_rgb(image)
+        rgb = to_rgb(image)
         # After load(): plugins that rotate the image themselves have dropped the tag by now.
         turn = _UPRIGHT.get(_orientation(image))
         return rgb.transpose(turn) if turn is not None else rgb
+    except UnreadableImage:
+        raise
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
-        raise UnreadableImage(_too_large()) from None
+        raise too_many_pixels(0, 0, limit) from None
     except MemoryError:
-        raise UnreadableImage(f"not enough memory for {width} x {height} pixels") from None
+        reason = f"not enough memory for {width} x {height} pixels"
+        raise UnreadableImage(reason, passing=True) from None
     except Exception as error:
         # On garbage, decoders raise almost anything: OSError, SyntaxError, struct.error, …
-        reason = _reason(error)
+        reason = first_line(error)
         state = "truncated" if "truncated" in reason.lower() else "damaged"
         raise UnreadableImage(f"{state}: {reason}") from None
 
@@ -146,34 +258,6 @@ def _orientation(image: Image.Image) -> int:
     except Exception:
         # Broken EXIF data is common and says nothing about the pixels.
         return 1
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode == "RGB" and "transparency" not in image.info:
-        return image
-    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
-        return _deep_grey(image)
-    if image.has_transparency_data:
-        rgba = image.convert("RGBA")
-        white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
-        return Image.alpha_composite(white, rgba).convert("RGB")
-    return image.convert("RGB")
-
-
-def _deep_grey(image: Image.Image) -> Image.Image:
-    """Scale greys of more than 8 bits: 16 bits by 1 / 257, others by the range they use."""
-    values = np.nan_to_num(np.asarray(image, dtype=np.float64), nan=0.0, posinf=0.0, neginf=0.0)
-    top = float(values.max())
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
-        scaled = values / 257
-    elif values.min() < 0 or top > 65_535:
-        low = float(values.min())
-        scaled = (values - low) * (255 / max(top - low, 1e-12))
-    elif image.mode == "F" and top <= 1:
-        scaled = values * 255
-    else:
-        scaled = values / 257 if top > 255 else values
-    return Image.fromarray(np.rint(scaled).astype(np.uint8)).convert("RGB")
 
 
 def _from_array(array: NDArray[np.generic]) -> Image.Image:
@@ -188,20 +272,3 @@ def _from_array(array: NDArray[np.generic]) -> Image.Image:
         f"an image array must be uint8 of shape (h, w), (h, w, 3) or (h, w, 4), "
         f"got {array.dtype} of shape {array.shape}"
     )
-
-
-def _unknown_format(data: bytes) -> str:
-    if data[4:8] == b"ftyp" and data[8:12] in _HEIF_BRANDS:
-        return "a HEIC image, which Pillow cannot read: convert it to JPEG"
-    if data[:512].lstrip().lower().startswith((b"<svg", b"<?xml")):
-        return "an SVG or XML file, not an image made of pixels"
-    return "not an image in any format that Pillow knows"
-
-
-def _too_large(width: int = 0, height: int = 0) -> str:
-    size = f"{width} x {height}" if width else "too many"
-    return f"{size} pixels, above the limit of {MAX_PIXELS:,} (a decompression bomb?)"
-
-
-def _reason(error: Exception) -> str:
-    return (str(error) or type(error).__name__).strip().splitlines()[0][:200]

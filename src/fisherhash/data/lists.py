@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fisherhash.data.collection import Collection, one_hot
-from fisherhash.data.folders import is_image_name
+from fisherhash.data.formats import is_image_name
 from fisherhash.data.readers import FileReader
 from fisherhash.errors import UsageError
 

@@ -22,7 +22,7 @@ from fisherhash.system.cache import cache_dir
 from fisherhash.system.progress import progress
 from fisherhash.system.storage import draft_folder
 
-ROWS_FORMAT = 1
+ROWS_FORMAT = 2
 """Raise this when decoding or an architecture changes, so that older rows are not used again."""
 
 TODO, DONE, SKIPPED = 0, 1, 2

@@ -11,7 +11,8 @@ import numpy as np
 
 from fisherhash.data.cifar import CIFAR_FOLDER, find_cifar10, open_cifar10
 from fisherhash.data.collection import Collection
-from fisherhash.data.folders import image_keys, is_image_name, open_folder, walk_images
+from fisherhash.data.folders import image_keys, left_out_notes, open_folder, walk_images
+from fisherhash.data.formats import is_image_name
 from fisherhash.data.lists import is_list_folder, open_csv, open_lists
 from fisherhash.data.readers import FileReader
 from fisherhash.data.sample import open_sample
@@ -71,10 +72,13 @@ def open_paths(paths: Iterable[str | os.PathLike[str]]) -> Collection:
     POSIX style; a path given twice is read twice.
     """
     names: list[str] = []
+    notes: list[str] = []
     for given in paths:
         path = Path(given).expanduser()
         if path.is_dir():
-            inside = [(path / key).as_posix() for key in image_keys(walk_images(path), path)]
+            found = walk_images(path)
+            notes += [f"{path}: {note}" for note in left_out_notes(found)]
+            inside = [(path / key).as_posix() for key in image_keys(found, path)]
             if not inside:
                 raise UsageError(f"the folder {path} holds no images")
             names += inside
@@ -91,6 +95,7 @@ def open_paths(paths: Iterable[str | os.PathLike[str]]) -> Collection:
         classes=(),
         reader=FileReader(Path.cwd(), names),
         kind="photos",
+        notes=tuple(notes),
     )
 
 

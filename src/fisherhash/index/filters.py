@@ -7,6 +7,10 @@ inside an object, and ``metadata.label`` is a metadata field with the name of an
 items without a label. A field that no item has is an error. Codes that were added in bulk have no
 key, and no filter matches them.
 
+Dates in the metadata are texts, ``2021-06-15`` or ``2021-06-15T14:03:22``. A filter may name a part
+of one, and compares only that part: ``taken=2021-06`` matches all of June, ``taken<=2021`` matches
+the whole year, and ``taken>2021-06`` begins with July.
+
 A filter is parsed once into :class:`All`. A back-end translates that tree into its own language,
 or evaluates it with :meth:`All.matches`, which defines what every translation must return.
 """
@@ -43,6 +47,8 @@ _COMPARE = {
 }
 OPERATORS = tuple(_COMPARE)
 _FORM = re.compile(r"\s*([^=!<>]+?)\s*(!=|<=|>=|==|=|<|>|$)(.*)", re.DOTALL)
+_DATE_PART = re.compile(r"\d{4}(-\d\d(-\d\d([T ]\d\d(:\d\d(:\d\d)?)?)?)?)?", re.ASCII)
+_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?", re.ASCII | re.DOTALL)
 _MISSING = object()
 
 
@@ -117,8 +123,12 @@ class Condition:
         kind, compare = _kind(stored), _COMPARE[self.operator]
         values = [value for other, value in self._alternatives if other == kind]
         if kind == "text":
-            stored, values = (0, stored.encode(errors="surrogatepass")), map(_order, values)
-        elif kind != "number":
+            parts = ((_part(stored, value), value) for value in values)
+            return any(
+                compare((0, part.encode(errors="surrogatepass")), _order(value))
+                for part, value in parts
+            )
+        if kind != "number":
             return bool(values) and self.operator in ("=", "!=")
         return any(compare(stored, value) for value in values)
 
@@ -242,6 +252,21 @@ def alternatives(value: Any, *, typed: bool) -> list[tuple[str, Any]]:
         elif value in ("true", "false", "null"):
             found.append((value, None))
     return found
+
+
+def is_date_part(value: str) -> bool:
+    """Whether a value of a filter is a date or the beginning of one.
+
+    >>> is_date_part("2021-06"), is_date_part("2021-06-15T14"), is_date_part("2021-6")
+    (True, True, False)
+    """
+    return _DATE_PART.fullmatch(value) is not None
+
+
+def _part(stored: str, value: str) -> str:
+    """What to compare with a value: of a date the part that the value names."""
+    is_date = is_date_part(value) and _DATE.fullmatch(stored)
+    return stored[: len(value)] if is_date else stored
 
 
 def as_number(value: Any) -> int | float | None:

@@ -9,17 +9,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor, nn
 
 from fisherhash import codes
 from fisherhash.backbones import Backbone
 from fisherhash.data.collection import Collection
+from fisherhash.data.images import is_one_image
 from fisherhash.data.loading import ImageLike, Skipped, UnreadableImage, decode, decode_images
 from fisherhash.data.pixels import PixelBank
 from fisherhash.data.preprocessing import Preprocessing
@@ -108,7 +108,7 @@ class Hasher:
         return self
 
     def encode(self, images: Images) -> NDArray[np.uint8]:
-        """Codes (n, bytes) of images: one or many; paths, Pillow images, arrays or tensors.
+        """Codes (n, bytes) of images: one or many; paths, files, bytes, images, arrays, tensors.
 
         An array has shape (height, width, 3), a tensor (3, height, width) or (n, 3, height, width);
         both hold bytes. One image returns one row.
@@ -307,11 +307,11 @@ class Hasher:
 
 def _listed(images: Images) -> Iterable[ImageLike]:
     """Images one by one, each in a form that ``load_image`` takes."""
-    if isinstance(images, str | os.PathLike | bytes | Image.Image):
-        return [images]
+    if is_one_image(images):
+        return [cast("ImageLike", images)]
     if isinstance(images, Tensor | np.ndarray):
         images = [images] if images.ndim < 4 else list(images)
-    arrays = map(_array, images)
+    arrays = map(_array, cast("Iterable[ImageLike | Tensor]", images))
     return list(arrays) if isinstance(images, Sequence) else arrays
 
 

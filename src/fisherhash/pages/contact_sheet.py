@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from fisherhash.data.images import UnreadableImage, load_image, read_file
+from fisherhash.data.formats import UnreadableImage
+from fisherhash.data.images import load_image
 from fisherhash.errors import counted
 from fisherhash.index.images.duplicates import Duplicates
+from fisherhash.index.images.known import is_inside
 from fisherhash.index.images.results import Match, SearchResult
 from fisherhash.pages import html as pages
 from fisherhash.system.storage import write_file
@@ -19,8 +20,18 @@ from fisherhash.system.storage import write_file
 RESULTS_SHOWN = 200
 """Results of a query on the page, and groups of duplicates; the page holds every thumbnail."""
 
+OUTSIDE = "not shown: it is outside the folders that this index was filled from on this machine"
+"""Why an image of an index is not on the page."""
 
-def search_page(results: Sequence[SearchResult], bits: int, *, index: str, count: int) -> str:
+
+def search_page(
+    results: Sequence[SearchResult],
+    bits: int,
+    *,
+    index: str,
+    count: int,
+    folders: Iterable[str | os.PathLike[str]],
+) -> str:
     """A page for the results of a search.
 
     Args:
@@ -28,19 +39,31 @@ def search_page(results: Sequence[SearchResult], bits: int, *, index: str, count
         bits: length of the codes.
         index: the name of the index.
         count: how many items it holds.
+        folders: only images inside these folders are shown, beside the query images that the
+            caller gave. What else an index names may be anything on this machine.
     """
+    places = [os.fspath(folder) for folder in folders]
     lead = (
         f"{counted(len(results), 'query', 'queries')} in {counted(count, 'image')}. Each image "
         f"is {counted(bits, 'bit')}: the fewer of them differ, the more similar two images are. "
         "The nearest come first."
     )
     title = "Similar images" if any(map(len, results)) else "Nothing found"
-    rows = [_row(result.query, result.path, result.code, result.matches) for result in results]
+    rows = []
+    for one in results:
+        given = _thumbnail(one.path, places if one.by_key else None)
+        rows.append(_row(one.query, given, one.code, one.matches, places))
     return _page(title, lead, index, rows, bits, "the query")
 
 
-def duplicates_page(found: Duplicates) -> str:
-    """A page for groups of likely duplicates; the first of a group comes before the others."""
+def duplicates_page(found: Duplicates, *, folders: Iterable[str | os.PathLike[str]]) -> str:
+    """A page for groups of likely duplicates; the first of a group comes before the others.
+
+    Args:
+        found: the groups.
+        folders: only images inside these folders are shown.
+    """
+    places = [os.fspath(folder) for folder in folders]
     total, shown = len(found.groups), found.groups[:RESULTS_SHOWN]
     lead = f"{found.summary()}."
     if len(shown) < total:
@@ -51,7 +74,8 @@ def duplicates_page(found: Duplicates) -> str:
         same = {match.same_bytes for match in (first, *others)}
         if len(same) == 1 and None not in same:
             notes.append("the same bytes")
-        rows.append(_row(first.name, first.path, first.item.code, others, notes))
+        shown_first = _thumbnail(first.path, places)
+        rows.append(_row(first.name, shown_first, first.item.code, others, places, notes))
     title = "Likely duplicates" if total else "No duplicates"
     return _page(title, lead, found.index, rows, found.bits, "the first")
 
@@ -77,46 +101,44 @@ def _page(
 
 def _row(
     name: str,
-    path: str | None,
+    thumbnail: tuple[Image.Image, str],
     code: bytes,
     matches: Sequence[Match],
+    folders: Sequence[str],
     notes: Sequence[str] = (),
 ) -> pages.Query:
-    image, missing = _thumbnail(path)
+    image, missing = thumbnail
     lines = [*notes, missing] if missing else list(notes)
     if len(matches) > RESULTS_SHOWN:
         lines.append(f"the first {RESULTS_SHOWN} of {len(matches):,} are shown")
     results = []
     for match in matches[:RESULTS_SHOWN]:
-        shown, missing = _thumbnail(match.path)
+        shown, missing = _thumbnail(match.path, folders)
         caption = "/\n".join(match.name.rsplit("/", 1)) + (f" ({missing})" if missing else "")
         own = np.frombuffer(match.item.code, np.uint8)
         results.append(pages.Result(shown, match.distance, own, _plain(caption)))
     return pages.Query(image, np.frombuffer(code, np.uint8), _plain(name), results, lines)
 
 
-def _thumbnail(path: str | None) -> tuple[Image.Image, str]:
-    """An image small enough for the page, or a placeholder and the reason."""
+def _thumbnail(path: str | None, folders: Sequence[str] | None) -> tuple[Image.Image, str]:
+    """An image small enough for the page, or a placeholder and the reason.
+
+    Args:
+        path: the file.
+        folders: where it must be; None for a file that the caller named.
+    """
     if path is None:
         return _placeholder(), "no file"
+    if folders is not None and not is_inside(path, folders):
+        return _placeholder(), OUTSIDE
+    # Twice the size on the page, which is made from it without loss.
+    side = 2 * pages.THUMBNAIL
     try:
-        image = _reduced(read_file(path))
+        image = load_image(path, enough=side)
     except UnreadableImage as error:
         return _placeholder(), str(error) if os.path.exists(path) else "the file is gone"
-    # Twice the size on the page, which is made from it without loss.
-    image.thumbnail((2 * pages.THUMBNAIL, 2 * pages.THUMBNAIL))
+    image.thumbnail((side, side))
     return image, ""
-
-
-def _reduced(data: bytes) -> Image.Image:
-    """The image; a large JPEG is decoded at an eighth of its size, which is much faster."""
-    try:
-        image = Image.open(io.BytesIO(data))
-        image.draft(None, (2 * pages.THUMBNAIL, 2 * pages.THUMBNAIL))
-    except Exception:
-        # Raises an error that says what is wrong with it.
-        return load_image(data)
-    return load_image(image)
 
 
 def _placeholder() -> Image.Image:

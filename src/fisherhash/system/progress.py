@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from fisherhash.errors import printable
+
 logger = logging.getLogger(__name__)
 
 Advance = Callable[[int], None]
@@ -18,12 +20,14 @@ LINE_SECONDS = 30.0
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Advance]:
     """Yield a function that advances the bar by a number of items."""
+    # It often names a folder, which may be a stranger's.
+    title = printable(title)
     bar = _rich_bar() if sys.stderr.isatty() else None
     if bar is None:
         yield _lines(title, total)
         return
     with bar:
-        task = bar.add_task(title, total=total)
+        task = bar.add_task(title.replace("[", "\\["), total=total)
         yield lambda step: bar.advance(task, step)
 
 

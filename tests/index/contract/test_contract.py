@@ -497,7 +497,18 @@ def test_every_operator_on_every_type(index):
 
 FIELDS = ("a", "b", "a.b", "metadata.key", "metadata.a.b")
 OWN = ("label", "key", "path", "id", "size", "mtime_ns")
-TEXTS = st.sampled_from(["", "1", "2", "10", "0.5", "true", "null", "x", "X", "é", "caf\udce9"])
+DATES = [
+    "2021",
+    "2021-06",
+    "2021-06-15",
+    "2021-06-15T14:03:22",
+    "2021-07-01",
+    "20210",
+    "2021-06-15x",
+]
+TEXTS = st.sampled_from(
+    ["", "1", "2", "10", "0.5", "true", "null", "x", "X", "é", "caf\udce9", *DATES]
+)
 NUMBERS = st.sampled_from([-3, 0, 1, 2, 10, 0.5, 2.5, 2**62])
 SCALARS = st.one_of(TEXTS, NUMBERS, st.booleans(), st.none())
 METADATA = st.dictionaries(
@@ -550,6 +561,34 @@ def test_filters_match_what_their_reference_says(index, items, filters):
         assert ids_or_error(lambda w: index.ids(w).tolist(), where) == ids_or_error(
             lambda w: [item.id for item in select(stored, w, index.uri)], where
         ), (where, stored)
+
+
+def test_a_part_of_a_date_is_compared_with_that_part(index):
+    times = ["2020-12-31T23:59:59", "2021-06-01T00:00:00", "2021-06-30", "2021-07-01T08:00:00"]
+    others = ["2021", "20210", "2021-06x", 2021]
+    keys = [*times, *map(repr, others)]
+    values = [{"taken": value} for value in (*times, *others)]
+    index.add(entries(keys, random_codes(len(keys)), metadata=values))
+
+    def found(where):
+        expected = [item.key for item in select(index.items(), where, index.uri)]
+        keys = [item.key for item in index.items(where)]
+        assert keys == expected
+        return [key for key in keys if key in times]
+
+    assert found("taken=2021-06") == times[1:3]
+    assert found("taken=2021") == times[1:]
+    assert found("taken!=2021") == times[:1]
+    assert found("taken=2021-06-01T00") == times[1:2]
+    assert found("taken>=2021-06") == times[1:]
+    assert found("taken>2021-06") == times[3:]
+    assert found("taken<=2021-06") == times[:3]
+    assert found("taken<2021-06") == times[:1]
+    assert found("taken<=2020") == times[:1]
+    assert found({"taken": ["2020-12", "2021-06", "2021-07-01"]}) == times
+    assert found({"taken": [f"{year}" for year in range(1000, 3000)]}) == times
+    assert [item.key for item in index.items("taken=20210")] == ["'20210'"]
+    assert [item.key for item in index.items("taken=2021-06x")] == ["'2021-06x'"]
 
 
 def ids_or_error(request, where):

@@ -1,5 +1,7 @@
 """Groups of likely duplicates, compared with brute force."""
 
+import os
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -135,3 +137,13 @@ def test_items_that_vanish_meanwhile_are_left_out(new_index, monkeypatch):
         [("b", 0), ("c", 1)],
         [("f", 0), ("g", 0)],
     ]
+
+
+def test_pipes_and_devices_are_never_read(tmp_path):
+    """It would wait forever for the pipes, and never come to the end of the devices."""
+    os.mkfifo(tmp_path / "a.png")
+    os.mkfifo(tmp_path / "b.png")
+    (tmp_path / "c.png").write_bytes(b"")
+    paths = [tmp_path / "a.png", tmp_path / "b.png", tmp_path / "c.png", tmp_path / "c.png"]
+    marks = same_bytes([*map(str, paths), "/dev/zero", "/dev/zero", "a\0b"])
+    assert marks == [None, None, 0, 0, None, None, None]

@@ -1,5 +1,6 @@
 """An index and its hasher, held open: what it finds, for whom, and from how many threads."""
 
+import io
 import json
 import subprocess
 import sys
@@ -65,9 +66,14 @@ def test_a_query_may_be_a_path_an_image_bytes_or_an_array(images, album):
     opened = Image.open(path)
     want = found(images.search(path)[0])
     assert want[0][0] == 0
-    for query in (str(path), opened, path.read_bytes(), np.asarray(opened)):
+    data = path.read_bytes()
+    for query in (str(path), opened, data, io.BytesIO(data), np.asarray(opened)):
         (result,) = images.search(query)
         assert found(result) == want
+    with path.open("rb") as file:
+        assert found(images.search(file)[0]) == want
+    with pytest.raises(UsageError, match="cannot read an image from int"):
+        images.search(7)
     several = images.search([opened, path])
     assert [result.query for result in several] == ["image 0", str(path)]
     assert [result.path for result in several] == [None, str(path)]

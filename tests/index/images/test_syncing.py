@@ -220,16 +220,15 @@ def test_a_file_that_may_not_be_read_stays_in_the_index_and_is_tried_again(
     sync_index(path, album, model=model)
     os.utime(album / "top.png", ns=(5, 5))
     shutil.copy(album / "top.png", album / "new.png")
-    from fisherhash.data import images
+    from fisherhash.system import files
 
-    def denied(file, *arguments):
+    def denied(file, *arguments, **options):
         if os.fspath(file).endswith(("top.png", "new.png")):
             raise PermissionError(errno.EACCES, "Permission denied", file)
-        return open(file, *arguments)
+        return open(file, *arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(images, "open", denied, raising=False)
-        patch.setattr(syncing, "open", denied, raising=False)
+        patch.setattr(files, "open", denied, raising=False)
         report = sync_index(path, album)
         assert counts(report) == (0, 0, 0, 13)
         assert skipped(path) == {"new.png": "permission denied", "top.png": "permission denied"}
@@ -790,3 +789,156 @@ def test_an_index_of_the_first_format_goes_on(tmp_path):
         assert images.info()["folder"] == str(photos)
         assert Path(images.search(keys="b/01.png")[0][0].path).is_file()
     assert ImageIndex.examine(path) == []
+
+
+def test_a_file_changed_under_the_same_size_and_time_is_noticed(album, model, tmp_path, counted):
+    path = tmp_path / "album.index"
+    sync_index(path, album, model=model)
+    counted.clear()
+    target = album / "cats" / "01.png"
+    state, data = target.stat(), target.read_bytes()
+    target.write_bytes(data[:-20] + bytes([data[-20] ^ 1]) + data[-19:])
+    os.utime(target, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert (target.stat().st_size, target.stat().st_mtime_ns) == (state.st_size, state.st_mtime_ns)
+    report = sync_index(path, album)
+    assert counted == ["cats/01.png"]
+    assert report.updated == ["cats/01.png"] or "cats/01.png" in dict(report.skipped)
+    counted.clear()
+    sync_index(path, album)
+    assert counted == []
+
+
+def test_a_damaged_file_repaired_under_the_same_size_and_time_is_noticed(album, model, tmp_path):
+    path, bad = tmp_path / "album.index", album / "bad.png"
+    good = (album / "top.png").read_bytes()
+    bad.write_bytes(good[::-1])
+    os.utime(bad, ns=(7, 7))
+    assert dict(sync_index(path, album, model=model).skipped).keys() == {"bad.png"}
+    bad.write_bytes(good)
+    os.utime(bad, ns=(7, 7))
+    assert sync_index(path, album).added == ["bad.png"]
+
+
+def test_an_index_without_noted_times_and_a_moved_folder_are_not_encoded_again(
+    album, model, tmp_path, counted
+):
+    path = tmp_path / "album.index"
+    sync_index(path, album, model=model)
+    with Index.open(path, write=True) as index:
+        # As an older version left it.
+        index.write_notes({"ctime": dict.fromkeys(index.notes("ctime"))})
+        assert index.notes("ctime") == {}
+    counted.clear()
+    assert counts(sync_index(path, album)) == (0, 0, 0, 14)
+    with Index.open(path) as index:
+        assert index.notes("ctime").keys() == names(album)
+    copied = shutil.copytree(album, tmp_path / "copy")
+    shutil.rmtree(album)
+    assert counts(sync_index(path, copied, moved=True)) == (0, 0, 0, 14)
+    assert counted == []
+    (copied / "top.png").chmod(0o600)
+    assert sync_index(path, copied).updated == ["top.png"]
+
+
+def photo(path, taken=None, camera=None):
+    exif = Image.Exif()
+    if camera:
+        exif[0x0110] = camera
+    if taken:
+        exif.get_ifd(0x8769)[0x9003] = taken
+    rng = np.random.default_rng(len(os.fspath(path)))
+    Image.fromarray(rng.integers(0, 256, (24, 24, 3), dtype=np.uint8)).save(path, exif=exif)
+
+
+def metadata(path):
+    with Index.open(path) as index:
+        return {item.key: item.metadata for item in index.items()}
+
+
+def test_photos_have_fields_to_filter_by(album, model, tmp_path):
+    path = tmp_path / "album.index"
+    photo(album / "may.jpg", "2021:05:30 10:00:00", "Kodak")
+    photo(album / "june.jpg", "2021:06:01 10:00:00")
+    sync_index(path, album, model=model)
+    stored = metadata(path)
+    assert stored["may.jpg"] == {"taken": "2021-05-30T10:00:00", "camera": "Kodak"}
+    assert stored["top.png"] == {}
+    with ImageIndex.open(path) as images:
+        (found,) = images.search(keys="top.png", k=20, where="taken>=2021-06")
+        assert [match.name for match in found] == ["june.jpg"]
+        assert [item.key for item in images.index.items("camera=Kodak")] == ["may.jpg"]
+    # What the user wrote stays beside what the file says, whatever changes first.
+    add_to_index(path, [album / "may.jpg"], metadata={"trip": "Rome"})
+    assert metadata(path)["may.jpg"] == {**stored["may.jpg"], "trip": "Rome"}
+    photo(album / "may.jpg", "2022:05:30 10:00:00")
+    sync_index(path, album)
+    assert metadata(path)["may.jpg"] == {
+        "taken": "2022-05-30T10:00:00",
+        "camera": "Kodak",
+        "trip": "Rome",
+    }
+    new = tmp_path / "new.jpg"
+    photo(new, "2020:01:01 00:00:00", "Leica")
+    add_to_index(path, [new], metadata={"camera": "borrowed"})
+    assert metadata(path)[new.as_posix()] == {"taken": "2020-01-01T00:00:00", "camera": "borrowed"}
+
+
+def test_fields_of_unchanged_photos_are_read_on_request(album, model, tmp_path, counted):
+    path = tmp_path / "album.index"
+    photo(album / "may.jpg", "2021:05:30 10:00:00")
+    sync_index(path, album, model=model)
+    with Index.open(path, write=True) as index:
+        # As an older version left it.
+        index.update([Entry("may.jpg", metadata={"trip": "Rome"})])
+    counted.clear()
+    sync_index(path, album)
+    assert metadata(path)["may.jpg"] == {"trip": "Rome"}
+    report = sync_index(path, album, refresh_fields=True)
+    assert counts(report) == (0, 1, 0, 14)
+    assert metadata(path)["may.jpg"] == {"trip": "Rome", "taken": "2021-05-30T10:00:00"}
+    assert counts(sync_index(path, album, refresh_fields=True)) == (0, 0, 0, 15)
+    assert counted == []
+
+
+def test_a_folder_that_suddenly_looks_like_a_model_keeps_its_items(album, model, tmp_path):
+    path = tmp_path / "album.index"
+    sync_index(path, album, model=model)
+    (album / "dogs" / "config.json").write_text('{"fisherhash": 1}')
+    report = sync_index(path, album)
+    assert report.removed == []
+    assert keys(path) == names(album) - {"dogs/config.json"}
+    assert any("dogs/ was left out: fisherhash wrote it" in note for note in report.notes)
+
+
+def test_files_above_a_limit_load_no_hasher_until_the_limit_is_raised(
+    album, model, tmp_path, monkeypatch
+):
+    path = tmp_path / "album.index"
+    with (album / "long.png").open("wb") as file:
+        file.write((album / "top.png").read_bytes())
+        file.truncate(300 << 20)
+    noise = np.random.default_rng(0).integers(0, 256, (200, 200, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(album / "wide.png")
+    monkeypatch.setenv("FISHERHASH_MAX_PIXELS", "30000")
+    report = sync_index(path, album, model=model)
+    assert {skip.name for skip in report.skipped} == {"long.png", "wide.png"}
+    with monkeypatch.context() as patch:
+        patch.setattr(image_index, "hasher_of", None)
+        assert len(sync_index(path, album).skipped) == 2
+    monkeypatch.setenv("FISHERHASH_MAX_PIXELS", "40000")
+    monkeypatch.setenv("FISHERHASH_MAX_BYTES", str(400 << 20))
+    assert sync_index(path, album).added == ["long.png", "wide.png"]
+
+
+def test_a_heic_image_is_tried_again_when_its_decoder_is_there(album, model, tmp_path, monkeypatch):
+    pytest.importorskip("pillow_heif")
+    from fisherhash.data import formats
+
+    path = tmp_path / "album.index"
+    assert formats.register_heif()
+    Image.open(album / "top.png").convert("RGB").resize((64, 64)).save(album / "phone.heic")
+    with monkeypatch.context() as patch:
+        patch.setattr(formats, "register_heif", lambda: False)
+        report = sync_index(path, album, model=model)
+        assert "fisherhash[heif]" in dict(report.skipped)["phone.heic"]
+    assert sync_index(path, album).added == ["phone.heic"]

@@ -45,6 +45,7 @@ def sync_index(
     dry_run: bool = False,
     allow_empty: bool = False,
     moved: bool = False,
+    refresh_fields: bool = False,
 ) -> SyncReport:
     """Bring an index in sync with a folder of images; create the index if there is none.
 
@@ -59,6 +60,7 @@ def sync_index(
         dry_run: only report what would be done.
         allow_empty: let an empty folder empty the index.
         moved: the index was in sync with another folder, and this one takes its place.
+        refresh_fields: read the fields of photos that have not changed, too.
 
     Raises:
         UsageError: there is no such folder or image, it is another folder than before, or the
@@ -71,7 +73,13 @@ def sync_index(
         raise UsageError("--bits goes with --fit; a model has its own length")
     if exists:
         with _opened(uri, model, fit, bits, device=device, write=not dry_run) as images:
-            return images.sync(root, dry_run=dry_run, allow_empty=allow_empty, moved=moved)
+            return images.sync(
+                root,
+                dry_run=dry_run,
+                allow_empty=allow_empty,
+                moved=moved,
+                refresh_fields=refresh_fields,
+            )
     found = find_images(root, uri)
     if not found.files and not allow_empty:
         raise UsageError(found.nothing(root))

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +19,11 @@ from fisherhash.errors import UsageError, counted, printable
 from fisherhash.index.base import Codes, Ids, Index
 from fisherhash.index.engine import Engine
 from fisherhash.index.images.results import Match, image_path, joined_codes, synced_folder
+from fisherhash.system.files import open_regular
 
 QUERIES_AT_ONCE = 1024
 CODES_AT_ONCE = 1 << 18
+_READ_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -172,21 +175,30 @@ def _roots(parent: Ids, items: Ids) -> Ids:
 def same_bytes(paths: Sequence[str | None]) -> list[int | None]:
     """For each file the number of its set of byte-identical files; None for one that is unique.
 
-    Only files of equal size are read.
+    Only files of equal size are read; a pipe or a device is never opened.
     """
     by_size: dict[int, list[int]] = {}
     for number, path in enumerate(paths):
-        with contextlib.suppress(OSError):
-            if path is not None:
-                by_size.setdefault(os.stat(path).st_size, []).append(number)
+        with contextlib.suppress(OSError, ValueError):
+            if path is not None and stat.S_ISREG((state := os.stat(path)).st_mode):
+                by_size.setdefault(state.st_size, []).append(number)
     by_content: dict[str, list[int]] = {}
-    for numbers in by_size.values():
+    for size, numbers in by_size.items():
         for number in numbers if len(numbers) > 1 else ():
-            with contextlib.suppress(OSError), open(paths[number] or "", "rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-                by_content.setdefault(digest, []).append(number)
+            with contextlib.suppress(OSError, ValueError):
+                by_content.setdefault(_digest(paths[number] or "", size), []).append(number)
     found: list[int | None] = [None] * len(paths)
     for mark, numbers in enumerate(sorted(n for n in by_content.values() if len(n) > 1)):
         for number in numbers:
             found[number] = mark
     return found
+
+
+def _digest(path: str, size: int) -> str:
+    """A checksum of the first ``size`` bytes of a file: some that grow are endless."""
+    digest = hashlib.sha256(f"{size}\n".encode())
+    with open_regular(path) as file:
+        while size > 0 and (block := file.read(min(size, _READ_AT_ONCE))):
+            digest.update(block)
+            size -= len(block)
+    return digest.hexdigest()

@@ -118,6 +118,7 @@ class ImageIndex:
         dry_run: bool = False,
         allow_empty: bool = False,
         moved: bool = False,
+        refresh_fields: bool = False,
     ) -> SyncReport:
         """Bring the index in sync with a folder of images: encode, update, remove.
 
@@ -126,12 +127,20 @@ class ImageIndex:
             dry_run: only report what would be done.
             allow_empty: let an empty folder empty the index.
             moved: the index was in sync with another folder, and this one takes its place.
+            refresh_fields: read the fields of photos that have not changed, too.
 
         Raises:
             UsageError: there is no such folder, it is another one than before, or it is empty.
         """
         work = self._import()
-        return sync_images(work, folder, dry_run=dry_run, allow_empty=allow_empty, moved=moved)
+        return sync_images(
+            work,
+            folder,
+            dry_run=dry_run,
+            allow_empty=allow_empty,
+            moved=moved,
+            refresh_fields=refresh_fields,
+        )
 
     def add(
         self,
@@ -205,7 +214,8 @@ class ImageIndex:
             items = self.index.get(keys) if keys else []
             folder = synced_folder(self.index)
             for item in items:
-                results.append(SearchResult(item.name, image_path(item, folder), item.code, []))
+                place = image_path(item, folder)
+                results.append(SearchResult(item.name, place, item.code, [], by_key=True))
                 own.append(item.id)
             readable = [pair for pair in zip(results, own, strict=True) if pair[0].error is None]
             if not readable:
@@ -339,9 +349,8 @@ def hasher_of(index: Index, *, device: str = "cpu") -> Hasher:
 
 
 def _listed(images: ImageLike | Sequence[ImageLike]) -> list[ImageLike]:
-    from PIL import Image
+    from fisherhash.data.images import is_one_image
 
-    single = isinstance(images, str | os.PathLike | bytes | Image.Image)
-    if single or (isinstance(images, np.ndarray) and images.ndim < 4):
+    if is_one_image(images) or (isinstance(images, np.ndarray) and images.ndim < 4):
         return [cast("ImageLike", images)]
     return list(cast("Sequence[ImageLike]", images))

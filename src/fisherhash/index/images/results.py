@@ -54,6 +54,7 @@ class SearchResult:
         code: the query's packed code.
         matches: the items it found.
         error: why its image cannot be read; such a query has no code and no matches.
+        by_key: whether the query is an item of the index, which then says where its file is.
     """
 
     query: str
@@ -61,6 +62,7 @@ class SearchResult:
     code: bytes = field(repr=False)
     matches: list[Match]
     error: str | None = None
+    by_key: bool = False
 
     def __len__(self) -> int:
         return len(self.matches)

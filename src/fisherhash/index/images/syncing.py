@@ -2,13 +2,19 @@
 
 An image of the synced folder has its path inside that folder as its key, in POSIX style, and the
 name of the first sub-folder as its label. An image from elsewhere has its absolute path as its key,
-and a sync leaves it alone. A file has changed when its size or modification time has. Every block
-of images is one commit, so a killed import loses at most one block.
+and a sync leaves it alone. Every block of images is one commit, so a killed import loses at most
+one block.
 
-The index's notes store what a sync has to know: the folder, and the files that cannot be read. A
-damaged file is noted with its size and modification time, and is not decoded again until one of
-them changes. A passing fault (permission denied, a broken link) is noted without them, and such a
-file is tried every time.
+A file has changed when its size has, or the time at which its content was changed, or the time at
+which the system noted any change of it: a program can set the former back, but not the latter.
+
+When and where a photo was taken and with which camera are fields of its item, see
+:func:`~fisherhash.data.photo_fields.photo_fields`. They are read when its file is encoded.
+
+The index's notes store what a sync has to know: the folder, when the system noted a change of each
+file, and the files that cannot be read. A damaged file is noted with its size and times, and is not
+decoded again until one of them changes. A passing fault (permission denied, a broken link, no
+decoder) is noted without them, and such a file is tried every time.
 """
 
 from __future__ import annotations
@@ -23,10 +29,12 @@ import numpy as np
 
 from fisherhash.data.collection import Collection
 from fisherhash.data.folders import FoundImages, ImageFile, is_own_output, walk_images
-from fisherhash.data.images import read_failure
+from fisherhash.data.images import UnreadableImage, check_file, read_failure
+from fisherhash.data.photo_fields import PHOTO_FIELDS, photo_fields
 from fisherhash.data.readers import FileReader
 from fisherhash.errors import UsageError
 from fisherhash.index.base import CannotWriteError, Codes, Entry, Index
+from fisherhash.index.images.known import remember_folders
 from fisherhash.index.images.results import SkippedFile, SyncReport, synced_folder
 from fisherhash.system.progress import progress
 
@@ -55,14 +63,26 @@ class Import:
         self.index, self.hasher, self.codes = index, hasher, codes or {}
         self.files = index.files()
         self.skipped = index.notes("skipped")
+        self.ctimes = index.notes("ctime")
+        self.trust_ctimes = True
         self.report = SyncReport()
         self._listed = set(self.skipped)
         self._changed: dict[str, Any] = {}
+        self._new_ctimes: dict[str, Any] = {}
 
     def is_unchanged(self, file: ImageFile) -> bool:
         """Whether the index has this file as it is."""
         state = self.files.get(file.key)
-        return state is not None and (state.size, state.mtime_ns) == (file.size, file.mtime_ns)
+        if state is None or (state.size, state.mtime_ns) != (file.size, file.mtime_ns):
+            return False
+        noted = self.ctimes.get(file.key)
+        if noted == file.ctime_ns:
+            return True
+        if noted is not None and self.trust_ctimes:
+            return False
+        # An index of an older version, or a copy of the folder, whose times are its own.
+        self._new_ctimes[file.key] = file.ctime_ns
+        return True
 
     def may_be_readable(self, file: ImageFile) -> bool:
         """Whether it is worth decoding a file; notes one that still cannot be opened."""
@@ -72,18 +92,22 @@ class Import:
         if skip["size"] is not None:
             # Exactly this file was tried before and is damaged.
             same = (skip["size"], skip["mtime_ns"]) == (file.size, file.mtime_ns)
+            same = same and skip.get("ctime_ns") in (None, file.ctime_ns)
             return not same or file.key in self.files
         try:
-            with open(file.path, "rb"):
-                return True
-        except OSError as error:
-            self.skip(file.key, read_failure(error))
+            # Without loading the hasher, which takes seconds.
+            check_file(file.path)
+        except UnreadableImage as error:
+            self.skip(file.key, str(error), None if error.passing else file)
             return False
+        return True
 
     def skip(self, key: str, reason: str, damaged: ImageFile | None = None) -> None:
         """Note a file that cannot be read; ``damaged``: its state, unless the fault may pass."""
-        size, mtime_ns = (damaged.size, damaged.mtime_ns) if damaged else (None, None)
-        note = {"reason": reason, "size": size, "mtime_ns": mtime_ns}
+        note: dict[str, Any] = {"reason": reason, "size": None, "mtime_ns": None}
+        if damaged:
+            note |= {"size": damaged.size, "mtime_ns": damaged.mtime_ns}
+            note |= {"ctime_ns": damaged.ctime_ns}
         if self.skipped.get(key) != note:
             self.skipped[key] = self._changed[key] = note
 
@@ -103,6 +127,9 @@ class Import:
         """Write a block: images that were read, keys to remove, and the notes that changed."""
         self.forget(entry.key for entry in entries)
         notes: dict[str, Any] = {"skipped": self._changed} if self._changed else {}
+        self._new_ctimes |= {key: None for key in gone if key in self.ctimes}
+        if self._new_ctimes:
+            notes["ctime"] = self._new_ctimes
         if folder is not None:
             notes["sync"] = {"folder": {"folder": folder}}
         if entries or (notes and not gone):
@@ -114,7 +141,7 @@ class Import:
         if gone:
             self.index.remove(gone, notes=notes)
             self.report.removed += gone
-        self._changed = {}
+        self._changed, self._new_ctimes = {}, {}
 
     def encode(
         self,
@@ -139,12 +166,15 @@ class Import:
         with progress(f"encoding {name}", len(todo)) as advance:
             for block in self._encoded(hasher, name, todo):
                 entries = []
-                for number, code in zip(block.indices.tolist(), block.codes, strict=True):
-                    file, given = todo[number], labels
+                read = [todo[number] for number in block.indices.tolist()]
+                fields = self._fields(read, metadata)
+                for file, code, own in zip(read, block.codes, fields, strict=True):
+                    given = labels
                     if labels is None and file.key not in self.files:
                         given = folder_labels(file.key)
                     state = (file.path, file.size, file.mtime_ns)
-                    entries.append(Entry(file.key, code, *state, given, metadata))
+                    entries.append(Entry(file.key, code, *state, given, own))
+                    self._new_ctimes[file.key] = file.ctime_ns
                 damaged = []
                 for skip in block.skipped:
                     file = todo[skip.index]
@@ -154,6 +184,39 @@ class Import:
                         damaged.append(file.key)
                 self.commit(entries, damaged, fingerprint=fingerprint)
                 advance(len(block.indices) + len(block.skipped))
+
+    def refresh_fields(self, name: str, files: Sequence[ImageFile]) -> None:
+        """Read the fields of photos again that are in the index and have not changed."""
+        with progress(f"reading fields of {name}", len(files)) as advance:
+            for start in range(0, len(files), IMAGES_PER_COMMIT):
+                some = files[start : start + IMAGES_PER_COMMIT]
+                entries = []
+                items = self.index.get_items([file.key for file in some])
+                for file, item, own in zip(some, items, self._fields(some), strict=True):
+                    if item is not None and own is not None and own != item.metadata:
+                        entries.append(Entry(file.key, metadata=own))
+                if entries:
+                    self.index.update(entries)
+                    self.report.updated += [entry.key for entry in entries]
+                    self.report.unchanged -= len(entries)
+                advance(len(some))
+
+    def _fields(
+        self, files: Sequence[ImageFile], given: Mapping[str, Any] | None = None
+    ) -> Iterator[dict[str, Any] | None]:
+        """The metadata of image files: what is stored, what their EXIF data says, what is given.
+
+        None leaves the stored metadata as it is.
+        """
+        own = [photo_fields(file.path) for file in files]
+        known = [f.key for f, new in zip(files, own, strict=True) if new and f.key in self.files]
+        items = self.index.get_items(known) if known and given is None else []
+        stored = {item.key: item.metadata for item in items if item is not None}
+        for file, new in zip(files, own, strict=True):
+            if new or given is not None:
+                yield {**stored.get(file.key, {}), **new, **(given or {})}
+            else:
+                yield None
 
     def _encoded(
         self, hasher: Hasher, name: str, todo: Sequence[ImageFile]
@@ -200,6 +263,7 @@ def sync_images(
     dry_run: bool = False,
     allow_empty: bool = False,
     moved: bool = False,
+    refresh_fields: bool = False,
 ) -> SyncReport:
     """Bring an index in sync with the images of a folder.
 
@@ -210,6 +274,7 @@ def sync_images(
         dry_run: only report what would be done.
         allow_empty: let an empty folder empty the index.
         moved: the index was in sync with another folder, and this one takes its place.
+        refresh_fields: read the fields of photos that have not changed, too.
 
     Raises:
         UsageError: there is no such folder, it is another one than before, or it is empty.
@@ -230,10 +295,13 @@ def sync_images(
             f"{root} holds no images, but {work.index.uri} holds {len(ours):,} {of_it}; nothing "
             "was removed. Is a disk not mounted? If they are really gone, add --allow-empty"
         )
+    work.trust_ctimes = not new_root
     todo: list[ImageFile] = []
+    same: list[ImageFile] = []
     for file in found.files:
         if work.is_unchanged(file):
             report.unchanged += 1
+            same.append(file)
         elif work.may_be_readable(file):
             todo.append(file)
     for key, reason in found.broken.items():
@@ -255,6 +323,9 @@ def sync_images(
     with work.writing():
         work.commit(gone=gone, folder=os.path.abspath(root) if new_root else None)
         work.encode(root.name, todo)
+        if refresh_fields:
+            work.refresh_fields(root.name, same)
+    remember_folders(work.index.uri, [root])
     return work.finish()
 
 
@@ -288,21 +359,37 @@ def add_images(
         except OSError as error:
             work.skip(key, read_failure(error))
             continue
-        file = ImageFile(key, path, state.st_size, state.st_mtime_ns)
+        file = ImageFile.from_state(key, path, state)
         if not work.is_unchanged(file):
             todo += [file] if work.may_be_readable(file) else []
         elif labels is not None or metadata is not None:
-            relabelled.append(Entry(key, labels=labels, metadata=metadata))
+            relabelled.append(key)
         else:
             work.report.unchanged += 1
     with work.writing():
         if relabelled:
-            work.index.update(relabelled)
-            work.report.updated = [entry.key for entry in relabelled]
+            work.index.update(_relabelled(work.index, relabelled, labels, metadata))
+            work.report.updated = relabelled
         work.commit()
         name = os.path.basename(os.path.abspath(work.index.uri))
         work.encode(name, todo, labels=labels, metadata=metadata)
+    remember_folders(work.index.uri, {os.path.dirname(path) for path in paths})
     return work.finish(keys, named)
+
+
+def _relabelled(
+    index: Index,
+    keys: Sequence[str],
+    labels: Sequence[str] | None,
+    metadata: Mapping[str, Any] | None,
+) -> Iterator[Entry]:
+    """Other labels and metadata for items; the fields of their photos stay."""
+    for key, item in zip(keys, index.get_items(keys), strict=True):
+        fields = metadata
+        if metadata is not None and item is not None:
+            own = {name: item.metadata[name] for name in PHOTO_FIELDS if name in item.metadata}
+            fields = own | dict(metadata)
+        yield Entry(key, labels=labels, metadata=fields)
 
 
 def check_folder(folder: str | os.PathLike[str], uri: str | os.PathLike[str]) -> Path:

@@ -16,10 +16,12 @@ from fisherhash.index.filters import (
     Condition,
     alternatives,
     as_number,
+    is_date_part,
 )
 from fisherhash.index.local.rows import encode_text
 
 _JSON_TYPES = {"number": "'integer','real'"}
+_DATE = "[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9][T ]"
 
 
 def to_sql(where: All) -> tuple[str, list[Any]]:
@@ -78,27 +80,38 @@ def _own_field(condition: Condition) -> tuple[list[str], list[Any]]:
 
 
 def _metadata(condition: Condition) -> tuple[list[str], list[Any]]:
-    by_kind: dict[str, list[Any]] = {}
+    by_kind: dict[tuple[str, int], list[Any]] = {}
     for value in condition.values:
         for kind, one in alternatives(value, typed=condition.typed):
-            own = by_kind.setdefault(kind, [])
+            part = len(one) if kind == "text" and is_date_part(one) else 0
+            own = by_kind.setdefault((kind, part), [])
             own += [] if one is None else [encode_text(one) if kind == "text" else one]
     parts: list[str] = []
     values: list[Any] = []
     for path in map(json_path, condition.paths):
-        for kind, some in by_kind.items():
+        for (kind, part), some in by_kind.items():
             is_kind = f"json_type(metadata, ?) IN ({_JSON_TYPES.get(kind, repr(kind))})"
             if some:
                 tests = _tests(condition.operator, len(some))
-                joined = " OR ".join(f"json_extract(metadata, ?) {test}" for test in tests)
+                stored, uses = _stored(part)
+                joined = " OR ".join(f"{stored} {test}" for test in tests)
                 parts.append(f"({is_kind} AND ({joined}))")
                 # One list of values for equality, else one test per value.
                 groups = [some] if len(tests) == 1 else [[value] for value in some]
-                values += [path, *(one for group in groups for one in (path, *group))]
+                values += [path, *(one for group in groups for one in (*[path] * uses, *group))]
             elif condition.operator in ("=", "!="):
                 parts.append(is_kind)
                 values.append(path)
     return parts, values
+
+
+def _stored(part: int) -> tuple[str, int]:
+    """The stored value, of a date only its first ``part`` characters; how often it takes a path."""
+    value = "json_extract(metadata, ?)"
+    if not part:
+        return value, 1
+    is_date = f"substr({value} || ' ', 1, 11) GLOB '{_DATE}'"
+    return f"CASE WHEN {is_date} THEN substr({value}, 1, {part}) ELSE {value} END", 3
 
 
 def _tests(operator: str, count: int) -> list[str]:
