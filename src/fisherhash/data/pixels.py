@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fisherhash.data.collection import Collection
-from fisherhash.data.loading import DecodedBlock
+from fisherhash.data.computing import RowFunction
+from fisherhash.data.loading import DecodedBlock, Rows
 from fisherhash.data.preprocessing import Preprocessing
-from fisherhash.data.row_cache import Rows, cached_rows
+from fisherhash.data.row_cache import cached_rows
 from fisherhash.errors import FisherhashError
 
 GRID_BATCH = 1024
@@ -22,15 +23,9 @@ def pixel_rows(
     collection: Collection, indices: NDArray[np.int64], preprocessing: Preprocessing
 ) -> Rows:
     """Bytes (n, 3, size, size) of images, decoded once and stored on disk."""
-    return cached_rows(
-        collection,
-        indices,
-        preprocessing,
-        what="pixels",
-        shape=(3, preprocessing.size, preprocessing.size),
-        dtype=np.uint8,
-        compute=lambda pixels: pixels,
-    )
+    shape = (3, preprocessing.size, preprocessing.size)
+    function = RowFunction(lambda pixels: pixels, preprocessing, shape, np.uint8)
+    return cached_rows(collection, indices, function, what="pixels")
 
 
 class PixelBank:

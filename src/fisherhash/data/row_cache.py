@@ -8,15 +8,14 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from fisherhash.data.collection import Collection
-from fisherhash.data.loading import DecodedBlock, Skipped, decode
-from fisherhash.data.preprocessing import Preprocessing
+from fisherhash.data.computing import RowFunction, compute_blocks
+from fisherhash.data.loading import Rows, Skipped
 from fisherhash.errors import FisherhashError
 from fisherhash.system.cache import cache_dir
 from fisherhash.system.progress import progress
@@ -28,52 +27,33 @@ ROWS_FORMAT = 1
 TODO, DONE, SKIPPED = 0, 1, 2
 
 
-@dataclass(frozen=True)
-class Rows:
-    """One row per image.
-
-    Attributes:
-        values: (n, …) the rows of the images that could be read.
-        indices: (n,) the numbers of these images.
-        skipped: the images that could not be read.
-    """
-
-    values: NDArray
-    indices: NDArray[np.int64]
-    skipped: list[Skipped]
-
-
 def cached_rows(
     collection: Collection,
     indices: NDArray[np.int64] | None,
-    preprocessing: Preprocessing,
+    function: RowFunction,
     *,
     what: str,
-    shape: tuple[int, ...],
-    dtype: type,
-    compute: Callable[[NDArray], NDArray],
+    workers: int | None = None,
 ) -> Rows:
     """Rows computed from decoded images; those computed before come from the disk.
 
     Args:
         collection: the images.
         indices: (n,) which images; None for all.
-        preprocessing: how to decode them.
+        function: computes the rows.
         what: identifies the rows; the first word is shown to the user.
-        shape: shape of one row.
-        dtype: type of its values.
-        compute: bytes (b, 3, size, size) to rows (b, …).
+        workers: number of processes, as in :func:`~fisherhash.data.computing.compute_blocks`.
     """
     total = len(collection)
     wanted = np.arange(total) if indices is None else indices
-    key = f"{ROWS_FORMAT} {what} {preprocessing} {collection.reader.fingerprint()} {total}"
+    key = f"{ROWS_FORMAT} {what} {function.preprocessing} {collection.reader.fingerprint()} {total}"
     folder = cache_dir() / "rows" / hashlib.sha256(key.encode()).hexdigest()[:32]
-    cache = RowCache(folder, total, shape, dtype)
+    cache = RowCache(folder, total, function.shape, function.dtype)
     missing = cache.missing(wanted)
     if len(missing):
         with progress(f"{what.split()[0]} of {collection.name}", len(wanted)) as advance:
             advance(len(wanted) - len(missing))
-            cache.fill(decode(collection, missing, preprocessing), compute, advance)
+            cache.fill(compute_blocks(collection, missing, function, workers=workers), advance)
     kept = cache.readable(wanted)
     return Rows(cache.rows[kept], kept, cache.skipped(wanted))
 
@@ -90,9 +70,7 @@ class RowCache:
         dtype: type of its values.
     """
 
-    def __init__(
-        self, folder: Path, count: int, shape: tuple[int, ...], dtype: np.dtype | type
-    ) -> None:
+    def __init__(self, folder: Path, count: int, shape: tuple[int, ...], dtype: DTypeLike) -> None:
         self.folder = folder
         self._passing: dict[int, Skipped] = {}
         row, mark = np.dtype(dtype), np.dtype(np.uint8)
@@ -131,25 +109,23 @@ class RowCache:
 
     def fill(
         self,
-        blocks: Iterable[DecodedBlock],
-        compute: Callable[[NDArray], NDArray],
+        blocks: Iterable[Rows],
         advance: Callable[[int], None],
     ) -> None:
-        """Compute and store the rows of decoded blocks.
+        """Store rows, block by block.
 
         Args:
-            blocks: the images.
-            compute: bytes (b, 3, size, size) to rows (b, …).
+            blocks: the rows.
             advance: called with the number of images of each block, for a progress bar.
         """
         for block in blocks:
-            rows = compute(np.asarray(block.pixels)) if len(block.indices) else None
             # An image that cannot be opened now may be there next time: it is not stored.
             self._passing |= {item.index: item for item in block.skipped if item.passing}
             damaged = [item for item in block.skipped if not item.passing]
             try:
-                if rows is not None:
-                    self._write("rows.bin", block.indices, np.asarray(rows, dtype=self.rows.dtype))
+                if len(block.indices):
+                    rows = np.asarray(block.values, dtype=self.rows.dtype)
+                    self._write("rows.bin", block.indices, rows)
                     self._mark(block.indices, DONE)
                 if damaged:
                     with (self.folder / "skipped.jsonl").open("a", encoding="utf-8") as file:
