@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from cyclopts import App, Parameter, convert
 
+from fisherhash.errors import UsageError
 from fisherhash.system.options import parse_number
 from fisherhash.system.storage import dump_json
 from fisherhash.system.version import __version__
@@ -47,6 +48,13 @@ Data = Annotated[
         "query.txt and database.txt, or a named data set (sample, cifar10, tiny100, coco21)."
     ),
 ]
+Workers = Annotated[
+    str,
+    Parameter(
+        help="Processes that read and encode images: auto, or a number; 0 for none besides this "
+        "one. The codes do not depend on it."
+    ),
+]
 ProtocolName = Annotated[
     str | None,
     Parameter(name="--protocol", help="Name of the split; by default the one the data suggests."),
@@ -62,6 +70,15 @@ class NetworkFlags(NetworkOptions):
 
 
 DEFAULT_NETWORK = NetworkFlags()
+
+
+def parse_workers(text: str) -> int | None:
+    """The value of --workers; None for auto."""
+    if text == "auto":
+        return None
+    if not text.isdecimal():
+        raise UsageError(f"--workers must be auto or a whole number, got '{text}'")
+    return int(text)
 
 
 def say(sentence: str) -> None:

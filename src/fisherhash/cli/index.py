@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from fisherhash.cli.base import Flag, Json, app, notes, print_data, print_json, say
+from fisherhash.cli.base import (
+    Flag,
+    Json,
+    Workers,
+    app,
+    notes,
+    parse_workers,
+    print_data,
+    print_json,
+    say,
+)
 from fisherhash.errors import FisherhashError, UsageError, printable
 from fisherhash.system.options import parse_pairs
 
@@ -43,6 +53,7 @@ def sync(
     fit: str | None = None,
     bits: int | None = None,
     device: str = "cpu",
+    workers: Workers = "auto",
     dry_run: Flag = False,
     allow_empty: Flag = False,
     moved: Flag = False,
@@ -60,7 +71,7 @@ def sync(
             new index the built-in one.
         fit: For a new index: fit a hasher to these images, without labels; itq is a good choice.
         bits: With --fit: length of the codes, by default 64.
-        device: cpu, cuda, …
+        device: cpu, cuda, … or auto.
         dry_run: Only print what would be done.
         allow_empty: Let an empty folder empty the index.
         moved: The index was in sync with another folder, and this one takes its place.
@@ -79,6 +90,7 @@ def sync(
         dry_run=dry_run,
         allow_empty=allow_empty,
         moved=moved,
+        workers=parse_workers(workers),
     )
     if not dry_run:
         _report(report, index, began, as_json=json)
@@ -97,6 +109,7 @@ def add(
     label: Several = None,
     meta: Several = None,
     device: str = "cpu",
+    workers: Workers = "auto",
     json: Json = False,
 ) -> None:
     """Add images to an index; it is created if there is none.
@@ -110,7 +123,7 @@ def add(
         model: As for sync.
         label: A label of these images; may be given several times.
         meta: A field NAME=VALUE of these images; may be given several times.
-        device: cpu, cuda, …
+        device: cpu, cuda, … or auto.
         json: Print the result as JSON on stdout.
     """
     began = time.perf_counter()
@@ -119,7 +132,13 @@ def add(
     if not images:
         raise UsageError("no image given: fisherhash index add INDEX IMAGES…")
     report = add_to_index(
-        index, images, model=model, labels=label, metadata=_metadata(meta), device=device
+        index,
+        images,
+        model=model,
+        labels=label,
+        metadata=_metadata(meta),
+        device=device,
+        workers=parse_workers(workers),
     )
     _report(report, index, began, as_json=json)
     if report.skipped and not (report.added or report.updated or report.unchanged):
@@ -262,7 +281,7 @@ def search(
         where: Only items that match this filter, label=cat or year>=2020; may be given several
             times, all must match.
         html: Also write a page with thumbnails.
-        device: cpu, cuda, …
+        device: cpu, cuda, … or auto.
         json: Print JSON instead of text.
     """
     with _open(index, device=device) as opened:

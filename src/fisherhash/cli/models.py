@@ -18,9 +18,11 @@ from fisherhash.cli.base import (
     Json,
     NetworkFlags,
     ProtocolName,
+    Workers,
     app,
     describe,
     notes,
+    parse_workers,
     print_data,
     print_json,
     say,
@@ -135,6 +137,7 @@ def encode(
     model: str | None = None,
     out: Path | None = None,
     device: str = "cpu",
+    workers: Workers = "auto",
     json: Json = False,
 ) -> None:
     """Print the code of each image in hexadecimal, or write all codes to a file.
@@ -144,7 +147,7 @@ def encode(
         model: A model folder, or the name of a built-in hasher; by default the built-in one.
         out: Write a file FILE.npz (codes, names, bits) instead of printing; unreadable files are
             listed in FILE.skipped.csv beside it.
-        device: cpu, cuda, …
+        device: cpu, cuda, … or auto.
         json: Print JSON instead of text.
     """
     import numpy as np
@@ -161,9 +164,10 @@ def encode(
         if out.suffix != ".npz" or out.is_dir():
             raise UsageError(f"--out must be a file that ends in .npz, got '{out}'")
         storage.write_files(out.parent, {})  # before the long part: can its folder be made?
-    hasher = Hasher.load(model, device=device)
+    processes = parse_workers(workers)
     collection = open_paths(images)
-    encoded = hasher.encode_collection(collection)
+    hasher = Hasher.load(model, device=device)
+    encoded = hasher.encode_collection(collection, workers=processes)
     names = [collection.names[int(i)] for i in encoded.indices]
 
     def save(path: Path) -> None:
@@ -206,7 +210,7 @@ def evaluate(
         compat: Also print what a common evaluator would have printed on the same codes: hashnet,
             dfh, swuxyj or dsh-analysis.
         plots: Folder for precision-recall and other curves, as PNG and SVG.
-        device: cpu, cuda, …
+        device: cpu, cuda, … or auto.
         json: Print the result as JSON on stdout.
     """
     began = time.perf_counter()

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from fisherhash.cli.base import Data, Json, app, describe, print_data, print_json
+from fisherhash.cli.base import (
+    Data,
+    Json,
+    Workers,
+    app,
+    describe,
+    parse_workers,
+    print_data,
+    print_json,
+)
 
 
 @app.command(name="check-data")
 def check_data(
-    data: Data, *, protocol: str | None = None, workers: int | None = None, json: Json = False
+    data: Data, *, protocol: str | None = None, workers: Workers = "auto", json: Json = False
 ) -> None:
     """Read every image and report what is wrong with a data set; exit code 1 if anything is.
 
     Args:
         protocol: Check the split of this protocol, which leaves out what must not be in it; by
             default the data's own lists are checked unchanged.
-        workers: Number of decoding processes.
         json: Print JSON instead of text.
     """
     from fisherhash.data.check import check
@@ -24,7 +32,7 @@ def check_data(
     collection = open_data(data)
     describe(collection)
     split = None if protocol is None else resolve(collection, protocol)
-    report = check(collection, split, workers=workers)
+    report = check(collection, split, workers=parse_workers(workers))
     print_data(report.to_json(), [report], json=json)
     if not report.ok:
         raise SystemExit(1)

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fisherhash.data.collection import Collection
-from fisherhash.data.computing import RowFunction
 from fisherhash.data.loading import DecodedBlock, Rows
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.row_cache import cached_rows
@@ -23,9 +22,15 @@ def pixel_rows(
     collection: Collection, indices: NDArray[np.int64], preprocessing: Preprocessing
 ) -> Rows:
     """Bytes (n, 3, size, size) of images, decoded once and stored on disk."""
-    shape = (3, preprocessing.size, preprocessing.size)
-    function = RowFunction(lambda pixels: pixels, preprocessing, shape, np.uint8)
-    return cached_rows(collection, indices, function, what="pixels")
+    return cached_rows(
+        collection,
+        indices,
+        preprocessing,
+        what="pixels",
+        shape=(3, preprocessing.size, preprocessing.size),
+        dtype=np.uint8,
+        compute=lambda pixels: pixels,
+    )
 
 
 class PixelBank:

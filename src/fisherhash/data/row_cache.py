@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 from fisherhash.data.collection import Collection
 from fisherhash.data.computing import RowFunction, compute_blocks
 from fisherhash.data.loading import Rows, Skipped
+from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.errors import FisherhashError
 from fisherhash.system.cache import cache_dir
 from fisherhash.system.progress import progress
@@ -30,9 +31,13 @@ TODO, DONE, SKIPPED = 0, 1, 2
 def cached_rows(
     collection: Collection,
     indices: NDArray[np.int64] | None,
-    function: RowFunction,
+    preprocessing: Preprocessing,
     *,
     what: str,
+    shape: tuple[int, ...],
+    dtype: DTypeLike,
+    compute: Callable[[NDArray], NDArray],
+    portable: bool = False,
     workers: int | None = None,
 ) -> Rows:
     """Rows computed from decoded images; those computed before come from the disk.
@@ -40,17 +45,23 @@ def cached_rows(
     Args:
         collection: the images.
         indices: (n,) which images; None for all.
-        function: computes the rows.
+        preprocessing: how to decode them.
         what: identifies the rows; the first word is shown to the user.
-        workers: number of processes, as in :func:`~fisherhash.data.computing.compute_blocks`.
+        shape: shape of one row.
+        dtype: type of its values.
+        compute: bytes (b, 3, size, size) to rows (b, …).
+        portable: whether worker processes may compute, see
+            :class:`~fisherhash.data.computing.RowFunction`.
+        workers: number of processes; None lets the work decide.
     """
     total = len(collection)
     wanted = np.arange(total) if indices is None else indices
-    key = f"{ROWS_FORMAT} {what} {function.preprocessing} {collection.reader.fingerprint()} {total}"
+    key = f"{ROWS_FORMAT} {what} {preprocessing} {collection.reader.fingerprint()} {total}"
     folder = cache_dir() / "rows" / hashlib.sha256(key.encode()).hexdigest()[:32]
-    cache = RowCache(folder, total, function.shape, function.dtype)
+    cache = RowCache(folder, total, shape, dtype)
     missing = cache.missing(wanted)
     if len(missing):
+        function = RowFunction(compute, preprocessing, shape, dtype, portable)
         with progress(f"{what.split()[0]} of {collection.name}", len(wanted)) as advance:
             advance(len(wanted) - len(missing))
             cache.fill(compute_blocks(collection, missing, function, workers=workers), advance)

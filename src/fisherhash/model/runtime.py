@@ -130,8 +130,18 @@ def feature_rows(
         indices: (n,) which images; None for all.
         workers: number of worker processes; None lets the work decide.
     """
-    what = f"features {runtime.name} {runtime.checksum} {runtime.kind}"
-    return cached_rows(collection, indices, _features(runtime), what=what, workers=workers)
+    function = _features(runtime)
+    return cached_rows(
+        collection,
+        indices,
+        runtime.preprocessing,
+        what=f"features {runtime.name} {runtime.checksum} {runtime.kind}",
+        shape=function.shape,
+        dtype=function.dtype,
+        compute=function.compute,
+        portable=function.portable,
+        workers=workers,
+    )
 
 
 def feature_blocks(

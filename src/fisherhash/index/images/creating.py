@@ -45,6 +45,7 @@ def sync_index(
     dry_run: bool = False,
     allow_empty: bool = False,
     moved: bool = False,
+    workers: int | None = None,
 ) -> SyncReport:
     """Bring an index in sync with a folder of images; create the index if there is none.
 
@@ -59,6 +60,7 @@ def sync_index(
         dry_run: only report what would be done.
         allow_empty: let an empty folder empty the index.
         moved: the index was in sync with another folder, and this one takes its place.
+        workers: number of processes that encode images; None lets the work decide.
 
     Raises:
         UsageError: there is no such folder or image, it is another folder than before, or the
@@ -71,7 +73,9 @@ def sync_index(
         raise UsageError("--bits goes with --fit; a model has its own length")
     if exists:
         with _opened(uri, model, fit, bits, device=device, write=not dry_run) as images:
-            return images.sync(root, dry_run=dry_run, allow_empty=allow_empty, moved=moved)
+            return images.sync(
+                root, dry_run=dry_run, allow_empty=allow_empty, moved=moved, workers=workers
+            )
     found = find_images(root, uri)
     if not found.files:
         raise UsageError(found.nothing(root))
@@ -84,7 +88,8 @@ def sync_index(
             root.name, found.files, fit, bits=bits, device=device
         )
     with ImageIndex.create(uri, hasher, model=description) as images:
-        return sync_images(Import(images.index, lambda: hasher, codes), root, found=found)
+        work = Import(images.index, lambda: hasher, codes, workers=workers)
+        return sync_images(work, root, found=found)
 
 
 def add_to_index(
@@ -95,6 +100,7 @@ def add_to_index(
     labels: Sequence[str] | None = None,
     metadata: Mapping[str, Any] | None = None,
     device: str = "cpu",
+    workers: int | None = None,
 ) -> SyncReport:
     """Add images to an index, see :meth:`ImageIndex.add`; create the index if there is none."""
     if Index.exists(uri):
@@ -102,7 +108,7 @@ def add_to_index(
     else:
         opened = ImageIndex.create(uri, _load(model, device))
     with opened as index:
-        return index.add(images, labels=labels, metadata=metadata)
+        return index.add(images, labels=labels, metadata=metadata, workers=workers)
 
 
 @contextlib.contextmanager

@@ -118,6 +118,7 @@ class ImageIndex:
         dry_run: bool = False,
         allow_empty: bool = False,
         moved: bool = False,
+        workers: int | None = None,
     ) -> SyncReport:
         """Bring the index in sync with a folder of images: encode, update, remove.
 
@@ -126,11 +127,13 @@ class ImageIndex:
             dry_run: only report what would be done.
             allow_empty: let an empty folder empty the index.
             moved: the index was in sync with another folder, and this one takes its place.
+            workers: number of processes that encode images; 0 means this one, None lets the work
+                decide.
 
         Raises:
             UsageError: there is no such folder, it is another one than before, or it is empty.
         """
-        work = self._import()
+        work = self._import(workers)
         return sync_images(work, folder, dry_run=dry_run, allow_empty=allow_empty, moved=moved)
 
     def add(
@@ -139,6 +142,7 @@ class ImageIndex:
         *,
         labels: Sequence[str] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        workers: int | None = None,
     ) -> SyncReport:
         """Add image files, and all images in folders; encode them only if they changed.
 
@@ -146,9 +150,10 @@ class ImageIndex:
             images: files and folders.
             labels: of all these images; they replace those that an image had.
             metadata: of all these images, likewise.
+            workers: number of processes, as for :meth:`sync`.
         """
         several = [images] if isinstance(images, str | os.PathLike) else images
-        return add_images(self._import(), several, labels=labels, metadata=metadata)
+        return add_images(self._import(workers), several, labels=labels, metadata=metadata)
 
     def remove(self, keys: Iterable[str] = (), *, where: Where | None = None) -> int:
         """Remove items by key, or those that match a filter; returns how many.
@@ -160,8 +165,8 @@ class ImageIndex:
         """
         return self.index.remove(keys, ids=None if where is None else self.index.ids(where))
 
-    def _import(self) -> Import:
-        return Import(self.index, lambda: self.hasher)
+    def _import(self, workers: int | None) -> Import:
+        return Import(self.index, lambda: self.hasher, workers=workers)
 
     # Search
 

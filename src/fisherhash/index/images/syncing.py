@@ -44,6 +44,7 @@ class Import:
         index: the index.
         hasher: returns its hasher; called only if there are images to encode.
         codes: codes that are known already, by key.
+        workers: number of processes that encode; None lets the work decide.
     """
 
     def __init__(
@@ -51,8 +52,11 @@ class Import:
         index: Index,
         hasher: Callable[[], Hasher],
         codes: Mapping[str, Codes] | None = None,
+        *,
+        workers: int | None = None,
     ) -> None:
         self.index, self.hasher, self.codes = index, hasher, codes or {}
+        self.workers = workers
         self.files = index.files()
         self.skipped = index.notes("skipped")
         self.report = SyncReport()
@@ -167,7 +171,9 @@ class Import:
             yield EncodedBlock(np.array(some), packed, None, [])
         if rest := [i for i, file in enumerate(todo) if file.key not in self.codes]:
             source = collection_of(name, todo)
-            yield from hasher.encode_blocks(source, np.array(rest), block=IMAGES_PER_COMMIT)
+            yield from hasher.encode_blocks(
+                source, np.array(rest), block=IMAGES_PER_COMMIT, workers=self.workers
+            )
 
     def finish(self, among: Container[str] | None = None, named: Container[str] = ()) -> SyncReport:
         """The report; ``among`` selects the skipped files it lists, ``named`` those named."""
