@@ -1,13 +1,17 @@
-"""Verbs of the index: index sync|add|remove|skipped|info|verify|compact, search, dedup."""
+"""Verbs of the index: index sync|add|remove|skipped|info|verify|compact, search, dedup.
+
+``contents`` adds the verbs that list what an index holds.
+"""
 
 from __future__ import annotations
 
 import csv
 import json as json_module
 import math
+import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -165,7 +169,7 @@ def remove(
     """
     if bool(keys) == bool(where):
         raise UsageError("say what to remove: KEYS…, or --where label=cat")
-    with _open(index, write=not dry_run) as images:
+    with open_images(index, write=not dry_run) as images:
         opened = images.index
         if not dry_run:
             removed = images.remove(keys, where=where)
@@ -173,7 +177,12 @@ def remove(
             if json:
                 print_json({"removed": removed, "count": len(opened)})
             return
-        found = opened.items(where) if where else opened.get(dict.fromkeys(keys))
+        if where:
+            from fisherhash.index.images.labels import where_labels
+
+            found = opened.items(where_labels(opened, where))
+        else:
+            found = opened.get(dict.fromkeys(keys))
         names = [item.name for item in found]
         left = len(opened) - len(names)
     print_data({"remove": names}, _planned({"remove": names}), json=json)
@@ -190,7 +199,7 @@ def skipped(index: str, *, json: Json = False) -> None:
         index: The index: a folder, or the URI of another kind of index.
         json: Print JSON instead of CSV.
     """
-    with _open(index) as opened:
+    with open_images(index) as opened:
         files = opened.skipped()
     if json:
         print_json([file._asdict() for file in files])
@@ -210,7 +219,7 @@ def info(index: str, *, json: Json = False) -> None:
     """
     from fisherhash.index.images.creating import describe_model
 
-    with _open(index) as opened:
+    with open_images(index) as opened:
         facts = opened.info()
     shown = facts | {"model": describe_model(facts["model"]) if facts["model"] else None}
     if isinstance(facts.get("bytes"), dict):
@@ -249,7 +258,7 @@ def compact(index: str, *, json: Json = False) -> None:
         index: The index: a folder, or the URI of another kind of index.
         json: Print the result as JSON on stdout.
     """
-    with _open(index, write=True) as opened:
+    with open_images(index, write=True) as opened:
         result = opened.index.compact()
         count = len(opened.index)
     say(f"{index}: {count:,} items, compact")
@@ -259,8 +268,8 @@ def compact(index: str, *, json: Json = False) -> None:
 
 @app.command(usage="Usage: fisherhash search --index INDEX [OPTIONS] [IMAGES...]")
 def search(
-    *images: Path,
-    index: str,
+    *images: str,
+    index: str | None = None,
     key: Several = None,
     k: Annotated[int | None, Parameter(name="-k")] = None,
     radius: int | None = None,
@@ -272,8 +281,9 @@ def search(
     """Find the images of an index that are most similar: prints rank, distance and key of each.
 
     Args:
-        images: Image files to search with.
-        index: The index: a folder, or the URI of another kind of index.
+        images: Image files to search with; a folder stands for the images in it.
+        index: The index: a folder, or the URI of another kind of index. Without this option, the
+            one of IMAGES that is an index.
         key: Search with an item of the index, which does not find itself; may be given several
             times.
         k: Results per image; by default 10, with --radius all.
@@ -284,9 +294,10 @@ def search(
         device: cpu, cuda, … or auto.
         json: Print JSON instead of text.
     """
-    with _open(index, device=device) as opened:
+    queries, index = _queries(images, index, has_keys=bool(key))
+    with open_images(index, device=device) as opened:
         results = opened.search(
-            images, keys=key or (), k=k, radius=radius, where=where, skip_unreadable=True
+            queries, keys=key or (), k=k, radius=radius, where=where, skip_unreadable=True
         )
         bits, count = opened.index.bits, len(opened.index)
     errors = [result.error for result in results if result.error is not None]
@@ -335,7 +346,7 @@ def dedup(
         html: Also write a page with thumbnails.
         json: Print JSON instead of text.
     """
-    with _open(index) as opened:
+    with open_images(index) as opened:
         found = opened.duplicates(radius=radius, compare_files=compare_files)
     if html is not None:
         from fisherhash.pages import contact_sheet
@@ -349,10 +360,45 @@ def dedup(
     say(found.summary())
 
 
-def _open(index: str, *, write: bool = False, device: str = "cpu") -> ImageIndex:
+def open_images(index: str, *, write: bool = False, device: str = "cpu") -> ImageIndex:
+    """Open an index of images."""
     from fisherhash.index.images.image_index import ImageIndex
 
     return ImageIndex.open(index, write=write, device=device)
+
+
+def _queries(images: Sequence[str], index: str | None, *, has_keys: bool) -> tuple[list[str], str]:
+    """The files to search with, and the index: it may be among the images."""
+    from fisherhash.data.sources import open_paths
+    from fisherhash.index.base import Index
+
+    own = [name for name in images if "://" in name or Index.is_index(name)]
+    if index is None and len(own) == 1:
+        index, images = own[0], [name for name in images if name != own[0]]
+        own = []
+        if not images and not has_keys:
+            raise UsageError(
+                f"nothing to search for: give an image, fisherhash search IMAGE --index {index}, "
+                "or --key KEY"
+            )
+    folder = next(filter(os.path.isdir, images), None)
+    if index is None and folder is not None and len(images) == 1:
+        name = os.path.basename(os.path.abspath(folder))
+        raise UsageError(
+            f"--index is missing, and {folder} is a folder of images, not an index. Create one "
+            f"with: fisherhash index sync {name}.index {folder}; then: fisherhash search IMAGE "
+            f"--index {name}.index"
+        )
+    if index is None:
+        raise UsageError(
+            "--index is missing: fisherhash search IMAGE --index INDEX. Create an index with: "
+            "fisherhash index sync INDEX FOLDER"
+        )
+    if own:
+        raise UsageError(f"{own[0]} is an index; search {index} with images or with --key")
+    if folder is None:
+        return list(images), index
+    return list(open_paths(images).names), index
 
 
 def _report(report: SyncReport, index: str, began: float, *, as_json: bool) -> None:

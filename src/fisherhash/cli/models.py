@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -28,14 +30,19 @@ from fisherhash.cli.base import (
     say,
 )
 from fisherhash.errors import FisherhashError, UsageError, printable, unknown_name
+from fisherhash.system.extras import require_package
 from fisherhash.system.options import parse_pairs
 from fisherhash.training.settings import Settings
 
 if TYPE_CHECKING:
+    from fisherhash.data.collection import Collection
     from fisherhash.data.loading import Skipped
     from fisherhash.evaluation import Evaluation
+    from fisherhash.model.hasher import Hasher
 
 _DEFAULT_SETTINGS = Settings()
+PRINTED = 32
+"""Images whose codes are printed at a time."""
 
 
 @app.command
@@ -167,6 +174,9 @@ def encode(
     processes = parse_workers(workers)
     collection = open_paths(images)
     hasher = Hasher.load(model, device=device)
+    if out is None and not json:
+        _print_codes(hasher, collection, processes)
+        return
     encoded = hasher.encode_collection(collection, workers=processes)
     names = [collection.names[int(i)] for i in encoded.indices]
 
@@ -182,11 +192,32 @@ def encode(
         storage.write_files(out.parent, files)
         say(f"{len(names)} codes of {hasher.bits} bits in {out}")
     else:
-        rows = list(zip(names, codes.to_hex(encoded.codes), strict=True))
-        found = {"bits": hasher.bits, "codes": [{"name": n, "code": c} for n, c in rows]}
-        print_data(found, (f"{code}  {printable(name)}" for name, code in rows), json=json)
+        rows = zip(names, codes.to_hex(encoded.codes), strict=True)
+        print_json({"bits": hasher.bits, "codes": [{"name": n, "code": c} for n, c in rows]})
     _say_skipped(encoded.skipped)
     if not names:
+        raise FisherhashError("no image could be read")
+
+
+def _print_codes(hasher: Hasher, collection: Collection, workers: int | None) -> None:
+    """Print codes as they are computed: a reader may have enough of them before the end."""
+    from fisherhash import codes
+    from fisherhash.system.progress import progress
+
+    count, skipped = 0, []
+    # On a terminal the lines show the progress.
+    quiet = sys.stdout.isatty()
+    title = f"encoding {collection.name}"
+    with nullcontext(lambda _: None) if quiet else progress(title, len(collection)) as advance:
+        for part in hasher.encode_blocks(collection, block=PRINTED, workers=workers):
+            for index, code in zip(part.indices, codes.to_hex(part.codes), strict=True):
+                print(f"{code}  {printable(collection.names[int(index)])}")
+            sys.stdout.flush()
+            skipped += part.skipped
+            count += len(part.indices)
+            advance(len(part.indices) + len(part.skipped))
+    _say_skipped(skipped)
+    if not count:
         raise FisherhashError("no image could be read")
 
 
@@ -223,6 +254,8 @@ def evaluate(
     from fisherhash.training.fitting import SPLIT_FILE
     from fisherhash.training.measuring import encode_split, measure
 
+    if plots is not None:
+        require_package("matplotlib", "plots", "--plots")
     hasher = Hasher.load(model, device=device)
     hamming = hasher.head.hamming
     if compat is not None and compat not in EVALUATORS:

@@ -56,9 +56,7 @@ def cached_rows(
     """
     total = len(collection)
     wanted = np.arange(total) if indices is None else indices
-    key = f"{ROWS_FORMAT} {what} {preprocessing} {collection.reader.fingerprint()} {total}"
-    folder = cache_dir() / "rows" / hashlib.sha256(key.encode()).hexdigest()[:32]
-    cache = RowCache(folder, total, shape, dtype)
+    cache = RowCache(_folder(collection, preprocessing, what), total, shape, dtype)
     missing = cache.missing(wanted)
     if len(missing):
         function = RowFunction(compute, preprocessing, shape, dtype, portable)
@@ -67,6 +65,32 @@ def cached_rows(
             cache.fill(compute_blocks(collection, missing, function, workers=workers), advance)
     kept = cache.readable(wanted)
     return Rows(cache.rows[kept], kept, cache.skipped(wanted))
+
+
+def stored_rows(
+    collection: Collection,
+    preprocessing: Preprocessing,
+    *,
+    what: str,
+    shape: tuple[int, ...],
+    dtype: DTypeLike,
+) -> Rows | None:
+    """The rows that :func:`cached_rows` stored for these images; None where there are none.
+
+    Nothing is computed. The images must be exactly those of then: names, sizes and times.
+    """
+    folder = _folder(collection, preprocessing, what)
+    if not folder.is_dir():
+        return None
+    cache = RowCache(folder, len(collection), shape, dtype)
+    kept = cache.readable(np.arange(len(collection)))
+    return Rows(cache.rows[kept], kept, [])
+
+
+def _folder(collection: Collection, preprocessing: Preprocessing, what: str) -> Path:
+    images = f"{collection.reader.fingerprint()} {len(collection)}"
+    key = f"{ROWS_FORMAT} {what} {preprocessing} {images}"
+    return cache_dir() / "rows" / hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
 class RowCache:

@@ -33,6 +33,7 @@ from fisherhash.model.runtime import (
     feature_rows,
     in_fixed_batches,
     on_device,
+    stored_features,
 )
 from fisherhash.system import storage
 from fisherhash.system.devices import choose_device
@@ -185,6 +186,14 @@ class Hasher:
             np.concatenate(real) if real else None,
             [item for part in parts for item in part.skipped],
         )
+
+    def encode_stored(self, collection: Collection) -> EncodedBlock | None:
+        """Codes of the images whose features are stored on disk, because training needed them.
+
+        None if there are none; nothing is computed but the codes.
+        """
+        rows = stored_features(self.runtime, collection)
+        return None if rows is None else self._encoded(rows, queries=False)
 
     def _encoded(self, rows: Rows, queries: bool) -> EncodedBlock:
         packed = codes.pack(self.logits_of_features(rows.values))

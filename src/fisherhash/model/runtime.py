@@ -15,7 +15,7 @@ from fisherhash.data.collection import Collection
 from fisherhash.data.computing import RowFunction, compute_blocks
 from fisherhash.data.loading import Rows
 from fisherhash.data.preprocessing import Preprocessing
-from fisherhash.data.row_cache import cached_rows
+from fisherhash.data.row_cache import cached_rows, stored_rows
 from fisherhash.system import storage
 
 # Rounding depends on the batch size, so on a CPU every batch has this one, padded: an image then
@@ -135,12 +135,23 @@ def feature_rows(
         collection,
         indices,
         runtime.preprocessing,
-        what=f"features {runtime.name} {runtime.checksum} {runtime.kind}",
+        what=_what(runtime),
         shape=function.shape,
         dtype=function.dtype,
         compute=function.compute,
         portable=function.portable,
         workers=workers,
+    )
+
+
+def stored_features(runtime: Runtime, collection: Collection) -> Rows | None:
+    """Features that :func:`feature_rows` stored for these images; None where there are none."""
+    return stored_rows(
+        collection,
+        runtime.preprocessing,
+        what=_what(runtime),
+        shape=(runtime.width,),
+        dtype=np.float32,
     )
 
 
@@ -162,6 +173,10 @@ def feature_blocks(
         workers: number of worker processes; None lets the work decide.
     """
     return compute_blocks(collection, indices, _features(runtime), block=block, workers=workers)
+
+
+def _what(runtime: Runtime) -> str:
+    return f"features {runtime.name} {runtime.checksum} {runtime.kind}"
 
 
 def _features(runtime: Runtime) -> RowFunction:

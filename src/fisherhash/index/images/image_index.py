@@ -23,6 +23,7 @@ import numpy as np
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import Index, Problem, Uri
 from fisherhash.index.images.duplicates import Duplicates, duplicates_of
+from fisherhash.index.images.labels import where_labels
 from fisherhash.index.images.results import (
     Match,
     SearchResult,
@@ -163,7 +164,8 @@ class ImageIndex:
         Raises:
             UsageError: there is no item with one of the keys; nothing is removed.
         """
-        return self.index.remove(keys, ids=None if where is None else self.index.ids(where))
+        ids = None if where is None else self.index.ids(where_labels(self.index, where))
+        return self.index.remove(keys, ids=ids)
 
     def _import(self, workers: int | None) -> Import:
         return Import(self.index, lambda: self.hasher, workers=workers)
@@ -187,7 +189,7 @@ class ImageIndex:
             keys: one or several items of the index; an item does not find itself.
             k: matches per query; by default 10, or all within a radius.
             radius: only items whose codes differ in at most this many bits.
-            where: only items that match this filter.
+            where: only items that match this filter; a label may differ in case.
             skip_unreadable: return a result with an ``error`` for an image that cannot be read,
                 rather than raise it.
 
@@ -204,6 +206,7 @@ class ImageIndex:
             raise UsageError(f"k must be at least 1, got {k}")
         if radius is not None and not 0 <= radius <= bits:
             raise UsageError(f"radius must be between 0 and {bits} bits, got {radius}")
+        where = None if where is None else where_labels(self.index, where)
         folder = synced_folder(self.index)
         results = self._encode(queries, skip_unreadable=skip_unreadable) if queries else []
         own: list[int | None] = [None] * len(results)
