@@ -22,7 +22,7 @@ from fisherhash.system.cache import cache_dir
 from fisherhash.system.progress import progress
 from fisherhash.system.storage import draft_folder
 
-ROWS_FORMAT = 1
+ROWS_FORMAT = 2
 """Raise this when decoding or an architecture changes, so that older rows are not used again."""
 
 TODO, DONE, SKIPPED = 0, 1, 2
@@ -87,10 +87,22 @@ def stored_rows(
     return Rows(cache.rows[kept], kept, [])
 
 
+def has_rows(collection: Collection, kind: str) -> bool:
+    """Whether any rows of a kind, the first word of ``what``, are stored for these images."""
+    return any((cache_dir() / "rows").glob(f"{_images(collection)}-{kind}-*"))
+
+
 def _folder(collection: Collection, preprocessing: Preprocessing, what: str) -> Path:
-    images = f"{collection.reader.fingerprint()} {len(collection)}"
-    key = f"{ROWS_FORMAT} {what} {preprocessing} {images}"
-    return cache_dir() / "rows" / hashlib.sha256(key.encode()).hexdigest()[:32]
+    kind, key = what.split()[0], f"{ROWS_FORMAT} {what} {preprocessing}"
+    return cache_dir() / "rows" / f"{_images(collection)}-{kind}-{_short_hash(key)}"
+
+
+def _images(collection: Collection) -> str:
+    return _short_hash(f"{collection.reader.fingerprint()} {len(collection)}")
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 class RowCache:
