@@ -369,7 +369,6 @@ def open_images(index: str, *, write: bool = False, device: str = "cpu") -> Imag
 
 def _queries(images: Sequence[str], index: str | None, *, has_keys: bool) -> tuple[list[str], str]:
     """The files to search with, and the index: it may be among the images."""
-    from fisherhash.data.sources import open_paths
     from fisherhash.index.base import Index
 
     own = [name for name in images if "://" in name or Index.is_index(name)]
@@ -398,6 +397,8 @@ def _queries(images: Sequence[str], index: str | None, *, has_keys: bool) -> tup
         raise UsageError(f"{own[0]} is an index; search {index} with images or with --key")
     if folder is None:
         return list(images), index
+    from fisherhash.data.sources import open_paths
+
     return list(open_paths(images).names), index
 
 
