@@ -1,7 +1,7 @@
 """Images per second of ``index sync``, beside what limits it and beside what people write.
 
     python benchmarks/encoding.py --work FOLDER [--small 2000] [--large 200] [--source PHOTOS]
-        [--model general-64 …] [--repeats 3] [--out FILE]
+        [--model MODEL …] [--repeats 3] [--out FILE]
 
 Two folders of JPEG files are written to ``--work`` once: about 500 pixels wide, and 12 megapixels.
 They are mosaics of real photos, enlarged, with sensor noise, so that their files are as large as
@@ -42,6 +42,7 @@ from fisherhash.data.folders import walk_images
 from fisherhash.data.images import load_image
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.sample import open_sample
+from fisherhash.model import builtin
 from fisherhash.model.hasher import Hasher
 from fisherhash.system.cores import available_cores
 
@@ -304,11 +305,13 @@ def main() -> None:
     parser.add_argument("--small", type=int, default=2000, help="images of about 500 pixels")
     parser.add_argument("--large", type=int, default=200, help="images of 12 megapixels")
     parser.add_argument("--source", type=Path, help="photos to make them from; else the sample")
-    parser.add_argument("--model", action="append", help="repeat for several; exported models")
+    parser.add_argument(
+        "--model", action="append", help="repeat for several; else the built-in hashers"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, help="write the JSON here, too")
     given = parser.parse_args()
-    models = given.model or ["general-64"]
+    models = given.model or list(builtin.NAMES)
     parts: dict[str, Any] = {}
     load = os.getloadavg() if hasattr(os, "getloadavg") else None
     for kind, count in ((SMALL, given.small), (LARGE, given.large)):
