@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
-from fisherhash.cli.base import Json, print_data
+from fisherhash.cli.base import Json, print_data, print_json
 from fisherhash.cli.index import Several, index_app, open_images
 from fisherhash.errors import UsageError, printable
 
@@ -32,10 +31,8 @@ def list_items(
         folder = synced_folder(images.index)
         items = itertools.islice(images.index.items(where_labels(images.index, where)), limit)
         if not json:
-            lines: Iterator[str] = (
-                "\t".join([printable(item.name), *map(printable, item.labels)]) for item in items
-            )
-            print_data(None, lines, json=False)
+            for item in items:
+                print("\t".join([printable(item.name), *map(printable, item.labels)]))
             return
         rows = [
             {
@@ -48,7 +45,7 @@ def list_items(
             }
             for item in items
         ]
-    print_data(rows, (), json=True)
+    print_json(rows)
 
 
 @index_app.command
