@@ -87,9 +87,10 @@ def stored_rows(
     return Rows(cache.rows[kept], kept, [])
 
 
-def has_rows(collection: Collection, kind: str) -> bool:
-    """Whether any rows of a kind, the first word of ``what``, are stored for these images."""
-    return any((cache_dir() / "rows").glob(f"{_images(collection)}-{kind}-*"))
+def has_rows(kind: str, collection: Collection | None = None) -> bool:
+    """Whether rows of a kind, the first word of ``what``, are stored: for these images, or any."""
+    images = "*" if collection is None else _images(collection)
+    return any((cache_dir() / "rows").glob(f"{images}-{kind}-*"))
 
 
 def _folder(collection: Collection, preprocessing: Preprocessing, what: str) -> Path:

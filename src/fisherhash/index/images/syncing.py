@@ -26,6 +26,7 @@ from fisherhash.data.collection import Collection
 from fisherhash.data.folders import FoundImages, ImageFile, is_own_output, walk_images
 from fisherhash.data.images import read_failure
 from fisherhash.data.readers import FileReader
+from fisherhash.data.row_cache import has_rows
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import CannotWriteError, Codes, Entry, Index
 from fisherhash.index.images.results import SkippedFile, SyncReport, synced_folder
@@ -274,6 +275,8 @@ def sync_images(
 
 def _stored_codes(hasher: Hasher, root: Path) -> dict[str, Codes]:
     """Codes of a folder's images whose features are on disk since a model was trained on it."""
+    if not has_rows("features"):
+        return {}
     from fisherhash.data.sources import open_data
 
     try:
