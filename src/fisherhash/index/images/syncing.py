@@ -14,7 +14,6 @@ file is tried every time.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,19 +25,15 @@ from fisherhash.data.collection import Collection
 from fisherhash.data.folders import FoundImages, ImageFile, is_own_output, walk_images
 from fisherhash.data.images import read_failure
 from fisherhash.data.readers import FileReader
-from fisherhash.data.row_cache import has_rows
-from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.errors import UsageError
 from fisherhash.index.base import CannotWriteError, Codes, Entry, Index
 from fisherhash.index.images.results import SkippedFile, SyncReport, synced_folder
+from fisherhash.index.images.stored import FEWEST_REUSED, stored_codes
 from fisherhash.system.progress import progress
 
 if TYPE_CHECKING:
     from fisherhash.model.hasher import EncodedBlock, Hasher
 
-logger = logging.getLogger(__name__)
-
-FEWEST_REUSED = 32
-"""Images to encode from which on it is worth looking for features on disk."""
 IMAGES_PER_COMMIT = 128
 """A few seconds of work."""
 
@@ -267,29 +262,10 @@ def sync_images(
         return work.finish()
     with work.writing():
         work.commit(gone=gone, folder=os.path.abspath(root) if new_root else None)
-        if len(todo) >= FEWEST_REUSED and not work.codes:
-            work.codes = _stored_codes(work.hasher(), root)
+        if not work.codes and len(todo) >= FEWEST_REUSED:
+            work.codes = stored_codes(work.hasher(), root)
         work.encode(root.name, todo)
     return work.finish()
-
-
-def _stored_codes(hasher: Hasher, root: Path) -> dict[str, Codes]:
-    """Codes of a folder's images whose features are on disk since a model was trained on it."""
-    if not has_rows("features"):
-        return {}
-    from fisherhash.data.sources import open_data
-
-    try:
-        images = open_data(root)
-        stored = hasher.encode_stored(images)
-    except FisherhashError:
-        # A folder that can be synced need not be a data set.
-        return {}
-    if stored is None or not len(stored.indices):
-        return {}
-    logger.info("%s images: features are on disk already", f"{len(stored.indices):,}")
-    pairs = zip(stored.indices, stored.codes, strict=True)
-    return {images.names[int(index)]: code for index, code in pairs}
 
 
 def add_images(
