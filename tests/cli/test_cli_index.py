@@ -20,6 +20,7 @@ import torch
 
 from fisherhash import backbones, cli, codes
 from fisherhash.index import Index
+from fisherhash.index.images import syncing
 from fisherhash.model.hasher import Hasher
 from fisherhash.model.heads import LinearHead
 
@@ -633,3 +634,173 @@ def test_an_index_made_in_python_is_searched_from_the_command_line(
         assert [(d, key) for _, d, key in rows(out.splitlines())] == want
         with ImageIndex.open(tmp_path / name) as images:
             assert [(m.distance, m.name) for m in images.search(query)[0]] == want
+
+
+def test_the_index_may_be_one_of_the_images(run, photos, shared):
+    """``search PHOTO INDEX`` and ``search INDEX PHOTO`` are ``search PHOTO --index INDEX``."""
+    photo = photos / "a" / "00.png"
+    expected = run("search", photo, "--index", shared)[:2]
+    assert expected[0] == 0
+    for words in ([photo, shared], [shared, photo]):
+        assert run("search", *words)[:2] == expected
+
+
+def test_a_folder_of_queries_is_its_images(run, photos, shared):
+    code, out, _ = run("search", photos / "a", "--index", shared, "-k", "1", "--json")
+    assert code == 0
+    queries = [result["query"] for result in json.loads(out)]
+    assert queries == sorted(p.as_posix() for p in (photos / "a").glob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["PHOTOS"], "fisherhash index sync photos.index PHOTOS; then: fisherhash search IMAGE"),
+        (["INDEX"], "nothing to search for: give an image, fisherhash search IMAGE --index INDEX"),
+        (["--key", "a/00.png"], "--index is missing: fisherhash search IMAGE --index INDEX"),
+        (["INDEX", "--index", "INDEX"], "INDEX is an index; search INDEX with images"),
+    ],
+)
+def test_a_search_without_an_index_or_an_image_says_how(run, photos, shared, words, sentence):
+    def fill(text):
+        return text.replace("PHOTOS", str(photos)).replace("INDEX", str(shared))
+
+    code, out, err = run("search", *map(fill, words))
+    assert (code, out) == (2, "")
+    name = f"{photos.name}.index"
+    known = "--index INDEX" if words[0] == "--key" else None
+    expected = sentence if known else fill(sentence.replace("photos.index", name))
+    assert expected in err
+
+
+def test_list_prints_keys_and_labels(run, photos, shared):
+    keys = sorted(p.relative_to(photos).as_posix() for p in photos.rglob("*.png"))
+    code, out, _ = run("index", "list", shared)
+    assert code == 0
+    assert out.splitlines() == [f"{key}\t{key.split('/')[0]}" for key in keys]
+    assert run("index", "list", shared, "--limit", "2")[1].splitlines() == out.splitlines()[:2]
+    _, out, _ = run("index", "list", shared, "--where", "label=b", "--json", "--limit", "1")
+    (row,) = json.loads(out)
+    assert row["key"] == next(key for key in keys if key.startswith("b/"))
+    assert row["labels"] == ["b"]
+    assert row["path"] == str(photos / row["key"])
+    with Index.open(shared) as opened:
+        assert bytes.fromhex(row["code"]) == opened.get(row["key"]).code
+    assert "at least 1" in run("index", "list", shared, "--limit", "0")[2]
+    assert "Did you mean 'label'?" in run("index", "list", shared, "--where", "labl=b")[2]
+
+
+def test_labels_are_counted_and_match_without_case(run, photos, index, write_photos, tmp_path):
+    more = write_photos(tmp_path / "more", {"x": 2})
+    assert run("index", "add", index, more, "--label", "Ibis")[0] == 0
+    count = len(list((photos / "a").glob("*.png")))
+    code, out, _ = run("index", "labels", index, "--json")
+    assert code == 0
+    assert {row["label"]: row["count"] for row in json.loads(out)} == {
+        p.name: len(list(p.glob("*.png"))) for p in photos.iterdir() if p.is_dir()
+    } | {"Ibis": 2}
+    assert run("index", "labels", index, "--where", "label=A")[1] == f"{count:>9,}  a\n"
+    assert len(run("index", "labels", index, "--limit", "1")[1].splitlines()) == 1
+    for label in ("Ibis", "ibis", "IBIS"):
+        _, out, _ = run(
+            "search", "--index", index, "--key", "a/00.png", "--where", f"label={label}"
+        )
+        assert len(out.splitlines()) == 2
+    # Two labels that differ in case only: exactly one of them, or a question.
+    key = next(iter(more.rglob("*.png"))).as_posix()
+    assert run("index", "add", index, key, "--label", "iBIS")[0] == 0
+    assert len(run("index", "list", index, "--where", "label=iBIS")[1].splitlines()) == 1
+    code, _, err = run("index", "list", index, "--where", "label=ibis")
+    assert code == 2
+    assert "label=Ibis or label=iBIS?" in err
+    assert (
+        "would be: 1 removed"
+        in run("index", "remove", index, "--where", "label=Ibis", "--dry-run")[2]
+    )
+
+
+def test_a_search_by_key_imports_nothing_heavy(shared):
+    script = """if True:
+        import sys
+        from fisherhash.cli import main
+        try:
+            main(["search", "--key", "a/00.png", "--index", sys.argv[1]])
+        except SystemExit as ended:
+            print(ended.code)
+        heavy = {"torch", "numba", "rich", "scipy", "matplotlib", "onnxruntime"}
+        print(sorted(heavy & sys.modules.keys()))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", script, shared], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines()[-2:] == ["0", "[]"], done.stderr
+
+
+@pytest.mark.parametrize("workers", ["0", "1", "auto"])
+def test_the_number_of_workers_changes_no_code(run, photos, model, shared, tmp_path, workers):
+    made = tmp_path / "made.index"
+    code, _, err = run("index", "sync", made, photos, "--model", model, "--workers", workers)
+    assert code == 0, err
+    assert run("index", "list", made, "--json")[1] == run("index", "list", shared, "--json")[1]
+
+
+@pytest.mark.parametrize("verb", [["index", "sync"], ["index", "add"], ["encode"], ["check-data"]])
+def test_a_number_of_workers_that_is_none(run, photos, tmp_path, verb):
+    place = [] if len(verb) == 1 else [tmp_path / "new"]
+    code, _, err = run(*verb, *place, photos, "--workers", "-2")
+    assert code == 2
+    assert "--workers must be auto or a whole number, got '-2'" in err
+    assert not (tmp_path / "new").exists()
+
+
+def test_device_auto_is_taken_everywhere(run, photos, model, shared, tmp_path):
+    for words in (
+        ["encode", photos / "a" / "00.png", "--model", model],
+        ["index", "sync", tmp_path / "new", photos, "--model", model],
+        ["index", "add", tmp_path / "new", photos],
+        ["search", photos / "a" / "00.png", "--index", shared],
+    ):
+        code, _, err = run(*words, "--device", "auto")
+        assert code == 0, err
+
+
+def test_sync_takes_the_features_that_training_computed(run, write_photos, tmp_path, monkeypatch):
+    photos, made = write_photos(tmp_path / "set", {"a": 20, "b": 20}), tmp_path / "model"
+    words = [
+        "--backbone",
+        "tiny",
+        "--image-size",
+        "32",
+        "--epochs",
+        "1",
+        "--batch-size",
+        "8",
+        "--bits",
+        "12",
+        "--frozen",
+    ]
+    assert run("train", photos, "--out", made, *words)[0] == 0
+    fresh, reused = tmp_path / "fresh.index", tmp_path / "reused.index"
+    decoded = []
+    real = syncing.Import._encoded
+    monkeypatch.setattr(
+        syncing.Import,
+        "_encoded",
+        lambda work, hasher, name, todo: (
+            decoded.append(sum(file.key not in work.codes for file in todo)),
+            real(work, hasher, name, todo),
+        )[1],
+    )
+    assert (
+        "40 images: features are on disk"
+        in run("index", "sync", reused, photos, "--model", made)[2]
+    )
+    # Another set of files is another data set: everything is computed.
+    (photos / "a" / "more.png").write_bytes((photos / "a" / "00.png").read_bytes())
+    assert "on disk" not in run("index", "sync", fresh, photos, "--model", made)[2]
+    assert decoded == [0, 41]
+    assert run("index", "remove", fresh, "a/more.png")[0] == 0
+    with Index.open(fresh) as one, Index.open(reused) as other:
+        assert {item.key: item.code for item in one.items()} == {
+            item.key: item.code for item in other.items()
+        }

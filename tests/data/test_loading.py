@@ -123,9 +123,10 @@ def test_when_processes_are_started(monkeypatch):
     monkeypatch.setattr(sys, "platform", "linux")
     assert workers.choose_workers([0.001] * 9, 300) == 0
     assert workers.choose_workers([0.001] * 9, 60_000) == 4
-    assert workers.choose_workers([0.1], 50) == 2
+    assert workers.choose_workers([0.1], 28) == 2
     assert workers.choose_workers([], 0) == 0
-    monkeypatch.setattr(sys, "platform", "darwin")
+    assert workers.choose_workers([0.1], 60_000) == 4
+    monkeypatch.setattr(sys, "platform", "win32")
     assert workers.choose_workers([0.1], 60_000) == 0
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(workers, "available_cores", lambda: 1)

@@ -10,24 +10,16 @@ from textwrap import dedent
 import numpy as np
 import pytest
 
-from fisherhash.data.loading import DecodedBlock, Skipped
+from fisherhash.data.loading import Rows, Skipped
 from fisherhash.data.row_cache import RowCache
 from fisherhash.errors import FisherhashError
 
 
 def block(indices, bad=()):
-    pixels = np.zeros((len(indices), 3, 2, 2), dtype=np.uint8)
-    pixels[:, 0, 0, 0] = indices
-    return DecodedBlock(
-        np.array(indices, dtype=np.int64),
-        pixels,
-        [Skipped(i, f"image {i}", f"reason {i}") for i in bad],
-    )
-
-
-def rows_of(pixels):
     """Row i is (i, i + 0.5, i + 0.25)."""
-    return pixels[:, 0, 0, :1].astype(np.float32) + np.array([0, 0.5, 0.25], np.float32)
+    numbers = np.array(indices, dtype=np.int64)
+    rows = numbers[:, None].astype(np.float32) + np.array([0, 0.5, 0.25], np.float32)
+    return Rows(rows, numbers, [Skipped(i, f"image {i}", f"reason {i}") for i in bad])
 
 
 def opened(folder, count=10):
@@ -36,7 +28,7 @@ def opened(folder, count=10):
 
 def fill(cache, *blocks):
     counted = []
-    cache.fill(blocks, rows_of, counted.append)
+    cache.fill(blocks, counted.append)
     return counted
 
 
@@ -66,13 +58,12 @@ def test_a_row_is_marked_only_after_it_was_written(tmp_path):
     """An interruption while the second block is computed loses that block and no other."""
     cache = opened(tmp_path)
 
-    def interrupted(pixels):
-        if 4 in pixels[:, 0, 0, 0]:
-            raise KeyboardInterrupt
-        return rows_of(pixels)
+    def interrupted():
+        yield block([0, 1])
+        raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        cache.fill([block([0, 1]), block([4, 5])], interrupted, lambda _: None)
+        cache.fill(interrupted(), lambda _: None)
     assert opened(tmp_path).readable(every).tolist() == [0, 1]
 
 
@@ -121,7 +112,7 @@ DISK_FULL = """
     import os, subprocess, sys
     from pathlib import Path
     import numpy as np
-    from fisherhash.data.loading import DecodedBlock
+    from fisherhash.data.loading import Rows
     from fisherhash.errors import FisherhashError
     from fisherhash.data.row_cache import RowCache
 
@@ -131,13 +122,11 @@ DISK_FULL = """
         sys.exit(77)
     cache = RowCache(place / "cache", 100, (4096,), np.float32)
     blocks = [
-        DecodedBlock(np.arange(i, i + 4), np.full((4, 3, 2, 2), i, np.uint8), [])
+        Rows(np.full((4, 4096), i, np.float32), np.arange(i, i + 4), [])
         for i in range(0, 100, 4)
     ]
-    def compute(pixels):
-        return np.full((4, 4096), pixels[0, 0, 0, 0], np.float32)
     try:
-        cache.fill(blocks, compute, lambda _: None)
+        cache.fill(blocks, lambda _: None)
     except FisherhashError as error:
         print(error)
     again = RowCache(place / "cache", 100, (4096,), np.float32)
@@ -167,11 +156,10 @@ def test_a_full_disk_is_a_sentence_and_keeps_the_rows_that_fit(tmp_path):
 
 def test_what_could_not_be_opened_is_tried_again(tmp_path):
     cache = RowCache(tmp_path / "c", 3, (2,), np.float32)
-    pixels = np.zeros((1, 3, 8, 8), dtype=np.uint8)
     gone = Skipped(1, "b", "permission denied", passing=True)
     broken = Skipped(2, "c", "truncated")
-    block = DecodedBlock(np.array([0]), pixels, [gone, broken])
-    cache.fill([block], lambda p: np.ones((1, 2), np.float32), lambda _: None)
+    block = Rows(np.ones((1, 2), np.float32), np.array([0]), [gone, broken])
+    cache.fill([block], lambda _: None)
     everything = np.arange(3)
     assert cache.skipped(everything) == [gone, broken]
     again = RowCache(tmp_path / "c", 3, (2,), np.float32)
@@ -184,12 +172,11 @@ def test_two_processes_may_open_a_new_cache_at_once(tmp_path):
     script = (
         "import sys, numpy as np; from pathlib import Path; "
         "from fisherhash.data.row_cache import RowCache; "
-        "from fisherhash.data.loading import DecodedBlock; "
+        "from fisherhash.data.loading import Rows; "
         "sys.stdin.readline(); c = RowCache(Path(sys.argv[1]), 64, (4,), np.float32); "
         "own = np.arange(int(sys.argv[2]), 64, 4); "
         "rows = np.repeat(own[:, None], 4, 1).astype(np.float32) + 1; "
-        "b = DecodedBlock(own, np.zeros((16, 3, 8, 8), np.uint8), []); "
-        "c.fill([b], lambda p: rows, lambda n: None)"
+        "c.fill([Rows(rows, own, [])], lambda n: None)"
     )
     folder = tmp_path / "c"
     processes = [

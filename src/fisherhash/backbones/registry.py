@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 
 from torch import nn
 
@@ -20,6 +21,12 @@ from fisherhash.errors import UsageError, unknown_name
 
 DEFAULT_BACKBONE = EfficientNetLite0.name
 
+
+_FAMILY = re.compile(
+    r"(wide_)?res(net|next)|vgg\d|densenet|mobilenet|efficientnet_|convnext|(deit|beit|eva)|vit_|"
+    r"swin|regnet|inception|googlenet|shufflenet|mnasnet|maxvit"
+)
+"""Names of networks that torchvision or timm have, and people type without their library."""
 
 _REGISTRY: dict[str, type[Backbone]] = {
     network.name: network for network in (EfficientNetLite0, SqueezeNet, AlexNet, VGGF, Tiny)
@@ -50,9 +57,22 @@ def info(name: str) -> type[Backbone]:
     >>> info("squeezenet1.0").features
     512
     """
-    if name not in _REGISTRY:
-        raise unknown_name("backbone", name, [*_REGISTRY, "timm:NAME", "torchvision:NAME"])
-    return _REGISTRY[name]
+    if name in _REGISTRY:
+        return _REGISTRY[name]
+    if library := _library_of(name):
+        raise UsageError(
+            f"unknown backbone '{name}'. Did you mean '{library}{name}'? Networks of torchvision "
+            f"and timm are named with their library. Known: {', '.join(sorted(_REGISTRY))}"
+        )
+    raise unknown_name("backbone", name, [*_REGISTRY, "timm:NAME", "torchvision:NAME"])
+
+
+def _library_of(name: str) -> str | None:
+    """The prefix of the library that has a network of this name; by its family if unknown."""
+    if not _FAMILY.match(name.lower()):
+        return None
+    # timm's names say more: vit_base_patch16_224, resnet50.a1_in1k.
+    return "timm:" if re.search(r"patch|\.|_in\d+k|^(deit|beit|eva|nf)", name) else "torchvision:"
 
 
 def create_backbone(

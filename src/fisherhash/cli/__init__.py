@@ -1,7 +1,7 @@
 """The command line: one function per verb, in the modules of this package.
 
-Exit codes: 0, 1 (failed), 2 (bad use), 130 (interrupted). A new verb is a function with
-``@app.command`` in a module imported below.
+Exit codes: 0, 1 (failed), 2 (bad use), 130 (interrupted), 141 (the reader of a pipe has ended). A
+new verb is a function with ``@app.command`` in a module imported below.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from cyclopts import App, CycloptsError
 from cyclopts.exceptions import MissingArgumentError, UnusedCliTokensError
 
 # Importing a module registers its verbs.
-from fisherhash.cli import experiments, index, models, tools
+from fisherhash.cli import contents, experiments, index, models, tools
 from fisherhash.cli.base import app, say
 from fisherhash.errors import FisherhashError
 from fisherhash.system.options import unknown_option
 
-__all__ = ["app", "experiments", "index", "main", "models", "tools"]
+__all__ = ["app", "contents", "experiments", "index", "main", "models", "tools"]
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -45,6 +45,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     words = sys.argv[1:] if arguments is None else arguments
     try:
         app(words, exit_on_error=False, print_error=False, result_action="return_value")
+        # Here, where a closed pipe is no traceback; at exit it would be one.
+        sys.stdout.flush()
     except CycloptsError as error:
         _fail(_explain(error, words), 2)
     except FisherhashError as error:
@@ -52,9 +54,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         _fail(_interrupted(words), 130)
     except BrokenPipeError:
-        # The reader (head, less) closed the pipe: nobody is left to tell.
+        # The reader (head, less) closed the pipe and has what it wanted: end as the signal would.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(1) from None
+        raise SystemExit(141) from None
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}", 1)

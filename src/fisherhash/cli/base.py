@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from cyclopts import App, Parameter, convert
 
-from fisherhash.errors import counted, printable, printable_text
+from fisherhash.errors import UsageError, counted, printable, printable_text
 from fisherhash.system.options import parse_number
 from fisherhash.system.storage import dump_json
 from fisherhash.system.version import __version__
@@ -47,6 +47,13 @@ Data = Annotated[
     Parameter(
         help="A folder of class sub-folders, a CSV (path,label[;label…]), a folder with train.txt, "
         "query.txt and database.txt, or a named data set (sample, cifar10, tiny100, coco21)."
+    ),
+]
+Workers = Annotated[
+    str,
+    Parameter(
+        help="Processes that read and encode images: auto, or a number; 0 for none besides this "
+        "one. The codes do not depend on it."
     ),
 ]
 ProtocolName = Annotated[
@@ -90,6 +97,15 @@ class LimitFlags:
 
 
 DEFAULT_LIMITS = LimitFlags()
+
+
+def parse_workers(text: str) -> int | None:
+    """The value of --workers; None for auto."""
+    if text == "auto":
+        return None
+    if not text.isdecimal():
+        raise UsageError(f"--workers must be auto or a whole number, got '{text}'")
+    return int(text)
 
 
 def say(sentence: str) -> None:

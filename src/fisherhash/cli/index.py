@@ -1,10 +1,14 @@
-"""Verbs of the index: index sync|add|remove|skipped|info|verify|compact, search, dedup."""
+"""Verbs of the index: index sync|add|remove|skipped|info|verify|compact, search, dedup.
+
+``contents`` adds the verbs that list what an index holds.
+"""
 
 from __future__ import annotations
 
 import csv
 import json as json_module
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -19,8 +23,10 @@ from fisherhash.cli.base import (
     Flag,
     Json,
     LimitFlags,
+    Workers,
     app,
     notes,
+    parse_workers,
     print_data,
     print_json,
     say,
@@ -54,6 +60,7 @@ def sync(
     fit: str | None = None,
     bits: int | None = None,
     device: str = "cpu",
+    workers: Workers = "auto",
     dry_run: Flag = False,
     allow_empty: Flag = False,
     moved: Flag = False,
@@ -73,7 +80,7 @@ def sync(
             new index the built-in one.
         fit: For a new index: fit a hasher to these images, without labels; itq is a good choice.
         bits: With --fit: length of the codes, by default 64.
-        device: cpu, cuda, …
+        device: cpu, cuda, … or auto.
         dry_run: Only print what would be done.
         allow_empty: Let an empty folder empty the index.
         moved: The index was in sync with another folder, and this one takes its place.
@@ -95,6 +102,7 @@ def sync(
         allow_empty=allow_empty,
         moved=moved,
         refresh_fields=refresh_fields,
+        workers=parse_workers(workers),
     )
     if not dry_run:
         _report(report, index, began, as_json=json)
@@ -114,6 +122,7 @@ def add(
     meta: Several = None,
     limits: LimitFlags = DEFAULT_LIMITS,
     device: str = "cpu",
+    workers: Workers = "auto",
     json: Json = False,
 ) -> None:
     """Add images to an index; it is created if there is none.
@@ -127,7 +136,7 @@ def add(
         model: As for sync.
         label: A label of these images; may be given several times.
         meta: A field NAME=VALUE of these images; may be given several times.
-        device: cpu, cuda, …
+        device: cpu, cuda, … or auto.
         json: Print the result as JSON on stdout.
     """
     began = time.perf_counter()
@@ -137,7 +146,13 @@ def add(
     if not images:
         raise UsageError("no image given: fisherhash index add INDEX IMAGES…")
     report = add_to_index(
-        index, images, model=model, labels=label, metadata=_metadata(meta), device=device
+        index,
+        images,
+        model=model,
+        labels=label,
+        metadata=_metadata(meta),
+        device=device,
+        workers=parse_workers(workers),
     )
     _report(report, index, began, as_json=json)
     if report.skipped and not (report.added or report.updated or report.unchanged):
@@ -164,7 +179,7 @@ def remove(
     """
     if bool(keys) == bool(where):
         raise UsageError("say what to remove: KEYS…, or --where label=cat")
-    with _open(index, write=not dry_run) as images:
+    with open_images(index, write=not dry_run) as images:
         opened = images.index
         if not dry_run:
             removed = images.remove(_printed(opened, keys), where=where)
@@ -172,7 +187,12 @@ def remove(
             if json:
                 print_json({"removed": removed, "count": len(opened)})
             return
-        found = opened.items(where) if where else opened.get(dict.fromkeys(_printed(opened, keys)))
+        if where:
+            from fisherhash.index.images.labels import where_labels
+
+            found = opened.items(where_labels(opened, where))
+        else:
+            found = opened.get(dict.fromkeys(_printed(opened, keys)))
         names = [item.name for item in found]
         left = len(opened) - len(names)
     print_data({"remove": names}, _planned({"remove": names}), json=json)
@@ -189,7 +209,7 @@ def skipped(index: str, *, json: Json = False) -> None:
         index: The index: a folder, or the URI of another kind of index.
         json: Print JSON instead of CSV.
     """
-    with _open(index) as opened:
+    with open_images(index) as opened:
         files = opened.skipped()
     if json:
         print_json([file._asdict() for file in files])
@@ -209,7 +229,7 @@ def info(index: str, *, json: Json = False) -> None:
     """
     from fisherhash.index.images.creating import describe_model
 
-    with _open(index) as opened:
+    with open_images(index) as opened:
         facts = opened.info()
     shown = facts | {"model": describe_model(facts["model"]) if facts["model"] else None}
     if isinstance(facts.get("bytes"), dict):
@@ -250,7 +270,7 @@ def compact(index: str, *, json: Json = False) -> None:
         index: The index: a folder, or the URI of another kind of index.
         json: Print the result as JSON on stdout.
     """
-    with _open(index, write=True) as opened:
+    with open_images(index, write=True) as opened:
         result = opened.index.compact()
         count = len(opened.index)
     say(f"{index}: {count:,} items, compact")
@@ -260,8 +280,8 @@ def compact(index: str, *, json: Json = False) -> None:
 
 @app.command(usage="Usage: fisherhash search --index INDEX [OPTIONS] [IMAGES...]")
 def search(
-    *images: Path,
-    index: str,
+    *images: str,
+    index: str | None = None,
     key: Several = None,
     k: Annotated[int | None, Parameter(name="-k")] = None,
     radius: int | None = None,
@@ -275,8 +295,9 @@ def search(
     """Find the images of an index that are most similar: prints rank, distance and key of each.
 
     Args:
-        images: Image files to search with.
-        index: The index: a folder, or the URI of another kind of index.
+        images: Image files to search with; a folder stands for the images in it.
+        index: The index: a folder, or the URI of another kind of index. Without this option, the
+            one of IMAGES that is an index.
         key: Search with an item of the index, which does not find itself; may be given several
             times.
         k: Results per image; by default 10, with --radius all.
@@ -286,14 +307,15 @@ def search(
         html: Also write a page with thumbnails.
         show_from: A folder whose images may be on the page, beside those that the index was filled
             from on this machine; may be given several times.
-        device: cpu, cuda, …
+        device: cpu, cuda, … or auto.
         json: Print JSON instead of text.
     """
+    queries, index = _queries(images, index, has_keys=bool(key))
     limits.apply()
-    with _open(index, device=device) as opened:
+    with open_images(index, device=device) as opened:
         keys = _printed(opened.index, key or ())
         results = opened.search(
-            images, keys=keys, k=k, radius=radius, where=where, skip_unreadable=True
+            queries, keys=keys, k=k, radius=radius, where=where, skip_unreadable=True
         )
         bits, count = opened.index.bits, len(opened.index)
     errors = [result.error for result in results if result.error is not None]
@@ -347,7 +369,7 @@ def dedup(
             from on this machine; may be given several times.
         json: Print JSON instead of text.
     """
-    with _open(index) as opened:
+    with open_images(index) as opened:
         found = opened.duplicates(radius=radius, compare_files=compare_files)
     if html is not None:
         from fisherhash.pages import contact_sheet
@@ -362,7 +384,8 @@ def dedup(
     say(found.summary())
 
 
-def _open(index: str, *, write: bool = False, device: str = "cpu") -> ImageIndex:
+def open_images(index: str, *, write: bool = False, device: str = "cpu") -> ImageIndex:
+    """Open an index of images."""
     from fisherhash.index.images.image_index import ImageIndex
 
     return ImageIndex.open(index, write=write, device=device)
@@ -387,6 +410,41 @@ def _shown_folders(index: str, more: list[str] | None) -> list[str]:
             "choose a folder whose images may be shown with --show-from FOLDER"
         )
     return folders
+
+
+def _queries(images: Sequence[str], index: str | None, *, has_keys: bool) -> tuple[list[str], str]:
+    """The files to search with, and the index: it may be among the images."""
+    from fisherhash.index.base import Index
+
+    own = [name for name in images if "://" in name or Index.is_index(name)]
+    if index is None and len(own) == 1:
+        index, images = own[0], [name for name in images if name != own[0]]
+        own = []
+        if not images and not has_keys:
+            raise UsageError(
+                f"nothing to search for: give an image, fisherhash search IMAGE --index {index}, "
+                "or --key KEY"
+            )
+    folder = next(filter(os.path.isdir, images), None)
+    if index is None and folder is not None and len(images) == 1:
+        name = os.path.basename(os.path.abspath(folder))
+        raise UsageError(
+            f"--index is missing, and {folder} is a folder of images, not an index. Create one "
+            f"with: fisherhash index sync {name}.index {folder}; then: fisherhash search IMAGE "
+            f"--index {name}.index"
+        )
+    if index is None:
+        raise UsageError(
+            "--index is missing: fisherhash search IMAGE --index INDEX. Create an index with: "
+            "fisherhash index sync INDEX FOLDER"
+        )
+    if own:
+        raise UsageError(f"{own[0]} is an index; search {index} with images or with --key")
+    if folder is None:
+        return list(images), index
+    from fisherhash.data.sources import open_paths
+
+    return list(open_paths(images).names), index
 
 
 def _report(report: SyncReport, index: str, began: float, *, as_json: bool) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -20,23 +22,30 @@ from fisherhash.cli.base import (
     LimitFlags,
     NetworkFlags,
     ProtocolName,
+    Workers,
     app,
     describe,
     notes,
+    parse_workers,
     print_data,
     print_json,
     say,
 )
 from fisherhash.errors import FisherhashError, UsageError, counted, printable, unknown_name
+from fisherhash.system.extras import require_package
 from fisherhash.system.options import parse_pairs
 from fisherhash.training.recipes import RecipeName
 from fisherhash.training.settings import Settings
 
 if TYPE_CHECKING:
+    from fisherhash.data.collection import Collection
     from fisherhash.data.loading import Skipped
     from fisherhash.evaluation import Evaluation
+    from fisherhash.model.hasher import Hasher
 
 _DEFAULT_SETTINGS = Settings()
+PRINTED = 32
+"""Images whose codes are printed at a time."""
 
 
 @app.command
@@ -145,6 +154,7 @@ def encode(
     out: Path | None = None,
     limits: LimitFlags = DEFAULT_LIMITS,
     device: str = "cpu",
+    workers: Workers = "auto",
     json: Json = False,
 ) -> None:
     """Print the code of each image in hexadecimal, or write all codes to a file.
@@ -154,7 +164,7 @@ def encode(
         model: A model folder, or the name of a built-in hasher; by default the built-in one.
         out: Write a file FILE.npz (codes, names, bits) instead of printing; unreadable files are
             listed in FILE.skipped.csv beside it.
-        device: cpu, cuda, …
+        device: cpu, cuda, … or auto.
         json: Print JSON instead of text.
     """
     import numpy as np
@@ -172,10 +182,14 @@ def encode(
             raise UsageError(f"--out must be a file that ends in .npz, got '{out}'")
         storage.write_files(out.parent, {})  # before the long part: can its folder be made?
     limits.apply()
-    hasher = Hasher.load(model, device=device)
+    processes = parse_workers(workers)
     collection = open_paths(images)
     notes(collection.notes)
-    encoded = hasher.encode_collection(collection)
+    hasher = Hasher.load(model, device=device)
+    if out is None and not json:
+        _print_codes(hasher, collection, processes)
+        return
+    encoded = hasher.encode_collection(collection, workers=processes)
     names = [collection.names[int(i)] for i in encoded.indices]
 
     def save(path: Path) -> None:
@@ -190,11 +204,32 @@ def encode(
         storage.write_files(out.parent, files)
         say(f"{len(names)} codes of {hasher.bits} bits in {out}")
     else:
-        rows = list(zip(names, codes.to_hex(encoded.codes), strict=True))
-        found = {"bits": hasher.bits, "codes": [{"name": n, "code": c} for n, c in rows]}
-        print_data(found, (f"{code}  {printable(name)}" for name, code in rows), json=json)
+        rows = zip(names, codes.to_hex(encoded.codes), strict=True)
+        print_json({"bits": hasher.bits, "codes": [{"name": n, "code": c} for n, c in rows]})
     _say_skipped(encoded.skipped)
     if not names:
+        raise FisherhashError("no image could be read")
+
+
+def _print_codes(hasher: Hasher, collection: Collection, workers: int | None) -> None:
+    """Print codes as they are computed: a reader may have enough of them before the end."""
+    from fisherhash import codes
+    from fisherhash.system.progress import progress
+
+    count, skipped = 0, []
+    # On a terminal the lines show the progress.
+    quiet = sys.stdout.isatty()
+    title = f"encoding {collection.name}"
+    with nullcontext(lambda _: None) if quiet else progress(title, len(collection)) as advance:
+        for part in hasher.encode_blocks(collection, block=PRINTED, workers=workers):
+            for index, code in zip(part.indices, codes.to_hex(part.codes), strict=True):
+                print(f"{code}  {printable(collection.names[int(index)])}")
+            sys.stdout.flush()
+            skipped += part.skipped
+            count += len(part.indices)
+            advance(len(part.indices) + len(part.skipped))
+    _say_skipped(skipped)
+    if not count:
         raise FisherhashError("no image could be read")
 
 
@@ -218,7 +253,7 @@ def evaluate(
         compat: Also print what a common evaluator would have printed on the same codes: hashnet,
             dfh, swuxyj or dsh-analysis.
         plots: Folder for precision-recall and other curves, as PNG and SVG.
-        device: cpu, cuda, …
+        device: cpu, cuda, … or auto.
         json: Print the result as JSON on stdout.
     """
     began = time.perf_counter()
@@ -231,6 +266,8 @@ def evaluate(
     from fisherhash.training.fitting import SPLIT_FILE
     from fisherhash.training.measuring import encode_split, measure
 
+    if plots is not None:
+        require_package("matplotlib", "plots", "--plots")
     hasher = Hasher.load(model, device=device)
     hamming = hasher.head.hamming
     if compat is not None and compat not in EVALUATORS:

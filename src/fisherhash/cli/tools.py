@@ -7,7 +7,9 @@ from fisherhash.cli.base import (
     Data,
     Json,
     LimitFlags,
+    Workers,
     app,
+    parse_workers,
     print_data,
     print_json,
 )
@@ -18,7 +20,7 @@ def check_data(
     data: Data,
     *,
     protocol: str | None = None,
-    workers: int | None = None,
+    workers: Workers = "auto",
     limits: LimitFlags = DEFAULT_LIMITS,
     json: Json = False,
 ) -> None:
@@ -27,7 +29,6 @@ def check_data(
     Args:
         protocol: Check the split of this protocol, which leaves out what must not be in it; by
             default the data's own lists are checked unchanged.
-        workers: Number of decoding processes.
         json: Print JSON instead of text.
     """
     from fisherhash.data.check import check
@@ -37,7 +38,7 @@ def check_data(
     limits.apply()
     collection = open_data(data)
     split = None if protocol is None else resolve(collection, protocol)
-    report = check(collection, split, workers=workers)
+    report = check(collection, split, workers=parse_workers(workers))
     print_data(report.to_json(), [report], json=json)
     if not report.ok:
         raise SystemExit(1)

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from PIL import Image
 
 from fisherhash.data.collection import Collection, Reader
 from fisherhash.data.images import ImageLike, UnreadableImage, load_image
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.readers import FileReader
-from fisherhash.data.workers import TIMEOUT, Answer, LostWorkerError, run_jobs
+from fisherhash.data.workers import TIMEOUT, Answer, Job, LostWorkerError, run_jobs
 from fisherhash.errors import UsageError
 from fisherhash.system.cores import available_cores
 
@@ -58,6 +58,21 @@ class Skipped:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """One row per image.
+
+    Attributes:
+        values: (n, …) the rows of the images that could be read.
+        indices: (n,) the numbers of these images.
+        skipped: the images that could not be read.
+    """
+
+    values: NDArray
+    indices: NDArray[np.int64]
+    skipped: list[Skipped]
+
+
+@dataclass(frozen=True)
 class DecodedBlock:
     """Some images, decoded.
 
@@ -73,7 +88,8 @@ class DecodedBlock:
     skipped: list[Skipped]
 
 
-def _pixels(preprocessing: Preprocessing, reader: Reader, index: int) -> bytes:
+def decoded_pixels(preprocessing: Preprocessing, reader: Reader, index: int) -> bytes:
+    """The bytes (3, size, size) of one image: the job of a worker process."""
     return preprocessing.pixels(reader.open(index)).transpose(2, 0, 1).tobytes()
 
 
@@ -110,6 +126,43 @@ def decode(
     >>> first.indices.tolist(), first.pixels.shape
     ([3, 1], (2, 3, 64, 64))
     """
+    job = functools.partial(decoded_pixels, preprocessing)
+    shape = (3, preprocessing.size, preprocessing.size)
+    blocks = run_blocks(
+        collection, indices, job, shape=shape, block=block, workers=workers, timeout=timeout
+    )
+    return _decoded(blocks)
+
+
+def _decoded(blocks: Generator[Rows]) -> Generator[DecodedBlock]:
+    with contextlib.closing(blocks):
+        for part in blocks:
+            yield DecodedBlock(part.indices, part.values, part.skipped)
+
+
+def run_blocks(
+    collection: Collection,
+    indices: Sequence[int] | NDArray[np.integer] | None,
+    job: Job,
+    *,
+    shape: tuple[int, ...],
+    dtype: DTypeLike = np.uint8,
+    block: int = 256,
+    workers: int | None = None,
+    timeout: float = TIMEOUT,
+) -> Generator[Rows]:
+    """What a job makes of each image, one block of rows at a time; see :func:`decode`.
+
+    Args:
+        collection: the images.
+        indices: (n,) which images, in which order; None for all.
+        job: returns the bytes of the row of one image.
+        shape: shape of one row.
+        dtype: type of its values.
+        block: images per block.
+        workers: number of processes.
+        timeout: seconds without an answer after which a worker counts as hung.
+    """
     total = len(collection)
     wanted = np.arange(total) if indices is None else np.asarray(indices, dtype=np.int64)
     if wanted.ndim != 1:
@@ -119,10 +172,9 @@ def decode(
         raise UsageError(f"image {wrong} does not exist: '{collection.name}' has {total} images")
     if block < 1:
         raise UsageError(f"a block must hold at least 1 image, got {block}")
-    job = functools.partial(_pixels, preprocessing)
     run = functools.partial(run_jobs, collection.reader, job, names=collection.names)
     answers = _answers(run, wanted.tolist(), workers, timeout)
-    return _blocks(collection, answers, len(wanted), preprocessing.size, block)
+    return _blocks(collection, answers, len(wanted), (shape, np.dtype(dtype)), block)
 
 
 def decode_images(
@@ -169,13 +221,14 @@ def _blocks(
     collection: Collection,
     answers: Generator[tuple[int, Answer]],
     count: int,
-    size: int,
+    row: tuple[tuple[int, ...], np.dtype],
     block: int,
-) -> Iterator[DecodedBlock]:
+) -> Generator[Rows]:
+    shape, dtype = row
     with contextlib.closing(answers):
         for start in range(0, count, block):
             length = min(block, count - start)
-            pixels = np.empty((length, 3, size, size), dtype=np.uint8)
+            values = np.empty((length, *shape), dtype=dtype)
             read: list[int] = []
             skipped: list[Skipped] = []
             for index, answer in itertools.islice(answers, length):
@@ -183,9 +236,9 @@ def _blocks(
                     name = collection.names[index]
                     skipped.append(Skipped(index, name, str(answer), answer.passing))
                 else:
-                    pixels[len(read)] = np.frombuffer(answer, np.uint8).reshape(3, size, size)
+                    values[len(read)] = np.frombuffer(answer, dtype).reshape(shape)
                     read.append(index)
-            yield DecodedBlock(np.array(read, dtype=np.int64), pixels[: len(read)], skipped)
+            yield Rows(values[: len(read)], np.array(read, dtype=np.int64), skipped)
 
 
 def _answers(

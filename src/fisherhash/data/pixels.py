@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fisherhash.data.collection import Collection
-from fisherhash.data.loading import DecodedBlock
+from fisherhash.data.loading import DecodedBlock, Rows
 from fisherhash.data.preprocessing import Preprocessing
-from fisherhash.data.row_cache import Rows, cached_rows
+from fisherhash.data.row_cache import cached_rows
 from fisherhash.errors import FisherhashError
 
 GRID_BATCH = 1024

@@ -8,14 +8,14 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from fisherhash.data.collection import Collection
-from fisherhash.data.loading import DecodedBlock, Skipped, decode
+from fisherhash.data.computing import RowFunction, compute_blocks
+from fisherhash.data.loading import Rows, Skipped
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.errors import FisherhashError
 from fisherhash.system.cache import cache_dir
@@ -28,21 +28,6 @@ ROWS_FORMAT = 2
 TODO, DONE, SKIPPED = 0, 1, 2
 
 
-@dataclass(frozen=True)
-class Rows:
-    """One row per image.
-
-    Attributes:
-        values: (n, …) the rows of the images that could be read.
-        indices: (n,) the numbers of these images.
-        skipped: the images that could not be read.
-    """
-
-    values: NDArray
-    indices: NDArray[np.int64]
-    skipped: list[Skipped]
-
-
 def cached_rows(
     collection: Collection,
     indices: NDArray[np.int64] | None,
@@ -50,8 +35,10 @@ def cached_rows(
     *,
     what: str,
     shape: tuple[int, ...],
-    dtype: type,
+    dtype: DTypeLike,
     compute: Callable[[NDArray], NDArray],
+    portable: bool = False,
+    workers: int | None = None,
 ) -> Rows:
     """Rows computed from decoded images; those computed before come from the disk.
 
@@ -63,19 +50,60 @@ def cached_rows(
         shape: shape of one row.
         dtype: type of its values.
         compute: bytes (b, 3, size, size) to rows (b, …).
+        portable: whether worker processes may compute, see
+            :class:`~fisherhash.data.computing.RowFunction`.
+        workers: number of processes; None lets the work decide.
     """
     total = len(collection)
     wanted = np.arange(total) if indices is None else indices
-    key = f"{ROWS_FORMAT} {what} {preprocessing} {collection.reader.fingerprint()} {total}"
-    folder = cache_dir() / "rows" / hashlib.sha256(key.encode()).hexdigest()[:32]
-    cache = RowCache(folder, total, shape, dtype)
+    cache = RowCache(_folder(collection, preprocessing, what), total, shape, dtype)
     missing = cache.missing(wanted)
     if len(missing):
+        function = RowFunction(compute, preprocessing, shape, dtype, portable)
         with progress(f"{what.split()[0]} of {collection.name}", len(wanted)) as advance:
             advance(len(wanted) - len(missing))
-            cache.fill(decode(collection, missing, preprocessing), compute, advance)
+            cache.fill(compute_blocks(collection, missing, function, workers=workers), advance)
     kept = cache.readable(wanted)
     return Rows(cache.rows[kept], kept, cache.skipped(wanted))
+
+
+def stored_rows(
+    collection: Collection,
+    preprocessing: Preprocessing,
+    *,
+    what: str,
+    shape: tuple[int, ...],
+    dtype: DTypeLike,
+) -> Rows | None:
+    """The rows that :func:`cached_rows` stored for these images; None where there are none.
+
+    Nothing is computed. The images must be exactly those of then: names, sizes and times.
+    """
+    folder = _folder(collection, preprocessing, what)
+    if not folder.is_dir():
+        return None
+    cache = RowCache(folder, len(collection), shape, dtype)
+    kept = cache.readable(np.arange(len(collection)))
+    return Rows(cache.rows[kept], kept, [])
+
+
+def has_rows(kind: str, collection: Collection | None = None) -> bool:
+    """Whether rows of a kind, the first word of ``what``, are stored: for these images, or any."""
+    images = "*" if collection is None else _images(collection)
+    return any((cache_dir() / "rows").glob(f"{images}-{kind}-*"))
+
+
+def _folder(collection: Collection, preprocessing: Preprocessing, what: str) -> Path:
+    kind, key = what.split()[0], f"{ROWS_FORMAT} {what} {preprocessing}"
+    return cache_dir() / "rows" / f"{_images(collection)}-{kind}-{_short_hash(key)}"
+
+
+def _images(collection: Collection) -> str:
+    return _short_hash(f"{collection.reader.fingerprint()} {len(collection)}")
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 class RowCache:
@@ -90,9 +118,7 @@ class RowCache:
         dtype: type of its values.
     """
 
-    def __init__(
-        self, folder: Path, count: int, shape: tuple[int, ...], dtype: np.dtype | type
-    ) -> None:
+    def __init__(self, folder: Path, count: int, shape: tuple[int, ...], dtype: DTypeLike) -> None:
         self.folder = folder
         self._passing: dict[int, Skipped] = {}
         row, mark = np.dtype(dtype), np.dtype(np.uint8)
@@ -131,25 +157,23 @@ class RowCache:
 
     def fill(
         self,
-        blocks: Iterable[DecodedBlock],
-        compute: Callable[[NDArray], NDArray],
+        blocks: Iterable[Rows],
         advance: Callable[[int], None],
     ) -> None:
-        """Compute and store the rows of decoded blocks.
+        """Store rows, block by block.
 
         Args:
-            blocks: the images.
-            compute: bytes (b, 3, size, size) to rows (b, …).
+            blocks: the rows.
             advance: called with the number of images of each block, for a progress bar.
         """
         for block in blocks:
-            rows = compute(np.asarray(block.pixels)) if len(block.indices) else None
             # An image that cannot be opened now may be there next time: it is not stored.
             self._passing |= {item.index: item for item in block.skipped if item.passing}
             damaged = [item for item in block.skipped if not item.passing]
             try:
-                if rows is not None:
-                    self._write("rows.bin", block.indices, np.asarray(rows, dtype=self.rows.dtype))
+                if len(block.indices):
+                    rows = np.asarray(block.values, dtype=self.rows.dtype)
+                    self._write("rows.bin", block.indices, rows)
                     self._mark(block.indices, DONE)
                 if damaged:
                     with (self.folder / "skipped.jsonl").open("a", encoding="utf-8") as file:

@@ -24,15 +24,17 @@ from fisherhash.data.images import UnreadableImage
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.system.cores import available_cores
 
-CHUNK = 32
-"""Images that a worker is given at a time."""
+MOST_CHUNK = 32
+CHUNK_SECONDS = 0.1
+"""Work that a worker is given at a time: more would leave the others idle at the end."""
 
 TIMEOUT = 120.0
 """Seconds without an answer after which a worker counts as hung."""
 
-WORTH_STARTING = 3.0
+WORTH_STARTING = 1.5
 """Seconds of work below which starting processes takes longer than it saves."""
 
+MOST_WORKERS = 64
 PROBE_IMAGES = 16
 PROBE_SECONDS = 0.25
 
@@ -72,7 +74,7 @@ def run_jobs(
         indices: numbers of images.
         names: names of all images, for error messages.
         workers: number of processes; 0 means this one. None decides after timing the first few
-            images: on Linux, processes start if the rest would take more than a few seconds.
+            images: except on Windows, processes start if the rest would take more than a second.
         timeout: seconds without an answer after which a worker counts as hung.
 
     Raises:
@@ -82,8 +84,8 @@ def run_jobs(
     if workers is not None and workers < 0:
         raise UsageError(f"workers must be 0 or more, got {workers}")
     done, given = 0, workers
+    times: list[float] = []
     if workers is None:
-        times: list[float] = []
         while done < min(len(indices), PROBE_IMAGES) and sum(times) < PROBE_SECONDS:
             start = time.perf_counter()
             answer = _answer(reader, job, indices[done])
@@ -102,16 +104,24 @@ def run_jobs(
         for index in rest:
             yield index, _answer(reader, job, index)
         return
-    yield from _in_processes(hello, names, rest, min(workers, -(-len(rest) // CHUNK)), timeout)
+    # The first image may have paid for loading what the job needs.
+    seconds = statistics.median(times) if times else 0.01
+    chunk = max(1, min(MOST_CHUNK, int(CHUNK_SECONDS / max(seconds, 1e-6))))
+    chunk = min(chunk, -(-len(rest) // workers))
+    yield from _in_processes(hello, names, rest, min(workers, len(rest)), chunk, timeout)
 
 
 def choose_workers(times: Sequence[float], left: int) -> int:
     """Decide how many processes to start for ``left`` images, given the seconds of a few."""
     cpus = available_cores()
-    if not times or not left or cpus < 2 or not sys.platform.startswith("linux"):
+    if not times or not left or cpus < 2 or sys.platform == "win32":
         return 0
     seconds = statistics.median(times) * left
-    return min(cpus, 16, int(seconds / WORTH_STARTING) + 1) if seconds > WORTH_STARTING else 0
+    return (
+        min(cpus, MOST_WORKERS, int(seconds / WORTH_STARTING) + 1)
+        if seconds > WORTH_STARTING
+        else 0
+    )
 
 
 def _hello(reader: Reader, job: Job) -> bytes | None:
@@ -132,9 +142,16 @@ def _answer(reader: Reader, job: Job, index: int) -> Answer:
 
 
 def _in_processes(
-    hello: bytes, names: Sequence[str], indices: Sequence[int], count: int, timeout: float
+    hello: bytes,
+    names: Sequence[str],
+    indices: Sequence[int],
+    count: int,
+    size: int,
+    timeout: float,
 ) -> Iterator[tuple[int, Answer]]:
-    """Yield answers in order, at most two chunks per worker ahead; a thread drives each worker."""
+    """Yield answers in order, some chunks per worker ahead; a thread drives each worker."""
+    # Enough that all go on while the caller writes what it has.
+    ahead = count * max(2, 2 * MOST_CHUNK // size)
     workers: list[_Worker] = []
     threads = ThreadPoolExecutor(count, thread_name_prefix="fisherhash-worker")
     waiting: deque[tuple[Sequence[int], Future[list[Answer]]]] = deque()
@@ -157,10 +174,10 @@ def _in_processes(
         for _ in range(count):
             workers.append(_Worker(hello, names))
         free = deque(workers)
-        for start in range(0, len(indices), CHUNK):
-            chunk = indices[start : start + CHUNK]
+        for start in range(0, len(indices), size):
+            chunk = indices[start : start + size]
             waiting.append((chunk, threads.submit(run, chunk)))
-            if len(waiting) >= 2 * count:
+            if len(waiting) >= ahead:
                 yield from oldest()
         while waiting:
             yield from oldest()

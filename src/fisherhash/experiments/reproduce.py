@@ -32,6 +32,7 @@ from fisherhash.system import storage
 from fisherhash.system.cache import DATA_VARIABLE
 from fisherhash.system.cores import available_cores
 from fisherhash.system.devices import choose_device
+from fisherhash.system.extras import require_package
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,8 @@ def reproduce(request: Request, *, say: Callable[[str], None] = logger.info) -> 
         raise UsageError(f"{folder} is a file; choose another --out")
     stop_at = None if request.minutes is None else time.time() + 60 * request.minutes
     plan = make_plan(request)
+    if plan.spec.kind == "figures":
+        require_package("matplotlib", "plots", "drawing the figures")
     runner = Runner(folder, device=choose_device(request.device), stop_at=stop_at, say=say)
     runner.jobs = request.jobs or _usual_jobs(plan, runner)
     runner.trials_only = plan.tune_only

@@ -20,15 +20,21 @@ from fisherhash import codes
 from fisherhash.backbones import Backbone
 from fisherhash.data.collection import Collection
 from fisherhash.data.images import is_one_image
-from fisherhash.data.loading import ImageLike, Skipped, UnreadableImage, decode, decode_images
+from fisherhash.data.loading import ImageLike, Rows, Skipped, UnreadableImage, decode_images
 from fisherhash.data.pixels import PixelBank
 from fisherhash.data.preprocessing import Preprocessing
-from fisherhash.data.row_cache import Rows
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.model import builtin
 from fisherhash.model.folder import CONFIG, WEIGHTS, model_files, read_model, versions
 from fisherhash.model.heads import Head
-from fisherhash.model.runtime import TorchRuntime, feature_rows, in_fixed_batches, on_device
+from fisherhash.model.runtime import (
+    TorchRuntime,
+    feature_blocks,
+    feature_rows,
+    in_fixed_batches,
+    on_device,
+    stored_features,
+)
 from fisherhash.system import storage
 from fisherhash.system.devices import choose_device
 from fisherhash.system.progress import progress
@@ -135,6 +141,7 @@ class Hasher:
         block: int = 256,
         cached: bool = False,
         queries: bool = False,
+        workers: int | None = None,
     ) -> Iterator[EncodedBlock]:
         """Encode images one block at a time; those that cannot be read are skipped and listed.
 
@@ -144,8 +151,10 @@ class Hasher:
             block: images per block; cached features are one block.
             cached: store the features on disk, for a backbone that encodes this collection again.
             queries: also compute the real-valued queries.
+            workers: number of processes that read a collection; 0 means this one, None lets the
+                work decide. The codes do not depend on it.
         """
-        for part in self.feature_blocks(source, indices, block, cached):
+        for part in self.feature_blocks(source, indices, block, cached, workers):
             yield self._encoded(part, queries)
 
     def encode_collection(
@@ -156,6 +165,7 @@ class Hasher:
         block: int = 256,
         cached: bool = False,
         queries: bool = False,
+        workers: int | None = None,
     ) -> EncodedBlock:
         """What :meth:`encode_blocks` yields, as one block, with a progress bar."""
         bar = nullcontext(lambda _: None)  # cached features have a bar of their own
@@ -165,7 +175,7 @@ class Hasher:
         parts = [self._encoded(Rows(none, np.arange(0), []), queries)]
         with bar as advance:
             for part in self.encode_blocks(
-                source, indices, block=block, cached=cached, queries=queries
+                source, indices, block=block, cached=cached, queries=queries, workers=workers
             ):
                 parts.append(part)
                 advance(len(part.indices) + len(part.skipped))
@@ -176,6 +186,14 @@ class Hasher:
             np.concatenate(real) if real else None,
             [item for part in parts for item in part.skipped],
         )
+
+    def encode_stored(self, collection: Collection) -> EncodedBlock | None:
+        """Codes of the images whose features are stored on disk, because training needed them.
+
+        None if there are none; nothing is computed but the codes.
+        """
+        rows = stored_features(self.runtime, collection)
+        return None if rows is None else self._encoded(rows, queries=False)
 
     def _encoded(self, rows: Rows, queries: bool) -> EncodedBlock:
         packed = codes.pack(self.logits_of_features(rows.values))
@@ -188,16 +206,18 @@ class Hasher:
         indices: NDArray[np.int64] | None = None,
         block: int = 256,
         cached: bool = False,
+        workers: int | None = None,
     ) -> Iterator[Rows]:
         """The one way from images to features, for every source."""
         if cached:
             if not isinstance(source, Collection):
                 raise UsageError("only features of a collection can be cached")
-            yield feature_rows(self.runtime, source, indices)
+            yield feature_rows(self.runtime, source, indices, workers=workers)
             return
         if isinstance(source, Collection):
-            blocks = decode(source, indices, self.preprocessing, block=block)
-        elif isinstance(source, PixelBank):
+            yield from feature_blocks(self.runtime, source, indices, block=block, workers=workers)
+            return
+        if isinstance(source, PixelBank):
             blocks = source.blocks(indices, block=block)
         elif indices is not None:
             raise UsageError("indices select images of a collection; select from a list yourself")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -12,14 +12,19 @@ from torch import Tensor
 
 from fisherhash.backbones import Backbone, fold_batch_norm
 from fisherhash.data.collection import Collection
+from fisherhash.data.computing import RowFunction, compute_blocks
+from fisherhash.data.loading import Rows
 from fisherhash.data.preprocessing import Preprocessing
-from fisherhash.data.row_cache import Rows, cached_rows
+from fisherhash.data.row_cache import cached_rows, stored_rows
 from fisherhash.system import storage
 
 # Rounding depends on the batch size, so on a CPU every batch has this one, padded: an image then
 # has the same bits alone and in any batch. Four runs fastest on two cores.
 MICRO_BATCH = 4
 GPU_BATCH = 256
+
+
+PixelFunction = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
 
 
 class Runtime(Protocol):
@@ -44,6 +49,14 @@ class Runtime(Protocol):
 
     def features(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Bytes (n, 3, size, size) to features (n, width)."""
+        ...
+
+    def worker_copy(self) -> PixelFunction | None:
+        """A function for worker processes: it can be pickled and computes with one thread.
+
+        It returns the bits of :meth:`features`, whatever images are in a batch. None for a runtime
+        that has to stay in this process.
+        """
         ...
 
 
@@ -95,12 +108,19 @@ class TorchRuntime:
             features = self._run(pixels)
         return features.cpu().numpy()
 
+    def worker_copy(self) -> None:
+        """None: every process would import torch and hold the network."""
+
     def _run(self, pixels: Tensor) -> Tensor:
         return self._network(pixels.contiguous(memory_format=torch.channels_last)).float()
 
 
 def feature_rows(
-    runtime: Runtime, collection: Collection, indices: NDArray[np.int64] | None = None
+    runtime: Runtime,
+    collection: Collection,
+    indices: NDArray[np.int64] | None = None,
+    *,
+    workers: int | None = None,
 ) -> Rows:
     """Features (n, width) of a collection's images, stored on disk.
 
@@ -108,15 +128,64 @@ def feature_rows(
         runtime: computes the features.
         collection: the images.
         indices: (n,) which images; None for all.
+        workers: number of worker processes; None lets the work decide.
     """
+    function = _features(runtime)
     return cached_rows(
         collection,
         indices,
         runtime.preprocessing,
-        what=f"features {runtime.name} {runtime.checksum} {runtime.kind}",
+        what=_what(runtime),
+        shape=function.shape,
+        dtype=function.dtype,
+        compute=function.compute,
+        portable=function.portable,
+        workers=workers,
+    )
+
+
+def stored_features(runtime: Runtime, collection: Collection) -> Rows | None:
+    """Features that :func:`feature_rows` stored for these images; None where there are none."""
+    return stored_rows(
+        collection,
+        runtime.preprocessing,
+        what=_what(runtime),
         shape=(runtime.width,),
         dtype=np.float32,
-        compute=runtime.features,
+    )
+
+
+def feature_blocks(
+    runtime: Runtime,
+    collection: Collection,
+    indices: NDArray[np.int64] | None = None,
+    *,
+    block: int = 256,
+    workers: int | None = None,
+) -> Iterator[Rows]:
+    """Features (n, width) of a collection's images, one block at a time.
+
+    Args:
+        runtime: computes the features.
+        collection: the images.
+        indices: (n,) which images, in which order; None for all.
+        block: images per block.
+        workers: number of worker processes; None lets the work decide.
+    """
+    return compute_blocks(collection, indices, _features(runtime), block=block, workers=workers)
+
+
+def _what(runtime: Runtime) -> str:
+    return f"features {runtime.name} {runtime.checksum} {runtime.kind}"
+
+
+def _features(runtime: Runtime) -> RowFunction:
+    copy = runtime.worker_copy()
+    return RowFunction(
+        runtime.features if copy is None else copy,
+        runtime.preprocessing,
+        (runtime.width,),
+        portable=copy is not None,
     )
 
 

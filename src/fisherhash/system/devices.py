@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def choose_device(name: str | torch.device | None) -> torch.device:
-    """Return the named device if it works here; without a name, CUDA if available, else the CPU."""
+    """Return the named device if it works here; ``auto`` or None: CUDA if available, or the CPU."""
     import torch
 
-    if name is None:
+    if name in (None, "auto"):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)

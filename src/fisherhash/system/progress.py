@@ -7,14 +7,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from fisherhash.errors import printable
 
 logger = logging.getLogger(__name__)
 
 Advance = Callable[[int], None]
-LINE_SECONDS = 30.0
-"""Time between two log lines where there is no terminal; a short job logs none."""
+FIRST_LINE, LINE_SECONDS = 5.0, 30.0
+"""Where there is no terminal: when the first log line comes, and the time between two others."""
+HEAD_START = 0.1
+"""Items counted this soon were done before (cached rows, say) and do not count for the speed."""
 
 
 @contextmanager
@@ -32,16 +35,41 @@ def progress(title: str, total: int) -> Iterator[Advance]:
 
 
 def _lines(title: str, total: int) -> Advance:
-    done, last = 0, time.monotonic()
+    began = time.monotonic()
+    done, before, due = 0, 0, began + FIRST_LINE
 
     def advance(step: int) -> None:
-        nonlocal done, last
+        nonlocal done, before, due
+        now = time.monotonic()
         done += step
-        if time.monotonic() - last >= LINE_SECONDS:
-            last = time.monotonic()
-            logger.info("%s: %d of %d", title, done, total)
+        if now - began < HEAD_START:
+            before = done
+        if now >= due:
+            due = now + LINE_SECONDS
+            rate = (done - before) / (now - began)
+            logger.info("%s: %s", title, describe_progress(done, total, rate))
 
     return advance
+
+
+def describe_progress(done: int, total: int, rate: float) -> str:
+    """How far a job is, its speed and the time left, in words.
+
+    >>> describe_progress(1200, 5000, 131.4)
+    '1,200 of 5,000, 131 per second, 29 s left'
+    >>> describe_progress(3, 9000, 0.5)
+    '3 of 9,000, 0.5 per second, 5 h left'
+    """
+    line = f"{done:,} of {total:,}"
+    if rate <= 0:
+        return line
+    seconds = (total - done) / rate
+    unit, length = "s", 1
+    for name, size in (("min", 60), ("h", 3600)):
+        if seconds >= 2 * size:
+            unit, length = name, size
+    speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.1g}"
+    return f"{line}, {speed} per second, {seconds / length:.0f} {unit} left"
 
 
 def _rich_bar():
@@ -49,6 +77,16 @@ def _rich_bar():
         from rich import console, progress
     except ImportError:
         return None
-    columns = (progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeRemainingColumn())
+
+    class Speed(progress.ProgressColumn):
+        def render(self, task: Any) -> str:
+            return f"{task.speed:,.1f}/s" if task.speed else ""
+
+    columns = (
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        Speed(),
+        progress.TimeRemainingColumn(),
+    )
     screen = console.Console(stderr=True)
     return progress.Progress("{task.description}", *columns, console=screen, transient=True)

@@ -21,10 +21,9 @@ from torch import nn
 
 from fisherhash import backbones, codes, methods
 from fisherhash.backbones import Backbone
-from fisherhash.data.loading import Skipped, write_skipped
+from fisherhash.data.loading import Rows, Skipped, write_skipped
 from fisherhash.data.pixels import PixelBank, placed
 from fisherhash.data.protocols import Split, resolve
-from fisherhash.data.row_cache import Rows
 from fisherhash.data.sources import Collection, open_data
 from fisherhash.data.splits import hash_order
 from fisherhash.errors import FisherhashError, NotDefinedError, UsageError

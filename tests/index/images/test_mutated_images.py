@@ -1,7 +1,6 @@
 """Thousands of damaged image files: each is in the index or in the list of skipped ones."""
 
 import io
-from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from PIL import Image, ImageDraw
 from fisherhash import backbones
 from fisherhash.index.images.creating import add_to_index, sync_index
 from fisherhash.index.images.image_index import ImageIndex
-from fisherhash.model import hasher as hasher_module
 from fisherhash.model.hasher import Hasher
 from fisherhash.model.heads import LinearHead
 
@@ -103,7 +101,7 @@ def write_mutants(folder, count, seed):
         (folder / f"good {name}").write_bytes(data)
 
 
-def check(tmp_path, monkeypatch, count, seed):
+def check(tmp_path, count, seed):
     network = backbones.create("tiny", image_size=32)
     torch.manual_seed(0)
     head = LinearHead(network.features, 32)
@@ -131,16 +129,15 @@ def check(tmp_path, monkeypatch, count, seed):
     assert (again.unchanged, len(again.skipped), again.new_skipped) == (len(indexed), len(rows), 0)
 
     # The same through worker processes, which small files do not start by themselves.
-    monkeypatch.setattr(hasher_module, "decode", partial(hasher_module.decode, workers=2))
-    added = add_to_index(tmp_path / "added.index", [folder], model=tmp_path / "model")
+    added = add_to_index(tmp_path / "added.index", [folder], model=tmp_path / "model", workers=2)
     assert len(added.added) == len(indexed)
     assert len(added.skipped) == len(rows)
 
 
-def test_sixty_mutated_files(tmp_path, monkeypatch):
-    check(tmp_path, monkeypatch, 60, seed=1)
+def test_sixty_mutated_files(tmp_path):
+    check(tmp_path, 60, seed=1)
 
 
 @pytest.mark.slow
-def test_two_thousand_mutated_files(tmp_path, monkeypatch):
-    check(tmp_path, monkeypatch, 2000, seed=2)
+def test_two_thousand_mutated_files(tmp_path):
+    check(tmp_path, 2000, seed=2)

@@ -46,6 +46,7 @@ def sync_index(
     allow_empty: bool = False,
     moved: bool = False,
     refresh_fields: bool = False,
+    workers: int | None = None,
 ) -> SyncReport:
     """Bring an index in sync with a folder of images; create the index if there is none.
 
@@ -61,6 +62,7 @@ def sync_index(
         allow_empty: let an empty folder empty the index.
         moved: the index was in sync with another folder, and this one takes its place.
         refresh_fields: read the fields of photos that have not changed, too.
+        workers: number of processes that encode images; None lets the work decide.
 
     Raises:
         UsageError: there is no such folder or image, it is another folder than before, or the
@@ -79,6 +81,7 @@ def sync_index(
                 allow_empty=allow_empty,
                 moved=moved,
                 refresh_fields=refresh_fields,
+                workers=workers,
             )
     found = find_images(root, uri)
     if not found.files and not allow_empty:
@@ -92,7 +95,8 @@ def sync_index(
             root.name, found.files, fit, bits=bits, device=device
         )
     with ImageIndex.create(uri, hasher, model=description) as images:
-        return sync_images(Import(images.index, lambda: hasher, codes), root, found=found)
+        work = Import(images.index, lambda: hasher, codes, workers=workers)
+        return sync_images(work, root, found=found)
 
 
 def add_to_index(
@@ -103,6 +107,7 @@ def add_to_index(
     labels: Sequence[str] | None = None,
     metadata: Mapping[str, Any] | None = None,
     device: str = "cpu",
+    workers: int | None = None,
 ) -> SyncReport:
     """Add images to an index, see :meth:`ImageIndex.add`; create the index if there is none."""
     if Index.exists(uri):
@@ -110,7 +115,7 @@ def add_to_index(
     else:
         opened = ImageIndex.create(uri, _load(model, device))
     with opened as index:
-        return index.add(images, labels=labels, metadata=metadata)
+        return index.add(images, labels=labels, metadata=metadata, workers=workers)
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ import numpy as np
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import Index, Problem, Uri
 from fisherhash.index.images.duplicates import Duplicates, duplicates_of
+from fisherhash.index.images.labels import where_labels
 from fisherhash.index.images.results import (
     Match,
     SearchResult,
@@ -119,6 +120,7 @@ class ImageIndex:
         allow_empty: bool = False,
         moved: bool = False,
         refresh_fields: bool = False,
+        workers: int | None = None,
     ) -> SyncReport:
         """Bring the index in sync with a folder of images: encode, update, remove.
 
@@ -128,11 +130,13 @@ class ImageIndex:
             allow_empty: let an empty folder empty the index.
             moved: the index was in sync with another folder, and this one takes its place.
             refresh_fields: read the fields of photos that have not changed, too.
+            workers: number of processes that encode images; 0 means this one, None lets the work
+                decide.
 
         Raises:
             UsageError: there is no such folder, it is another one than before, or it is empty.
         """
-        work = self._import()
+        work = self._import(workers)
         return sync_images(
             work,
             folder,
@@ -148,6 +152,7 @@ class ImageIndex:
         *,
         labels: Sequence[str] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        workers: int | None = None,
     ) -> SyncReport:
         """Add image files, and all images in folders; encode them only if they changed.
 
@@ -155,9 +160,10 @@ class ImageIndex:
             images: files and folders.
             labels: of all these images; they replace those that an image had.
             metadata: of all these images, likewise.
+            workers: number of processes, as for :meth:`sync`.
         """
         several = [images] if isinstance(images, str | os.PathLike) else images
-        return add_images(self._import(), several, labels=labels, metadata=metadata)
+        return add_images(self._import(workers), several, labels=labels, metadata=metadata)
 
     def remove(self, keys: Iterable[str] = (), *, where: Where | None = None) -> int:
         """Remove items by key, or those that match a filter; returns how many.
@@ -167,10 +173,11 @@ class ImageIndex:
         Raises:
             UsageError: there is no item with one of the keys; nothing is removed.
         """
-        return self.index.remove(keys, ids=None if where is None else self.index.ids(where))
+        ids = None if where is None else self.index.ids(where_labels(self.index, where))
+        return self.index.remove(keys, ids=ids)
 
-    def _import(self) -> Import:
-        return Import(self.index, lambda: self.hasher)
+    def _import(self, workers: int | None) -> Import:
+        return Import(self.index, lambda: self.hasher, workers=workers)
 
     # Search
 
@@ -191,7 +198,7 @@ class ImageIndex:
             keys: one or several items of the index; an item does not find itself.
             k: matches per query; by default 10, or all within a radius.
             radius: only items whose codes differ in at most this many bits.
-            where: only items that match this filter.
+            where: only items that match this filter; a label may differ in case.
             skip_unreadable: return a result with an ``error`` for an image that cannot be read,
                 rather than raise it.
 
@@ -208,6 +215,7 @@ class ImageIndex:
             raise UsageError(f"k must be at least 1, got {k}")
         if radius is not None and not 0 <= radius <= bits:
             raise UsageError(f"radius must be between 0 and {bits} bits, got {radius}")
+        where = None if where is None else where_labels(self.index, where)
         results = self._encode(queries, skip_unreadable=skip_unreadable) if queries else []
         own: list[int | None] = [None] * len(results)
         with self.index.reading():

@@ -36,6 +36,7 @@ from fisherhash.errors import UsageError
 from fisherhash.index.base import CannotWriteError, Codes, Entry, Index
 from fisherhash.index.images.known import remember_folders
 from fisherhash.index.images.results import SkippedFile, SyncReport, synced_folder
+from fisherhash.index.images.stored import FEWEST_REUSED, stored_codes
 from fisherhash.system.progress import progress
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Import:
         index: the index.
         hasher: returns its hasher; called only if there are images to encode.
         codes: codes that are known already, by key.
+        workers: number of processes that encode; None lets the work decide.
     """
 
     def __init__(
@@ -59,8 +61,12 @@ class Import:
         index: Index,
         hasher: Callable[[], Hasher],
         codes: Mapping[str, Codes] | None = None,
+        *,
+        workers: int | None = None,
     ) -> None:
-        self.index, self.hasher, self.codes = index, hasher, codes or {}
+        self.index, self.hasher = index, hasher
+        self.codes: Mapping[str, Codes] = codes or {}
+        self.workers = workers
         self.files = index.files()
         self.skipped = index.notes("skipped")
         self.ctimes = index.notes("ctime")
@@ -230,7 +236,9 @@ class Import:
             yield EncodedBlock(np.array(some), packed, None, [])
         if rest := [i for i, file in enumerate(todo) if file.key not in self.codes]:
             source = collection_of(name, todo)
-            yield from hasher.encode_blocks(source, np.array(rest), block=IMAGES_PER_COMMIT)
+            yield from hasher.encode_blocks(
+                source, np.array(rest), block=IMAGES_PER_COMMIT, workers=self.workers
+            )
 
     def finish(self, among: Container[str] | None = None, named: Container[str] = ()) -> SyncReport:
         """The report; ``among`` selects the skipped files it lists, ``named`` those named."""
@@ -322,6 +330,8 @@ def sync_images(
         return work.finish()
     with work.writing():
         work.commit(gone=gone, folder=os.path.abspath(root) if new_root else None)
+        if not work.codes and len(todo) >= FEWEST_REUSED:
+            work.codes = stored_codes(work.hasher(), root)
         work.encode(root.name, todo)
         if refresh_fields:
             work.refresh_fields(root.name, same)
