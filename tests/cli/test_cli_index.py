@@ -22,6 +22,7 @@ from fisherhash import backbones, cli, codes
 from fisherhash.index import Index
 from fisherhash.model.hasher import Hasher
 from fisherhash.model.heads import LinearHead
+from fisherhash.model.torch_hasher import TorchHasher
 
 LINE = re.compile(r" *(\d+) +(\d+)  (.*)")
 
@@ -59,7 +60,7 @@ def make_hasher(seed=0, bits=24):
     torch.manual_seed(seed)
     head = LinearHead(network.features, bits)
     head.start(torch.randn(64, network.features).abs() * 0.1)
-    return Hasher(network, head, "lsh")
+    return TorchHasher(network, head, "lsh")
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.model.hasher import Hasher
 from fisherhash.model.heads import LinearHead
 from fisherhash.model.runtime import feature_rows
+from fisherhash.model.torch_hasher import TorchHasher
 from fisherhash.system import storage
 
 BITS = 60
@@ -36,7 +37,7 @@ def random_hasher(backbone, *, image_size=None, bits=BITS, seed=0):
     torch.manual_seed(seed)
     head = LinearHead(network.features, bits)
     head.start(torch.randn(64, network.features).abs() * 0.1)
-    return Hasher(network, head, "lsh", ("cat", "dog"))
+    return TorchHasher(network, head, "lsh", ("cat", "dog"))
 
 
 def tiny_hasher(**options):
@@ -419,7 +420,7 @@ def test_weights_of_another_architecture(saved, tmp_path, other):
             hasher = tiny_hasher(bits=8)
         else:
             network = backbones.create(other, pretrained=False)
-            hasher = Hasher(network, LinearHead(network.features, BITS), "lsh")
+            hasher = TorchHasher(network, LinearHead(network.features, BITS), "lsh")
         hasher.save(tmp_path / "other")
         shutil.copy(tmp_path / "other" / "model.safetensors", folder)
     with pytest.raises(FisherhashError, match="weights of another architecture than config"):
@@ -553,7 +554,7 @@ def test_a_network_of_ones_own_must_be_passed_again(tmp_path):
             return self.conv(images).mean((2, 3))
 
     network = backbones.create(Mine(), image_size=16)
-    hasher = Hasher(network, LinearHead(6, 8), "lsh")
+    hasher = TorchHasher(network, LinearHead(6, 8), "lsh")
     hasher.save(tmp_path)
     with pytest.raises(UsageError, match="network of your own"):
         Hasher.load(tmp_path)

@@ -215,9 +215,9 @@ def evaluate(
     from fisherhash.data.splits import Split
     from fisherhash.evaluation import EVALUATORS, plot
     from fisherhash.evaluation import compat as old_number
-    from fisherhash.model.hasher import Hasher, versions
-    from fisherhash.training.fitting import SPLIT_FILE
-    from fisherhash.training.measuring import encode_split, measure
+    from fisherhash.model.folder import versions
+    from fisherhash.model.hasher import Hasher
+    from fisherhash.training.measuring import SPLIT_FILE, encode_split, measure
 
     hasher = Hasher.load(model, device=device)
     hamming = hasher.head.hamming

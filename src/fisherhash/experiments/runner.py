@@ -20,7 +20,7 @@ from fisherhash import methods
 from fisherhash.errors import FisherhashError, NotDefinedError, UsageError, counted
 from fisherhash.experiments.benches import Bench, Cell, OpenBench
 from fisherhash.experiments.claims import Claims
-from fisherhash.model.hasher import versions
+from fisherhash.model.folder import versions
 from fisherhash.system import storage
 from fisherhash.system.devices import device_name
 from fisherhash.training.fitting import fit

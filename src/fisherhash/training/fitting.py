@@ -31,20 +31,21 @@ from fisherhash.errors import FisherhashError, NotDefinedError, UsageError
 from fisherhash.evaluation import Evaluation
 from fisherhash.methods import HashMethod
 from fisherhash.model.folder import is_unfinished
-from fisherhash.model.hasher import Hasher
 from fisherhash.model.heads import Head
-from fisherhash.model.runtime import TorchRuntime, feature_rows, on_device
+from fisherhash.model.runtime import feature_rows
+from fisherhash.model.torch_hasher import TorchHasher
+from fisherhash.model.torch_runtime import TorchRuntime, on_device
 from fisherhash.system import storage
 from fisherhash.system.devices import choose_device
 from fisherhash.training.checkpoints import check_resumable, discard_checkpoint
 from fisherhash.training.loop import METRICS, FrozenImages, LiveImages, Loop, evaluation_mode
-from fisherhash.training.measuring import EncodedSplit, encode_split, measure
+from fisherhash.training.measuring import SPLIT_FILE, EncodedSplit, encode_split, measure
 from fisherhash.training.settings import Settings
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 
-SKIPPED_FILE, SPLIT_FILE = "skipped.csv", "split.json"
+SKIPPED_FILE = "skipped.csv"
 
 
 @dataclass
@@ -63,7 +64,7 @@ class Trained:
         evaluation: its measurement, if it was requested.
     """
 
-    hasher: Hasher
+    hasher: TorchHasher
     method: HashMethod | methods.FeatureMethod
     collection: Collection
     split: Split | None
@@ -221,7 +222,7 @@ def fit(
         labels = torch.from_numpy(collection.labels[rows.indices]).float().to(place)
         head = learner.fit(torch.from_numpy(rows.values).to(place), labels, seed=settings.seed)
     seconds = {"features": extracted - began, "training": time.perf_counter() - extracted}
-    hasher = Hasher(network, head, method, collection.classes, device=place)
+    hasher = TorchHasher(network, head, method, collection.classes, device=place)
     trained = Trained(
         hasher, learner, collection, split, history, rows.skipped, seconds, finetuned=live
     )
@@ -235,9 +236,9 @@ def fit(
     return trained
 
 
-def _hasher_of(function: Callable[P, Trained]) -> Callable[P, Hasher]:
+def _hasher_of(function: Callable[P, Trained]) -> Callable[P, TorchHasher]:
     @functools.wraps(function)
-    def train(*arguments: P.args, **options: P.kwargs) -> Hasher:
+    def train(*arguments: P.args, **options: P.kwargs) -> TorchHasher:
         return function(*arguments, **options).hasher
 
     train.__name__ = train.__qualname__ = "train"

@@ -1,22 +1,29 @@
-"""From a hasher and a split to numbers: encode the queries and the database, then evaluate."""
+"""From a hasher and a split to numbers: encode the queries and the database, then evaluate.
+
+Imports no torch: an exported model is measured without it.
+"""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fisherhash.data.collection import Collection
 from fisherhash.data.loading import Skipped
-from fisherhash.data.pixels import GRID_BATCH, PixelBank
 from fisherhash.data.splits import Split
 from fisherhash.errors import UsageError
 from fisherhash.evaluation import Evaluation, evaluate, metrics
-from fisherhash.model.hasher import Hasher
-from fisherhash.model.heads import Head
+from fisherhash.model.hasher import Coding, Hasher
+
+if TYPE_CHECKING:
+    from fisherhash.data.pixels import PixelBank
+
+SPLIT_FILE = "split.json"
+"""The split of a trained model, in its folder."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,7 @@ class EncodedSplit:
     database_codes: NDArray[np.uint8]
     query_labels: NDArray[np.uint8]
     database_labels: NDArray[np.uint8]
-    head: Head
+    head: Coding
     skipped: list[Skipped]
     real_queries: NDArray[np.float32] | None = None
 
@@ -64,6 +71,8 @@ def encode_split(
     if bank is None:
         encode = functools.partial(hasher.encode_collection, collection, cached=cached)
     else:
+        from fisherhash.data.pixels import GRID_BATCH
+
         encode = functools.partial(hasher.encode_collection, bank, block=GRID_BATCH)
     encoded = encode(np.unique(np.concatenate([split.query, split.database])))
     row = np.full(len(collection), -1, dtype=np.int64)
@@ -102,6 +111,8 @@ def measure(
     if real_queries or not head.hamming:
         if encoded.real_queries is None:
             raise UsageError("the split was encoded without real-valued queries")
+        import torch
+
         blocks = head.distances(torch.from_numpy(encoded.real_queries), encoded.database_codes)
         ranking = f"distance of the {head.kind} head"
         return metrics(blocks, *labels, top=top, self_index=self_index, ranking=ranking)
