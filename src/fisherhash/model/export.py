@@ -84,9 +84,19 @@ difference of a logit is 1.0e-04
     return Agreement(len(one), one.size, *counts, float(np.abs(one - other).max(initial=0.0)))
 
 
-def missing_package() -> str | None:
-    """The first package that an export needs and that is not installed."""
-    return next((name for name in _PACKAGES if importlib.util.find_spec(name) is None), None)
+def missing_package(*, required: str | None = None) -> str | None:
+    """The first package that an export needs and that is not installed.
+
+    Args:
+        required: what needs it, if it is required.
+
+    Raises:
+        FisherhashError: it is required.
+    """
+    package = next((name for name in _PACKAGES if importlib.util.find_spec(name) is None), None)
+    if package is not None and required is not None:
+        raise missing_extra(package, "onnx", required)
+    return package
 
 
 def export_onnx(
@@ -110,9 +120,7 @@ def export_onnx(
         FisherhashError: the extra is not installed, a layer has no counterpart in ONNX, or the
             exported network computes something else.
     """
-    package = missing_package()
-    if package is not None:
-        raise missing_extra(package, "onnx", "exporting a model")
+    missing_package(required="exporting a model")
     data = with_metadata(_translated(backbone, head), metadata(config, hamming=head.hamming))
     return data, _checked(logits, OnnxRuntime(data))
 
