@@ -25,7 +25,13 @@ from fisherhash.cli.base import (
     print_json,
     say,
 )
-from fisherhash.errors import FisherhashError, UsageError, printable, unknown_name
+from fisherhash.errors import (
+    FisherhashError,
+    UsageError,
+    not_installed,
+    printable,
+    unknown_name,
+)
 from fisherhash.system.options import parse_pairs
 from fisherhash.training.settings import Settings
 
@@ -44,8 +50,16 @@ def demo(*, out: Path = Path("fisherhash-demo"), bits: int = 24) -> None:
         out: Folder for the model and the page.
         bits: Length of the codes.
     """
-    from fisherhash.pages.demo import run_demo
-
+    try:
+        from fisherhash.pages.demo import run_demo
+    except ModuleNotFoundError as error:
+        reason = not_installed(error, "the demo, which trains a model,")
+        if reason is error:
+            raise
+        raise FisherhashError(
+            f"{reason}. Searching needs no training: fisherhash index sync photos.index FOLDER, "
+            "then fisherhash search PHOTO --index photos.index"
+        ) from error
     result = run_demo(out, bits=bits, say=say)
     print(result.page)
 

@@ -80,14 +80,17 @@ class OnnxRuntime:
         self._source = source
         what = "the exported model" if isinstance(source, bytes) else str(source)
         where, options = _placed(device)
-        self.kind = f"onnx-{where}"
         self._session = _session(source, where, options, what)
         self.metadata = _metadata(self._session, what)
         if self.metadata["int8"] and where != "cpu":
-            raise UsageError(
-                f"{what} is an int8 model, whose codes are defined on a CPU; use --device cpu, or "
-                "the model that it was made from"
-            )
+            if device not in (None, AUTO):
+                raise UsageError(
+                    f"{what} is an int8 model, which runs on a CPU only; use --device cpu, or the "
+                    "model in full precision (--model general-64 for the built-in one)"
+                )
+            where = "cpu"
+            self._session = _session(source, where, {}, what)
+        self.kind = f"onnx-{where}"
         self.name = str(self.metadata["backbone"])
         self.bits = int(self.metadata["bits"])
         self.preprocessing = Preprocessing.from_config(self.metadata["preprocessing"])
