@@ -128,7 +128,7 @@ def test_the_core_indexes_searches_and_measures_without_torch(photos, tmp_path):
     assert command("dedup", index) == 0
     assert command("index", "info", index) == 0
     assert command("index", "verify", index) == 0
-    assert command("evaluate", "--model", "general-64-int8", "--data", photos) == 0
+    assert command("evaluate", "--model", "general-64", "--data", photos) == 0
     assert command("check-data", photos) == 0
     assert command("doctor") == 0
 
@@ -146,7 +146,7 @@ def test_the_core_indexes_searches_and_measures_without_torch(photos, tmp_path):
     )
     done = python(script, str(photos), str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert "general-64-int8 loads in onnx-cpu" in done.stdout
+    assert "general-64 loads in onnx-cpu" in done.stdout
 
 
 def test_without_torch_what_needs_it_names_the_extra(photos, tmp_path):

@@ -16,7 +16,6 @@ from fisherhash.model import builtin
 from fisherhash.model.hasher import Hasher
 from fisherhash.system import storage
 
-
 FLOAT = "general-64"
 
 
@@ -109,10 +108,7 @@ def test_it_is_small_and_has_a_card(hasher):
         assert word in card
 
 
-def test_the_default_is_the_fast_one_and_torch_has_the_other():
-    assert Hasher.load().about == {"builtin": "general-64-int8"}
-    with pytest.raises(UsageError, match="'general-64-int8' runs in ONNX Runtime only"):
-        Hasher.load(runtime="torch")
+def test_torch_and_onnx_runtime_load_the_same_hasher():
     one, other = Hasher.load(FLOAT), Hasher.load(FLOAT, runtime="torch")
     assert (one.runtime_name, other.runtime_name) == ("onnx-cpu", "torch-cpu")
     assert one.fingerprint() == other.fingerprint()

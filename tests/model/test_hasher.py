@@ -22,6 +22,7 @@ from fisherhash.data import workers
 from fisherhash.data.pixels import PixelBank
 from fisherhash.data.sources import open_data, open_paths
 from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.model import builtin
 from fisherhash.model.hasher import Hasher
 from fisherhash.model.heads import LinearHead
 from fisherhash.model.runtime import feature_rows
@@ -569,7 +570,7 @@ def test_a_model_says_where_it_came_from(saved, monkeypatch):
     monkeypatch.chdir(folder.parent)
     assert Hasher.load("model").about == {"path": str(folder)} | summary
     assert Hasher.load("general-64").about == {"builtin": "general-64"}
-    assert Hasher.load().about == {"builtin": "general-64-int8"}
+    assert Hasher.load().about == {"builtin": builtin.DEFAULT_HASHER}
 
 
 def test_a_folder_comes_before_a_built_in_name(saved, monkeypatch):

@@ -11,6 +11,7 @@ from fisherhash.cli.base import Flag, Json, app, print_json, say
 from fisherhash.errors import UsageError
 
 if TYPE_CHECKING:
+    from fisherhash.model.export import Agreement
     from fisherhash.model.onnx_runtime import OnnxRuntime
     from fisherhash.system import storage
 
@@ -53,6 +54,7 @@ def onnx(
     if out is not None and out.suffix != ".onnx" and out.exists():
         raise UsageError(f"{out} exists already; give a new folder, or a file that ends in .onnx")
     missing_package(required="exporting a model")
+    agreement: Agreement | None = None
     hasher: Any = Hasher.load(model, runtime="auto" if int8 else "torch")
     if not isinstance(hasher, OnnxHasher):
         data, agreement = hasher.export()
@@ -80,7 +82,9 @@ def onnx(
     say(f"{megabytes:.1f} MB in {target}")
     if json:
         found = {"out": str(target), "fingerprint": exported.fingerprint(), "int8": int8}
-        print_json(found | {"agreement": vars(agreement), "bytes": len(runtime.content())})
+        print_json(
+            found | {"agreement": agreement and vars(agreement), "bytes": len(runtime.content())}
+        )
 
 
 def _write(target: Path, runtime: OnnxRuntime, hasher: Any, *, whole_model: bool) -> None:

@@ -80,8 +80,14 @@ def compare_logits(one: NDArray[np.float32], other: NDArray[np.float32]) -> Agre
 difference of a logit is 1.0e-04
     """
     differ, unsure = (one > 0) != (other > 0), np.abs(one) < UNSURE
-    counts = (int(np.count_nonzero(found)) for found in (differ, unsure, differ & ~unsure))
-    return Agreement(len(one), one.size, *counts, float(np.abs(one - other).max(initial=0.0)))
+    return Agreement(
+        images=len(one),
+        bits=one.size,
+        differing=int(np.count_nonzero(differ)),
+        unsure=int(np.count_nonzero(unsure)),
+        wrong=int(np.count_nonzero(differ & ~unsure)),
+        largest=float(np.abs(one - other).max(initial=0.0)),
+    )
 
 
 def missing_package(*, required: str | None = None) -> str | None:

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from fisherhash.model.heads import Head
+
     Images = ImageLike | Tensor | Iterable[ImageLike | Tensor]
 
 RuntimeName = Literal["auto", "onnx", "torch"]
@@ -72,26 +74,30 @@ class EncodedBlock:
     unsure: int = 0
 
 
-class Coding(Protocol):
-    """What everybody may know of a head: how long its codes are and how they are compared.
+@dataclass(frozen=True)
+class ExportedHead:
+    """What is known of a head that is part of an exported network.
 
     Attributes:
         kind: the name of the head.
         bits: length of the codes.
-        hamming: whether codes are ranked by Hamming distance; if not, they are ranked by the
-            ``distances`` of real-valued queries.
+        hamming: whether codes are ranked by Hamming distance.
     """
 
-    @property
-    def kind(self) -> str: ...  # noqa: D102
-    @property
-    def bits(self) -> int: ...  # noqa: D102
-    @property
-    def hamming(self) -> bool: ...  # noqa: D102
+    kind: str
+    bits: int
+    hamming: bool
 
     def distances(self, queries: Any, codes: NDArray[np.uint8]) -> Iterator[Any]:
-        """Distances of real-valued queries (q, …) to packed codes (n, bytes), in blocks (b, n)."""
-        ...
+        """An exported network has no real-valued queries.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            f"codes of the head '{self.kind}' are ranked by distances of real-valued queries, "
+            "which an exported model does not compute; load it with runtime='torch'"
+        )
 
 
 @runtime_checkable
@@ -116,7 +122,7 @@ class Hasher(abc.ABC):
         origin: where it came from: ``builtin``, ``path``, or empty if it was made in this process.
     """
 
-    head: Coding
+    head: Head | ExportedHead
     method: str
     classes: tuple[str, ...]
     details: dict[str, Any]
@@ -156,7 +162,7 @@ class Hasher(abc.ABC):
     # What a runtime computes of an image is one row: features (torch) or logits (ONNX Runtime).
 
     @abc.abstractmethod
-    def _compute(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def _compute(self, pixels: NDArray[np.uint8] | Tensor) -> NDArray[np.float32]:
         """Bytes (n, 3, size, size) to rows."""
 
     @abc.abstractmethod
@@ -386,7 +392,7 @@ def _choose(
     return "onnx" if is_processor(device) or onnx_runtime.provides(device) else "torch"
 
 
-def _listed(images: Images) -> Iterable[ImageLike]:
+def _listed(images: Any) -> Iterable[ImageLike]:
     """Images one by one, each in a form that ``load_image`` takes."""
     if isinstance(images, str | os.PathLike | bytes | Image.Image):
         return [images]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,41 +23,16 @@ from fisherhash.model.folder import (
     usable_onnx,
     versions,
 )
-from fisherhash.model.hasher import Hasher
+from fisherhash.model.hasher import ExportedHead, Hasher
 from fisherhash.model.onnx_runtime import OnnxRuntime
 from fisherhash.system import storage
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 DECIDING = ("fingerprint", "bits", "backbone", "preprocessing", "head")
 """What the config of a folder and the metadata of its ONNX file must agree on."""
-
-
-@dataclass(frozen=True)
-class ExportedHead:
-    """What is known of a head that is part of an exported network.
-
-    Attributes:
-        kind: the name of the head.
-        bits: length of the codes.
-        hamming: whether codes are ranked by Hamming distance.
-    """
-
-    kind: str
-    bits: int
-    hamming: bool
-
-    def distances(self, queries: Any, codes: NDArray[np.uint8]) -> Iterator[Any]:
-        """An exported network has no real-valued queries.
-
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError(
-            f"codes of the head '{self.kind}' are ranked by distances of real-valued queries, "
-            "which an exported model does not compute; load it with runtime='torch'"
-        )
 
 
 class OnnxHasher(Hasher):
@@ -71,8 +44,6 @@ class OnnxHasher(Hasher):
         origin: where it came from.
         folder: the model folder it is a part of.
     """
-
-    head: ExportedHead
 
     def __init__(
         self,
@@ -108,7 +79,7 @@ class OnnxHasher(Hasher):
     def _row_width(self) -> int:
         return self.bits
 
-    def _compute(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def _compute(self, pixels: NDArray[np.uint8] | Tensor) -> NDArray[np.float32]:
         return self.runtime.logits(np.asarray(pixels))
 
     def _stored(self, collection: Collection, indices: NDArray[np.int64] | None) -> Rows:

@@ -60,7 +60,7 @@ def quantise(runtime: OnnxRuntime, pixels: NDArray[np.uint8]) -> bytes:
         quantize_static(
             model,
             place,
-            _Reader(pixels),
+            _Reader(pixels),  # type: ignore[arg-type]
             quant_format=QuantFormat.QDQ,
             per_channel=True,
             activation_type=QuantType.QUInt8,

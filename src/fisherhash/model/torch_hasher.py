@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from fisherhash.backbones import Backbone
 from fisherhash.data.collection import Collection
@@ -47,7 +47,7 @@ class TorchHasher(Hasher):
     """
 
     backbone: Backbone
-    head: Head
+    head: Head  # type: ignore[reportIncompatibleVariableOverride]
     method: str
     classes: tuple[str, ...] = ()
     details: dict[str, Any] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class TorchHasher(Hasher):
     def _row_width(self) -> int:
         return self.head.in_features
 
-    def _compute(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def _compute(self, pixels: NDArray[np.uint8] | Tensor) -> NDArray[np.float32]:
         return self.runtime.features(pixels)
 
     def _stored(self, collection: Collection, indices: NDArray[np.int64] | None) -> Rows:

@@ -17,10 +17,11 @@ from fisherhash.data.loading import Skipped
 from fisherhash.data.splits import Split
 from fisherhash.errors import UsageError
 from fisherhash.evaluation import Evaluation, evaluate, metrics
-from fisherhash.model.hasher import Coding, Hasher
+from fisherhash.model.hasher import ExportedHead, Hasher
 
 if TYPE_CHECKING:
     from fisherhash.data.pixels import PixelBank
+    from fisherhash.model.heads import Head
 
 SPLIT_FILE = "split.json"
 """The split of a trained model, in its folder."""
@@ -44,7 +45,7 @@ class EncodedSplit:
     database_codes: NDArray[np.uint8]
     query_labels: NDArray[np.uint8]
     database_labels: NDArray[np.uint8]
-    head: Coding
+    head: Head | ExportedHead
     skipped: list[Skipped]
     real_queries: NDArray[np.float32] | None = None
 

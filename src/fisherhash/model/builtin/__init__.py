@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_HASHER", "NAMES", "folder"]
 
-NAMES = ("general-64-int8", "general-64")
+NAMES = ("general-64",)
 """The built-in hashers."""
 DEFAULT_HASHER = NAMES[0]
 """The one that is used where no model is named."""
