@@ -48,9 +48,11 @@ from fisherhash.evaluation import evaluate, metrics
 from fisherhash.methods import FeatureMethod, HashMethod
 from fisherhash.methods.base import sign
 from fisherhash.model import builtin
-from fisherhash.model.hasher import Hasher, versions
+from fisherhash.model.folder import versions
 from fisherhash.model.heads import Head, LinearHead
-from fisherhash.model.runtime import TorchRuntime, feature_rows
+from fisherhash.model.runtime import feature_rows
+from fisherhash.model.torch_hasher import TorchHasher
+from fisherhash.model.torch_runtime import TorchRuntime
 from fisherhash.system import storage
 from fisherhash.training.loop import FrozenImages, Loop, Settings
 
@@ -493,7 +495,7 @@ CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
 }
 
 
-def changes(data: Data, hasher: Hasher, count: int = 200) -> dict[str, dict[str, float]]:
+def changes(data: Data, hasher: TorchHasher, count: int = 200) -> dict[str, dict[str, float]]:
     """Bits that differ between an image of coco21 and an altered copy, and between other pairs."""
     collection, split = data.of["coco21"]
     numbers = hash_order(collection.names, split.query.tolist(), 0)[:count]
@@ -515,7 +517,7 @@ def changes(data: Data, hasher: Hasher, count: int = 200) -> dict[str, dict[str,
     }
 
 
-def make(data: Data, name: str, rows: list[dict[str, float]]) -> Hasher:
+def make(data: Data, name: str, rows: list[dict[str, float]]) -> TorchHasher:
     """Train the chosen recipe on all classes, all labels and the whole classifier."""
     classes = data.of["tiny100"][0].classes
     given = learning(data, classes, (), np.arange(len(data.classifier)), 0)
@@ -534,7 +536,7 @@ def make(data: Data, name: str, rows: list[dict[str, float]]) -> Hasher:
             if "seen" not in test
         },
     }
-    return Hasher(network, head, "itq", (), details)
+    return TorchHasher(network, head, "itq", (), details)
 
 
 def summary(rows: list[dict[str, float]], test: str) -> str:
@@ -542,7 +544,7 @@ def summary(rows: list[dict[str, float]], test: str) -> str:
     return f"{statistics.mean(values):.3f} ({min(values):.3f}–{max(values):.3f})"
 
 
-def card(hasher: Hasher, result: dict[str, Any]) -> str:
+def card(hasher: TorchHasher, result: dict[str, Any]) -> str:
     """The shipped README, with the numbers of a result."""
     template = Path(__file__).with_name("builtin_hasher.md").read_text(encoding="utf-8")
     rows = result["candidates"]
@@ -610,7 +612,7 @@ def main() -> None:
         write(hasher, builtin.folder(), card(hasher, result))
 
 
-def write(hasher: Hasher, place: Path, text: str) -> None:
+def write(hasher: TorchHasher, place: Path, text: str) -> None:
     """Write the files that ``builtin.read_builtin`` reads."""
     state = hasher.head.state_dict()
     config = {

@@ -24,7 +24,8 @@ from fisherhash.data.sources import open_data
 from fisherhash.errors import FisherhashError
 from fisherhash.evaluation import evaluate, metrics
 from fisherhash.methods import FeatureMethod
-from fisherhash.model.runtime import TorchRuntime, feature_rows, on_device
+from fisherhash.model.runtime import feature_rows
+from fisherhash.model.torch_runtime import TorchRuntime, on_device
 from fisherhash.system.storage import write_file
 
 

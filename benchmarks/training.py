@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from fisherhash import backbones
 from fisherhash.methods import Batch, HashMethod, MethodInfo, create
-from fisherhash.model.runtime import TorchRuntime, on_device
+from fisherhash.model.torch_runtime import TorchRuntime, on_device
 from fisherhash.training.loop import LiveImages, Loop
 from fisherhash.training.settings import Settings
 

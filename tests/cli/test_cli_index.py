@@ -23,6 +23,7 @@ from fisherhash.index import Index
 from fisherhash.index.images import syncing
 from fisherhash.model.hasher import Hasher
 from fisherhash.model.heads import LinearHead
+from fisherhash.model.torch_hasher import TorchHasher
 
 LINE = re.compile(r" *(\d+) +(\d+)  (.*)")
 
@@ -60,7 +61,7 @@ def make_hasher(seed=0, bits=24):
     torch.manual_seed(seed)
     head = LinearHead(network.features, bits)
     head.start(torch.randn(64, network.features).abs() * 0.1)
-    return Hasher(network, head, "lsh")
+    return TorchHasher(network, head, "lsh")
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from PIL import Image
 
 from fisherhash import backbones, cli
 from fisherhash.index import Entry, Index
-from fisherhash.model.hasher import Hasher
 from fisherhash.model.heads import LinearHead
+from fisherhash.model.torch_hasher import TorchHasher
 
 CONTROL = re.compile(
     rb"[\x00-\x09\x0b-\x1f\x7f]"  # C0 without the line feed
@@ -46,7 +46,7 @@ def model(tmp_path_factory):
     torch.manual_seed(0)
     head = LinearHead(network.features, 24)
     head.start(torch.randn(64, network.features).abs() * 0.1)
-    Hasher(network, head, "lsh").save(folder)
+    TorchHasher(network, head, "lsh").save(folder)
     return folder
 
 

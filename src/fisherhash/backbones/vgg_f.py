@@ -118,7 +118,7 @@ def read_mat(path: Path) -> dict[str, Tensor]:
     try:
         from scipy.io import loadmat
     except ImportError as error:
-        raise missing_extra("scipy", "vgg-f", "reading a MatConvNet .mat file") from error
+        raise missing_extra("scipy", "train", "reading a MatConvNet .mat file") from error
     try:
         content: Mapping[str, Any] = loadmat(path, simplify_cells=True)
     # For a truncated file, scipy raises IndexError, TypeError, zlib.error and more.

@@ -18,12 +18,12 @@ from cyclopts import App, CycloptsError
 from cyclopts.exceptions import MissingArgumentError, UnusedCliTokensError
 
 # Importing a module registers its verbs.
-from fisherhash.cli import contents, experiments, index, models, tools
+from fisherhash.cli import contents, experiments, export, index, models, tools
 from fisherhash.cli.base import app, say
-from fisherhash.errors import FisherhashError
+from fisherhash.errors import FisherhashError, not_installed
 from fisherhash.system.options import unknown_option
 
-__all__ = ["app", "contents", "experiments", "index", "main", "models", "tools"]
+__all__ = ["app", "contents", "experiments", "export", "index", "main", "models", "tools"]
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -51,6 +51,11 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         _fail(_explain(error, words), 2)
     except FisherhashError as error:
         _fail(str(error), error.exit_code)
+    except ModuleNotFoundError as error:
+        reason = not_installed(error, f"fisherhash {' '.join(words[:1])}")
+        if reason is error:
+            raise
+        _fail(str(reason), 1)
     except KeyboardInterrupt:
         _fail(_interrupted(words), 130)
     except BrokenPipeError:

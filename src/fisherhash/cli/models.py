@@ -31,7 +31,14 @@ from fisherhash.cli.base import (
     print_json,
     say,
 )
-from fisherhash.errors import FisherhashError, UsageError, counted, printable, unknown_name
+from fisherhash.errors import (
+    FisherhashError,
+    UsageError,
+    counted,
+    not_installed,
+    printable,
+    unknown_name,
+)
 from fisherhash.system.extras import require_package
 from fisherhash.system.options import parse_pairs
 from fisherhash.training.recipes import RecipeName
@@ -56,8 +63,16 @@ def demo(*, out: Path = Path("fisherhash-demo"), bits: int = 24) -> None:
         out: Folder for the model and the page.
         bits: Length of the codes.
     """
-    from fisherhash.pages.demo import run_demo
-
+    try:
+        from fisherhash.pages.demo import run_demo
+    except ModuleNotFoundError as error:
+        reason = not_installed(error, "the demo, which trains a model,")
+        if reason is error:
+            raise
+        raise FisherhashError(
+            f"{reason}. Searching needs no training: fisherhash index sync photos.index FOLDER, "
+            "then fisherhash search PHOTO --index photos.index"
+        ) from error
     result = run_demo(out, bits=bits, say=say)
     print(result.page)
 
@@ -262,9 +277,9 @@ def evaluate(
     from fisherhash.data.splits import Split
     from fisherhash.evaluation import EVALUATORS, plot
     from fisherhash.evaluation import compat as old_number
-    from fisherhash.model.hasher import Hasher, versions
-    from fisherhash.training.fitting import SPLIT_FILE
-    from fisherhash.training.measuring import encode_split, measure
+    from fisherhash.model.folder import versions
+    from fisherhash.model.hasher import Hasher
+    from fisherhash.training.measuring import SPLIT_FILE, encode_split, measure
 
     if plots is not None:
         require_package("matplotlib", "plots", "--plots")

@@ -23,7 +23,8 @@ from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import NAMED, open_data
 from fisherhash.data.splits import Split, split_checksum
 from fisherhash.errors import UsageError
-from fisherhash.model.runtime import TorchRuntime, feature_rows, on_device
+from fisherhash.model.runtime import feature_rows
+from fisherhash.model.torch_runtime import TorchRuntime, on_device
 from fisherhash.system import storage
 from fisherhash.system.cache import data_dirs
 from fisherhash.training.settings import Settings

@@ -13,7 +13,8 @@ from fisherhash.data.splits import hash_order
 from fisherhash.errors import FisherhashError
 from fisherhash.experiments.benches import OpenBench
 from fisherhash.methods.dfh import DFH
-from fisherhash.model.runtime import TorchRuntime, feature_rows, on_device
+from fisherhash.model.runtime import feature_rows
+from fisherhash.model.torch_runtime import TorchRuntime, on_device
 from fisherhash.training.loop import FrozenImages, Loop
 from fisherhash.training.settings import Settings
 

@@ -22,7 +22,7 @@ from fisherhash.errors import FisherhashError, NotDefinedError, UsageError, coun
 from fisherhash.experiments.benches import Bench, Cell, OpenBench
 from fisherhash.experiments.claims import Claims
 from fisherhash.experiments.significance import pack_shares
-from fisherhash.model.hasher import versions
+from fisherhash.model.folder import versions
 from fisherhash.system import storage
 from fisherhash.system.devices import device_name
 from fisherhash.training.class_step import ClassStep

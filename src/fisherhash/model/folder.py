@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import importlib.metadata
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
-from fisherhash import backbones
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.model.card import model_card
-from fisherhash.model.heads import restore_head
 from fisherhash.system import storage
 from fisherhash.system.version import __version__
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+ONNX = "model.onnx"
+ONNX_SUM = "onnx_sha256"
+"""Where the config has the checksum of the exported network; absent where there is none."""
 CHECKPOINT = "checkpoint.json"
 MODEL_FORMAT = 1
 
@@ -31,31 +36,70 @@ def is_unfinished(folder: Path | None) -> bool:
 
 def versions() -> dict[str, str]:
     """The versions of the software that a result depends on."""
-    return {
-        "fisherhash": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
+    found = {"fisherhash": __version__, "python": platform.python_version()}
+    for package in ("torch", "onnxruntime"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found | {"numpy": np.__version__}
 
 
 def model_files(
-    modules: Mapping[str, nn.Module], config: dict[str, Any]
+    modules: Mapping[str, nn.Module], config: dict[str, Any], *, onnx: bytes | None = None
 ) -> dict[str, storage.Content]:
     """The files of a model folder and what goes into them, in the order of their writing.
 
     Args:
         modules: the backbone and the head.
         config: what describes them.
+        onnx: the exported network.
     """
     state = joined_state(modules)
     checksum = storage.tensors_checksum(state)
-    config = {"format": MODEL_FORMAT, **config, "weights_sha256": checksum}
-    return {
-        WEIGHTS: storage.write_tensors(state),
-        CARD: model_card(config),
-        CONFIG: storage.dump_json(config),
-    }
+    files = {WEIGHTS: storage.write_tensors(state)}
+    return files | described_files(config | {"weights_sha256": checksum}, onnx)
+
+
+def described_files(config: dict[str, Any], onnx: bytes | None) -> dict[str, storage.Content]:
+    """The files of a model folder apart from the weights, in the order of their writing.
+
+    Args:
+        config: what describes the model.
+        onnx: the exported network.
+    """
+    config = {"format": MODEL_FORMAT, **config}
+    config.pop(ONNX_SUM, None)
+    files: dict[str, storage.Content] = {}
+    if onnx is not None:
+        files[ONNX] = onnx
+        config[ONNX_SUM] = hashlib.sha256(onnx).hexdigest()
+    return files | {CARD: model_card(config), CONFIG: storage.dump_json(config)}
+
+
+def usable_onnx(folder: Path) -> dict[str, Any] | None:
+    """The config of a model folder whose exported network belongs to it; otherwise None.
+
+    A version that knows no exported networks may have replaced the model; its config then has no
+    checksum of the network, which is not used.
+    """
+    if not (folder / ONNX).is_file() or not (folder / CONFIG).is_file():
+        return None
+    configs = [read_config(folder / CONFIG)]
+    draft = folder / (CONFIG + storage.NEW)
+    if draft.is_file():
+        # A save was killed after it moved the network and before it moved the config.
+        with contextlib.suppress(FisherhashError):
+            configs.append(read_config(draft))
+    configs = [config for config in configs if ONNX_SUM in config]
+    if not configs:
+        return None
+    checksum = hashlib.sha256(storage.read_bytes(folder / ONNX)).hexdigest()
+    for config in configs:
+        if config[ONNX_SUM] == checksum:
+            return config
+    raise FisherhashError(
+        f"{folder / ONNX} is damaged: its checksum is not the one in {CONFIG}; restore it from a "
+        f"copy, or write it again with: fisherhash export onnx {folder}"
+    )
 
 
 def read_model(
@@ -73,12 +117,20 @@ def read_model(
         UsageError: there is no model in the folder.
         FisherhashError: a file is damaged, or does not belong to the others.
     """
-    config = _read_config(folder / CONFIG)
+    from fisherhash import backbones
+    from fisherhash.model.heads import restore_head
+
+    config = read_config(folder / CONFIG)
+    if not (folder / WEIGHTS).is_file() and (folder / ONNX).is_file():
+        raise UsageError(
+            f"{folder} holds an exported model without {WEIGHTS}, which torch needs; use "
+            "ONNX Runtime, or the model that it was exported from"
+        )
     state = storage.read_tensors(folder / WEIGHTS)
     draft = folder / (CONFIG + storage.NEW)
     if draft.is_file() and config.get("weights_sha256") != storage.tensors_checksum(state):
         # A save was killed after it moved the weights and before it moved the config.
-        config = _read_config(draft)
+        config = read_config(draft)
     try:
         preprocessing = Preprocessing.from_config(config["preprocessing"])
         parts = {
@@ -99,7 +151,13 @@ def read_model(
     return parts, config, state
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """Read the config of a model folder.
+
+    Raises:
+        UsageError: there is no model in the folder.
+        FisherhashError: it is damaged, or has another format.
+    """
     folder = path.parent
     if not path.is_file():
         if is_unfinished(folder):

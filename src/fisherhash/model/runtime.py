@@ -1,27 +1,25 @@
-"""Runtimes: what computes the features of decoded images, behind one small interface."""
+"""Runtimes: what computes the features of decoded images, behind one small interface.
+
+``torch_runtime`` runs a backbone in PyTorch, ``onnx_runtime`` an exported network in ONNX Runtime.
+This module imports neither.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from fisherhash.backbones import Backbone, fold_batch_norm
 from fisherhash.data.collection import Collection
-from fisherhash.data.computing import RowFunction, compute_blocks
+from fisherhash.data.computing import RowFunction
 from fisherhash.data.loading import Rows
 from fisherhash.data.preprocessing import Preprocessing
-from fisherhash.data.row_cache import cached_rows, stored_rows
-from fisherhash.system import storage
+from fisherhash.data.row_cache import cached_rows
 
-# Rounding depends on the batch size, so on a CPU every batch has this one, padded: an image then
-# has the same bits alone and in any batch. Four runs fastest on two cores.
-MICRO_BATCH = 4
-GPU_BATCH = 256
+UNSURE = 1e-4
+"""A logit this near to zero may have the other sign in another runtime."""
 
 
 PixelFunction = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
@@ -34,7 +32,7 @@ class Runtime(Protocol):
         name: name of the backbone.
         width: number of features per image.
         preprocessing: what happens to an image before.
-        kind: where it computes. Features of two kinds may be rounded differently.
+        kind: what computes, and where. Features of two kinds may be rounded differently.
     """
 
     name: str
@@ -60,61 +58,6 @@ class Runtime(Protocol):
         ...
 
 
-class TorchRuntime:
-    """A backbone in PyTorch, as it is now; create a new runtime after training it further.
-
-    Args:
-        backbone: the network; it is not changed.
-        device: where to run it.
-    """
-
-    def __init__(self, backbone: Backbone, device: torch.device) -> None:
-        self.name = backbone.name
-        self.width = backbone.features
-        self.preprocessing = backbone.preprocessing
-        self.device = device
-        self.kind = device.type
-        self._backbone = backbone
-        self._hashed: tuple[list[tuple[int, int, float]] | None, str] = (None, "")
-        self._network = on_device(fold_batch_norm(backbone), device).eval()
-
-    @property
-    def checksum(self) -> str:
-        """SHA-256 of the backbone's weights, computed again only after they changed."""
-        state = self._backbone.state_dict()
-        # PyTorch counts changes in place, but not those of fused optimizers and captured graphs,
-        # nor those of tensors made in inference mode: they change the sum.
-        now = [
-            (t.data_ptr(), 0 if t.is_inference() else t._version, float(t.double().sum()))
-            for t in state.values()
-        ]
-        if now != self._hashed[0]:
-            self._hashed = now, storage.tensors_checksum(state)
-        return self._hashed[1]
-
-    @torch.inference_mode()
-    def features(self, pixels: NDArray[np.uint8] | Tensor) -> NDArray[np.float32]:
-        """Bytes (n, 3, size, size) to features (n, width).
-
-        A tensor holds the images of a grid of runs: on CUDA it is one batch, and computed in half
-        precision, whose mantissa is that of the convolutions' default there.
-        """
-        if self.kind != "cuda" or not isinstance(pixels, Tensor):
-            return in_fixed_batches(self._run, np.ascontiguousarray(pixels), self.device)
-        pixels = pixels.to(self.device)
-        with torch.autocast("cuda", torch.float16):
-            features = self._run(pixels)
-        if not features.isfinite().all():
-            features = self._run(pixels)
-        return features.cpu().numpy()
-
-    def worker_copy(self) -> None:
-        """None: every process would import torch and hold the network."""
-
-    def _run(self, pixels: Tensor) -> Tensor:
-        return self._network(pixels.contiguous(memory_format=torch.channels_last)).float()
-
-
 def feature_rows(
     runtime: Runtime,
     collection: Collection,
@@ -130,12 +73,25 @@ def feature_rows(
         indices: (n,) which images; None for all.
         workers: number of worker processes; None lets the work decide.
     """
-    function = _features(runtime)
+    return cached_function_rows(
+        feature_function(runtime), feature_key(runtime), collection, indices, workers=workers
+    )
+
+
+def cached_function_rows(
+    function: RowFunction,
+    what: str,
+    collection: Collection,
+    indices: NDArray[np.int64] | None = None,
+    *,
+    workers: int | None = None,
+) -> Rows:
+    """The rows of a function, stored on disk; ``what`` identifies them."""
     return cached_rows(
         collection,
         indices,
-        runtime.preprocessing,
-        what=_what(runtime),
+        function.preprocessing,
+        what=what,
         shape=function.shape,
         dtype=function.dtype,
         compute=function.compute,
@@ -144,42 +100,13 @@ def feature_rows(
     )
 
 
-def stored_features(runtime: Runtime, collection: Collection) -> Rows | None:
-    """Features that :func:`feature_rows` stored for these images; None where there are none."""
-    return stored_rows(
-        collection,
-        runtime.preprocessing,
-        what=_what(runtime),
-        shape=(runtime.width,),
-        dtype=np.float32,
-    )
-
-
-def feature_blocks(
-    runtime: Runtime,
-    collection: Collection,
-    indices: NDArray[np.int64] | None = None,
-    *,
-    block: int = 256,
-    workers: int | None = None,
-) -> Iterator[Rows]:
-    """Features (n, width) of a collection's images, one block at a time.
-
-    Args:
-        runtime: computes the features.
-        collection: the images.
-        indices: (n,) which images, in which order; None for all.
-        block: images per block.
-        workers: number of worker processes; None lets the work decide.
-    """
-    return compute_blocks(collection, indices, _features(runtime), block=block, workers=workers)
-
-
-def _what(runtime: Runtime) -> str:
+def feature_key(runtime: Runtime) -> str:
+    """What identifies stored features of a runtime."""
     return f"features {runtime.name} {runtime.checksum} {runtime.kind}"
 
 
-def _features(runtime: Runtime) -> RowFunction:
+def feature_function(runtime: Runtime) -> RowFunction:
+    """What computes the features: here, or in worker processes if the runtime can be sent there."""
     copy = runtime.worker_copy()
     return RowFunction(
         runtime.features if copy is None else copy,
@@ -187,24 +114,3 @@ def _features(runtime: Runtime) -> RowFunction:
         (runtime.width,),
         portable=copy is not None,
     )
-
-
-def on_device(backbone: Backbone, device: torch.device) -> Backbone:
-    """Move a backbone to a device, in the channels-last order that convolutions run fastest in."""
-    return backbone.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
-@torch.inference_mode()
-def in_fixed_batches(
-    function: Callable[[Tensor], Tensor], values: NDArray, device: torch.device
-) -> NDArray[np.float32]:
-    """Apply a function to rows (n, …), always in batches of one size; the last one is padded."""
-    size = MICRO_BATCH if device.type == "cpu" else GPU_BATCH
-    rows = []
-    # No rows at all are one batch of padding: the result has its shape nevertheless.
-    for start in range(0, max(1, len(values)), size):
-        chunk = torch.from_numpy(values[start : start + size])
-        padding = chunk.new_zeros(size - len(chunk), *chunk.shape[1:])
-        padded = torch.cat([chunk, padding]) if len(padding) else chunk
-        rows.append(function(padded.to(device)).float().cpu()[: len(chunk)])
-    return torch.cat(rows).numpy()

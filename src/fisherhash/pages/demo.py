@@ -15,8 +15,9 @@ from fisherhash import backbones, codes
 from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import open_data
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.model.hasher import versions
-from fisherhash.model.runtime import TorchRuntime, feature_rows
+from fisherhash.model.folder import versions
+from fisherhash.model.runtime import feature_rows
+from fisherhash.model.torch_runtime import TorchRuntime
 from fisherhash.pages import demo_page
 from fisherhash.pages.demo_page import MODEL, PAGE, Demo
 from fisherhash.system import storage

@@ -19,7 +19,7 @@ from fisherhash.data.splits import Split, hash_order
 from fisherhash.evaluation import Evaluation
 from fisherhash.index.engine.engine import Engine
 from fisherhash.methods.dfh import DFH
-from fisherhash.model.hasher import versions
+from fisherhash.model.folder import versions
 from fisherhash.pages import html as pages
 from fisherhash.training.fitting import Trained
 from fisherhash.training.settings import Settings

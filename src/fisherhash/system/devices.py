@@ -4,17 +4,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fisherhash.errors import UsageError
+from fisherhash.errors import FisherhashError, UsageError, not_installed
 
 if TYPE_CHECKING:
     import torch
 
 
+AUTO = "auto"
+"""The best device there is; None means the same."""
+
+
+def is_processor(device: str | torch.device | None) -> bool:
+    """Whether a device is the CPU, without importing torch; with no name, if there is no GPU."""
+    if device in (None, AUTO):
+        try:
+            return choose_device(None).type == "cpu"
+        except FisherhashError:
+            return True
+    return str(device).partition(":")[0] == "cpu"
+
+
 def choose_device(name: str | torch.device | None) -> torch.device:
     """Return the named device if it works here; ``auto`` or None: CUDA if available, or the CPU."""
-    import torch
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise not_installed(error, f"the device '{name}'") from error
 
-    if name in (None, "auto"):
+    if name in (None, AUTO):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)

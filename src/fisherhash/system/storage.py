@@ -157,7 +157,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    data = _read(path)
+    data = read_bytes(path)
     try:
         return load(data)
     except (SafetensorError, ValueError, KeyError) as error:
@@ -172,7 +172,7 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         FisherhashError: the file is missing, unreadable, or holds no JSON object.
     """
-    data = _read(path)
+    data = read_bytes(path)
     try:
         value = json.loads(data.decode())
     except ValueError as error:
@@ -182,7 +182,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _read(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
+    """Read a file.
+
+    Raises:
+        FisherhashError: the file is missing or cannot be read.
+    """
     try:
         return path.read_bytes()
     except FileNotFoundError:

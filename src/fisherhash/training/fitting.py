@@ -31,9 +31,10 @@ from fisherhash.evaluation import Evaluation
 from fisherhash.methods import HashMethod
 from fisherhash.model.finished_heads import ClassStepHead
 from fisherhash.model.folder import is_unfinished
-from fisherhash.model.hasher import Hasher
 from fisherhash.model.head_base import Head
-from fisherhash.model.runtime import TorchRuntime, feature_rows, on_device
+from fisherhash.model.runtime import feature_rows
+from fisherhash.model.torch_hasher import TorchHasher
+from fisherhash.model.torch_runtime import TorchRuntime, on_device
 from fisherhash.system import storage
 from fisherhash.system.devices import choose_device
 from fisherhash.system.options import options_of
@@ -41,14 +42,14 @@ from fisherhash.training.checkpoints import check_resumable, discard_checkpoint
 from fisherhash.training.class_step import ClassStep
 from fisherhash.training.finishing import Ending, check_cut
 from fisherhash.training.loop import METRICS, FrozenImages, LiveImages, Loop
-from fisherhash.training.measuring import WAYS, held_out_top, measure_ways
+from fisherhash.training.measuring import SPLIT_FILE, WAYS, held_out_top, measure_ways
 from fisherhash.training.recipes import RecipeName, apply_recipe, find_recipe
 from fisherhash.training.settings import Settings
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 
-SKIPPED_FILE, SPLIT_FILE = "skipped.csv", "split.json"
+SKIPPED_FILE = "skipped.csv"
 
 
 @dataclass
@@ -68,7 +69,7 @@ class Trained:
         step: the head with the class step, whatever the hasher uses; None where there is none.
     """
 
-    hasher: Hasher
+    hasher: TorchHasher
     method: HashMethod | methods.FeatureMethod
     collection: Collection
     split: Split | None
@@ -278,7 +279,7 @@ def fit(
         labels = torch.from_numpy(collection.labels[rows.indices]).float().to(place)
         head = learner.fit(torch.from_numpy(rows.values).to(place), labels, seed=settings.seed)
     seconds = {"features": extracted - began, "training": time.perf_counter() - extracted}
-    hasher = Hasher(network, head, method, collection.classes, device=place)
+    hasher = TorchHasher(network, head, method, collection.classes, device=place)
     trained = Trained(
         hasher,
         learner,
@@ -300,9 +301,9 @@ def fit(
     return trained
 
 
-def _hasher_of(function: Callable[P, Trained]) -> Callable[P, Hasher]:
+def _hasher_of(function: Callable[P, Trained]) -> Callable[P, TorchHasher]:
     @functools.wraps(function)
-    def train(*arguments: P.args, **options: P.kwargs) -> Hasher:
+    def train(*arguments: P.args, **options: P.kwargs) -> TorchHasher:
         options.setdefault("recipe", "best")
         return function(*arguments, **options).hasher
 

@@ -1,28 +1,40 @@
-"""From a hasher and a split to numbers: encode the queries and the database, then evaluate."""
+"""From a hasher and a split to numbers: encode the queries and the database, then evaluate.
+
+Imports no torch: an exported model is measured without it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fisherhash.codes import code_bytes, pack
 from fisherhash.data.collection import Collection
 from fisherhash.data.loading import Skipped
-from fisherhash.data.pixels import GRID_BATCH, PixelBank
 from fisherhash.data.splits import Split
 from fisherhash.errors import UsageError
 from fisherhash.evaluation import Evaluation, evaluate, metrics
-from fisherhash.model.hasher import Hasher
-from fisherhash.model.head_base import Head
-from fisherhash.model.runtime import in_fixed_batches
+from fisherhash.model.hasher import ExportedHead, Hasher
 from fisherhash.system.progress import progress
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fisherhash.data.pixels import PixelBank
+    from fisherhash.model.head_base import Head
+    from fisherhash.model.torch_hasher import TorchHasher
+
+    AnyHead = Head | ExportedHead
+    Outputs = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+
+SPLIT_FILE = "split.json"
+"""The split of a trained model, in its folder."""
 WAYS = ("hamming", "real")
 """How codes are ranked: by Hamming distance, or by distances of real-valued queries."""
 LEAST_TOP = 10
@@ -49,7 +61,7 @@ class EncodedSplit:
     database_codes: NDArray[np.uint8]
     query_labels: NDArray[np.uint8]
     database_labels: NDArray[np.uint8]
-    head: Head
+    head: AnyHead
     skipped: list[Skipped]
     real_queries: NDArray[np.float32] | None = None
 
@@ -73,12 +85,13 @@ def encode_split(
         bank: the pixels of the images, if they are in memory; nothing is stored then.
         real_queries: also encode real-valued queries; codes without a Hamming distance always do.
     """
-    heads = {hasher.head: real_queries}
-    return encode_heads(hasher, collection, split, heads, cached=cached, bank=bank)[0]
+    real = real_queries or not hasher.head.hamming
+    ways = {hasher.head: (hasher.logits_of_rows, hasher.queries_of_rows if real else None)}
+    return _encode_ways(hasher, collection, split, ways, cached=cached, bank=bank)[0]
 
 
 def encode_heads(
-    hasher: Hasher,
+    hasher: TorchHasher,
     collection: Collection,
     split: Split,
     heads: Mapping[Head, bool],
@@ -96,26 +109,47 @@ def encode_heads(
         cached: store the features on disk.
         bank: the pixels of the images, if they are in memory; nothing is stored then.
     """
+    from fisherhash.model.torch_runtime import in_fixed_batches
+
+    batches = functools.partial(functools.partial, in_fixed_batches, device=hasher.device)
+    ways: dict[AnyHead, tuple[Outputs, Outputs | None]] = {
+        head: (batches(head.logits), batches(head.query) if also or not head.hamming else None)
+        for head, also in heads.items()
+    }
+    return _encode_ways(hasher, collection, split, ways, cached=cached, bank=bank)
+
+
+def _encode_ways(
+    hasher: Hasher,
+    collection: Collection,
+    split: Split,
+    ways: Mapping[AnyHead, tuple[Outputs, Outputs | None]],
+    *,
+    cached: bool,
+    bank: PixelBank | None,
+) -> list[EncodedSplit]:
+    """Encode a split with heads: how each computes logits, and queries if it does, of rows."""
     wanted = np.unique(np.concatenate([split.query, split.database]))
-    source, block = (collection, 256) if bank is None else (bank, GRID_BATCH)
-    cached = cached and bank is None
+    source, block = collection, 256
+    if bank is not None:
+        from fisherhash.data.pixels import GRID_BATCH
+
+        source, block, cached = bank, GRID_BATCH, False
     is_query = np.zeros(len(collection), dtype=np.bool_)
     is_query[split.query] = True
     indices: list[NDArray[np.int64]] = []
     skipped: list[Skipped] = []
-    packed = {head: [np.empty((0, code_bytes(head.bits)), dtype=np.uint8)] for head in heads}
-    real: dict[Head, list[NDArray[np.float32]]] = {
-        head: [] for head, also in heads.items() if also or not head.hamming
-    }
+    packed = {head: [np.empty((0, code_bytes(head.bits)), dtype=np.uint8)] for head in ways}
+    real: dict[AnyHead, list[NDArray[np.float32]]] = {head: [] for head in ways}
     # Cached features have a bar of their own.
     quiet = nullcontext(lambda _: None)
     with quiet if cached else progress(f"encoding {collection.name}", len(wanted)) as advance:
-        for rows in hasher.feature_blocks(source, wanted, block, cached):
-            for head, own in packed.items():
-                own.append(pack(in_fixed_batches(head.logits, rows.values, hasher.device)))
+        for rows in hasher.row_blocks(source, wanted, block, cached):
             queries = rows.values[is_query[rows.indices]]
-            for head, values in real.items():
-                values.append(in_fixed_batches(head.query, queries, hasher.device))
+            for head, (logits_of, queries_of) in ways.items():
+                packed[head].append(pack(logits_of(rows.values)))
+                if queries_of is not None:
+                    real[head].append(queries_of(queries))
             indices.append(rows.indices)
             skipped += rows.skipped
             advance(len(rows.indices) + len(rows.skipped))
@@ -127,7 +161,7 @@ def encode_heads(
     encoded = []
     for head, own in packed.items():
         codes = np.concatenate(own)
-        queries = np.concatenate(real[head])[query_row[row[query]]] if head in real else None
+        queries = np.concatenate(real[head])[query_row[row[query]]] if real[head] else None
         labels = collection.labels[query], collection.labels[database]
         encoded.append(
             EncodedSplit(codes[row[query]], codes[row[database]], *labels, head, skipped, queries)
@@ -136,7 +170,7 @@ def encode_heads(
 
 
 def measure_ways(
-    hasher: Hasher,
+    hasher: TorchHasher,
     collection: Collection,
     split: Split,
     ways: Sequence[tuple[str, Head]],
@@ -191,6 +225,8 @@ def held_out_map(
         top: K as a share of the images, see :func:`held_out_top`; at least ``LEAST_TOP`` images.
         encoded: whether the values are logits.
     """
+    import torch
+
     packed = pack((values if encoded else head.logits(values)).cpu().numpy())
     queries = np.arange(len(packed))
     if len(queries) > MOST_QUERIES:
@@ -222,6 +258,8 @@ def measure(
     if real_queries or not head.hamming:
         if encoded.real_queries is None:
             raise UsageError("the split was encoded without real-valued queries")
+        import torch
+
         blocks = head.distances(torch.from_numpy(encoded.real_queries), encoded.database_codes)
         ranking = f"distance of the {head.kind} head"
         return metrics(blocks, *labels, top=top, self_index=self_index, ranking=ranking)

@@ -10,8 +10,8 @@ import torch
 from fisherhash import backbones
 from fisherhash.index import Index
 from fisherhash.index.images import syncing
-from fisherhash.model.hasher import Hasher
 from fisherhash.model.heads import LinearHead
+from fisherhash.model.torch_hasher import TorchHasher
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +23,7 @@ def make_hasher():
         torch.manual_seed(seed)
         head = LinearHead(network.features, bits)
         head.start(torch.randn(64, network.features).abs() * 0.1)
-        return Hasher(network, head, "lsh")
+        return TorchHasher(network, head, "lsh")
 
     return make
 

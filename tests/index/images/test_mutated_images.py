@@ -10,8 +10,8 @@ from PIL import Image, ImageDraw
 from fisherhash import backbones
 from fisherhash.index.images.creating import add_to_index, sync_index
 from fisherhash.index.images.image_index import ImageIndex
-from fisherhash.model.hasher import Hasher
 from fisherhash.model.heads import LinearHead
+from fisherhash.model.torch_hasher import TorchHasher
 
 FORMATS = {
     "jpeg": {"quality": 80},
@@ -105,7 +105,7 @@ def check(tmp_path, count, seed):
     network = backbones.create("tiny", image_size=32)
     torch.manual_seed(0)
     head = LinearHead(network.features, 32)
-    Hasher(network, head, "lsh").save(tmp_path / "model")
+    TorchHasher(network, head, "lsh").save(tmp_path / "model")
     folder, path = tmp_path / "mutants", tmp_path / "mutants.index"
     write_mutants(folder, count, seed)
     files = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}

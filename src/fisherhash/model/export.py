@@ -1,0 +1,231 @@
+"""Exports a model to ONNX: backbone and head as one graph, from pixels to logits.
+
+The file holds all that encoding needs: the normalisation is part of the graph, the geometry of the
+images, the bits, the classes and the fingerprint are in its metadata. Needs the extra ``onnx``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib.util
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fisherhash.errors import FisherhashError, missing_extra
+from fisherhash.model.onnx_runtime import (
+    FEATURES,
+    LOGITS,
+    METADATA,
+    ONNX_FORMAT,
+    PIXELS,
+    OnnxRuntime,
+)
+from fisherhash.model.runtime import UNSURE
+
+if TYPE_CHECKING:
+    from fisherhash.backbones import Backbone
+    from fisherhash.model.heads import Head
+
+logger = logging.getLogger(__name__)
+
+CHECKED = 16
+"""Images on which an exported network is compared with the original."""
+TOLERANCE = 1e-3
+"""Difference of logits, as a share of their size, that is more than rounding."""
+_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How two runtimes agree on some images.
+
+    Attributes:
+        images: number of images.
+        bits: number of their bits.
+        differing: bits that differ.
+        unsure: bits whose logit is within 1e-4 of zero in the first runtime.
+        wrong: bits that differ although their logit is not.
+        largest: the largest difference of two logits.
+    """
+
+    images: int
+    bits: int
+    differing: int
+    unsure: int
+    wrong: int
+    largest: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.differing} of {self.bits:,} bits of {self.images:,} images differ; the logits "
+            f"of {self.unsure} are within 1e-4 of zero; the largest difference of a logit is "
+            f"{self.largest:.1e}"
+        )
+
+
+def compare_logits(one: NDArray[np.float32], other: NDArray[np.float32]) -> Agreement:
+    """Compare the logits (n, bits) that two runtimes computed of the same images.
+
+    >>> print(compare_logits(np.array([[1.0, 5e-5]]), np.array([[1.0, -5e-5]])))
+    1 of 2 bits of 1 images differ; the logits of 1 are within 1e-4 of zero; the largest \
+difference of a logit is 1.0e-04
+    """
+    differ, unsure = (one > 0) != (other > 0), np.abs(one) < UNSURE
+    return Agreement(
+        images=len(one),
+        bits=one.size,
+        differing=int(np.count_nonzero(differ)),
+        unsure=int(np.count_nonzero(unsure)),
+        wrong=int(np.count_nonzero(differ & ~unsure)),
+        largest=float(np.abs(one - other).max(initial=0.0)),
+    )
+
+
+def missing_package(*, required: str | None = None) -> str | None:
+    """The first package that an export needs and that is not installed.
+
+    Args:
+        required: what needs it, if it is required.
+
+    Raises:
+        FisherhashError: it is required.
+    """
+    package = next((name for name in _PACKAGES if importlib.util.find_spec(name) is None), None)
+    if package is not None and required is not None:
+        raise missing_extra(package, "onnx", required)
+    return package
+
+
+def export_onnx(
+    backbone: Backbone,
+    head: Head,
+    config: dict[str, Any],
+    logits: Callable[[NDArray[np.uint8]], NDArray[np.float32]],
+) -> tuple[bytes, Agreement]:
+    """Export backbone and head as one graph, and compare it with the original.
+
+    Args:
+        backbone: images to features.
+        head: features to logits.
+        config: what describes the model.
+        logits: the original: bytes (n, 3, size, size) to logits (n, bits).
+
+    Returns:
+        The bytes of the ONNX file, and how it agrees with the original on random images.
+
+    Raises:
+        FisherhashError: the extra is not installed, a layer has no counterpart in ONNX, or the
+            exported network computes something else.
+    """
+    missing_package(required="exporting a model")
+    data = with_metadata(_translated(backbone, head), metadata(config, hamming=head.hamming))
+    return data, _checked(logits, OnnxRuntime(data))
+
+
+def metadata(config: dict[str, Any], *, hamming: bool, int8: bool = False) -> dict[str, Any]:
+    """What an ONNX file says about its model.
+
+    Args:
+        config: the config of the model.
+        hamming: whether its codes are ranked by Hamming distance.
+        int8: whether the network is quantised.
+    """
+    names = ("bits", "method", "backbone", "preprocessing", "head", "classes", "fingerprint")
+    known = {name: config[name] for name in names}
+    return {"format": ONNX_FORMAT, **known, "hamming": hamming, "int8": int8}
+
+
+def with_metadata(model: Any, known: dict[str, Any]) -> bytes:
+    """The bytes of an ONNX model with this metadata."""
+    import onnx
+
+    onnx.helper.set_model_props(model, {METADATA: json.dumps(known)})
+    return model.SerializeToString(deterministic=True)
+
+
+def _translated(backbone: Backbone, head: Head) -> Any:
+    """The ONNX model of a backbone and a head."""
+    import torch
+
+    from fisherhash.backbones import fold_batch_norm
+
+    class Whole(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone, self.head = fold_batch_norm(backbone), copy.deepcopy(head)
+
+        def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            features = self.backbone(pixels)
+            return self.head.logits(features), features
+
+    side = backbone.preprocessing.size
+    example = torch.zeros(2, 3, side, side, dtype=torch.uint8)
+    try:
+        with _quiet(), torch.no_grad():
+            program = torch.onnx.export(
+                Whole().cpu().eval(),
+                (example,),
+                dynamo=True,
+                verbose=False,
+                input_names=[PIXELS],
+                output_names=[LOGITS, FEATURES],
+                dynamic_shapes={PIXELS: {0: torch.export.Dim("images")}},
+                opset_version=18,
+            )
+    # The exporter raises many classes for what it cannot translate, some with pages of text.
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0][:200]
+        raise FisherhashError(
+            f"{backbone.name} with the head '{head.kind}' cannot be exported: {reason}"
+        ) from error
+    if program is None:
+        raise FisherhashError(f"{backbone.name} cannot be exported by torch {torch.__version__}")
+    return program.model_proto
+
+
+def _checked(
+    logits: Callable[[NDArray[np.uint8]], NDArray[np.float32]], runtime: OnnxRuntime
+) -> Agreement:
+    """Compare an exported network with the original on random images.
+
+    Raises:
+        FisherhashError: they differ by more than rounding.
+    """
+    rng = np.random.default_rng(0)
+    side = runtime.preprocessing.size
+    coarse = rng.integers(0, 256, (CHECKED, 3, 8, 8), dtype=np.uint8)
+    pixels = np.repeat(np.repeat(coarse, -(-side // 8), axis=2), -(-side // 8), axis=3)
+    pixels = np.ascontiguousarray(pixels[:, :, :side, :side])
+    expected, found = logits(pixels), runtime.logits(pixels)
+    agreement = compare_logits(expected, found)
+    size = float(np.abs(expected).max(initial=0.0)) or 1.0
+    if not np.isfinite(found).all() or agreement.largest > TOLERANCE * size:
+        raise FisherhashError(
+            f"the exported network does not compute what {runtime.name} does: {agreement}"
+        )
+    return agreement
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's talk, which is about its own parts."""
+    names = [name for name in logging.root.manager.loggerDict if name.startswith(("torch", "onnx"))]
+    levels = {name: logging.getLogger(name).level for name in {*names, "torch.onnx"}}
+    for name in levels:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)

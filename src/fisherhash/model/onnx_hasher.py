@@ -1,0 +1,193 @@
+"""The hasher in ONNX Runtime: an exported model, which needs no torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fisherhash.data.collection import Collection
+from fisherhash.data.computing import RowFunction
+from fisherhash.data.preprocessing import Preprocessing
+from fisherhash.data.row_cache import has_rows
+from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.model import builtin
+from fisherhash.model.folder import (
+    CARD,
+    CONFIG,
+    ONNX,
+    WEIGHTS,
+    described_files,
+    usable_onnx,
+    versions,
+)
+from fisherhash.model.hasher import EncodedBlock, ExportedHead, Hasher
+from fisherhash.model.onnx_runtime import LOGITS, OnnxRuntime
+from fisherhash.system import storage
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+DECIDING = ("fingerprint", "bits", "backbone", "preprocessing", "head")
+"""What the config of a folder and the metadata of its ONNX file must agree on."""
+
+
+class OnnxHasher(Hasher):
+    """An exported model.
+
+    Args:
+        runtime: the exported network.
+        details: how it was made.
+        origin: where it came from.
+        folder: the model folder it is a part of.
+    """
+
+    def __init__(
+        self,
+        runtime: OnnxRuntime,
+        *,
+        details: dict[str, Any] | None = None,
+        origin: dict[str, Any] | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        known = runtime.metadata
+        self.runtime, self.details, self.origin = runtime, details or {}, origin or {}
+        self.method, self.classes = str(known["method"]), tuple(known["classes"])
+        kind, hamming = str(known["head"]["kind"]), bool(known["hamming"])
+        self.head = ExportedHead(kind, runtime.bits, hamming)
+        self._folder = folder
+
+    @property
+    def backbone_name(self) -> str:
+        """Name of the network that turns images into features."""
+        return self.runtime.name
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What happens to an image before the backbone."""
+        return self.runtime.preprocessing
+
+    @property
+    def runtime_name(self) -> str:
+        """What computes the codes, and where: ``onnx-cpu``, ``onnx-cuda``, …"""
+        return self.runtime.kind
+
+    @property
+    def _row_width(self) -> int:
+        return self.bits
+
+    def _compute(self, pixels: NDArray[np.uint8] | Tensor) -> NDArray[np.float32]:
+        return self.runtime.logits(np.asarray(pixels))
+
+    @property
+    def _row_key(self) -> str:
+        return f"logits {self.fingerprint()} {self.runtime.kind}"
+
+    def _row_function(self) -> RowFunction:
+        copy = self.runtime.worker_copy(LOGITS)
+        compute = self.runtime.logits if copy is None else copy
+        return RowFunction(compute, self.preprocessing, (self.bits,), portable=copy is not None)
+
+    def encode_stored(self, collection: Collection) -> EncodedBlock | None:
+        """Codes of the images whose logits are stored on disk, or whose features are.
+
+        Training stores features, which the head in the model folder turns into codes with torch.
+        """
+        found = super().encode_stored(collection)
+        folder = self._folder
+        if found is not None or folder is None or not (folder / WEIGHTS).is_file():
+            return found
+        if importlib.util.find_spec("torch") is None or not has_rows("features", collection):
+            return None
+        return Hasher.load(folder, runtime="torch").encode_stored(collection)
+
+    def logits_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The rows are the logits (n, bits)."""
+        return np.asarray(rows)
+
+    def queries_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Logits are the queries of codes that are ranked by Hamming distance.
+
+        Raises:
+            UsageError: codes of this head are ranked otherwise.
+        """
+        if not self.head.hamming:
+            self.head.distances(rows, np.empty((0, 0), dtype=np.uint8))
+        return np.asarray(rows)
+
+    def fingerprint(self) -> str:
+        """A checksum of everything that decides a code; an index stores it."""
+        return str(self.runtime.metadata["fingerprint"])
+
+    def config(self) -> dict[str, Any]:
+        """What describes the model, as JSON."""
+        known = self.runtime.metadata
+        described = {key: known[key] for key in (*DECIDING, "method", "classes")}
+        return described | {"versions": versions(), "details": self.details}
+
+    def files(self) -> dict[str, storage.Content]:
+        """The files of the model folder: those it came from, or the ONNX file, described."""
+        if self._folder is not None and "builtin" not in self.origin:
+            names = (WEIGHTS, ONNX, CARD, CONFIG)
+            return {
+                name: storage.read_bytes(self._folder / name)
+                for name in names
+                if (self._folder / name).is_file()
+            }
+        return described_files(self.config(), self.runtime.content())
+
+
+def load_folder(
+    place: Path, *, device: str | torch.device | None, backbone: object = None
+) -> OnnxHasher:
+    """Load an ONNX file, or the one in a model folder.
+
+    Args:
+        place: the file, or the folder.
+        device: where it runs.
+        backbone: must be None; an exported model has its network.
+
+    Raises:
+        UsageError: there is no exported model in the folder.
+        FisherhashError: the file is damaged, or belongs to another model than its folder says.
+    """
+    if backbone is not None:
+        raise UsageError("an exported model has its network; pass none with it")
+    origin = {"path": os.path.abspath(place)}
+    if place.is_file():
+        return OnnxHasher(OnnxRuntime(place, device=device), origin=origin)
+    config = usable_onnx(place)
+    if config is None:
+        raise UsageError(f"{place} holds no exported model")
+    return _described(place, config, device, origin)
+
+
+def load_shipped(name: str, *, device: str | torch.device | None) -> OnnxHasher:
+    """Load the ONNX file of a built-in hasher.
+
+    Raises:
+        FisherhashError: its files are damaged.
+    """
+    config = builtin.onnx_config(name)
+    return _described(builtin.folder(name), config, device, {"builtin": name})
+
+
+def _described(
+    place: Path,
+    config: dict[str, Any],
+    device: str | torch.device | None,
+    origin: dict[str, Any],
+) -> OnnxHasher:
+    runtime = OnnxRuntime(place / ONNX, device=device)
+    wrong = [key for key in DECIDING if config.get(key) != runtime.metadata[key]]
+    if wrong:
+        raise FisherhashError(
+            f"{place / ONNX} belongs to another model than config.json says ({wrong[0]} "
+            f"differs); write it again with: fisherhash export onnx {place}"
+        )
+    return OnnxHasher(runtime, details=dict(config["details"]), origin=origin, folder=place)

