@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.base import DamagedError
+from fisherhash.index.base import CannotReadError, DamagedError
 from fisherhash.index.items import FileState
 from fisherhash.index.local.connect import (
     BESIDE,
@@ -234,11 +234,17 @@ class Catalogue:
         return sums.commit if sums is not None and self._bytes_hold() else None
 
     def row_problems(self) -> list[str]:
-        """What is wrong with the structure or the rows; reads everything."""
+        """What is wrong with the structure or the rows; reads everything.
+
+        Raises:
+            CannotReadError: the disk fails, so that nothing can be said.
+        """
         try:
             with self._reading() as db:
                 reported = [text for (text,) in db.execute("PRAGMA integrity_check(5)")]
                 if reported != ["ok"]:
+                    if error := self._unreadable():
+                        raise error
                     return [f"SQLite: {text}" for text in reported]
                 state = self._state(db)
                 self._files(db, state)
@@ -249,6 +255,8 @@ class Catalogue:
                 if (len(sums), sum(sums) % 2**64) != (state.notes, state.notes_sum):
                     return [f"rows of notes are missing or old ({len(sums)} of {state.notes})"]
                 self._fact(db, "index")
+        except CannotReadError:
+            raise
         except FisherhashError as error:
             return [str(error)]
         return []
@@ -285,7 +293,17 @@ class Catalogue:
             yield self._state(db)
 
     def _error(self, error: Exception) -> BaseException:
-        return describe_error(self.path, error, self._meter)
+        found = describe_error(self.path, error, self._meter)
+        return self._unreadable() or found if isinstance(found, DamagedError) else found
+
+    def _unreadable(self) -> CannotReadError | None:
+        """The error of a disk that fails; SQLite calls that damage."""
+        try:
+            for _ in self._file.blocks():
+                pass
+        except CannotReadError as error:
+            return error
+        return None
 
     def damaged(self, what: str) -> DamagedError:
         """The error for a catalogue that is not what was written."""

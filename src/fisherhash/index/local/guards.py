@@ -47,7 +47,7 @@ def cannot_write(place: Path, error: Exception) -> CannotWriteError:
     reason = getattr(error, "strerror", None) or error
     name = getattr(error, "sqlite_errorname", None) or ""
     full = isinstance(error, OSError) and error.errno in _FULL
-    if full or name.startswith(("SQLITE_FULL", "SQLITE_IOERR_WRITE")):
+    if full or name.startswith(("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE")):
         return CannotWriteError(f"no room to write {place} ({reason})", "make room on the disk")
     todo = "check the disk and the permissions"
     return CannotWriteError(f"{place} cannot be written: {reason}", todo)

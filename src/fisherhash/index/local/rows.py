@@ -21,7 +21,12 @@ def encode_text(text: str) -> str | bytes:
         text.encode()
         return text
     except UnicodeEncodeError:
-        return text.encode(errors="surrogateescape")
+        stored = text.encode(errors="surrogateescape")
+    try:
+        # Bytes that are UTF-8 after all are the same name, and stored the same way.
+        return stored.decode()
+    except UnicodeDecodeError:
+        return stored
 
 
 def decode_text(value: str | bytes) -> str:

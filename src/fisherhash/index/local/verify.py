@@ -44,7 +44,11 @@ def _catalogue(path: Path, catalogue: Catalogue) -> Iterator[Problem]:
     _, wrong = CommitMark(path).read()
     if wrong:
         yield Problem("head", wrong, _HARMLESS)
-    rows = catalogue.row_problems()
+    try:
+        rows = catalogue.row_problems()
+    except CannotReadError as error:
+        yield unreadable(path, CATALOGUE, error)
+        return
     for text in rows:
         yield Problem(CATALOGUE, text, RESTORE)
     changed = catalogue.byte_problem()
