@@ -31,7 +31,7 @@ from fisherhash.index.local.connect import (
 from fisherhash.index.local.format_1 import read_old_notes
 from fisherhash.index.local.guards import SharedFile, Sums, cannot_read
 from fisherhash.index.local.lock import is_held, is_unsettled
-from fisherhash.index.local.rows import ItemRow, decode_text, encode_text, item_crc, row_crc
+from fisherhash.index.local.rows import ItemRow, decode_text, encode_text, item_crc, parsed, row_crc
 from fisherhash.index.local.schema import (
     APPLICATION,
     CATALOGUE,
@@ -399,7 +399,9 @@ class Catalogue:
         self.trust()
         with self._reading() as db:
             self._meter.refill(_weight(values))
-            rows = self._item_rows(db, f"WHERE {condition} ORDER BY id", values)
+            where = f"WHERE {condition} ORDER BY id{self._limit(db)}"
+            rows = list(self._item_rows(db, where, values))
+            self._must_fit(db, len(rows))
             return {row[0]: row for row in rows}
 
     def ids_where(self, condition: str, values: Sequence[Any]) -> list[int]:
@@ -407,14 +409,26 @@ class Catalogue:
         self.trust()
         with self._reading() as db:
             self._meter.refill(_weight(values))
-            query = f"SELECT id FROM items WHERE {condition} ORDER BY id"
-            return [id_ for (id_,) in db.execute(query, values)]
+            query = f"SELECT id FROM items WHERE {condition} ORDER BY id{self._limit(db)}"
+            ids = [id_ for (id_,) in db.execute(query, values)]
+            self._must_fit(db, len(ids))
+            return ids
+
+    def _limit(self, db: sqlite3.Connection) -> str:
+        """One row more than there are: the pages of a file from a stranger may repeat."""
+        return f" LIMIT {self._state(db).rows + 1}"
+
+    def _must_fit(self, db: sqlite3.Connection, rows: int) -> None:
+        if rows > self._state(db).rows:
+            raise self.damaged(f"it has more than its {self._state(db).rows} rows of items")
 
     def files(self) -> dict[str, FileState]:
         """What is known about the file of every item with a key, by ascending id."""
         self.trust()
         with self._reading() as db:
-            rows = db.execute("SELECT key, size, mtime_ns, id FROM items ORDER BY id").fetchall()
+            query = f"SELECT key, size, mtime_ns, id FROM items ORDER BY id{self._limit(db)}"
+            rows = db.execute(query).fetchall()
+            self._must_fit(db, len(rows))
         return {decode_text(key): FileState(*columns) for key, *columns in rows}
 
     def notes(self, kind: str) -> dict[str, Any]:
@@ -439,8 +453,9 @@ class Catalogue:
     def metadata_fields(self) -> set[str]:
         """Names of metadata fields, from the first thousand distinct metadata."""
         with self._reading() as db:
-            rows = db.execute("SELECT DISTINCT metadata FROM items LIMIT 1000").fetchall()
-        return {name for (text,) in rows for name in json.loads(text)}
+            query = "SELECT DISTINCT id, metadata FROM items GROUP BY metadata LIMIT 1000"
+            rows = db.execute(query).fetchall()
+        return {name for id_, text in rows for name in parsed(id_, text, dict)}
 
     def has_field(self, json_path: str) -> bool:
         """Whether any item's metadata has a field."""

@@ -171,6 +171,7 @@ class CatalogueWriter(Catalogue):
         """
         count = total = changed = 0
         with self._reading() as db:
+            self._meter.suspend()
             for (kind, name), text in notes.items():
                 place = (encode_text(kind), encode_text(name))
                 query = "SELECT value, crc FROM notes WHERE kind = ? AND name = ?"
@@ -189,7 +190,9 @@ class CatalogueWriter(Catalogue):
 
     def _many(self, query: str, values: Iterable[Sequence[Any]]) -> None:
         with self._reading() as db:
+            self._meter.suspend()
             db.executemany(query, values)
+            self._meter.refill()
 
     def commit(self) -> None:
         """Commit all changes since :meth:`begin`.
@@ -292,7 +295,7 @@ class CatalogueWriter(Catalogue):
             (free,) = self._db.execute("PRAGMA freelist_count").fetchone()
             (pages,) = self._db.execute("PRAGMA page_count").fetchone()
             if free > 64 and 4 * free > pages:
-                self._meter.refill(1000)
+                self._meter.suspend()
                 self._db.execute("VACUUM")
         except sqlite3.Error as error:
             logger.warning("%s: the space of deleted rows was not freed: %s", self.path, error)

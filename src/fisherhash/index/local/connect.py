@@ -25,8 +25,8 @@ WAIT_MS = 30_000
 BESIDE = ("-wal", "-journal", "-shm")
 
 _TICK = 20_000
-_FEWEST_STEPS = 50_000_000
-_STEPS_PER_BYTE = 64
+_FEWEST_STEPS = 5_000_000
+_STEPS_PER_BYTE = 8
 _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 _LIMITS = {
     "SQLITE_LIMIT_LENGTH": 1 << 28,
@@ -75,6 +75,10 @@ class Meter:
             with contextlib.suppress(OSError):
                 size += os.stat(f"{self._path}{end}").st_size
         self._left = _FEWEST_STEPS + _STEPS_PER_BYTE * size * (1 + values)
+
+    def suspend(self) -> None:
+        """Allow any number of steps, until the next refill: for changes, which are our own."""
+        self._left = 1 << 62
 
     @property
     def is_empty(self) -> bool:

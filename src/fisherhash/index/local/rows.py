@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from fisherhash.index.base import DamagedError
 from fisherhash.index.checks import CheckedEntry
 from fisherhash.index.items import Item
 
@@ -80,8 +81,8 @@ class ItemRow(NamedTuple):
     def item(self, code: bytes) -> Item:
         """The item with its code."""
         # Most items have neither, and a search fetches many items.
-        labels = () if self.labels == "[]" else tuple(json.loads(self.labels))
-        metadata = {} if self.metadata == "{}" else json.loads(self.metadata)
+        labels = () if self.labels == "[]" else tuple(parsed(self.id, self.labels, list))
+        metadata = {} if self.metadata == "{}" else parsed(self.id, self.metadata, dict)
         return Item(self.id, code, *self[1:5], labels, metadata)
 
 
@@ -95,3 +96,17 @@ def note_columns(kind: str, name: str, value: str) -> tuple[Any, ...]:
     """The row of a note as it is stored, with its checksum."""
     columns = (encode_text(kind), encode_text(name), value)
     return *columns, row_crc((), columns)
+
+
+def parsed(id_: int, text: Any, kind: type[list[Any]] | type[dict[str, Any]]) -> Any:
+    """The JSON of a stored row; a checksum does not prove that it is JSON."""
+    try:
+        value = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        value = None
+    if not isinstance(value, kind) or (kind is list and not all(isinstance(v, str) for v in value)):
+        raise DamagedError(
+            f"the row of item {id_} in the catalogue is damaged: it holds no labels or no "
+            "metadata. Restore the index from a copy, or create it again"
+        )
+    return value
