@@ -1,7 +1,7 @@
 """Compaction in steps: each replaces neighbouring code files by one, in a commit of its own.
 
 A step needs as much room as the files that it replaces, at most ``change.MAX_LENGTH`` codes. It is
-skipped where the result would not be smaller. An interrupted compaction keeps the steps it made.
+skipped where the result would be larger. An interrupted compaction keeps the steps it made.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from fisherhash.index.items import Codes, Ids
 from fisherhash.index.local import change as changes
 from fisherhash.index.local.change import Change
 from fisherhash.index.local.runs import RunsWriter
-from fisherhash.index.local.schema import REMOVED_BLOCK
 from fisherhash.index.local.segments import Segment
 from fisherhash.index.local.snapshot import Snapshot
 
@@ -63,7 +62,7 @@ def blocks(snapshot: Snapshot, group: Group) -> Iterator[tuple[Ids, Codes]]:
 
 
 def plan(snapshot: Snapshot, group: Group, width: int) -> RunsWriter | None:
-    """The ids that the group's new file will hold; None if it would save nothing."""
+    """The ids that the group's new file will hold; None if it would be larger, or is not needed."""
     updates = sum(len(one.places_between(group.first, group.end)) for one in snapshot.loose)
     if not updates and len(group.base) < 2 and not any(one.row.removed for one in group.base):
         return None
@@ -72,17 +71,7 @@ def plan(snapshot: Snapshot, group: Group, width: int) -> RunsWriter | None:
         runs.add(ids)
     after = runs.count * width + (len(runs.encode()) if runs.has_gaps() else 0)
     before = sum(file.size for one in group.base for file, _ in one.files)
-    before += updates * (width + 8) + sum(map(_mark_bytes, group.base))
-    smaller = after < before or (after == before and len(group.base) > 1)
-    return runs if smaller else None
-
-
-def _mark_bytes(segment: Segment) -> int:
-    """Bytes of the catalogue that the removed bits of a file take."""
-    if segment.removed is None:
-        return 0
-    starts = np.arange(0, len(segment.removed), REMOVED_BLOCK // 8)
-    return REMOVED_BLOCK // 8 * int(np.count_nonzero(np.add.reduceat(segment.removed > 0, starts)))
+    return runs if after <= before + updates * (width + 8) else None
 
 
 def rewrite_group(change: Change, group: Group, runs: RunsWriter) -> set[int]:

@@ -1,0 +1,263 @@
+"""Interrupts at any moment: nothing acknowledged is lost, and the object works afterwards."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from fisherhash.errors import FisherhashError
+from fisherhash.index import Entry, Index
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+
+CHILD = '''
+import json, signal, sys, time
+import numpy as np
+from fisherhash.errors import FisherhashError
+from fisherhash.index import Entry, Index
+
+path, role = sys.argv[1:3]
+index = Index.open(path, write=role == "writer")
+interrupts = done = 0
+number = index.info()["next_id"]
+known = {item.key: item.metadata["v"] for item in index.items() if item.key}
+doubtful = {}
+
+
+def code(value):
+    return np.frombuffer(np.uint64(value * 0x9E3779B97F4A7C15 % 2**64).tobytes(), np.uint8)
+
+
+def write():
+    """A change; what it is about to do is noted first, as it may happen or not."""
+    global number
+    number += 1
+    doubtful.clear()
+    kind = number % 7
+    if kind < 4 or not known:
+        doubtful.update({f"k{number}-{i}": number for i in range(5)})
+        index.add([Entry(k, code(v), metadata={"v": v}, labels="x") for k, v in doubtful.items()])
+    elif kind == 4:
+        doubtful.update(dict.fromkeys(sorted(known)[:3], number))
+        index.update([Entry(k, code(v), metadata={"v": v}) for k, v in doubtful.items()])
+    elif kind == 5:
+        doubtful.update(dict.fromkeys(sorted(known)[3:6]))
+        index.remove(list(doubtful))
+    else:
+        index.compact()
+    settle(True)
+
+
+def settle(happened):
+    for key, value in doubtful.items() if happened else ():
+        if value is None:
+            known.pop(key, None)
+        else:
+            known[key] = value
+    doubtful.clear()
+
+
+def read():
+    """Everything a reader asks; a commit of the writer beside it must be seen."""
+    index.search(code(3)[None], 5)
+    index.search(code(3)[None], 5, where="label=x")
+    index.search(code(3)[None], 5, where=["label!=y", "v>=0"])
+    assert len(index.keys()) == index.count(), (len(index.keys()), index.count())
+    index.notes("skipped")
+    index.codes(index.ids()[:5])
+
+
+print("ready", flush=True)
+problems = []
+end = False
+
+
+def stop(*_):
+    global end
+    end = True
+
+
+signal.signal(signal.SIGTERM, stop)
+while not end:
+    try:
+        try:
+            (write if role == "writer" else read)()
+            done += 1
+        except KeyboardInterrupt:
+            interrupts += 1
+            while True:
+                try:
+                    # What the object says now is the truth.
+                    now = {i.key: i.metadata["v"] for i in index.items() if i.key}
+                    break
+                except KeyboardInterrupt:
+                    interrupts += 1
+            if role == "writer":
+                after = dict(known)
+                for key, value in doubtful.items():
+                    after.pop(key, None)
+                    after |= {} if value is None else {key: value}
+                if now not in (known, after):
+                    problems.append(f"neither before nor after {sorted(doubtful)[:3]}")
+                known, doubtful = now, {}
+                number = max(number, index.info()["next_id"])
+    except KeyboardInterrupt:
+        interrupts += 1
+    except FisherhashError as error:
+        problems.append(str(error))
+        break
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+if not problems:
+    problems += map(str, index.verify())
+    if role == "writer":
+        index.add([Entry("last", code(1), metadata={"v": 1})])
+        assert "last" in index
+index.close()
+print(json.dumps({"interrupts": interrupts, "done": done, "problems": problems}))
+'''
+
+
+def storm(path, role, interrupts, seconds=1e9):
+    """Interrupt a process that uses an index, many times a second; what it reports."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(path), role],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout.readline() == "ready\n"
+    rng, start, sent = random.Random(interrupts), time.monotonic(), 0
+    while sent < interrupts and time.monotonic() - start < seconds and child.poll() is None:
+        time.sleep(rng.uniform(0.0005, 0.02))
+        child.send_signal(signal.SIGINT)
+        sent += 1
+    if child.poll() is None:
+        time.sleep(0.2)
+        child.send_signal(signal.SIGTERM)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 0, err
+    found = json.loads(out)
+    assert found["problems"] == []
+    assert Index.examine(path) == []
+    return sent, found
+
+
+@pytest.fixture
+def path(tmp_path):
+    rng = np.random.default_rng(0)
+    with Index.create(tmp_path / "a.index", bits=64) as index:
+        codes = rng.integers(0, 256, (400, 8), dtype=np.uint8)
+        index.add(
+            Entry(f"a{i}", code, labels=["x", "y"], metadata={"v": 0})
+            for i, code in enumerate(codes)
+        )
+    return tmp_path / "a.index"
+
+
+@pytest.mark.parametrize("role", ["writer", "reader"])
+def test_a_short_storm(path, role):
+    sent, found = storm(path, role, 150)
+    assert found["interrupts"] > 30
+    assert sent == 150
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["writer", "reader"])
+def test_two_thousand_interrupts(path, role):
+    sent, found = storm(path, role, 4000)
+    assert sent == 4000
+    assert found["interrupts"] >= 2000
+    assert found["done"] > 50
+
+
+def leave_open(index):
+    """What an interrupt inside the clean-up of a call leaves: an open transaction."""
+    index._catalogue._db.execute("BEGIN")
+    index._catalogue._db.execute("SELECT count(*) FROM items").fetchone()
+
+
+def test_a_reader_does_not_stay_at_an_old_commit(path):
+    with Index.open(path) as reader, Index.open(path, write=True) as writer:
+        for ask in (
+            lambda: reader.count(),
+            lambda: len(reader.keys()),
+            lambda: reader.count("label=x"),
+            lambda: len(reader.ids()),
+            lambda: reader.search(np.zeros((1, 8), np.uint8), 10_000).ids.shape[1],
+            lambda: sum(len(ids) for ids, _ in reader.scan()),
+            lambda: len(list(reader.items())),
+        ):
+            before = ask()
+            leave_open(reader)
+            writer.add([Entry(f"new {before}", np.zeros(8, np.uint8), labels="x")])
+            assert ask() == before + 1
+
+
+def test_a_writer_does_not_refuse_everything(path):
+    with Index.open(path, write=True) as writer:
+        for number, change in enumerate(
+            (
+                lambda: writer.add([Entry("b", np.zeros(8, np.uint8))]),
+                lambda: writer.add_codes(np.zeros((3, 8), np.uint8)),
+                lambda: writer.update([Entry("b", np.ones(8, np.uint8))]),
+                lambda: writer.remove(["b"]),
+                lambda: writer.write_notes({"skipped": {"a": 1}}),
+                lambda: writer.compact(),
+            )
+        ):
+            writer._catalogue._db.execute("BEGIN IMMEDIATE" if number % 2 else "BEGIN")
+            change()
+        assert writer.verify() == []
+        # A call inside another one is part of it, and ends nothing.
+        writer.add_codes(codes for _, codes in writer.scan())
+        assert writer.count() == 2 * 403
+
+
+def test_an_interrupt_inside_a_filter_is_no_damage(path):
+    """SQLite hides why a statement ended; the signal arrives while it works."""
+    with Index.open(path, write=True) as index:
+        index.add(
+            Entry(f"m{i}", np.zeros(8, np.uint8), metadata={"v": i}, labels=['l"]'])
+            for i in range(20_000)
+        )
+        old = signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        try:
+            interrupts = 0
+            for delay in np.linspace(0.0005, 0.02, 25).tolist():
+                signal.setitimer(signal.ITIMER_REAL, delay)
+                try:
+                    index.count(["label!=l", "v>=0", "v<100000"])
+                except KeyboardInterrupt:
+                    interrupts += 1
+                except FisherhashError as error:
+                    pytest.fail(str(error))
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+        finally:
+            signal.signal(signal.SIGALRM, old)
+        assert interrupts > 5
+        assert index.count(["label!=l", "v>=0", "v<100000"]) == 20_400
+
+
+def test_labels_are_matched_exactly(path):
+    """Without a function of Python, which an interrupt would turn into an error of SQLite."""
+    labels = ["x", 'a", "x', '["x"]', ' "x"', "x\\", 'x\\"', "", "caf\udce9", ", ", '" "', "X"]
+    with Index.open(path, write=True) as index:
+        index.remove(index.keys())
+        for number, label in enumerate(labels):
+            index.add([Entry(f"k{number}", np.zeros(8, np.uint8), labels=[label, "other"])])
+        index.add([Entry("none", np.zeros(8, np.uint8))])
+        for number, label in enumerate(labels):
+            expected = [f"k{number}"] + ["none"] * (label == "")
+            found = [item.key for item in index.items({"label": label})]
+            assert sorted(found) == sorted(expected), label
+        many = [f"never {i}" for i in range(300)]
+        found = [item.key for item in index.items({"label": [*many, labels[1], labels[7]]})]
+        assert found == ["k1", "k7"]
+        assert index.count({"label": "other"}) == len(labels)
