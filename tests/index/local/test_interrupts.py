@@ -17,7 +17,7 @@ from fisherhash.index import Entry, Index
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 
 CHILD = '''
-import json, signal, sys, time
+import json, random, signal, sys
 import numpy as np
 from fisherhash.errors import FisherhashError
 from fisherhash.index import Entry, Index
@@ -36,46 +36,61 @@ def code(value):
 
 def write():
     """A change; what it is about to do is noted first, as it may happen or not."""
-    global number
-    number += 1
-    doubtful.clear()
     kind = number % 7
-    if kind < 4 or not known:
+    if kind < 4 or len(known) < 10:
         doubtful.update({f"k{number}-{i}": number for i in range(5)})
-        index.add([Entry(k, code(v), metadata={"v": v}, labels="x") for k, v in doubtful.items()])
-    elif kind == 4:
+        entries = [Entry(k, code(v), metadata={"v": v}, labels="x") for k, v in doubtful.items()]
+        return lambda: index.add(entries)
+    if kind == 4:
         doubtful.update(dict.fromkeys(sorted(known)[:3], number))
-        index.update([Entry(k, code(v), metadata={"v": v}) for k, v in doubtful.items()])
-    elif kind == 5:
+        entries = [Entry(k, code(v), metadata={"v": v}) for k, v in doubtful.items()]
+        return lambda: index.update(entries)
+    if kind == 5:
         doubtful.update(dict.fromkeys(sorted(known)[3:6]))
-        index.remove(list(doubtful))
-    else:
-        index.compact()
-    settle(True)
-
-
-def settle(happened):
-    for key, value in doubtful.items() if happened else ():
-        if value is None:
-            known.pop(key, None)
-        else:
-            known[key] = value
-    doubtful.clear()
+        return lambda: index.remove(list(doubtful))
+    return index.compact
 
 
 def read():
-    """Everything a reader asks; a commit of the writer beside it must be seen."""
-    index.search(code(3)[None], 5)
-    index.search(code(3)[None], 5, where="label=x")
-    index.search(code(3)[None], 5, where=["label!=y", "v>=0"])
-    assert len(index.keys()) == index.count(), (len(index.keys()), index.count())
-    index.notes("skipped")
-    index.codes(index.ids()[:5])
+    """Everything a reader asks."""
+
+    def ask():
+        index.search(code(3)[None], 5)
+        index.search(code(3)[None], 5, where="label=x")
+        index.search(code(3)[None], 5, where=["label!=y", "v>=0"])
+        assert len(index.keys()) == index.count()
+        index.notes("skipped")
+        index.codes(index.ids()[:5])
+
+    return ask
 
 
-print("ready", flush=True)
-problems = []
-end = False
+def handle(*_):
+    """As many interrupts as are armed for one call: the next ones meet its cleaning up."""
+    global armed, interrupts
+    if armed:
+        armed -= 1
+        interrupts += 1
+        raise KeyboardInterrupt
+
+
+def attempt(call):
+    global armed
+    finished = False
+    try:
+        try:
+            try:
+                armed = rng.choice([1, 1, 2, 3])
+                call()
+                armed = 0
+                finished = True
+            except KeyboardInterrupt:
+                armed = 0
+        except KeyboardInterrupt:
+            armed = 0
+    except KeyboardInterrupt:
+        armed = 0
+    return finished
 
 
 def stop(*_):
@@ -83,36 +98,31 @@ def stop(*_):
     end = True
 
 
+armed, end, problems, rng = 0, False, [], random.Random(5)
+signal.signal(signal.SIGINT, handle)
 signal.signal(signal.SIGTERM, stop)
-while not end:
+print("ready", flush=True)
+while not end and not problems:
+    number += 1
+    doubtful.clear()
+    call = write() if role == "writer" else read()
     try:
-        try:
-            (write if role == "writer" else read)()
-            done += 1
-        except KeyboardInterrupt:
-            interrupts += 1
-            while True:
-                try:
-                    # What the object says now is the truth.
-                    now = {i.key: i.metadata["v"] for i in index.items() if i.key}
-                    break
-                except KeyboardInterrupt:
-                    interrupts += 1
-            if role == "writer":
-                after = dict(known)
-                for key, value in doubtful.items():
-                    after.pop(key, None)
-                    after |= {} if value is None else {key: value}
-                if now not in (known, after):
-                    problems.append(f"neither before nor after {sorted(doubtful)[:3]}")
-                known, doubtful = now, {}
-                number = max(number, index.info()["next_id"])
-    except KeyboardInterrupt:
-        interrupts += 1
+        finished = attempt(call)
+        done += finished
+        after = dict(known)
+        for key, value in doubtful.items():
+            after.pop(key, None)
+            after |= {} if value is None else {key: value}
+        if finished:
+            known = after
+        elif role == "writer":
+            # What the object says now is the truth: all of the change, or nothing.
+            now = {item.key: item.metadata["v"] for item in index.items() if item.key}
+            if now not in (known, after):
+                problems.append(f"neither before nor after {sorted(doubtful)[:3]}")
+            known = now
     except FisherhashError as error:
         problems.append(str(error))
-        break
-signal.signal(signal.SIGINT, signal.SIG_IGN)
 if not problems:
     problems += map(str, index.verify())
     if role == "writer":

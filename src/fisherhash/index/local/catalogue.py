@@ -330,6 +330,13 @@ class Catalogue:
         with self.view() as state:
             return state
 
+    def recent(self) -> dict[str, Any] | None:
+        """What the last commits touched, see subsets.py; None if no writer noted that."""
+        with self._reading() as db:
+            if db.execute("SELECT 1 FROM facts WHERE name = 'recent'").fetchone() is None:
+                return None
+            return self._fact(db, "recent")
+
     def _renew_copy(self) -> None:
         if self._copy is not None and self._signature() != self._copied:
             self._db.close()

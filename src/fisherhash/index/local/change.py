@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fisherhash.errors import FisherhashError
-from fisherhash.index.checks import NoteTexts, check_notes
+from fisherhash.index.checks import NoteTexts, as_ids, check_notes
 from fisherhash.index.items import Codes, Ids
 from fisherhash.index.local.catalogue_writer import CatalogueWriter
 from fisherhash.index.local.code_files import (
@@ -27,6 +27,7 @@ from fisherhash.index.local.runs import RunsWriter
 from fisherhash.index.local.schema import CATALOGUE_FORMAT, REMOVED_BLOCK, FileRow, RemovedRow
 from fisherhash.index.local.segments import Segment
 from fisherhash.index.local.snapshot import Snapshot
+from fisherhash.index.local.subsets import RECENT, note_commit
 from fisherhash.system.storage import fsync_folder
 
 MAX_LENGTH = 1 << 27
@@ -58,6 +59,7 @@ class Change:
         self._appenders: dict[str, Appender] = {}
         self._dropped: set[int] = set()
         self._touched = False
+        self._ids: list[Ids] = []
 
     def begin(self) -> None:
         """Start the commit; the first one of today's format takes over the notes of format 1.
@@ -93,12 +95,14 @@ class Change:
     def insert_rows(self, rows: Iterable[ItemRow]) -> None:
         """Add rows of items."""
         columns = [row.stored_columns() for row in rows]
+        self._ids.append(as_ids([row[0] for row in columns]))
         self._catalogue.insert_rows(columns)
         self._grow(rows=len(columns), rows_sum=sum(row[-1] for row in columns))
         self._touched |= bool(columns)
 
     def delete_rows(self, rows: Collection[ItemRow]) -> None:
         """Delete rows of items."""
+        self._ids.append(as_ids([row.id for row in rows]))
         self._catalogue.delete_rows(row.id for row in rows)
         self._grow(rows=-len(rows), rows_sum=-sum(row.stored_columns()[-1] for row in rows))
         self._touched |= bool(rows)
@@ -119,6 +123,7 @@ class Change:
 
     def move(self, ids: Ids, codes: Codes) -> None:
         """Give existing items new codes."""
+        self._ids.append(ids)
         self._mark(ids)
         self._append("loose", 0, codes, ids)
 
@@ -249,6 +254,10 @@ class Change:
         files_sum = sum(row.crc() for row in rows) % 2**64
         self.state = self.state._replace(files=len(rows), files_sum=files_sum)
         catalogue.put_fact("state", self.state._asdict())
+        # Only ids of items with a key: no filter matches the others.
+        ids = np.concatenate([as_ids([]), *self._ids])
+        recent = note_commit(catalogue.recent(), self.state.commit, ids)
+        catalogue.put_fact(RECENT, recent)
         catalogue.commit()
 
     @contextlib.contextmanager

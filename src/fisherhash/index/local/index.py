@@ -42,12 +42,12 @@ from fisherhash.index.local.rows import ItemRow
 from fisherhash.index.local.schema import CATALOGUE, State
 from fisherhash.index.local.snapshot import Snapshot, Subset, load_snapshot
 from fisherhash.index.local.sql import json_path, to_sql
+from fisherhash.index.local.subsets import SubsetCache, Touched, in_ranges
 from fisherhash.index.local.table_files import delete_tables, table_bytes
 from fisherhash.index.local.verify import RESTORE, unreadable, verify_index
 
 logger = logging.getLogger(__name__)
 
-_MAX_SUBSETS = 8
 _ITEMS_STEP = 1 << 12
 SLOW_SECONDS = 0.5
 """A first search that takes longer is logged with its time."""
@@ -69,7 +69,7 @@ class LocalIndex(Index):
         self.first_query_seconds: float | None = None
         self._guard = threading.RLock()
         self._snapshot: Snapshot | None = None
-        self._subsets: dict[tuple[int, str], Subset] = {}
+        self._subsets = SubsetCache()
         self._catalogue, self._lock = open_catalogue(self.path, write=write)
         self._process = os.getpid()
         # Also without close(): else SQLite moves its log at exit, and the checksums are wrong.
@@ -177,7 +177,6 @@ class LocalIndex(Index):
     def _load(self, state: State) -> Snapshot:
         if self._snapshot is None or self._snapshot.state != state:
             self._snapshot = load_snapshot(self.path, self.bits, self._catalogue, self._snapshot)
-            self._subsets.clear()
             # The first codes with a model name it, perhaps in a call that was interrupted.
             self.fingerprint = self._catalogue.read_facts()["fingerprint"]
         return self._snapshot
@@ -215,17 +214,22 @@ class LocalIndex(Index):
 
     def _subset(self, snapshot: Snapshot, where: All) -> Subset:
         """The items that match a filter; the last few subsets are kept."""
-        # As text: 1 and True are equal, but match different items.
-        name = (snapshot.state.commit, repr(where))
-        if name not in self._subsets:
-            ids = self._matching(snapshot, where)
-            while len(self._subsets) >= _MAX_SUBSETS:
-                del self._subsets[next(iter(self._subsets))]
-            self._subsets[name] = Subset(ids, Engine(self._gather(snapshot, ids), self.bits))
-        return self._subsets[name]
+        return self._subsets.get(
+            # As text: 1 and True are equal, but match different items.
+            repr(where),
+            snapshot.state.commit,
+            recent=self._catalogue.recent,
+            matching=lambda touched: self._matching(snapshot, where, touched),
+            gather=lambda ids: self._gather(snapshot, ids),
+            make=lambda ids, codes: Subset(ids, Engine(codes, self.bits)),
+        )
 
-    def _matching(self, snapshot: Snapshot, where: All) -> Ids:
-        ids = as_ids(self._catalogue.ids_where(*to_sql(where)))
+    def _matching(self, snapshot: Snapshot, where: All, touched: Touched | None = None) -> Ids:
+        condition, values = to_sql(where)
+        if touched is not None:
+            ranges, bounds = in_ranges(touched)
+            condition, values = f"{ranges} AND ({condition})", [*bounds, *values]
+        ids = as_ids(self._catalogue.ids_where(condition, values))
         self._refuse_unknown(snapshot, where)
         return ids
 

@@ -46,6 +46,18 @@ class Runs(NamedTuple):
         return np.where(there, self.places[runs] + inside, 0), there
 
 
+def id_runs(ids: Ids) -> tuple[Numbers, Numbers]:
+    """The first id and the length of each run in ascending ids.
+
+    >>> [part.tolist() for part in id_runs(np.array([3, 4, 9]))]
+    [[3, 9], [2, 1]]
+    """
+    if not len(ids):
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    cuts = np.concatenate([[0], np.flatnonzero(np.diff(ids) != 1) + 1, [len(ids)]])
+    return ids[cuts[:-1]], np.diff(cuts)
+
+
 class RunsWriter:
     """Collects ascending ids that come in blocks.
 
@@ -63,8 +75,7 @@ class RunsWriter:
         if not len(ids):
             return
         self.count += len(ids)
-        cuts = np.concatenate([[0], np.flatnonzero(np.diff(ids) != 1) + 1, [len(ids)]])
-        starts, lengths = ids[cuts[:-1]], np.diff(cuts)
+        starts, lengths = id_runs(ids)
         if self._starts and self._starts[-1][-1] + self._lengths[-1][-1] == starts[0]:
             self._lengths[-1][-1] += lengths[0]
             starts, lengths = starts[1:], lengths[1:]

@@ -153,4 +153,6 @@ def check_facts(name: str, facts: Any) -> dict[str, Any]:
             raise ValueError("bits is out of range")
         if not isinstance(fingerprint, str | None) or not isinstance(facts.get("model"), dict):
             raise ValueError("fingerprint or model is missing")
+    elif not isinstance(facts.get("commits"), list):
+        raise ValueError("it holds no list of commits")
     return facts
