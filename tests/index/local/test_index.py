@@ -153,7 +153,7 @@ def test_codes_go_on_in_the_next_file(index, monkeypatch):
     del expected[5], expected[250]
     assert_found(index, expected, codes[::50], 20)
     index.compact()
-    assert [file["codes"] for file in index.info()["files"]] == [99, 100, 99, 50]
+    assert [file["codes"] for file in index.info()["files"]] == [100, 100, 99, 50]
     assert_found(index, expected, codes[::50], 20)
     index.add_codes(codes[:1])
     expected[350] = codes[0]
@@ -177,8 +177,8 @@ def test_tables_are_kept_and_go_on_with_what_is_added(index, monkeypatch):
             assert_found(one, expected, codes[::500], 30)
         assert reader.info()["files"][0]["engine"]["tables"]
         assert reader.info()["files"][0]["engine"]["codes"] == 3000
-        index.remove(ids=[10, 3100])
-        del expected[10], expected[3100]
+        index.remove(ids=[*range(10, 30), 3100])
+        expected = {i: code for i, code in expected.items() if i not in (*range(10, 30), 3100)}
         for one in (index, reader):
             assert_found(one, expected, codes[::500], 30)
     index.add_codes(codes[3400:])

@@ -56,18 +56,18 @@ def next_group(snapshot: Snapshot, first: int) -> Group | None:
     return Group(tuple(base), first, _LAST)
 
 
-def blocks(snapshot: Snapshot, group: Group) -> Iterator[tuple[Ids, Codes]]:
+def group_blocks(snapshot: Snapshot, group: Group) -> Iterator[tuple[Ids, Codes]]:
     """Ids and codes of all items of a group, by ascending id."""
     return snapshot.scan_part(group.base, _STEP, group.first, group.end)
 
 
-def plan(snapshot: Snapshot, group: Group, width: int) -> RunsWriter | None:
+def plan_group(snapshot: Snapshot, group: Group, width: int) -> RunsWriter | None:
     """The ids that the group's new file will hold; None if it would be larger, or is not needed."""
     updates = sum(len(one.places_between(group.first, group.end)) for one in snapshot.loose)
     if not updates and len(group.base) < 2 and not any(one.row.removed for one in group.base):
         return None
     runs = RunsWriter()
-    for ids, _ in blocks(snapshot, group):
+    for ids, _ in group_blocks(snapshot, group):
         runs.add(ids)
     after = runs.count * width + (len(runs.encode()) if runs.has_gaps() else 0)
     before = sum(file.size for one in group.base for file, _ in one.files)
@@ -77,7 +77,7 @@ def plan(snapshot: Snapshot, group: Group, width: int) -> RunsWriter | None:
 def rewrite_group(change: Change, group: Group, runs: RunsWriter) -> set[int]:
     """Do one step; returns the numbers of the files that are no longer needed after the commit."""
     snapshot = change.before
-    change.rewrite(group.base, runs, blocks(snapshot, group))
+    change.rewrite(group.base, runs, group_blocks(snapshot, group))
     gone = {segment.row.number for segment in group.base}
     for segment in snapshot.loose:
         places = np.sort(segment.places_between(group.first, group.end))

@@ -43,20 +43,20 @@ def _parent(folder: Path, name: str) -> Iterator[tuple[int | None, str | Path]]:
             _refuse_link(folder.joinpath(*parts[: number + 1]))
         yield None, folder / name
         return
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    # Taken from the list before it is closed: after an interruption a second close would hit
+    # whatever file got the same number meanwhile.
+    fds = [os.open(folder, flags)]
     try:
         for number, part in enumerate(parts):
             try:
-                inner = os.open(
-                    part, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | _LINK, dir_fd=fd
-                )
+                fds.append(os.open(part, flags | _LINK, dir_fd=fds[-1]))
             except OSError as error:
                 raise _named(error, folder.joinpath(*parts[: number + 1])) from None
-            os.close(fd)
-            fd = inner
-        yield fd, last
+        yield fds[-1], last
     finally:
-        os.close(fd)
+        while fds:
+            os.close(fds.pop())
 
 
 def _refuse_link(path: Path) -> None:

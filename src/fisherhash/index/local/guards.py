@@ -179,15 +179,15 @@ class SharedFile:
     def release(self) -> None:
         """Release the file; again does nothing."""
         with self._lock:
-            if self._key is None:
+            key, self._key = self._key, None
+            if key is None:
                 return
-            entry = self._open[self._key]
+            entry = self._open[key]
             entry[1] -= 1
             if not entry[1]:
-                del self._open[self._key]
+                del self._open[key]
                 with contextlib.suppress(OSError):
                     os.close(entry[0])
-            self._key = None
 
 
 class Sums(NamedTuple):

@@ -33,7 +33,7 @@ from fisherhash.index.local.catalogue import Catalogue
 from fisherhash.index.local.catalogue_writer import CatalogueWriter
 from fisherhash.index.local.change import Change
 from fisherhash.index.local.code_files import codes_name, delete_files
-from fisherhash.index.local.compacting import Group, next_group, plan, rewrite_group
+from fisherhash.index.local.compacting import Group, next_group, plan_group, rewrite_group
 from fisherhash.index.local.folder import MODEL_FOLDER, create_folder, is_taken, open_catalogue
 from fisherhash.index.local.format_1 import delete_old_notes
 from fisherhash.index.local.guards import CommitMark
@@ -401,7 +401,7 @@ class LocalIndex(Index):
     def _compact_group(self, group: Group) -> None:
         snapshot = self._current()
         snapshot.check()
-        runs = plan(snapshot, group, code_bytes(self.bits))
+        runs = plan_group(snapshot, group, code_bytes(self.bits))
         if runs is None:
             return
         with self._commit(None) as change:

@@ -42,6 +42,10 @@ class WriterLock:
             os.ftruncate(self._fd, 0)
             os.write(self._fd, f"{os.getpid()}\n".encode())
 
+    def __del__(self) -> None:
+        # After an interruption nobody else may know of it.
+        self.release()
+
     def _take(self) -> None:
         try:
             _take_soon(self._fd)

@@ -59,7 +59,9 @@ class Segment:
     ) -> None:
         self.folder, self.row, self.bits, self.removed = folder, row, bits, removed
         # Bytes are only ever added, so what was checked or prepared before still holds.
-        names = [(codes_name(row.number), code_bytes(bits) * row.length, row.code_sums)]
+        names: list[tuple[str, int | None, bytes]] = [
+            (codes_name(row.number), code_bytes(bits) * row.length, row.code_sums)
+        ]
         if row.kind != "implied":
             # A file of runs is written once, so all of it counts.
             size = None if row.kind == "runs" else 8 * row.length

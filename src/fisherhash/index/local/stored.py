@@ -133,7 +133,7 @@ class StoredBytes:
             grown = np.empty(room, dtype=np.uint8)
             grown[: self._ready] = self.data
             buffer = grown
-        self._read(memoryview(buffer)[self._ready : self.size], self._ready)
+        self._read(buffer.data[self._ready : self.size], self._ready)
         self._buffer = buffer
 
     def _read(self, into: memoryview, offset: int) -> None:
@@ -147,7 +147,7 @@ class StoredBytes:
     def read_range(self, offset: int, size: int) -> Bytes:
         """A copy of some bytes, read from the file."""
         part = np.empty(size, dtype=np.uint8)
-        self._read(memoryview(part), offset)
+        self._read(part.data, offset)
         return part
 
     def crcs(self, offset: int, size: int) -> list[int]:
