@@ -65,6 +65,18 @@ class CannotWriteError(FisherhashError):
         self.what, self.todo = what, todo
 
 
+class UnknownOutcomeError(CannotWriteError):
+    """The disk failed in such a way that the last change may or may not have been stored."""
+
+
+class DamagedError(FisherhashError):
+    """What is stored is not what was written."""
+
+
+class CannotReadError(FisherhashError):
+    """The system could not read a file just now; the file itself may be whole."""
+
+
 class Index(ABC):
     """A collection of codes that can be searched by Hamming distance. A context manager.
 
@@ -245,11 +257,15 @@ class Index(ABC):
         self._checked_put("update", [], notes, None)
 
     @abstractmethod
-    def compact(self) -> dict[str, int]:
+    def compact(self, *, seconds: float | None = None) -> dict[str, int]:
         """Free the space of removed items; ids stay.
 
+        Args:
+            seconds: begin no further step after that time; the next call continues.
+
         Returns:
-            ``dropped``, the number of codes freed, and ``bytes_before`` and ``bytes_after``.
+            ``dropped``, the number of codes freed, ``bytes_before`` and ``bytes_after``, and
+            ``left``, the number of steps that there was no time for.
         """
 
     # What a back-end implements: changes

@@ -54,11 +54,12 @@ def check_entries(entries: Iterable[Entry], bits: int) -> list[CheckedEntry]:
         key = entry.key
         if not isinstance(key, str) or not key:
             raise UsageError(f"a key must be a text that is not empty, got {key!r}")
+        key = canonical_text(key)
         if key in seen:
             raise UsageError(f"the key {key!r} occurs twice in one call")
         seen.add(key)
     return [
-        CheckedEntry._make([_text(entry.key), *_fields(entry), code])
+        CheckedEntry._make([canonical_text(entry.key), *_fields(entry), code])
         for entry, code in zip(given, _codes(given, bits), strict=True)
     ]
 
@@ -82,17 +83,17 @@ def code_rows(codes: Codes) -> list[bytes]:
     return [data[i : i + width] for i in range(0, len(data), width)]
 
 
-def _text(text: str) -> str:
+def canonical_text(text: str) -> str:
+    """A text or the name of a file; one that escapes bytes of UTF-8 is the text of these bytes."""
     try:
-        text.encode(errors="surrogateescape")
+        return text.encode(errors="surrogateescape").decode(errors="surrogateescape")
     except UnicodeEncodeError:
         raise UsageError(f"{text!r} is neither text nor the name of a file") from None
-    return text
 
 
 def _path(_name: str, key: str, value: Any) -> str:
     try:
-        return _text(os.fsdecode(value))
+        return canonical_text(os.fsdecode(value))
     except TypeError:
         raise UsageError(f"the path of {key!r} must be a path, got {value!r}") from None
 
@@ -153,7 +154,7 @@ def check_notes(notes: Notes) -> NoteTexts:
             for text in (kind, name):
                 if not isinstance(text, str) or not text:
                     raise UsageError(f"a note's kind and name must be texts, got {kind!r} {name!r}")
-                _text(text)
+                canonical_text(text)
             what = f"the note {name!r} of the kind {kind!r}"
             found[kind, name] = None if value is None else as_json(value, what)
     return found
@@ -167,7 +168,7 @@ def check_keys(keys: Iterable[str] | None) -> list[str]:
     for name in names:
         if not isinstance(name, str):
             raise UsageError(f"a key must be a text, got {name!r}")
-    return names
+    return list(dict.fromkeys(map(canonical_text, names)))
 
 
 def as_ids(ids: Iterable[int] | Ids) -> Ids:

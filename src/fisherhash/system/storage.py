@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -40,7 +41,7 @@ def write_files(folder: Path, files: Mapping[str, Content]) -> None:
     drafts = {folder / (name + NEW): folder / name for name in files}
     where = folder.joinpath(*files) if len(files) == 1 else folder
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         for draft, content in zip(drafts, files.values(), strict=True):
             if callable(content):
                 content(draft)
@@ -63,6 +64,38 @@ def write_files(folder: Path, files: Mapping[str, Content]) -> None:
         raise
     for draft, place in drafts.items():
         os.replace(draft, place)
+    fsync_folder(folder)
+
+
+def fsync_file(path: Path) -> None:
+    """Wait until the bytes of a file are on the disk."""
+    fd = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make names that were added to a folder or deleted from it durable, where the system can."""
+    if os.name == "posix":
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            # Some network file systems cannot, and say so in this way.
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
+        finally:
+            os.close(fd)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder with the folders above it, durably."""
+    new = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in new:
+        fsync_folder(one.parent)
 
 
 def write_file(path: str | os.PathLike[str], content: Content) -> None:
@@ -98,7 +131,7 @@ def draft_folder(place: str | os.PathLike[str]) -> Iterator[Path]:
         FileExistsError: by the end, ``place`` has content; the draft was removed.
     """
     place = Path(os.path.abspath(place))
-    place.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(place.parent)
     remove_old_drafts(place)
     draft = place.with_name(f".{place.name}.{os.getpid()}-{time.time_ns():x}{NEW}")
     draft.mkdir()
@@ -107,6 +140,7 @@ def draft_folder(place: str | os.PathLike[str]) -> Iterator[Path]:
         try:
             if place.is_dir():
                 place.rmdir()
+            fsync_folder(draft)
             os.rename(draft, place)
         except OSError as error:
             if place.is_dir() and any(place.iterdir()):
@@ -115,6 +149,8 @@ def draft_folder(place: str | os.PathLike[str]) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
+    # Without this, a power cut may take away the whole folder, though all its files are stored.
+    fsync_folder(place.parent)
 
 
 def remove_old_drafts(place: str | os.PathLike[str]) -> None:

@@ -105,9 +105,9 @@ class MemoryIndex(Index):
         changes = {"items": items, "next_id": next_id, "notes": written}
         COMMITS[self.uri] = replace(now, fingerprint=fingerprint or now.fingerprint, **changes)
 
-    def compact(self):
+    def compact(self, *, seconds=None):
         self._must_write()
-        return {"dropped": 0, "bytes_before": 0, "bytes_after": 0}
+        return {"dropped": 0, "bytes_before": 0, "bytes_after": 0, "left": 0}
 
     def get_items(self, names):
         items = self._now().items

@@ -101,7 +101,7 @@ def test_the_first_write_moves_the_notes(images, expected):
             assert all((images / name).exists() for name in OLD_FILES)
             check_images(reader, expected)
             index.update([Entry("b/01.png", labels="b")], notes={"skipped": {"new.png": 7}})
-            assert index.info()["format"] == reader.info()["format"] == 2
+            assert index.info()["format"] == reader.info()["format"] == 3
             assert not any((images / name).exists() for name in OLD_FILES)
             for one in (index, reader):
                 assert one.notes("skipped").pop("new.png") == 7
@@ -119,7 +119,7 @@ def test_compact_and_further_codes(codes, images, expected):
     with Index.open(codes, write=True) as index:
         assert index.compact()["dropped"] == 30
         check_codes(index, expected)
-        assert index.info()["format"] == 2
+        assert index.info()["format"] == 3
         assert index.add_codes(index.codes([3])) == range(280, 281)
         index.remove(ids=[280])
         with pytest.raises(UsageError, match="holds codes of model ffffffffffff"):

@@ -69,6 +69,9 @@ class Engine:
         tables: the result of :meth:`tables` of an engine over the same codes.
         threads: the most threads to use; all cores if None.
         path: one of PATHS, to force one way; ``auto`` lets the planner choose.
+
+    Attributes:
+        rejected: the given tables were not those of the codes, and were built again.
     """
 
     def __init__(
@@ -98,6 +101,8 @@ class Engine:
         self._tables: Tables | None = None
         self._plan = planner.Planner()
         self._build_seconds: float | None = None
+        self.rejected = False
+        self._proven = tables is None
         if tables is not None:
             ready = {name: _plain(array) for name, array in tables.items()}
             self._tables = Tables.from_arrays(ready, len(codes), self.bits)
@@ -226,9 +231,14 @@ class Engine:
 
     def _ready(self, queries: int) -> Tables:
         """The tables to search in; builds them if that pays."""
-        if self._tables is not None and self.path in ("auto", "buckets", "unique"):
+        usable = self.path in ("auto", "buckets", "unique")
+        if self._tables is not None and self._proven and usable:
             return self._tables
         with self._lock:
+            if usable and not self._proven:
+                self._build()
+            if self._tables is not None and usable:
+                return self._tables
             if self.path in ("buckets", "unique") or (
                 self.path == "auto" and self._plan.build_now(len(self), self.bits, queries)
             ):
@@ -249,7 +259,18 @@ class Engine:
             return UNLIMITED
         return self._plan.budget(tables, queries, self.threads, k)
 
+    def _prove(self) -> None:
+        """Compare given tables with the codes, before the first kernel sees them."""
+        if self._proven:
+            return
+        wrong = self._tables.disprove(self.codes, self.threads) if self._tables is not None else ""
+        if wrong:
+            _log.warning("stored search tables are not those of the codes (%s): built again", wrong)
+            self._tables, self.rejected = None, True
+        self._proven = True
+
     def _build(self) -> None:
+        self._prove()
         if self._tables is not None or not len(self):
             return
         start = time.perf_counter()

@@ -884,6 +884,79 @@ def fill_table(
 
 
 @_jit
+def _keyed(number: int, words: Any, key: Any) -> Any:
+    """A hash of a number and the words that belong to it, which nobody can foresee."""
+    value = _mixed(np.uint64(number) + key)
+    for w in range(len(words)):
+        value = _mixed(value ^ np.uint64(words[w]))
+    return value
+
+
+@_jit
+def lists_hold(codes: Any, starts: Any, positions: Any, key: Any) -> bool:
+    """Whether lists hold every position once, with the code of the first one of its list.
+
+    starts and positions are in range. Instead of one random access per position, sums of keyed
+    hashes of (position, code) are compared: once by position, once by list.
+    """
+    width = (codes.shape[1] + 7) // 8
+    words = np.empty(width, dtype=np.uint64)
+    total = np.uint64(0)
+    for i in range(len(codes)):
+        for w in range(width):
+            words[w] = _word(codes[i], 8 * w, 8)
+        total += _keyed(i, words, key)
+    for item in range(len(starts) - 1):
+        code = codes[positions[starts[item]]]
+        for w in range(width):
+            words[w] = _word(code, 8 * w, 8)
+        before = np.int64(-1)
+        for place in range(np.int64(starts[item]), np.int64(starts[item + 1])):
+            position = np.int64(positions[place])
+            if position <= before:
+                return False
+            before = position
+            total -= _keyed(position, words, key)
+    return total == np.uint64(0)
+
+
+@_jit
+def hash_words(words: Any, key: Any) -> Any:
+    """Sum of the keyed hashes of items with their words (count, items)."""
+    total = np.uint64(0)
+    for i in range(words.shape[1]):
+        total += _keyed(i, words[:, i], key)
+    return total
+
+
+@_jit
+def table_holds(
+    table: int, length: int, directory: Any, words: Any, items: Any, total: Any, key: Any
+) -> bool:
+    """Whether the buckets of one table hold every item once, with its words, where it belongs.
+
+    directory (2 ** length + 1,), words (count, room) and items (items,) are those of the table;
+    ``total`` is the :func:`hash_words` of the items.
+    """
+    count = len(items)
+    if directory[0] != 0 or directory[len(directory) - 1] != count:
+        return False
+    for bucket in range(len(directory) - 1):
+        start, stop = np.int64(directory[bucket]), np.int64(directory[bucket + 1])
+        if stop < start or stop > count:
+            return False
+        before = np.int64(-1)
+        for place in range(start, stop):
+            item = np.int64(items[place])
+            own = words[:, place]
+            if item <= before or item >= count or _key(own, table * length, length) != bucket:
+                return False
+            before = item
+            total -= _keyed(item, own, key)
+    return total == np.uint64(0)
+
+
+@_jit
 def fill_masks(length: int, offsets: Any, masks: Any) -> None:
     """All numbers of ``length`` bits with 0, 1, 2, … bits set, as far as offsets go."""
     for ones in range(len(offsets) - 1):

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -35,17 +36,20 @@ _FULL_BUCKET = 3
 _WORTHWHILE = 0.05
 # rows per part while equal codes are grouped, so that a part stays in the cache
 _PART_ROWS = 1 << 15
+# blocks of planes that are compared at once
+_PLANE_PART = 1 << 12
 # look-ups per table for which bit patterns are prepared
 _MOST_MASKS = 1 << 17
 
+# types and number of sides
 _KINDS = {
-    "layout": ("i8",),
-    "planes": ("u1",),
-    "starts": ("u4",),
-    "positions": ("u4",),
-    "directory": ("u4",),
-    "words": ("u4", "u8"),
-    "bucket_items": ("u4",),
+    "layout": (("i8",), 1),
+    "planes": (("u1",), 1),
+    "starts": (("u4",), 1),
+    "positions": (("u4",), 1),
+    "directory": (("u4",), 2),
+    "words": (("u4", "u8"), 3),
+    "bucket_items": (("u4",), 2),
 }
 _NAMES = tuple(_KINDS)
 
@@ -108,8 +112,8 @@ class Tables:
         if missing:
             raise FisherhashError(f"search tables lack {', '.join(missing)}; build them again")
         for name in _NAMES:
-            kind = arrays[name].dtype
-            if kind.str[1:] not in _KINDS[name] or not kind.isnative:
+            kind, (kinds, sides) = arrays[name].dtype, _KINDS[name]
+            if kind.str[1:] not in kinds or not kind.isnative or arrays[name].ndim != sides:
                 raise FisherhashError(f"search table '{name}' holds {kind}; build them again")
         layout = [int(value) for value in arrays["layout"]]
         if len(layout) != 5 or layout[0] != TABLES_VERSION:
@@ -129,16 +133,69 @@ class Tables:
             raise FisherhashError(f"search tables are damaged ({problem}); build them again")
         return tables
 
+    def disprove(self, codes: NDArray[np.uint8], threads: int) -> str:
+        """Which of the arrays is not what :func:`build` makes of these codes; "" if none.
+
+        Tables may come from a file of somebody else, with right checksums. Everything that a
+        kernel uses as a place is compared with its range here. That every code is where it belongs
+        is shown by sums of hashes with a random key, which reads the arrays once and in order.
+        """
+        from fisherhash.index.engine import kernels
+
+        key = np.uint64(secrets.randbits(64))
+        firsts = np.zeros(0, dtype=np.uint32)
+        if len(self.starts):
+            sizes = np.diff(self.starts.astype(np.int64))
+            if self.starts[0] or (sizes < 1).any() or (self.positions >= self.total).any():
+                return "starts" if self.starts[0] or (sizes < 1).any() else "positions"
+            firsts = self.positions[self.starts[:-1]]
+            if (np.diff(firsts.astype(np.int64)) < 1).any():
+                return "positions"
+            if not kernels.lists_hold(codes, self.starts, self.positions, key):
+                return "positions"
+        if not all(run(self._planes_hold(codes, firsts), self._plane_parts(threads), threads)):
+            return "planes"
+        if not self.length:
+            return ""
+        words = np.zeros((self.words.shape[1], self.items), dtype=self.words.dtype)
+        kernels.fill_words(codes, firsts, words)
+        total = np.uint64(kernels.hash_words(words, key))
+
+        def holds(table: int) -> bool:
+            own = (self.directory[table], self.words[table], self.bucket_items[table])
+            return kernels.table_holds(table, self.length, *own, total, key)
+
+        tables = [(table,) for table in range(len(self.directory))]
+        return "" if all(run(holds, tables, threads)) else "buckets"
+
+    def _plane_parts(self, threads: int) -> list[tuple[int, int]]:
+        blocks = -(-self.items // PLANE_BLOCK)
+        return split(blocks, max(2 * threads, blocks // _PLANE_PART))
+
+    def _planes_hold(
+        self, codes: NDArray[np.uint8], firsts: NDArray[np.uint32]
+    ) -> Callable[[int, int], bool]:
+        width = codes.shape[1]
+
+        def holds(first: int, last: int) -> bool:
+            own = self.planes[first * PLANE_BLOCK * width : last * PLANE_BLOCK * width]
+            right = np.zeros(len(own), dtype=np.uint8)
+            fill_part(codes, firsts, first, last, right)
+            return bool((own == right).all())
+
+        return holds
+
     def _problem(self) -> str:
         blocks, listed, count = -(-self.items // PLANE_BLOCK), len(self.starts), len(self.directory)
         fewest = 0 if listed else self.total
         wrong = {
             f"{self.items} items": not fewest <= self.items <= self.total,
+            f"{self.length} bits": not 0 <= self.length <= _LONGEST_KEY,
             "planes": self.planes.shape != (blocks * PLANE_BLOCK * code_bytes(self.bits),),
             "starts": listed and (listed != self.items + 1 or self.starts[-1] != self.total),
             "positions": len(self.positions) != (self.total if listed else 0),
         }
-        if self.length:
+        if 0 < self.length <= _LONGEST_KEY:
             per_code = -(-self.bits // (8 * self.words.itemsize))
             wrong |= {
                 "directory": count == 0
@@ -183,12 +240,8 @@ def build(
     planes = np.zeros(blocks * PLANE_BLOCK * width, dtype=np.uint8)
 
     def fill(first: int, last: int) -> None:
-        part = slice(first * PLANE_BLOCK, last * PLANE_BLOCK)
-        into = planes[part.start * width : part.stop * width]
-        if len(starts):
-            kernels.fill_planes(codes, firsts[part], into)
-        else:
-            kernels.fill_planes(codes[part], firsts, into)
+        into = planes[first * PLANE_BLOCK * width : last * PLANE_BLOCK * width]
+        fill_part(codes, firsts, first, last, into)
 
     run(fill, split(blocks, 2 * threads), threads)
     size = np.dtype(np.uint32 if bits <= 32 else np.uint64)
@@ -211,6 +264,23 @@ def build(
         run(sort, [(table,) for table in range(count)], threads)
     arrays = (planes, starts, positions, directory, words, bucket_items)
     return Tables(len(codes), bits, items, length, *arrays)
+
+
+def fill_part(
+    codes: NDArray[np.uint8],
+    firsts: NDArray[np.uint32],
+    first: int,
+    last: int,
+    into: NDArray[np.uint8],
+) -> None:
+    """Fill the planes of some blocks; without ``firsts`` every position is an item."""
+    from fisherhash.index.engine import kernels
+
+    part = slice(first * PLANE_BLOCK, last * PLANE_BLOCK)
+    if len(firsts):
+        kernels.fill_planes(codes, firsts[part], into)
+    else:
+        kernels.fill_planes(codes[part], firsts, into)
 
 
 def split(total: int, pieces: int) -> list[tuple[int, int]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import shutil
 import sqlite3
 import tempfile
 import time
@@ -19,10 +18,20 @@ from pathlib import Path
 from typing import Any
 
 from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.index.base import CannotReadError, DamagedError
 from fisherhash.index.items import FileState
-from fisherhash.index.local.guards import SharedFile, Sums, cannot_write
+from fisherhash.index.local.connect import (
+    BESIDE,
+    CACHE_SIZE,
+    check_schema,
+    connection,
+    damaged_catalogue,
+    describe_error,
+    is_busy,
+)
+from fisherhash.index.local.guards import SharedFile, Sums, cannot_read
 from fisherhash.index.local.lock import is_held, is_unsettled
-from fisherhash.index.local.rows import decode_text, encode_text, item_crc, row_crc
+from fisherhash.index.local.rows import decode_text, encode_text, item_crc, parsed, row_crc
 from fisherhash.index.local.schema import (
     APPLICATION,
     CATALOGUE,
@@ -32,8 +41,8 @@ from fisherhash.index.local.schema import (
     FileRow,
     RemovedRow,
     State,
+    check_facts,
 )
-from fisherhash.index.local.sql import has_label
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +50,6 @@ CHECK_AT_ONCE = 64 << 20
 """Up to this size the bytes are checked when the catalogue is opened, else before rows are read."""
 
 _CHUNK = 900
-WAIT_MS = 30_000
-CACHE_SIZE = -65536
-"""Of SQLite's pages, in KiB; its own default reads most rows from the file again."""
 
 Columns = Sequence[Any]
 """A stored row; its last column is its checksum."""
@@ -72,7 +78,10 @@ class Catalogue:
         # The state as it was read last: it is read before every search and changes rarely.
         self._last_state: tuple[Columns | None, State] = ((), State())
         with contextlib.ExitStack() as failed:
-            self._file = SharedFile(self.path)
+            try:
+                self._file = SharedFile(self.path)
+            except OSError as error:
+                raise cannot_read(self.path, error) from None
             failed.callback(self._file.release)
             self._db = self._connect()
             failed.callback(lambda: self._db.close())
@@ -82,11 +91,14 @@ class Catalogue:
     # Opening
 
     def _connect(self) -> sqlite3.Connection:
-        db = connection(self.path, "ro")
+        db, self._meter = connection(self.path, "ro")
         try:
+            check_schema(self.path, db)
             db.execute(f"PRAGMA cache_size = {CACHE_SIZE}")
-            db.execute("SELECT count(*) FROM sqlite_master").fetchone()
             return db
+        except DamagedError:
+            db.close()
+            raise
         except (sqlite3.Error, UnicodeDecodeError) as error:
             db.close()
             if not isinstance(error, sqlite3.OperationalError) or is_busy(error):
@@ -98,25 +110,36 @@ class Catalogue:
 
     def _connect_copy(self) -> sqlite3.Connection:
         self._copied = self._signature()
-        self._copy = tempfile.TemporaryDirectory(prefix="fisherhash-")
+        self._copy = tempfile.TemporaryDirectory(prefix="fisherhash-", ignore_cleanup_errors=True)
         target = Path(self._copy.name) / CATALOGUE
         try:
-            with target.open("wb") as file:
-                for block in self._file.blocks():
-                    file.write(block)
+            _copy_blocks(self._file, target)
             for end in ("-wal", "-journal"):
                 beside = self.path.with_name(CATALOGUE + end)
-                if beside.exists():
-                    shutil.copyfile(beside, target.with_name(CATALOGUE + end))
+                with contextlib.suppress(FileNotFoundError):
+                    file = SharedFile(beside)
+                    try:
+                        _copy_blocks(file, target.with_name(CATALOGUE + end))
+                    finally:
+                        file.release()
         except OSError as error:
             raise FisherhashError(f"{self.path} cannot be copied to be read: {error}") from None
-        return connection(target, "rw")
+        db, self._meter = connection(target, "rw")
+        try:
+            check_schema(self.path, db)
+        except DamagedError:
+            db.close()
+            raise
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            db.close()
+            raise self._error(error) from None
+        return db
 
     def _signature(self) -> tuple[object, ...]:
         found = []
         for end in ("", "-wal", "-journal"):
             try:
-                status = self.path.with_name(CATALOGUE + end).stat()
+                status = self.path.with_name(CATALOGUE + end).lstat()
                 found.append((status.st_mtime_ns, status.st_size, status.st_ino))
             except OSError:
                 found.append(None)
@@ -124,11 +147,12 @@ class Catalogue:
 
     def _start(self) -> None:
         # First, because rows of a newer format cannot be checked.
-        self.facts = self._read_facts()
+        self.facts = self.read_facts()
         if self.path.stat().st_size <= CHECK_AT_ONCE:
             self.trust()
 
-    def _read_facts(self) -> dict[str, Any]:
+    def read_facts(self) -> dict[str, Any]:
+        """What the index is, as it is stored now."""
         with self._reading() as db:
             (application,) = db.execute("PRAGMA application_id").fetchone()
             if application != APPLICATION:
@@ -201,7 +225,7 @@ class Catalogue:
 
     def _is_unsettled(self) -> bool:
         """Whether a writer is active, or ended before it could write the sums."""
-        beside = (self.path.with_name(CATALOGUE + end) for end in ("-wal", "-journal"))
+        beside = (self.path.with_name(CATALOGUE + end) for end in BESIDE[:2])
         return any(path.exists() for path in beside) or is_unsettled(self.path.with_name("lock"))
 
     def noted_commit(self) -> int | None:
@@ -210,11 +234,17 @@ class Catalogue:
         return sums.commit if sums is not None and self._bytes_hold() else None
 
     def row_problems(self) -> list[str]:
-        """What is wrong with the structure or the rows; reads everything."""
+        """What is wrong with the structure or the rows; reads everything.
+
+        Raises:
+            CannotReadError: the disk fails, so that nothing can be said.
+        """
         try:
             with self._reading() as db:
                 reported = [text for (text,) in db.execute("PRAGMA integrity_check(5)")]
                 if reported != ["ok"]:
+                    if error := self._unreadable():
+                        raise error
                     return [f"SQLite: {text}" for text in reported]
                 state = self._state(db)
                 self._files(db, state)
@@ -225,6 +255,8 @@ class Catalogue:
                 if (len(sums), sum(sums) % 2**64) != (state.notes, state.notes_sum):
                     return [f"rows of notes are missing or old ({len(sums)} of {state.notes})"]
                 self._fact(db, "index")
+        except CannotReadError:
+            raise
         except FisherhashError as error:
             return [str(error)]
         return []
@@ -237,14 +269,21 @@ class Catalogue:
         inside = self._db.in_transaction
         try:
             if not inside:
+                self._meter.refill()
                 self._db.execute("BEGIN")
             yield self._db
-        except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
+        except (sqlite3.Error, OverflowError, UnicodeDecodeError, MemoryError) as error:
             raise self._error(error) from error
         finally:
             if not inside and self._db.in_transaction:
                 with contextlib.suppress(sqlite3.Error):
                     self._db.execute("COMMIT")
+
+    def heal(self) -> None:
+        """End a transaction that an interrupted call left open; the caller is in no other."""
+        if self._db.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
 
     @contextlib.contextmanager
     def view(self) -> Iterator[State]:
@@ -253,31 +292,31 @@ class Catalogue:
         with self._reading() as db:
             yield self._state(db)
 
-    def _error(self, error: Exception) -> FisherhashError:
-        name = getattr(error, "sqlite_errorname", "") or ""
-        if is_busy(error):
-            what = "is locked by another program for too long; try again"
-            return FisherhashError(f"{self.path} {what}")
-        if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC")):
-            return cannot_write(self.path.parent, error)
-        if isinstance(error, UnicodeDecodeError):
-            # Python cannot decode SQLite's message about a damaged name.
-            return self.damaged("a name in it is not UTF-8")
-        return self.damaged(str(error))
+    def _error(self, error: Exception) -> BaseException:
+        found = describe_error(self.path, error, self._meter)
+        return self._unreadable() or found if isinstance(found, DamagedError) else found
 
-    def damaged(self, what: str) -> FisherhashError:
+    def _unreadable(self) -> CannotReadError | None:
+        """The error of a disk that fails; SQLite calls that damage."""
+        try:
+            for _ in self._file.blocks():
+                pass
+        except CannotReadError as error:
+            return error
+        return None
+
+    def damaged(self, what: str) -> DamagedError:
         """The error for a catalogue that is not what was written."""
-        if what.startswith(str(self.path)):
-            return FisherhashError(what)
-        return FisherhashError(
-            f"{self.path} is damaged: {what}. Restore the index from a copy, or create it again"
-        )
+        return damaged_catalogue(self.path, what)
 
     def _fact(self, db: sqlite3.Connection, name: str) -> dict[str, Any]:
         row = db.execute("SELECT value, crc FROM facts WHERE name = ?", (name,)).fetchone()
         if row is None or not isinstance(row[0], str) or zlib.crc32(row[0].encode()) != row[1]:
             raise self.damaged(f"its row '{name}' is not what was written")
-        return json.loads(row[0])
+        try:
+            return check_facts(name, json.loads(row[0]))
+        except (ValueError, RecursionError) as error:
+            raise self.damaged(f"its row '{name}' is wrong ({error})") from None
 
     def _state(self, db: sqlite3.Connection) -> State:
         row = db.execute("SELECT value, crc FROM facts WHERE name = 'state'").fetchone()
@@ -291,6 +330,13 @@ class Catalogue:
         """The last commit's state; quick enough to be read before every search."""
         with self.view() as state:
             return state
+
+    def recent(self) -> dict[str, Any] | None:
+        """What the last commits touched, see subsets.py; None if no writer noted that."""
+        with self._reading() as db:
+            if db.execute("SELECT 1 FROM facts WHERE name = 'recent'").fetchone() is None:
+                return None
+            return self._fact(db, "recent")
 
     def _renew_copy(self) -> None:
         if self._copy is not None and self._signature() != self._copied:
@@ -314,7 +360,11 @@ class Catalogue:
         rows = list(self._checked(rows, lambda row: FileRow(*row).crc(), "code files"))
         if (len(rows), sum(row[-1] for row in rows) % 2**64) != (state.files, state.files_sum):
             raise self.damaged("rows of code files are missing or old")
-        return [FileRow(*row[:-1]) for row in rows]
+        files = [FileRow(*row[:-1]) for row in rows]
+        for file in files:
+            if wrong := file.problem():
+                raise self.damaged(f"its row of code file {file.number} is wrong ({wrong})")
+        return files
 
     def _checked(
         self, rows: Iterable[Columns], crc: Callable[[Columns], int], table: str
@@ -323,7 +373,7 @@ class Catalogue:
         for row in rows:
             try:
                 right = crc(row[:-1]) == row[-1]
-            except (TypeError, ValueError, AttributeError):
+            except (TypeError, ValueError, AttributeError, OverflowError):
                 right = False
             if not right:
                 which = f"the row of item {row[0]}" if table == "items" else f"a row of {table}"
@@ -357,21 +407,37 @@ class Catalogue:
         """Stored columns by id of the rows that match a condition, by ascending id."""
         self.trust()
         with self._reading() as db:
-            rows = self._item_rows(db, f"WHERE {condition} ORDER BY id", values)
+            self._meter.refill(_weight(values))
+            where = f"WHERE {condition} ORDER BY id{self._limit(db)}"
+            rows = list(self._item_rows(db, where, values))
+            self._must_fit(db, len(rows))
             return {row[0]: row for row in rows}
 
     def ids_where(self, condition: str, values: Sequence[Any]) -> list[int]:
         """Ids of the rows that match a condition, ascending."""
         self.trust()
         with self._reading() as db:
-            query = f"SELECT id FROM items WHERE {condition} ORDER BY id"
-            return [id_ for (id_,) in db.execute(query, values)]
+            self._meter.refill(_weight(values))
+            query = f"SELECT id FROM items WHERE {condition} ORDER BY id{self._limit(db)}"
+            ids = [id_ for (id_,) in db.execute(query, values)]
+            self._must_fit(db, len(ids))
+            return ids
+
+    def _limit(self, db: sqlite3.Connection) -> str:
+        """One row more than there are: the pages of a file from a stranger may repeat."""
+        return f" LIMIT {self._state(db).rows + 1}"
+
+    def _must_fit(self, db: sqlite3.Connection, rows: int) -> None:
+        if rows > self._state(db).rows:
+            raise self.damaged(f"it has more than its {self._state(db).rows} rows of items")
 
     def files(self) -> dict[str, FileState]:
         """What is known about the file of every item with a key, by ascending id."""
         self.trust()
         with self._reading() as db:
-            rows = db.execute("SELECT key, size, mtime_ns, id FROM items ORDER BY id").fetchall()
+            query = f"SELECT key, size, mtime_ns, id FROM items ORDER BY id{self._limit(db)}"
+            rows = db.execute(query).fetchall()
+            self._must_fit(db, len(rows))
         return {decode_text(key): FileState(*columns) for key, *columns in rows}
 
     def notes(self, kind: str) -> dict[str, str] | None:
@@ -392,8 +458,9 @@ class Catalogue:
     def metadata_fields(self) -> set[str]:
         """Names of metadata fields, from the first thousand distinct metadata."""
         with self._reading() as db:
-            rows = db.execute("SELECT DISTINCT metadata FROM items LIMIT 1000").fetchall()
-        return {name for (text,) in rows for name in json.loads(text)}
+            query = "SELECT DISTINCT id, metadata FROM items GROUP BY metadata LIMIT 1000"
+            rows = db.execute(query).fetchall()
+        return {name for id_, text in rows for name in parsed(id_, text, dict)}
 
     def has_field(self, json_path: str) -> bool:
         """Whether any item's metadata has a field."""
@@ -414,27 +481,21 @@ class Catalogue:
                 self._copy.cleanup()
 
     def _finish(self) -> None:
-        self._db.close()
+        try:
+            self._db.close()
+        except sqlite3.Error as error:
+            logger.warning("%s was not closed properly: %s", self.path, error)
 
 
-def connection(path: Path, mode: str) -> sqlite3.Connection:
-    """A connection to SQLite that leaves transactions to its caller."""
-    uri = f"{path.resolve().as_uri()}?mode={mode}"
-    try:
-        db = sqlite3.connect(
-            uri, uri=True, timeout=WAIT_MS / 1000, isolation_level=None, check_same_thread=False
-        )
-        db.create_function("has_label", 2, has_label, deterministic=True)
-    except sqlite3.Error as error:
-        raise FisherhashError(f"{path} cannot be opened: {error}") from None
-    return db
+def _weight(values: Sequence[Any]) -> int:
+    """How many values one row is compared with; a list in JSON counts as many."""
+    return len(values) + sum(len(value) // 8 for value in values if isinstance(value, str))
 
 
-def is_busy(error: Exception) -> bool:
-    """Whether another connection was in the way."""
-    # Errors that Python itself raises, for text that is not UTF-8 for example, have no name.
-    name = getattr(error, "sqlite_errorname", None) or ""
-    return name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
+def _copy_blocks(file: SharedFile, target: Path) -> None:
+    with target.open("wb") as copy:
+        for block in file.blocks():
+            copy.write(block)
 
 
 def _version(db: sqlite3.Connection) -> int:

@@ -13,9 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from fisherhash.errors import FisherhashError
+from fisherhash.index.base import UnknownOutcomeError
 from fisherhash.index.checks import NoteTexts
-from fisherhash.index.local.catalogue import CACHE_SIZE, WAIT_MS, Catalogue, Columns, connection
-from fisherhash.index.local.guards import Sums, crc_blocks, fsync_file, fsync_folder, replace_file
+from fisherhash.index.local.catalogue import Catalogue, Columns
+from fisherhash.index.local.connect import (
+    CACHE_SIZE,
+    WAIT_MS,
+    check_schema,
+    connection,
+    error_name,
+)
+from fisherhash.index.local.files import replace_inside, unlink_inside
+from fisherhash.index.local.guards import Sums, crc_blocks
 from fisherhash.index.local.rows import encode_text, note_columns
 from fisherhash.index.local.schema import (
     APPLICATION,
@@ -29,6 +38,7 @@ from fisherhash.index.local.schema import (
     RemovedRow,
     State,
 )
+from fisherhash.system.storage import fsync_file, fsync_folder
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +63,7 @@ def create_catalogue(folder: Path, facts: dict[str, Any]) -> None:
     fsync_file(path)
     data = path.read_bytes()
     sums = Sums(State().commit, len(data), tuple(crc_blocks(memoryview(data))))
-    replace_file(folder / SUMS, sums.dump())
+    replace_inside(folder, SUMS, sums.dump())
 
 
 class CatalogueWriter(Catalogue):
@@ -61,10 +71,13 @@ class CatalogueWriter(Catalogue):
 
     Attributes:
         uncertain: a commit failed in such a way that a power cut could still make it true.
+        committed: number of the commit before the one that was begun last.
+        abandoned: another process may be writing, so nothing may be changed, not even at the end.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.uncertain = False
+        self.uncertain = self.abandoned = False
+        self.committed = 0
         self._checkpoint_at = WAL_BYTES
         super().__init__(folder, locked=True)
 
@@ -75,11 +88,20 @@ class CatalogueWriter(Catalogue):
                     f"{place} may not be written. Reading the index works; to change it, get "
                     "write permission or copy the folder"
                 )
-        return connection(self.path, "rw")
+        db, self._meter = connection(self.path, "rw")
+        try:
+            check_schema(self.path, db)
+        except sqlite3.Error as error:
+            db.close()
+            raise self._error(error) from None
+        except BaseException:
+            db.close()
+            raise
+        return db
 
     def _start(self) -> None:
         self._trusted = True
-        self.facts = self._read_facts()
+        self.facts = self.read_facts()
         self._drop_sums()
         try:
             (mode,) = self._db.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -98,12 +120,16 @@ class CatalogueWriter(Catalogue):
             raise self._error(error) from None
         self._write_sums()
 
-    def begin(self) -> None:
-        """Start a commit."""
+    def begin(self) -> State:
+        """Start a commit; returns the state before it, which no other process can change now."""
         try:
+            self._meter.refill()
             self._db.execute("BEGIN IMMEDIATE")
+            state = self._state(self._db)
         except sqlite3.Error as error:
             raise self._error(error) from error
+        self.committed = state.commit
+        return state
 
     def insert_rows(self, rows: Iterable[Columns]) -> None:
         """Add rows of items."""
@@ -121,20 +147,22 @@ class CatalogueWriter(Catalogue):
             marks = f"VALUES ({', '.join('?' * len(names))})"
             self._many(query + marks, [(*row, row.crc()) for row in some])
 
-    def delete_files(self) -> None:
-        """Delete the rows of all code files, with their removed bits."""
-        self._many("DELETE FROM files", [()])
-        self._many("DELETE FROM removed", [()])
+    def delete_files(self, numbers: Iterable[int]) -> None:
+        """Delete the rows of code files, with their removed bits."""
+        which = [(number,) for number in numbers]
+        self._many("DELETE FROM files WHERE number = ?", which)
+        self._many("DELETE FROM removed WHERE file = ?", which)
 
     def put_fact(self, name: str, value: dict[str, Any]) -> None:
         """Write what the index is ("index") or the state of the commit ("state")."""
         with self._reading() as db:
             _put_fact(db, name, value)
 
-    def upgrade(self) -> None:
-        """Make this commit the first one of today's format."""
+    def upgrade(self, *, notes: bool) -> None:
+        """Make this commit the first one of today's format; ``notes``: it had none."""
         with self._reading() as db:
-            db.execute(NOTES_SCHEMA)
+            if notes:
+                db.execute(NOTES_SCHEMA)
             db.execute(f"PRAGMA user_version = {CATALOGUE_FORMAT}")
 
     def put_notes(self, notes: NoteTexts) -> tuple[int, int] | None:
@@ -144,6 +172,7 @@ class CatalogueWriter(Catalogue):
         """
         count = total = changed = 0
         with self._reading() as db:
+            self._meter.suspend()
             for (kind, name), text in notes.items():
                 place = (encode_text(kind), encode_text(name))
                 query = "SELECT value, crc FROM notes WHERE kind = ? AND name = ?"
@@ -162,17 +191,46 @@ class CatalogueWriter(Catalogue):
 
     def _many(self, query: str, values: Iterable[Sequence[Any]]) -> None:
         with self._reading() as db:
+            self._meter.suspend()
             db.executemany(query, values)
+            self._meter.refill()
 
     def commit(self) -> None:
-        """Commit all changes since :meth:`begin`."""
+        """Commit all changes since :meth:`begin`.
+
+        Raises:
+            CannotWriteError: nothing was changed.
+            UnknownOutcomeError: that is not certain.
+        """
+        before = self.committed
         try:
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
-            name = getattr(error, "sqlite_errorname", None) or ""
-            self.uncertain = name.startswith("SQLITE_IOERR_FSYNC")
             self.rollback()
-            raise self._error(error) from error
+            failed = self._error(error)
+            name = error_name(error)
+            # When the log cannot be written, the end of the commit is not in it. In any other case
+            # all of it may be there, and count after a power cut.
+            if name.startswith("SQLITE_IOERR") and name != "SQLITE_IOERR_WRITE":
+                self.uncertain = not self._empties_log(before)
+            if self.uncertain:
+                failed = UnknownOutcomeError(
+                    f"{self.path.parent} cannot be written: {error}",
+                    "check the disk, open the index again to see what it holds",
+                    "It is not known whether the last change was stored",
+                )
+            raise failed from error
+
+    def _empties_log(self, before: int) -> bool:
+        """Discard a commit that failed from SQLite's log; whether that worked, for certain."""
+        try:
+            if not self._checkpoint(2000) or self.state().commit != before:
+                return False
+            # The log is empty now. Durably, or a power cut could bring back what was in it.
+            fsync_file(self.path.with_name(CATALOGUE + "-wal"))
+            return True
+        except (OSError, sqlite3.Error, FisherhashError):
+            return False
 
     def rollback(self) -> None:
         """Discard all changes since :meth:`begin`."""
@@ -193,13 +251,20 @@ class CatalogueWriter(Catalogue):
         done = False
         try:
             self._drop_sums()
+            self._meter.refill()
             done = self._checkpoint(0)
         except (OSError, sqlite3.Error) as error:
             # The log still holds everything; a later attempt may find room.
             logger.warning("%s: the log could not be moved: %s", self.path, error)
-        threshold = max(WAL_BYTES, self.path.stat().st_size // 4)
+        threshold = max(WAL_BYTES, self._size() // 4)
         self._checkpoint_at = threshold if done else size + threshold
         self._write_sums()
+
+    def _size(self) -> int:
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return 0
 
     def _checkpoint(self, wait_ms: int) -> bool:
         """Move the log into the catalogue as far as readers allow; True if it is empty now."""
@@ -210,7 +275,7 @@ class CatalogueWriter(Catalogue):
 
     def _drop_sums(self) -> None:
         """Before the bytes change; durably, or a power cut could bring the old file back."""
-        self._sums_path.unlink(missing_ok=True)
+        unlink_inside(self.path.parent, SUMS)
         fsync_folder(self.path.parent)
 
     def _write_sums(self, commit: int | None = None) -> None:
@@ -219,10 +284,10 @@ class CatalogueWriter(Catalogue):
             size, sums = self._file.sums()
             if commit is None:
                 commit = self.state().commit
-            replace_file(self._sums_path, Sums(commit, size, tuple(sums)).dump())
+            replace_inside(self.path.parent, SUMS, Sums(commit, size, tuple(sums)).dump())
         except (OSError, FisherhashError) as error:
             with contextlib.suppress(OSError):
-                self._sums_path.unlink(missing_ok=True)
+                unlink_inside(self.path.parent, SUMS)
             logger.warning("%s could not be written: %s", self._sums_path, error)
 
     def vacuum(self) -> None:
@@ -231,25 +296,29 @@ class CatalogueWriter(Catalogue):
             (free,) = self._db.execute("PRAGMA freelist_count").fetchone()
             (pages,) = self._db.execute("PRAGMA page_count").fetchone()
             if free > 64 and 4 * free > pages:
+                self._meter.suspend()
                 self._db.execute("VACUUM")
         except sqlite3.Error as error:
             logger.warning("%s: the space of deleted rows was not freed: %s", self.path, error)
         self.tidy()
 
     def _finish(self) -> None:
-        """Leave one plain file."""
+        """Leave one plain file; if that fails, everything committed is safe in the log."""
         commit = None
         try:
             self.rollback()
-            commit = self.state().commit
-            self._drop_sums()
-            with contextlib.suppress(sqlite3.Error):
+            if not self.abandoned:
+                self._meter.refill()
+                commit = self.state().commit
+                self._drop_sums()
                 self._checkpoint(2000)
                 # Not while there are readers: then it stays as it is, which is as good.
                 self._db.execute("PRAGMA busy_timeout = 0")
                 self._db.execute("PRAGMA journal_mode = DELETE").fetchone()
+        except (OSError, sqlite3.Error, FisherhashError) as error:
+            logger.info("%s: its log stays beside it: %s", self.path, error)
         finally:
-            self._db.close()
+            super()._finish()
             if commit is not None:
                 # Only now, because SQLite moves the rest of its log when it closes.
                 self._write_sums(commit)

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fisherhash.index.checks import NoteTexts, check_notes
+from fisherhash.errors import FisherhashError
+from fisherhash.index.checks import NoteTexts, as_ids, check_notes
 from fisherhash.index.items import Codes, Ids
 from fisherhash.index.local.catalogue import Columns
 from fisherhash.index.local.catalogue_writer import CatalogueWriter
-from fisherhash.index.local.code_files import Appender, codes_path, delete_files, ids_path
+from fisherhash.index.local.code_files import (
+    CODES_FOLDER,
+    Appender,
+    codes_name,
+    delete_files,
+    ids_name,
+)
 from fisherhash.index.local.format_1 import read_old_notes
-from fisherhash.index.local.guards import cannot_write, fsync_folder
+from fisherhash.index.local.guards import cannot_write
 from fisherhash.index.local.rows import ItemRow
-from fisherhash.index.local.schema import REMOVED_BLOCK, FileRow, RemovedRow
+from fisherhash.index.local.runs import RunsWriter
+from fisherhash.index.local.schema import CATALOGUE_FORMAT, REMOVED_BLOCK, FileRow, RemovedRow
 from fisherhash.index.local.segments import Segment
 from fisherhash.index.local.snapshot import Snapshot
+from fisherhash.index.local.subsets import RECENT, note_commit
+from fisherhash.system.storage import fsync_folder
 
 MAX_LENGTH = 1 << 27
 """Codes in one file; a longer collection continues in the next one."""
@@ -33,34 +43,48 @@ class Change:
     Attributes:
         before: the commit before.
         state: the state after the commit.
-        upgrades: whether it is the first commit of today's format.
+        upgrades: whether it is the first commit after format 1.
     """
 
     def __init__(self, catalogue: CatalogueWriter, before: Snapshot, folder: Path) -> None:
         self.before = before
         self.state = before.state._replace(commit=before.state.commit + 1)
-        self.upgrades = catalogue.format() == 1
+        self._format = catalogue.format()
+        self.upgrades = self._format == 1
         self._catalogue = catalogue
         self._folder = folder
         self._files = {segment.row.number: segment.row for segment in before.segments}
         self._changed: set[int] = set()
         self._new: set[int] = set()
         self._removed: list[RemovedRow] = []
-        self._appenders: dict[Path, Appender] = {}
-        self._rewritten = False
+        self._appenders: dict[str, Appender] = {}
+        self._dropped: set[int] = set()
         self._touched = False
+        self._ids: list[Ids] = []
 
     def begin(self) -> None:
-        """Start the commit; the first one of today's format takes over the notes of format 1."""
-        self._catalogue.begin()
+        """Start the commit; the first one of today's format takes over the notes of format 1.
+
+        Raises:
+            FisherhashError: another process has committed since :attr:`before`.
+        """
+        if self._catalogue.begin() != self.before.state:
+            raise self._other_writer()
+        if self._format < CATALOGUE_FORMAT:
+            self._catalogue.upgrade(notes=self.upgrades)
         if self.upgrades:
-            self._catalogue.upgrade()
             self.write_notes(check_notes(read_old_notes(self._folder)))
             self._touched = False
 
+    def _other_writer(self) -> FisherhashError:
+        return FisherhashError(
+            f"{self._folder} was changed by another process while it was open for writing here. "
+            "Nothing was changed; close it and open it again"
+        )
+
     def is_empty(self) -> bool:
         """Whether nothing was requested."""
-        return not (self._touched or self._changed or self._rewritten)
+        return not (self._touched or self._changed or self._dropped)
 
     def _grow(self, **by: int) -> None:
         """Count what the commit adds; sums of checksums are modulo 2**64."""
@@ -72,6 +96,7 @@ class Change:
     def insert_rows(self, rows: Iterable[ItemRow]) -> None:
         """Add rows of items."""
         columns = [row.stored_columns() for row in rows]
+        self._ids.append(as_ids([row[0] for row in columns]))
         self._catalogue.insert_rows(columns)
         self._grow(rows=len(columns), rows_sum=sum(row[-1] for row in columns))
         self._touched |= bool(columns)
@@ -79,6 +104,7 @@ class Change:
     def delete_rows(self, rows: Collection[Columns]) -> None:
         """Delete stored rows of items."""
         if rows:
+            self._ids.append(as_ids([row[0] for row in rows]))
             self._catalogue.delete_rows(row[0] for row in rows)
             self._grow(rows=-len(rows), rows_sum=-sum(row[-1] for row in rows))
             self._touched = True
@@ -99,6 +125,7 @@ class Change:
 
     def move(self, ids: Ids, codes: Codes) -> None:
         """Give existing items new codes."""
+        self._ids.append(ids)
         self._mark(ids)
         self._append("loose", 0, codes, ids)
 
@@ -108,14 +135,40 @@ class Change:
         self.delete_rows(self._catalogue.rows_of_ids(ids.tolist()).values())
         self._grow(live=-len(ids))
 
-    def rewrite(self, blocks: Iterable[tuple[Ids, Codes]]) -> None:
-        """Replace all code files by new ones with these ids and codes."""
-        self._rewritten = True
-        self._files.clear()
-        # Ids without a gap need no file: the usual case, and new items can follow in the same file.
-        kind = "sorted" if self.before.has_gaps() else "implied"
+    def rewrite(
+        self, old: Sequence[Segment], runs: RunsWriter, blocks: Iterable[tuple[Ids, Codes]]
+    ) -> None:
+        """Replace code files by one file.
+
+        Args:
+            old: the files; items in loose files stay there unless they are moved.
+            runs: the ids in the new file; without any, there is none.
+            blocks: the same ids, with their codes.
+        """
+        for segment in old:
+            self.drop(segment)
+        row = None
         for ids, codes in blocks:
-            self._append(kind, int(ids[0]), codes, ids)
+            if row is None:
+                kind = "runs" if runs.has_gaps() else "implied"
+                row = self._new_file(kind, runs.first_id)
+            sums = self._write(codes_name(row.number), row.code_sums, row.length, codes)
+            row = row._replace(length=row.length + len(ids), code_sums=sums)
+        if row is not None:
+            if row.kind == "runs":
+                data = np.frombuffer(runs.encode(), dtype=np.uint8)
+                name = ids_name(row.number, "runs")
+                row = row._replace(id_sums=self._write(name, b"", 0, data))
+            self._put_file(row)
+
+    def drop(self, segment: Segment) -> None:
+        """Forget a code file; what it holds was moved, or no longer counts."""
+        self._dropped.add(segment.row.number)
+        del self._files[segment.row.number]
+
+    def mark(self, segment: Segment, positions: NDArray[np.int64]) -> None:
+        """Mark positions of a file, in ascending order, as removed."""
+        self._mark_places(segment, positions)
 
     def _append(self, kind: str, first_id: int, codes: Codes, ids: Ids) -> None:
         """Add codes to the open file of a kind, or start the next file where that one is full.
@@ -130,12 +183,11 @@ class Change:
         while done < len(codes):
             row = self._open_file(kind, first_id + done)
             some = codes[done : done + MAX_LENGTH - row.length]
-            path = codes_path(self._folder, row.number)
-            code_sums, id_sums = self._write(path, row.code_sums, row.length, some), b""
+            name = codes_name(row.number)
+            code_sums, id_sums = self._write(name, row.code_sums, row.length, some), b""
             if kind != "implied":
-                path = ids_path(self._folder, row.number)
                 some_ids = ids[done : done + len(some)].astype("<i8")
-                id_sums = self._write(path, row.id_sums, row.length, some_ids)
+                id_sums = self._write(ids_name(row.number), row.id_sums, row.length, some_ids)
             done += len(some)
             length = row.length + len(some)
             self._put_file(row._replace(length=length, code_sums=code_sums, id_sums=id_sums))
@@ -146,23 +198,25 @@ class Change:
 
     def _open_file(self, kind: str, first_id: int) -> FileRow:
         for row in self._files.values():
-            # A file of ascending ids is finished with the commit that made it.
-            unfinished = kind != "sorted" or row.number in self._new
             follows = kind != "implied" or row.first_id + row.length == first_id
-            if row.kind == kind and row.length < MAX_LENGTH and unfinished and follows:
+            if row.kind == kind and row.length < MAX_LENGTH and follows:
                 return row
+        return self._new_file(kind, first_id)
+
+    def _new_file(self, kind: str, first_id: int) -> FileRow:
         row = FileRow(self.state.next_file, kind, first_id, 0)
         self._new.add(row.number)
         self._grow(next_file=1)
         return row
 
-    def _write(self, path: Path, sums: bytes, length: int, data: NDArray) -> bytes:
+    def _write(self, name: str, sums: bytes, length: int, data: NDArray) -> bytes:
         """Add rows behind the committed ``length`` of a file; returns its new checksums."""
         with self._writing():
-            if path not in self._appenders:
-                self._appenders[path] = Appender(path, length * data[:1].nbytes, sums)
-            self._appenders[path].write(data)
-        return self._appenders[path].sums
+            if name not in self._appenders:
+                size = length * data[:1].nbytes
+                self._appenders[name] = Appender(self._folder, name, size, sums)
+            self._appenders[name].write(data)
+        return self._appenders[name].sums
 
     def _mark(self, ids: Ids) -> None:
         """Mark the positions of ids, each of which occurs once, as removed."""
@@ -193,14 +247,19 @@ class Change:
             for appender in self._appenders.values():
                 appender.sync()
             if self._new:
-                fsync_folder(codes_path(self._folder, 0).parent)
+                fsync_folder(self._folder / CODES_FOLDER)
         rows, catalogue = self._files.values(), self._catalogue
-        if self._rewritten:
-            catalogue.delete_files()
-        catalogue.put_files([row for row in rows if row.number in self._changed], self._removed)
+        if self._dropped:
+            catalogue.delete_files(self._dropped)
+        marks = [row for row in self._removed if row.file not in self._dropped]
+        catalogue.put_files([row for row in rows if row.number in self._changed], marks)
         files_sum = sum(row.crc() for row in rows) % 2**64
         self.state = self.state._replace(files=len(rows), files_sum=files_sum)
         catalogue.put_fact("state", self.state._asdict())
+        # Only ids of items with a key: no filter matches the others.
+        ids = np.concatenate([as_ids([]), *self._ids])
+        recent = note_commit(catalogue.recent(), self.state.commit, ids)
+        catalogue.put_fact(RECENT, recent)
         catalogue.commit()
 
     @contextlib.contextmanager

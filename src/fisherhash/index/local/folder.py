@@ -4,7 +4,8 @@ images.index/
   catalogue.sqlite      what is in the index; a change is true when it is committed here
   catalogue.sums        checksums of the catalogue's bytes
   head                  number of the last commit
-  codes/NNNNNN.codes    packed codes, only appended to; NNNNNN.ids where ids are not implied
+  codes/NNNNNN.codes    packed codes, only appended to; NNNNNN.ids or NNNNNN.runs where ids are
+                        not implied
   tables/               search tables, built when they help; may be deleted at any time
   model/                the model that makes its codes, if the index carries it
   lock                  held by the one writer
@@ -15,25 +16,29 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.index.base import DamagedError
 from fisherhash.index.local.catalogue import Catalogue
 from fisherhash.index.local.catalogue_writer import CatalogueWriter, create_catalogue
 from fisherhash.index.local.code_files import CODES_FOLDER, delete_files
+from fisherhash.index.local.files import list_inside
 from fisherhash.index.local.format_1 import delete_old_notes
-from fisherhash.index.local.guards import CommitMark, cannot_write, fsync_folder
+from fisherhash.index.local.guards import CommitMark, cannot_write
 from fisherhash.index.local.lock import WriterLock
 from fisherhash.index.local.schema import CATALOGUE, State
-from fisherhash.index.local.table_files import TABLES_FOLDER, delete_tables, table_paths
-from fisherhash.system.storage import draft_folder, remove_old_drafts
+from fisherhash.index.local.table_files import TABLES_FOLDER, delete_tables, table_names
+from fisherhash.system.storage import draft_folder, fsync_folder, remove_old_drafts
 
 logger = logging.getLogger(__name__)
 
 MODEL_FOLDER = "model"
+_CODE_FILE = re.compile(r"(\d{1,18})\.(?:codes|ids|runs)", re.ASCII)
 
 
 def is_taken(path: Path) -> bool:
@@ -61,12 +66,11 @@ def create_folder(
         with draft_folder(place) as draft:
             for part in (CODES_FOLDER, TABLES_FOLDER):
                 (draft / part).mkdir()
+                fsync_folder(draft / part)
             CommitMark(draft).start(State().commit)
             create_catalogue(draft, facts)
             if save_model is not None:
                 save_model(draft / MODEL_FOLDER)
-            fsync_folder(draft)
-        fsync_folder(place.parent)
     except (OSError, sqlite3.Error) as error:
         raise cannot_write(path, error) from None
     except FisherhashError as error:
@@ -81,10 +85,10 @@ def must_be_index(folder: Path) -> None:
         raise UsageError(f"{folder} does not exist. Create an index first: index sync or index add")
     if not folder.is_dir():
         raise UsageError(f"{folder} is a file; an index is a folder")
-    if (folder / CATALOGUE).is_file():
+    if os.path.lexists(folder / CATALOGUE):
         return
     if (folder / "head").exists() and (folder / CODES_FOLDER).is_dir():
-        raise FisherhashError(
+        raise DamagedError(
             f"{folder / CATALOGUE} is missing. Restore the index from a copy, or create it again"
         )
     raise UsageError(f"{folder} is not an index: it holds no {CATALOGUE}")
@@ -112,7 +116,12 @@ def open_catalogue(folder: Path, *, write: bool) -> tuple[Catalogue, WriterLock 
             commit = catalogue.state().commit
             if mark.read() != (commit, None):
                 mark.start(commit)
-            _clean(folder, catalogue)
+            # Not while a writer whose lock was deleted is in the middle of a commit.
+            catalogue.begin()
+            try:
+                _clean(folder, catalogue)
+            finally:
+                catalogue.rollback()
         failed.pop_all()
         return catalogue, lock
 
@@ -122,13 +131,13 @@ def _check_mark(
 ) -> None:
     state = catalogue.state()
     if commit is not None and state.commit < commit:
-        raise FisherhashError(
+        raise DamagedError(
             f"{catalogue.path} (or its log, {CATALOGUE}-wal) has lost commits: it holds "
             f"commit {state.commit}, {mark.path.name} says {commit}. Restore the whole "
             "index from a copy, or create it again"
         )
     if commit is None and catalogue.noted_commit() != state.commit:
-        raise FisherhashError(
+        raise DamagedError(
             f"{mark.path} {wrong}, so that lost commits would not be noticed. Restore "
             "the index from a copy, or create it again"
         )
@@ -140,11 +149,9 @@ def _clean(folder: Path, catalogue: CatalogueWriter) -> None:
     """Delete files that no commit knows: a writer that ended left them."""
     _, files, _ = catalogue.load()
     known = {row.number for row in files}
-    for path in (folder / CODES_FOLDER).glob("*"):
-        ours = path.suffix in (".codes", ".ids") and path.stem.isdecimal()
-        if ours and int(path.stem) not in known:
-            delete_files(folder, [int(path.stem)])
-    delete_tables(folder, {number for _, number, _ in table_paths(folder)} - known)
+    stems = map(_CODE_FILE.fullmatch, list_inside(folder, CODES_FOLDER))
+    delete_files(folder, {int(stem[1]) for stem in stems if stem} - known)
+    delete_tables(folder, {number for _, number, _ in table_names(folder)} - known)
     if catalogue.format() > 1:
         delete_old_notes(folder)
     remove_old_drafts(os.path.realpath(folder))

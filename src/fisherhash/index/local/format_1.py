@@ -15,10 +15,13 @@ from typing import Any
 
 from fisherhash.errors import FisherhashError
 from fisherhash.index.items import Problem
+from fisherhash.index.local.files import read_inside, unlink_inside
 
 _FOLDER = "folder.json"
 _SKIPPED = "skipped.csv"
 _COLUMNS = ["name", "reason", "size", "mtime_ns"]
+
+_MOST = {_FOLDER: 1 << 20, _SKIPPED: 256 << 20}
 
 OldNotes = dict[str, dict[str, Any]]
 
@@ -50,14 +53,14 @@ def old_note_problems(index: Path) -> list[Problem]:
 def _load(index: Path) -> tuple[OldNotes, list[Problem]]:
     problems = []
     notes: OldNotes = {"sync": {}, "skipped": {}}
-    text = _read(index / _FOLDER)
+    text = _read(index, _FOLDER)
     if text is not None:
         try:
             notes["sync"]["folder"] = {"folder": str(json.loads(text)["folder"])}
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             todo = "the next index sync with the folder writes it again"
             problems.append(Problem(_FOLDER, "is damaged", todo))
-    text = _read(index / _SKIPPED)
+    text = _read(index, _SKIPPED)
     if text is not None:
         notes["skipped"], damaged = _parse_skipped(text)
         if damaged:
@@ -70,15 +73,14 @@ def _load(index: Path) -> tuple[OldNotes, list[Problem]]:
 def delete_old_notes(index: Path) -> None:
     """Delete the two files, and their drafts, after their content was committed."""
     for name in (_FOLDER, _SKIPPED):
-        for path in (index / name, index / f"{name}.new"):
+        for one in (name, f"{name}.new"):
             with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
+                unlink_inside(index, one)
 
 
-def _read(path: Path) -> str | None:
+def _read(index: Path, name: str) -> str | None:
     try:
-        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
-            return file.read()
+        return read_inside(index, name, _MOST[name]).decode("utf-8", "surrogateescape")
     except FileNotFoundError:
         return None
 

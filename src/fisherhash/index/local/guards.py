@@ -23,13 +23,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fisherhash.index.base import CannotWriteError
+from fisherhash.index.base import CannotReadError, CannotWriteError
+from fisherhash.index.local.files import (
+    NotAFileError,
+    open_inside,
+    read_at,
+    read_inside,
+    replace_inside,
+    write_all,
+)
 
 SUM_BLOCK = 1 << 20
 """Bytes that one checksum covers, in the catalogue and in the code files."""
 
-BINARY = getattr(os, "O_BINARY", 0)
 _SLOT = 48
+_MOST_SUMS = 64 << 20
+"""A longer file holds no sums; those of a catalogue of a terabyte are shorter."""
 _FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
@@ -38,55 +47,27 @@ def cannot_write(place: Path, error: Exception) -> CannotWriteError:
     reason = getattr(error, "strerror", None) or error
     name = getattr(error, "sqlite_errorname", None) or ""
     full = isinstance(error, OSError) and error.errno in _FULL
-    if full or name.startswith(("SQLITE_FULL", "SQLITE_IOERR_WRITE")):
+    if full or name.startswith(("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE")):
         return CannotWriteError(f"no room to write {place} ({reason})", "make room on the disk")
     todo = "check the disk and the permissions"
     return CannotWriteError(f"{place} cannot be written: {reason}", todo)
 
 
-def fsync_file(path: Path) -> None:
-    """Wait until the bytes of a file, or the names in a folder, are on the disk."""
-    fd = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | BINARY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def fsync_folder(folder: Path) -> None:
-    """Make names that were added to a folder or deleted from it durable, where the system can."""
-    if os.name == "posix":
-        fsync_file(folder)
-
-
-def replace_file(path: Path, *parts: bytes | memoryview, draft: Path | None = None) -> None:
-    """Write a file so that, after a power cut too, it is either the old one or the new one.
-
-    Args:
-        path: the file.
-        parts: its bytes, one part after the other.
-        draft: the name under which it is written first; it needs its own where several processes
-            may write the file.
-    """
-    draft = path.with_name(path.name + ".new") if draft is None else draft
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY, 0o666)
-    try:
-        offset = 0
-        for part in parts:
-            write_all(fd, part, offset)
-            offset += len(part)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.replace(draft, path)
-
-
-def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
-    """Write all of ``data`` at an offset; one system call may write less."""
-    view = memoryview(data).cast("B")
-    os.lseek(fd, offset, os.SEEK_SET)
-    while len(view):
-        view = view[os.write(fd, view[: 1 << 30]) :]
+def cannot_read(path: Path, error: OSError) -> CannotReadError:
+    """The error for a file that the system refused to read; it may be whole."""
+    where = getattr(error, "offset", None)
+    place = f"{path} cannot be read" + (f" at byte {where:,}" if where is not None else "")
+    reason = error.strerror or error
+    if isinstance(error, NotAFileError):
+        todo = "Restore that file, or ask whoever made this index what it is"
+    elif error.errno == errno.EIO:
+        todo = (
+            "The disk failed there: look at the system's log, copy what can be read to another "
+            "disk, and try again. What was written may still be whole"
+        )
+    else:
+        todo = "Check the disk and the permissions, then try again"
+    return CannotReadError(f"{place}: {reason}. {todo}")
 
 
 def _slot(commit: int) -> bytes:
@@ -101,15 +82,15 @@ class CommitMark:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / "head"
+        self.folder, self.path = folder, folder / "head"
 
     def start(self, commit: int) -> None:
         """Write both slots."""
-        replace_file(self.path, _slot(commit) * 2)
+        replace_inside(self.folder, "head", _slot(commit) * 2)
 
     def write(self, commit: int) -> None:
         """Write the number of a commit that is on the disk."""
-        fd = os.open(self.path, os.O_WRONLY | BINARY)
+        fd = open_inside(self.folder, "head", os.O_WRONLY)
         try:
             write_all(fd, _slot(commit), (commit % 2) * _SLOT)
         finally:
@@ -126,7 +107,7 @@ class CommitMark:
 
     def _read(self) -> tuple[int | None, str | None]:
         try:
-            data = self.path.read_bytes()
+            data = read_inside(self.folder, "head", 1 << 16)
         except FileNotFoundError:
             return None, "is missing"
         except OSError as error:
@@ -165,12 +146,14 @@ class SharedFile:
     _open: dict[tuple[int, int], list[int]] = {}  # noqa: RUF012 (a registry of the process)
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         with self._lock:
-            status = os.stat(path)
+            status = os.stat(path, follow_symlinks=False)
             self._key: tuple[int, int] | None = (status.st_dev, status.st_ino)
             entry = self._open.get(self._key)
             if entry is None:
-                entry = self._open[self._key] = [os.open(path, os.O_RDONLY | BINARY), 0]
+                entry = [open_inside(path.parent, path.name, os.O_RDONLY), 0]
+                self._open[self._key] = entry
             entry[1] += 1
             self._fd = entry[0]
 
@@ -178,13 +161,15 @@ class SharedFile:
         """The file's bytes, one block at a time."""
         offset = 0
         while True:
-            with self._lock:
-                os.lseek(self._fd, offset, os.SEEK_SET)
-                data = os.read(self._fd, SUM_BLOCK)
-            if not data:
+            data = memoryview(bytearray(SUM_BLOCK))
+            try:
+                count = read_at(self._fd, data, offset)
+            except OSError as error:
+                raise cannot_read(self.path, error) from None
+            if not count:
                 return
-            yield memoryview(data)
-            offset += len(data)
+            yield data[:count]
+            offset += count
 
     def sums(self) -> tuple[int, list[int]]:
         """Size and checksums of the blocks."""
@@ -194,14 +179,15 @@ class SharedFile:
     def release(self) -> None:
         """Release the file; again does nothing."""
         with self._lock:
-            if self._key is None:
+            key, self._key = self._key, None
+            if key is None:
                 return
-            entry = self._open[self._key]
+            entry = self._open[key]
             entry[1] -= 1
             if not entry[1]:
-                os.close(entry[0])
-                del self._open[self._key]
-            self._key = None
+                del self._open[key]
+                with contextlib.suppress(OSError):
+                    os.close(entry[0])
 
 
 class Sums(NamedTuple):
@@ -227,13 +213,13 @@ class Sums(NamedTuple):
     def read(cls, path: Path) -> tuple[Sums | None, str | None]:
         """The sums (None: there are none) and what is wrong with the file, if it exists."""
         try:
-            data = path.read_bytes()
+            data = read_inside(path.parent, path.name, _MOST_SUMS)
         except FileNotFoundError:
             return None, None
         except OSError as error:
             return None, f"cannot be read: {error.strerror or error}"
         text, _, rest = data.partition(b"\n")
-        with contextlib.suppress(ValueError, KeyError, TypeError):
+        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
             if rest == f"{zlib.crc32(text):08x}\n".encode():
                 facts = json.loads(text)
                 return cls(int(facts["commit"]), int(facts["size"]), tuple(facts["sums"])), None

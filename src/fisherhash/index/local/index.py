@@ -23,8 +23,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fisherhash.codes import code_bytes
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.base import Index, SaveModel, Uri, Verb
+from fisherhash.index.base import CannotReadError, DamagedError, Index, SaveModel, Uri, Verb
 from fisherhash.index.checks import CheckedEntry, NoteTexts, as_ids, code_blocks, code_rows
 from fisherhash.index.engine import Engine
 from fisherhash.index.filters import All, Where, parse_filter, unknown_field
@@ -32,7 +33,8 @@ from fisherhash.index.items import Codes, FileState, Ids, Item, Matches, Problem
 from fisherhash.index.local.catalogue import Catalogue, Columns
 from fisherhash.index.local.catalogue_writer import CatalogueWriter
 from fisherhash.index.local.change import Change
-from fisherhash.index.local.code_files import codes_path, delete_files
+from fisherhash.index.local.code_files import codes_name, delete_files
+from fisherhash.index.local.compacting import Group, next_group, plan_group, rewrite_group
 from fisherhash.index.local.folder import MODEL_FOLDER, create_folder, is_taken, open_catalogue
 from fisherhash.index.local.format_1 import delete_old_notes, read_old_notes
 from fisherhash.index.local.guards import CommitMark
@@ -41,14 +43,13 @@ from fisherhash.index.local.rows import ItemRow, item_of
 from fisherhash.index.local.schema import CATALOGUE, State
 from fisherhash.index.local.snapshot import Snapshot, Subset, load_snapshot
 from fisherhash.index.local.sql import json_path, to_sql
-from fisherhash.index.local.table_files import TABLES_FOLDER, delete_tables
-from fisherhash.index.local.verify import RESTORE, verify_index
+from fisherhash.index.local.subsets import SubsetCache, Touched, in_ranges
+from fisherhash.index.local.table_files import delete_tables, table_bytes
+from fisherhash.index.local.verify import RESTORE, unreadable, verify_index
 
 logger = logging.getLogger(__name__)
 
-_MAX_SUBSETS = 8
 _MAX_ITEMS = 1 << 16
-_STEP = 1 << 22
 _ITEMS_STEP = 1 << 12
 SLOW_SECONDS = 0.5
 """A first search that takes longer is logged with its time."""
@@ -83,10 +84,11 @@ class LocalIndex(Index):
         self._guard = threading.RLock()
         self._seen = _Seen()
         self._snapshot: Snapshot | None = None
-        self._subsets: dict[tuple[int, str], Subset] = {}
-        self._catalogue, lock = open_catalogue(self.path, write=write)
+        self._subsets = SubsetCache()
+        self._catalogue, self._lock = open_catalogue(self.path, write=write)
+        self._process = os.getpid()
         # Also without close(): else SQLite moves its log at exit, and the checksums are wrong.
-        self._closing = weakref.finalize(self, _close, self._catalogue, lock)
+        self._closing = weakref.finalize(self, _close, self._catalogue, self._lock, self._process)
         self._identity = _identity(self._catalogue.path)
         facts = self._catalogue.facts
         self.bits, self.fingerprint = facts["bits"], facts["fingerprint"]
@@ -128,7 +130,10 @@ class LocalIndex(Index):
                 raise
             # The message begins with the damaged file.
             file = str(error).removeprefix(f"{path}{os.sep}").split(" ", 1)[0]
-            return [Problem(file, f"cannot be opened: {error}", RESTORE)]
+            if isinstance(error, CannotReadError):
+                return [unreadable(path, file, error)]
+            todo = RESTORE if isinstance(error, DamagedError) else "see above, then try again"
+            return [Problem(file, f"cannot be opened: {error}", todo)]
 
     def close(self) -> None:
         """See :meth:`Index.close`."""
@@ -151,11 +156,20 @@ class LocalIndex(Index):
     def _must_be_open(self) -> None:
         if not self._closing.alive:
             raise UsageError(f"{self.uri} was closed")
+        if self._process != os.getpid():
+            raise UsageError(
+                f"{self.uri} was opened before this process was forked; open it again here"
+            )
         if _identity(self._catalogue.path) != self._identity:
             raise FisherhashError(
                 f"{self.uri} was deleted, or another index took its place, while it was "
                 "open; open it again"
             )
+
+    def _heal(self) -> None:
+        """End what an interrupted call left unfinished, unless this call is inside another."""
+        if _depth(self._guard) == 1:
+            self._catalogue.heal()
 
     def _current(self) -> Snapshot:
         with self._view() as snapshot:
@@ -166,6 +180,7 @@ class LocalIndex(Index):
         """The last commit, code files and rows alike: another process may commit in between."""
         with self._guard:
             self._must_be_open()
+            self._heal()
             failed = None
             while True:
                 with self._catalogue.view() as state:
@@ -188,7 +203,8 @@ class LocalIndex(Index):
     def _load(self, state: State) -> Snapshot:
         if self._snapshot is None or self._snapshot.state != state:
             self._snapshot = load_snapshot(self.path, self.bits, self._catalogue, self._snapshot)
-            self._subsets.clear()
+            # The first codes with a model name it, perhaps in a call that was interrupted.
+            self.fingerprint = self._catalogue.read_facts()["fingerprint"]
         return self._snapshot
 
     # Search
@@ -210,6 +226,7 @@ class LocalIndex(Index):
                 target = self._subset(snapshot, where)
         else:
             with self._guard:
+                self._heal()
                 snapshot = target = self._seen.snapshot or self._current()
                 snapshot.prepare(len(queries))
         yield target
@@ -223,17 +240,22 @@ class LocalIndex(Index):
 
     def _subset(self, snapshot: Snapshot, where: All) -> Subset:
         """The items that match a filter; the last few subsets are kept."""
-        # As text: 1 and True are equal, but match different items.
-        name = (snapshot.state.commit, repr(where))
-        if name not in self._subsets:
-            ids = self._matching(snapshot, where)
-            while len(self._subsets) >= _MAX_SUBSETS:
-                del self._subsets[next(iter(self._subsets))]
-            self._subsets[name] = Subset(ids, Engine(self._gather(snapshot, ids), self.bits))
-        return self._subsets[name]
+        return self._subsets.get(
+            # As text: 1 and True are equal, but match different items.
+            repr(where),
+            snapshot.state.commit,
+            recent=self._catalogue.recent,
+            matching=lambda touched: self._matching(snapshot, where, touched),
+            gather=lambda ids: self._gather(snapshot, ids),
+            make=lambda ids, codes: Subset(ids, Engine(codes, self.bits)),
+        )
 
-    def _matching(self, snapshot: Snapshot, where: All) -> Ids:
-        ids = as_ids(self._catalogue.ids_where(*to_sql(where)))
+    def _matching(self, snapshot: Snapshot, where: All, touched: Touched | None = None) -> Ids:
+        condition, values = to_sql(where)
+        if touched is not None:
+            ranges, bounds = in_ranges(touched)
+            condition, values = f"{ranges} AND ({condition})", [*bounds, *values]
+        ids = as_ids(self._catalogue.ids_where(condition, values))
         self._refuse_unknown(snapshot, where)
         return ids
 
@@ -248,6 +270,7 @@ class LocalIndex(Index):
     def build(self) -> None:
         """See :meth:`Index.build`."""
         with self._guard:
+            self._heal()
             self._current().prepare(1, build=True)
 
     # Content
@@ -336,10 +359,12 @@ class LocalIndex(Index):
     def codes(self, ids: Iterable[int] | Ids) -> Codes:
         """See :meth:`Index.codes`."""
         with self._guard:
+            self._heal()
             return self._gather(self._current(), as_ids(ids))
 
     def _scan(self, block: int) -> Iterator[tuple[Ids, Codes]]:
         with self._guard:
+            self._heal()
             snapshot = self._current()
             snapshot.check()
         return snapshot.scan(block)
@@ -399,27 +424,40 @@ class LocalIndex(Index):
             change.write_notes(notes)
             return len(wanted)
 
-    def compact(self) -> dict[str, int]:
+    def compact(self, *, seconds: float | None = None) -> dict[str, int]:
         """See :meth:`Index.compact`."""
         with self._guard:
+            self._heal()
             catalogue = self._writer()
-            snapshot = self._current()
-            rows = [segment.row for segment in snapshot.segments]
-            dropped = sum(row.removed for row in rows)
-            if dropped or len(rows) > 1:
-                snapshot.check()
-                with self._commit(None) as change:
-                    change.rewrite(snapshot.scan(_STEP))
-                numbers = {row.number for row in rows}
-                self._snapshot = None
-                delete_files(self.path, numbers)
-                delete_tables(self.path, numbers)
+            before = self._current()
+            start, place, left = time.monotonic(), 0, 0
+            while group := next_group(self._current(), place):
+                if seconds is not None and time.monotonic() - start > seconds:
+                    left += 1
+                else:
+                    self._compact_group(group)
+                place = group.end
+            if self._current().state != before.state:
                 catalogue.vacuum()
+            after = self._current()
             return {
-                "dropped": dropped,
-                "bytes_before": snapshot.code_bytes(),
-                "bytes_after": self._current().code_bytes(),
+                "dropped": before.removed() - after.removed(),
+                "bytes_before": before.code_bytes(),
+                "bytes_after": after.code_bytes(),
+                "left": left,
             }
+
+    def _compact_group(self, group: Group) -> None:
+        snapshot = self._current()
+        snapshot.check()
+        runs = plan_group(snapshot, group, code_bytes(self.bits))
+        if runs is None:
+            return
+        with self._commit(None) as change:
+            gone = rewrite_group(change, group, runs)
+        self._snapshot = None
+        delete_files(self.path, gone)
+        delete_tables(self.path, gone)
 
     def _writer(self) -> CatalogueWriter:
         self._must_write()
@@ -429,17 +467,27 @@ class LocalIndex(Index):
                 f"{self.uri}: the disk failed during the last change. Check the disk, then close "
                 "the index and open it again"
             )
+        if self._lock is None or not self._lock.is_ours():
+            catalogue.abandoned = True
+            raise FisherhashError(
+                f"{self.path / 'lock'} was deleted or replaced while {self.uri} was open for "
+                "writing, so another process may be writing. Nothing was changed; close the index "
+                "and open it again"
+            )
         return catalogue
 
     @contextlib.contextmanager
     def _commit(self, fingerprint: str | None) -> Iterator[Change]:
         """One commit: all that is done to the change happens, or nothing does."""
+        self._heal()
         catalogue = self._writer()
         snapshot = self._current()
         self._check_model(fingerprint, unnamed_codes=snapshot.state.next_id > 0)
         change = Change(catalogue, snapshot, self.path)
         try:
             change.begin()
+            # Again: another process that did the same cannot have begun meanwhile.
+            self._writer()
             yield change
             if change.is_empty():
                 catalogue.rollback()
@@ -466,7 +514,9 @@ class LocalIndex(Index):
         try:
             # An interruption may come just after the commit; then the bytes count.
             unchanged = catalogue.state().commit == change.before.state.commit
-            if unchanged and not catalogue.uncertain:
+            # Nor may bytes be cut off that another writer put there, if the lock was deleted.
+            ours = self._lock is not None and self._lock.is_ours()
+            if unchanged and ours and not catalogue.uncertain:
                 change.undo()
         except FisherhashError as error:
             logger.warning("%s: %s", self.uri, error)
@@ -476,6 +526,7 @@ class LocalIndex(Index):
     def verify(self) -> list[Problem]:
         """See :meth:`Index.verify`."""
         with self._guard:
+            self._heal()
             while True:
                 snapshot = self._current()
                 problems = verify_index(self.path, self._catalogue, snapshot)
@@ -486,9 +537,9 @@ class LocalIndex(Index):
     def info(self) -> dict[str, Any]:
         """See :meth:`Index.info`."""
         with self._guard:
+            self._heal()
             snapshot = self._current()
             state = snapshot.state
-            tables = (self.path / TABLES_FOLDER).glob("*")
             return {
                 "uri": self.uri,
                 "path": str(self.path),
@@ -500,15 +551,15 @@ class LocalIndex(Index):
                 "keyed": state.rows,
                 "commit": state.commit,
                 "next_id": state.next_id,
-                "removed": sum(one.row.removed for one in snapshot.segments),
+                "removed": snapshot.removed(),
                 "bytes": {
                     "codes": snapshot.code_bytes(),
                     "catalogue": self._catalogue.path.stat().st_size,
-                    "tables": sum(file.stat().st_size for file in tables if file.is_file()),
+                    "tables": table_bytes(self.path),
                 },
                 "files": [
                     {
-                        "file": str(codes_path(self.path, one.row.number).relative_to(self.path)),
+                        "file": codes_name(one.row.number),
                         "kind": one.row.kind,
                         "codes": one.row.length,
                         "removed": one.row.removed,
@@ -534,8 +585,22 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _close(catalogue: Catalogue, lock: WriterLock | None) -> None:
+def _depth(lock: Any) -> int:
+    """How often this thread holds a lock; 2 where Python cannot say."""
+    return lock._recursion_count() if hasattr(lock, "_recursion_count") else 2
+
+
+_INHERITED: list[Catalogue] = []
+
+
+def _close(catalogue: Catalogue, lock: WriterLock | None, process: int) -> None:
+    if process != os.getpid():
+        # A forked child: the files are the parent's, and SQLite must not tidy them up here.
+        _INHERITED.append(catalogue)
+        return
     try:
+        if lock is not None and isinstance(catalogue, CatalogueWriter) and not lock.is_ours():
+            catalogue.abandoned = True
         catalogue.close()
         if lock is not None:
             lock.settle()

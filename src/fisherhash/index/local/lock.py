@@ -7,9 +7,12 @@ import errno
 import os
 import sys
 import time
+import weakref
 from pathlib import Path
+from typing import ClassVar
 
 from fisherhash.errors import FisherhashError
+from fisherhash.index.local.files import NotAFileError, open_inside
 
 _BUSY = {errno.EACCES, errno.EAGAIN, errno.EDEADLK, errno.EWOULDBLOCK}
 
@@ -21,32 +24,52 @@ class WriterLock:
         FisherhashError: another process, or another object of this one, holds it.
     """
 
+    _held: ClassVar[weakref.WeakSet[WriterLock]] = weakref.WeakSet()
+
     def __init__(self, path: Path) -> None:
-        try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise FisherhashError(
-                f"{path.parent} cannot be opened for writing: {error.strerror or error}. "
-                "Reading it may still work; to change it, get write permission or copy the folder"
-            ) from None
+        self.path = path
+        self._fd = -1
+        for _ in range(100):
+            self._fd = _open_lock(path)
+            self._held.add(self)
+            self._take()
+            if self.is_ours():
+                break
+            # It was deleted after it was opened, so another process may hold a new one.
+            self.release()
+        with contextlib.suppress(OSError):
+            # For the message below and for settle(); a full disk must not keep a writer out.
+            os.ftruncate(self._fd, 0)
+            os.write(self._fd, f"{os.getpid()}\n".encode())
+
+    def __del__(self) -> None:
+        # After an interruption nobody else may know of it.
+        self.release()
+
+    def _take(self) -> None:
         try:
             _take_soon(self._fd)
         except OSError as error:
             holder = _holder(self._fd)
-            os.close(self._fd)
+            self.release()
             if error.errno not in _BUSY:
                 raise FisherhashError(
-                    f"{path} cannot be locked: {error.strerror or error}. "
+                    f"{self.path} cannot be locked: {error.strerror or error}. "
                     "Store an index that is written on a local disk"
                 ) from None
             raise FisherhashError(
-                f"{path.parent} is being written by {holder}. Wait until it has finished, "
+                f"{self.path.parent} is being written by {holder}. Wait until it has finished, "
                 "then run this again; searching works meanwhile"
             ) from None
-        with contextlib.suppress(OSError):
-            # For the message above and for settle(); a full disk must not keep a writer out.
-            os.ftruncate(self._fd, 0)
-            os.write(self._fd, f"{os.getpid()}\n".encode())
+
+    def is_ours(self) -> bool:
+        """Whether the file that this object locked is still the one that others would lock."""
+        try:
+            own = os.fstat(self._fd)
+            now = os.stat(self.path, follow_symlinks=False)
+        except OSError:
+            return False
+        return (own.st_dev, own.st_ino) == (now.st_dev, now.st_ino)
 
     def settle(self) -> None:
         """Record that this writer left everything in order."""
@@ -56,15 +79,41 @@ class WriterLock:
 
     def release(self) -> None:
         """Admit the next writer; again does nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+def _forget_locks() -> None:
+    """In a forked child: close its copies, which would keep the lock after the parent released it.
+
+    The parent's lock is not released by this.
+    """
+    for lock in list(WriterLock._held):
+        lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_locks)
+
+
+def _open_lock(path: Path) -> int:
+    try:
+        return open_inside(path.parent, path.name, os.O_RDWR | os.O_CREAT)
+    except NotAFileError as error:
+        raise FisherhashError(f"{path} cannot be locked: {error.strerror}. Delete it") from None
+    except OSError as error:
+        raise FisherhashError(
+            f"{path.parent} cannot be opened for writing: {error.strerror or error}. "
+            "Reading it may still work; to change it, get write permission or copy the folder"
+        ) from None
 
 
 def is_unsettled(path: Path) -> bool:
     """Whether some process is writing, or the last one ended without :meth:`WriterLock.settle`."""
     with contextlib.suppress(OSError):
-        if path.stat().st_size:
+        if path.lstat().st_size:
             return True
     return is_held(path)
 
@@ -72,7 +121,7 @@ def is_unsettled(path: Path) -> bool:
 def is_held(path: Path) -> bool:
     """Whether some process is writing now."""
     try:
-        fd = os.open(path, os.O_RDWR)
+        fd = open_inside(path.parent, path.name, os.O_RDWR)
     except OSError:
         return False
     try:

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from fisherhash.index.base import DamagedError
 from fisherhash.index.checks import CheckedEntry
 from fisherhash.index.items import Item
 
@@ -21,7 +22,12 @@ def encode_text(text: str) -> str | bytes:
         text.encode()
         return text
     except UnicodeEncodeError:
-        return text.encode(errors="surrogateescape")
+        stored = text.encode(errors="surrogateescape")
+    try:
+        # Bytes that are UTF-8 after all are the same name, and stored the same way.
+        return stored.decode()
+    except UnicodeDecodeError:
+        return stored
 
 
 def decode_text(value: str | bytes) -> str:
@@ -88,8 +94,8 @@ def item_of(id_: int, columns: Sequence[Any] | None, code: bytes) -> Item:
         size,
         mtime_ns,
         # Most items have neither, and a search fetches many items.
-        () if labels == "[]" else tuple(json.loads(labels)),
-        {} if metadata == "{}" else json.loads(metadata),
+        () if labels == "[]" else tuple(parsed(id_, labels, list)),
+        {} if metadata == "{}" else parsed(id_, metadata, dict),
     )
 
 
@@ -103,3 +109,17 @@ def note_columns(kind: str, name: str, value: str) -> tuple[Any, ...]:
     """The row of a note as it is stored, with its checksum."""
     columns = (encode_text(kind), encode_text(name), value)
     return *columns, row_crc((), columns)
+
+
+def parsed(id_: int, text: Any, kind: type[list[Any]] | type[dict[str, Any]]) -> Any:
+    """The JSON of a stored row; a checksum does not prove that it is JSON."""
+    try:
+        value = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        value = None
+    if not isinstance(value, kind) or (kind is list and not all(isinstance(v, str) for v in value)):
+        raise DamagedError(
+            f"the row of item {id_} in the catalogue is damaged: it holds no labels or no "
+            "metadata. Restore the index from a copy, or create it again"
+        )
+    return value

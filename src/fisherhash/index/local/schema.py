@@ -6,17 +6,19 @@ per item with a key, and ``notes`` small JSON documents. Every row carries a che
 content. The state holds the number and the sum of these checksums, so that a row that changed,
 vanished or is an old one is noticed.
 
-Format 1 had no notes: it kept them in two files beside the catalogue, see format_1.py.
+Format 1 had no notes: it kept them in two files beside the catalogue, see format_1.py. Format 2 had
+no code files of the kind "runs".
 """
 
 from __future__ import annotations
 
 import zlib
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 CATALOGUE = "catalogue.sqlite"
 SUMS = "catalogue.sums"
-CATALOGUE_FORMAT = 2
+CATALOGUE_FORMAT = 3
 APPLICATION = 0x46484958  # "FHIX"
 REMOVED_BLOCK = 1 << 16
 """Positions whose removed bits are stored in one row."""
@@ -38,6 +40,10 @@ CREATE TABLE items (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, path TEXT,
 """
     + NOTES_SCHEMA
 )
+_MOST = 1 << 62
+KINDS = ("implied", "runs", "sorted", "loose")
+MOST_CODES = (1 << 31) - 1
+"""Codes in one file, as many as a search takes."""
 ITEM_COLUMNS = "id, key, path, size, mtime_ns, labels, metadata, crc"
 
 
@@ -74,8 +80,9 @@ class FileRow(NamedTuple):
 
     Attributes:
         number: part of its name; never used again.
-        kind: "implied" (ids are first_id + position), "sorted" (explicit, ascending ids) or
-            "loose" (explicit ids in the order of the updates).
+        kind: "implied" (ids are first_id + position), "runs" (ascending ids as runs, see runs.py),
+            "sorted" (ascending ids, as formats 1 and 2 stored them) or "loose" (explicit ids in
+            the order of the updates).
         first_id: id of position 0, where ids are implied.
         length: number of codes.
         removed: how many of them no longer count.
@@ -96,6 +103,19 @@ class FileRow(NamedTuple):
         text = f"{self.number} {self.kind} {self.first_id} {self.length} {self.removed} "
         return zlib.crc32(self.id_sums, zlib.crc32(self.code_sums, zlib.crc32(text.encode())))
 
+    def problem(self) -> str | None:
+        """What no writer would have stored, if anything; checksums can be computed by anybody."""
+        numbers = (self.number, self.first_id, self.length, self.removed)
+        if not all(isinstance(number, int) and 0 <= number <= _MOST for number in numbers):
+            return "a number is out of range"
+        if self.kind not in KINDS:
+            return f"its kind is {str(self.kind)[:20]!r}"
+        if self.length > MOST_CODES or self.removed > self.length:
+            return f"{self.length} codes, of which {self.removed} are removed"
+        if len(self.code_sums) % 4 or len(self.id_sums) % 4:
+            return "its checksums are cut off"
+        return None
+
 
 class RemovedRow(NamedTuple):
     """Removed bits of one block of a file's positions: bit p % 8 of byte p // 8."""
@@ -109,3 +129,30 @@ class RemovedRow(NamedTuple):
         """Checksum of the row."""
         text = f"{self.file} {self.block} {self.changed}"
         return zlib.crc32(self.bits, zlib.crc32(text.encode()))
+
+
+def check_facts(name: str, facts: Any) -> dict[str, Any]:
+    """The facts of a row ("index" or "state"), if a writer could have stored them.
+
+    Raises:
+        ValueError: none could; checksums can be computed by anybody.
+    """
+    if not isinstance(facts, Mapping):
+        raise ValueError("it holds no JSON object")
+    facts = dict(facts)
+    if name == "state":
+        if not set(facts) <= set(State._fields):
+            raise ValueError("it has unknown fields")
+        for field, value in facts.items():
+            most = 1 << 64 if field.endswith("_sum") else _MOST
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < most:
+                raise ValueError(f"{field} is out of range")
+    elif name == "index":
+        bits, fingerprint = facts.get("bits"), facts.get("fingerprint")
+        if isinstance(bits, bool) or not isinstance(bits, int) or not 1 <= bits <= 1024:
+            raise ValueError("bits is out of range")
+        if not isinstance(fingerprint, str | None) or not isinstance(facts.get("model"), dict):
+            raise ValueError("fingerprint or model is missing")
+    elif not isinstance(facts.get("commits"), list):
+        raise ValueError("it holds no list of commits")
+    return facts

@@ -13,23 +13,20 @@ from numpy.typing import NDArray
 
 from fisherhash.codes import code_bytes
 from fisherhash.errors import FisherhashError
+from fisherhash.index.base import DamagedError
 from fisherhash.index.engine import Engine
 from fisherhash.index.items import Codes, Ids
-from fisherhash.index.local.code_files import (
-    bad_blocks,
-    codes_path,
-    damaged_blocks,
-    ids_path,
-    map_file,
-)
+from fisherhash.index.local.code_files import codes_name, damaged_blocks, ids_name
 from fisherhash.index.local.guards import SUM_BLOCK
+from fisherhash.index.local.runs import Runs, decode_runs
 from fisherhash.index.local.schema import FileRow
+from fisherhash.index.local.stored import StoredBytes, most_in_memory, restore
 from fisherhash.index.local.table_files import (
     delete_tables,
     load_tables,
     save_tables,
-    table_path,
-    table_paths,
+    table_name,
+    table_names,
 )
 
 logger = logging.getLogger(__name__)
@@ -48,10 +45,8 @@ class Segment:
 
     Attributes:
         row: the file as committed.
-        codes: (length, bytes) mapped codes.
-        ids: their ids where they are not implied.
         removed: one bit per position, or None where nothing is removed.
-        files: path, committed content and checksums of each of its files.
+        files: the committed content and the checksums of each of its files.
     """
 
     def __init__(
@@ -63,22 +58,27 @@ class Segment:
         before: Segment | None,
     ) -> None:
         self.folder, self.row, self.bits, self.removed = folder, row, bits, removed
-        if before is not None and before.row.length == row.length:
-            self.codes, self.ids = before.codes, before.ids
-        else:
-            width = code_bytes(bits)
-            self.codes = map_file(codes_path(folder, row.number), "u1", (row.length, width))
-            self.ids = None
-            if row.kind != "implied":
-                self.ids = map_file(ids_path(folder, row.number), "<i8", (row.length,))
-        self.files = [(codes_path(folder, row.number), self.codes, row.code_sums)]
-        if self.ids is not None:
-            self.files.append((ids_path(folder, row.number), self.ids, row.id_sums))
         # Bytes are only ever added, so what was checked or prepared before still holds.
-        self._checked_bytes: dict[Path, int] = dict(before._checked_bytes) if before else {}
+        names: list[tuple[str, int | None, bytes]] = [
+            (codes_name(row.number), code_bytes(bits) * row.length, row.code_sums)
+        ]
+        if row.kind != "implied":
+            # A file of runs is written once, so all of it counts.
+            size = None if row.kind == "runs" else 8 * row.length
+            names.append((ids_name(row.number, row.kind), size, row.id_sums))
+        self.files: list[tuple[StoredBytes, NDArray[np.uint32]]] = []
+        for number, (name, size, sums) in enumerate(names):
+            old = before.files[number][0] if before else None
+            file = StoredBytes(folder, name, size, old)
+            self.files.append((file, np.frombuffer(sums, dtype="<u4")))
+        if row.kind == "runs" and self.files[1][0].size > 18 * row.length + 18:
+            raise DamagedError(f"{self.files[1][0].path} is too long. {restore}")
+        self._codes: Codes | None = None
+        self._ids: Ids | Runs | None = None
         self._base = before._base if before else None
         self._base_length = before._base_length if before else 0
         self._kept = before._kept if before else False
+        self._table_file = before._table_file if before else None
         self._tail: Engine | None = None
         self._order: NDArray[np.int64] | None = None
         self._gathered: Engine | None = None
@@ -92,11 +92,26 @@ class Segment:
 
     # Ids and positions
 
+    @property
+    def codes(self) -> Codes:
+        """(length, bytes) codes, checked."""
+        if self._codes is None:
+            self.check()
+        return self._codes  # type: ignore[return-value]
+
+    @property
+    def ids(self) -> Ids | Runs | None:
+        """Their ids where they are not implied, checked."""
+        if self._codes is None:
+            self.check()
+        return self._ids
+
     def ids_at(self, positions: NDArray[np.int64]) -> Ids:
         """Ids of positions."""
-        if self.ids is None:
+        ids = self.ids
+        if ids is None:
             return positions + self.row.first_id
-        return self.ids[positions].astype(np.int64)
+        return ids.at(positions) if isinstance(ids, Runs) else ids[positions].astype(np.int64)
 
     def is_removed(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which positions no longer count."""
@@ -115,13 +130,16 @@ class Segment:
 
     def locate(self, ids: Ids) -> NDArray[np.int64]:
         """Positions of ids; -1 for those that are not in this file or no longer count."""
-        if self.ids is None:
+        own = self.ids
+        if isinstance(own, Runs):
+            positions, inside = own.locate(ids)
+        elif own is None:
             positions = ids - self.row.first_id
             inside = (positions >= 0) & (positions < self.row.length)
             positions = np.where(inside, positions, 0)
         else:
             loose = self.row.kind == "loose"
-            ordered = self.ids[self.order()] if loose else self.ids
+            ordered = own[self.order()] if loose else own
             if not len(ordered):
                 return np.full(ids.shape, -1, dtype=np.int64)
             places = np.minimum(np.searchsorted(ordered, ids), len(ordered) - 1)
@@ -135,16 +153,20 @@ class Segment:
         """Positions that count, by ascending id."""
         if self._order is None:
             self._order = self.live_positions()
-            if self.row.kind == "loose" and self.ids is not None:
+            if self.row.kind == "loose" and isinstance(self.ids, np.ndarray):
                 self._order = self._order[np.argsort(self.ids[self._order], kind="stable")]
         return self._order
 
-    def ends(self) -> NDArray[np.int64]:
-        """The positions with the smallest and the largest id; at least one must count."""
-        if self.row.kind == "loose":
-            return self.order()[[0, -1]]
-        alive = self._alive()
-        return np.array([alive.argmax(), len(alive) - 1 - alive[::-1].argmax()])
+    def between(self, first: int, end: int) -> tuple[Ids, Codes]:
+        """Ids and codes of a loose file that count, from one id to another, by ascending id."""
+        positions = self.places_between(first, end)
+        return self.ids_at(positions), self.codes[positions]
+
+    def places_between(self, first: int, end: int) -> NDArray[np.int64]:
+        """Their positions."""
+        order = self.order()
+        ids = self.ids_at(order)
+        return order[np.searchsorted(ids, first) : np.searchsorted(ids, end)]
 
     def blocks(self, step: int) -> Iterator[tuple[Ids, NDArray[np.uint8]]]:
         """Ids and codes of all that count, by ascending id."""
@@ -166,18 +188,29 @@ class Segment:
     # Checks
 
     def check(self) -> None:
-        """Compare bytes that were not checked before with their checksums.
+        """Read bytes that were not read before, and compare them with their checksums.
 
         Raises:
-            FisherhashError: they differ; the message names the file.
+            DamagedError: they differ; the message names the file.
+            CannotReadError: the system refuses to read them.
         """
-        for path, array, sums in self.files:
-            checked = self._checked_bytes.get(path, -1)
-            if checked != array.nbytes:
-                bad = bad_blocks(array, sums, max(checked, 0) // SUM_BLOCK)
-                if bad:
-                    raise damaged_blocks(path, bad)
-                self._checked_bytes[path] = array.nbytes
+        for file, sums in self.files:
+            bad = file.check(sums)
+            if bad:
+                raise damaged_blocks(file.path, bad)
+        if self._codes is not None:
+            return
+        if len(self.files) > 1:
+            self._ids = self._read_ids(self.files[1][0])
+        self._codes = self.files[0][0].data.reshape(self.row.length, code_bytes(self.bits))
+
+    def _read_ids(self, file: StoredBytes) -> Ids | Runs:
+        if self.row.kind != "runs":
+            return file.data.view("<i8")
+        try:
+            return decode_runs(file.data, self.row.first_id, self.row.length)
+        except ValueError as error:
+            raise DamagedError(f"{file.path} is damaged: {error}. {restore}") from None
 
     # Search
 
@@ -193,6 +226,8 @@ class Segment:
                 self._gathered.build()
             return
         length = self.row.length
+        if self._table_file is not None and not self._table_file.is_whole():
+            self._base, self._table_file = None, None
         if self._base is None or _is_long(length - self._base_length, self._base_length):
             self._base, self._base_length, self._kept = self._open_tables(length)
             self._tail = None
@@ -204,34 +239,44 @@ class Segment:
 
     def _open_tables(self, length: int) -> tuple[Engine, int, bool]:
         """An engine with the stored tables, if they cover nearly all codes."""
-        stored = table_paths(self.folder)
-        kept = [(covered, path) for path, file, covered in stored if file == self.row.number]
-        for covered, path in sorted(kept, reverse=True):
+        stored = table_names(self.folder)
+        kept = [(covered, name) for name, file, covered in stored if file == self.row.number]
+        for covered, name in sorted(kept, reverse=True):
             if covered > length or _is_long(length - covered, covered):
                 continue
-            found = load_tables(path, self._table_facts(covered))
+            found = load_tables(self.folder, name, self._table_facts(covered))
             if found is not None:
                 try:
-                    return Engine(self.codes[:covered], self.bits, tables=found), covered, True
+                    engine = Engine(self.codes[:covered], self.bits, tables=found.arrays)
                 except FisherhashError as error:
-                    logger.warning("%s will be built again: %s", path, error)
+                    logger.warning("%s will be built again: %s", self.folder / name, error)
+                else:
+                    self._table_file = found.file
+                    return engine, covered, True
         return Engine(self.codes, self.bits), length, False
 
     def keep_tables(self) -> None:
         """Store tables that the engine has built meanwhile, for this process and later ones."""
         base = self._base
-        if base is None or self._kept or self._base_length < TAIL or not base.describe()["tables"]:
+        if base is None or self._base_length < TAIL or not base.describe()["tables"]:
             return
-        self._kept = True
-        path = table_path(self.folder, self.row.number, self._base_length)
+        if self._kept and not base.rejected:
+            return
+        self._kept, base.rejected = True, False
+        name = table_name(self.row.number, self._base_length)
         facts = self._table_facts(self._base_length)
-        if not save_tables(path, base.tables(), facts):
+        tables = base.tables()
+        if not save_tables(self.folder, name, tables, facts):
             return
-        delete_tables(self.folder, {self.row.number}, keep=path)
-        mapped = load_tables(path, facts)
+        delete_tables(self.folder, {self.row.number}, keep=name)
+        if sum(array.nbytes for array in tables.values()) <= most_in_memory():
+            return
+        mapped = load_tables(self.folder, name, facts)
         if mapped is not None:
             # The mapped ones instead of those in memory: the system may evict their pages.
-            self._base = Engine(self.codes[: self._base_length], self.bits, tables=mapped)
+            self._table_file = mapped.file
+            codes = self.codes[: self._base_length]
+            self._base = Engine(codes, self.bits, tables=mapped.arrays)
 
     def _table_facts(self, covered: int) -> dict[str, Any]:
         """What stored tables must match: exactly these bytes."""

@@ -99,25 +99,30 @@ class Snapshot:
 
     def scan(self, block: int) -> Iterator[tuple[Ids, Codes]]:
         """Everything by ascending id, with updated items in their places; after :meth:`check`."""
+        return self.scan_part(self.base, block, 0, 1 << 62)
+
+    def scan_part(
+        self, base: Sequence[Segment], block: int, first: int, end: int
+    ) -> Iterator[tuple[Ids, Codes]]:
+        """The same of some files with ascending ids, and of updated items from first to end."""
         none = (np.zeros(0, dtype=np.int64), np.zeros((0, code_bytes(self.bits)), dtype=np.uint8))
-        loose = (part for segment in self.loose for part in segment.blocks(1 << 62))
+        loose = (segment.between(first, end) for segment in self.loose)
         ids, codes = _by_id(none, *loose)
         done = 0
-        for part in (part for segment in self.base for part in segment.blocks(block)):
+        for part in (part for segment in base for part in segment.blocks(block)):
             end = int(np.searchsorted(ids, part[0][-1]))
             yield part if end <= done else _by_id(part, (ids[done:end], codes[done:end]))
             done = max(done, end)
         for start in range(done, len(ids), block):
             yield ids[start : start + block], codes[start : start + block]
 
-    def has_gaps(self) -> bool:
-        """Whether the ids are not all those between the smallest and the largest."""
-        ends = [one.ids_at(one.ends()) for one in self.segments if one.live]
-        return bool(ends) and np.max(ends) - np.min(ends) + 1 != self.state.live
+    def removed(self) -> int:
+        """Positions that no longer count."""
+        return sum(segment.row.removed for segment in self.segments)
 
     def code_bytes(self) -> int:
         """Committed bytes of the code files."""
-        return sum(array.nbytes for segment in self.segments for _, array, _ in segment.files)
+        return sum(file.size for segment in self.segments for file, _ in segment.files)
 
 
 @dataclass(frozen=True)

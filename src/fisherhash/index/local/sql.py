@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from fisherhash.index.filters import (
 )
 from fisherhash.index.local.rows import encode_text
 
+_FEW_LABELS = 100
 _JSON_TYPES = {"number": "'integer','real'"}
 _DATE = "[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9][T ]"
 
@@ -42,16 +42,6 @@ def json_path(path: Sequence[str]) -> str:
     return "$" + "".join(f'."{part}"' for part in path)
 
 
-def has_label(labels: str, wanted: str) -> bool:
-    """Whether a JSON list of labels has one of those in another JSON list."""
-    return not _parsed(wanted).isdisjoint(json.loads(labels))
-
-
-@functools.lru_cache(maxsize=8)
-def _parsed(labels: str) -> frozenset[str]:
-    return frozenset(json.loads(labels))
-
-
 def _condition(condition: Condition) -> tuple[str, list[Any]]:
     if condition.field == "label":
         parts, values = _labels(condition.values)
@@ -64,13 +54,19 @@ def _condition(condition: Condition) -> tuple[str, list[Any]]:
 
 
 def _labels(wanted: Sequence[str]) -> tuple[list[str], list[Any]]:
-    text = json.dumps(wanted)
-    if "" in wanted:
-        return ["labels = '[]'", "has_label(labels, ?)"], [text]
-    if len(wanted) != 1:
-        return ["has_label(labels, ?)"], [text]
-    # The quick test first; the exact one tells '","' apart from the end of a label.
-    return ["(instr(labels, ?) AND has_label(labels, ?))"], [text[1:-1], text]
+    """Whether the JSON list of labels has one of those wanted; "" is an item without labels.
+
+    A label begins after '[' or a space. Inside a label there is a backslash before a quote, so the
+    text of a label with its quotes and the character before it is found nowhere else.
+    """
+    parts = ["labels = '[]'"] if "" in wanted else []
+    texts = [json.dumps(label) for label in wanted]
+    if len(texts) <= _FEW_LABELS:
+        one = "instr(labels, ?) OR instr(labels, ?)"
+        values = [before + text for text in texts for before in "[ "]
+        return [*parts, *[one] * len(texts)], values
+    each = "SELECT 1 FROM json_each(?) AS w WHERE instr(labels, '[' || w.value)"
+    return [*parts, f"EXISTS ({each} OR instr(labels, ' ' || w.value))"], [json.dumps(texts)]
 
 
 def _own_field(condition: Condition) -> tuple[list[str], list[Any]]:

@@ -7,18 +7,27 @@ from pathlib import Path
 
 import numpy as np
 
+from fisherhash.errors import FisherhashError
+from fisherhash.index.base import CannotReadError, DamagedError
 from fisherhash.index.checks import as_ids
 from fisherhash.index.items import Problem
 from fisherhash.index.local.catalogue import Catalogue
-from fisherhash.index.local.code_files import bad_blocks
+from fisherhash.index.local.files import list_inside
 from fisherhash.index.local.format_1 import old_note_problems
 from fisherhash.index.local.guards import SUM_BLOCK, CommitMark
 from fisherhash.index.local.schema import CATALOGUE
 from fisherhash.index.local.snapshot import Snapshot
-from fisherhash.index.local.table_files import TABLES_FOLDER, read_tables
+from fisherhash.index.local.stored import StoredBytes
+from fisherhash.index.local.table_files import TABLES_FOLDER, read_tables, table_names
 
 RESTORE = "restore the index from a copy, or create it again"
 _HARMLESS = "harmless: the next command that changes the index writes it again"
+
+
+def unreadable(path: Path, name: str, error: FisherhashError) -> Problem:
+    """The problem of a file that could not be read; it may be whole."""
+    what, _, todo = str(error).removeprefix(f"{path / name} ").partition(". ")
+    return Problem(name, what, todo[:1].lower() + todo[1:])
 
 
 def verify_index(path: Path, catalogue: Catalogue, snapshot: Snapshot) -> list[Problem]:
@@ -35,7 +44,11 @@ def _catalogue(path: Path, catalogue: Catalogue) -> Iterator[Problem]:
     _, wrong = CommitMark(path).read()
     if wrong:
         yield Problem("head", wrong, _HARMLESS)
-    rows = catalogue.row_problems()
+    try:
+        rows = catalogue.row_problems()
+    except CannotReadError as error:
+        yield unreadable(path, CATALOGUE, error)
+        return
     for text in rows:
         yield Problem(CATALOGUE, text, RESTORE)
     changed = catalogue.byte_problem()
@@ -44,18 +57,21 @@ def _catalogue(path: Path, catalogue: Catalogue) -> Iterator[Problem]:
 
 
 def _code_files(path: Path, snapshot: Snapshot) -> Iterator[Problem]:
-    for file, array, sums in (one for segment in snapshot.segments for one in segment.files):
-        name = file.relative_to(path).as_posix()
+    for file, sums in (one for segment in snapshot.segments for one in segment.files):
         try:
-            size = file.stat().st_size
+            # From the disk again: what this process has in memory may be better than that.
+            now = StoredBytes(path, file.name, file.size)
+            bad = list(now.bad_blocks(sums))
         except FileNotFoundError:
-            yield Problem(name, "is missing", RESTORE)
-            continue
-        if size < array.nbytes:
-            yield Problem(name, "is cut off", RESTORE)
-        elif bad := bad_blocks(array, sums):
-            what = f"has {len(bad)} blocks of {SUM_BLOCK} bytes that are not what was written"
-            yield Problem(name, what, RESTORE)
+            yield Problem(file.name, "is missing", RESTORE)
+        except DamagedError:
+            yield Problem(file.name, "is cut off", RESTORE)
+        except CannotReadError as error:
+            yield unreadable(path, file.name, error)
+        else:
+            if bad:
+                what = f"has {len(bad)} blocks of {SUM_BLOCK} bytes that are not what was written"
+                yield Problem(file.name, what, RESTORE)
 
 
 def _contents(catalogue: Catalogue, snapshot: Snapshot) -> Iterator[Problem]:
@@ -67,7 +83,7 @@ def _contents(catalogue: Catalogue, snapshot: Snapshot) -> Iterator[Problem]:
     for segment in snapshot.segments:
         loose = segment.row.kind == "loose"
         ids = segment.ids_at(segment.order()) if loose else segment.ids
-        if ids is not None and (np.diff(ids) <= 0).any():
+        if isinstance(ids, np.ndarray) and (np.diff(ids) <= 0).any():
             name = f"codes/{segment.row.number:06d}.ids"
             yield Problem(name, "holds an id twice or out of order", RESTORE)
     which, _ = snapshot.locate(as_ids(catalogue.ids_where("1", [])))
@@ -77,12 +93,17 @@ def _contents(catalogue: Catalogue, snapshot: Snapshot) -> Iterator[Problem]:
 
 
 def _tables(path: Path) -> Iterator[Problem]:
-    for file in sorted((path / TABLES_FOLDER).glob("*.table")):
+    todo = "harmless: the next search that needs it builds it again"
+    try:
+        list_inside(path, TABLES_FOLDER)
+    except OSError as error:
+        yield Problem(TABLES_FOLDER, f"cannot be used: {error.strerror or error}", todo)
+    for name, _, _ in table_names(path):
         try:
-            read_tables(file)
+            read_tables(path, name)
         except FileNotFoundError:
             continue
-        except (OSError, ValueError) as error:
-            name = file.relative_to(path).as_posix()
-            todo = "harmless: the next search that needs it builds it again"
+        except CannotReadError as error:
+            yield unreadable(path, name, error)
+        except (OSError, ValueError, FisherhashError) as error:
             yield Problem(name, f"is damaged ({error})", todo)
