@@ -29,6 +29,7 @@ from fisherhash.index.local.schema import (
     RemovedRow,
     State,
 )
+from fisherhash.index.local.spare import Spare, save_spare
 
 logger = logging.getLogger(__name__)
 
@@ -200,6 +201,7 @@ class CatalogueWriter(Catalogue):
         threshold = max(WAL_BYTES, self.path.stat().st_size // 4)
         self._checkpoint_at = threshold if done else size + threshold
         self._write_sums()
+        self._write_spare()
 
     def _checkpoint(self, wait_ms: int) -> bool:
         """Move the log into the catalogue as far as readers allow; True if it is empty now."""
@@ -225,6 +227,11 @@ class CatalogueWriter(Catalogue):
                 self._sums_path.unlink(missing_ok=True)
             logger.warning("%s could not be written: %s", self._sums_path, error)
 
+    def _write_spare(self) -> None:
+        """Write the small tables a second time, for repair."""
+        with contextlib.suppress(FisherhashError):
+            save_spare(self.path.parent, Spare(self._read_facts(), *self.load()))
+
     def vacuum(self) -> None:
         """Free the space of many deleted rows."""
         try:
@@ -242,6 +249,7 @@ class CatalogueWriter(Catalogue):
         try:
             self.rollback()
             commit = self.state().commit
+            self._write_spare()
             self._drop_sums()
             with contextlib.suppress(sqlite3.Error):
                 self._checkpoint(2000)

@@ -100,6 +100,17 @@ class Change:
         self._mark(ids)
         self._append("loose", 0, codes, ids)
 
+    def load(self, ids: Ids, codes: Codes, rows: Iterable[ItemRow], next_id: int) -> None:
+        """Add items with ids of their own, ascending and not below the next one."""
+        if len(ids):
+            gaps = ids[-1] - ids[0] + 1 != len(ids)
+            self._append("sorted" if gaps else "implied", int(ids[0]), codes, ids)
+        self.insert_rows(rows)
+        self._grow(live=len(ids))
+        next_id = max(self.state.next_id, next_id, *(ids[-1:] + 1).tolist())
+        self._touched |= next_id > self.state.next_id
+        self.state = self.state._replace(next_id=next_id)
+
     def remove(self, ids: Ids) -> None:
         """Remove items."""
         self._mark(ids)

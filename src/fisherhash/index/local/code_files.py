@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fisherhash.errors import FisherhashError
+from fisherhash.index.local.fine_sums import FineSums, fine_path
 from fisherhash.index.local.guards import BINARY, SUM_BLOCK, array_bytes, crc_blocks, write_all
 
 CODES_FOLDER = "codes"
@@ -56,6 +57,7 @@ class Appender:
                 os.ftruncate(self._fd, size)
             if os.fstat(self._fd).st_size < size:
                 raise missing_bytes(path, size)
+            self._fine = FineSums(path, self._fd, size)
         except BaseException:
             os.close(self._fd)
             raise
@@ -65,15 +67,18 @@ class Appender:
         view = array_bytes(np.ascontiguousarray(data))
         write_all(self._fd, view, self.size)
         self.sums = extend_sums(self.sums, self.size, view)
+        self._fine.add(view)
         self.size += len(view)
 
     def sync(self) -> None:
         """Wait until the bytes are on the disk."""
         os.fsync(self._fd)
+        self._fine.store()
 
     def undo(self) -> None:
         """Cut off what was added."""
         os.ftruncate(self._fd, self.start)
+        self._fine.undo()
 
     def close(self) -> None:
         """Close the file."""
@@ -132,5 +137,6 @@ def delete_files(folder: Path, numbers: Iterable[int]) -> None:
     """Delete code files; where the system refuses as one is in use, the next open deletes it."""
     for number in numbers:
         for path in (codes_path(folder, number), ids_path(folder, number)):
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
+            for one in (path, fine_path(path)):
+                with contextlib.suppress(OSError):
+                    one.unlink(missing_ok=True)

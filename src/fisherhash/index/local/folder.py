@@ -3,8 +3,10 @@
 images.index/
   catalogue.sqlite      what is in the index; a change is true when it is committed here
   catalogue.sums        checksums of the catalogue's bytes
+  catalogue.spare       the catalogue's small tables once more, for repair
   head                  number of the last commit
-  codes/NNNNNN.codes    packed codes, only appended to; NNNNNN.ids where ids are not implied
+  codes/NNNNNN.codes    packed codes, only appended to; NNNNNN.ids where ids are not implied;
+                        beside each, "-sums": checksums of its small blocks, for repair
   tables/               search tables, built when they help; may be deleted at any time
   model/                the model that makes its codes, if the index carries it
   lock                  held by the one writer
@@ -128,11 +130,10 @@ def _check_mark(
             "index from a copy, or create it again"
         )
     if commit is None and catalogue.noted_commit() != state.commit:
-        raise FisherhashError(
-            f"{mark.path} {wrong}, so that lost commits would not be noticed. Restore "
-            "the index from a copy, or create it again"
-        )
-    if wrong:
+        # Only damage of a second file, the log, could lose a commit unnoticed.
+        what = f"the index is opened at commit {state.commit}, the last one in {CATALOGUE}"
+        logger.warning("%s %s; %s. The next writer writes it again", mark.path, wrong, what)
+    elif wrong:
         logger.warning("%s %s; the next writer writes it again", mark.path, wrong)
 
 
@@ -141,7 +142,7 @@ def _clean(folder: Path, catalogue: CatalogueWriter) -> None:
     _, files, _ = catalogue.load()
     known = {row.number for row in files}
     for path in (folder / CODES_FOLDER).glob("*"):
-        ours = path.suffix in (".codes", ".ids") and path.stem.isdecimal()
+        ours = path.suffix.removesuffix("-sums") in (".codes", ".ids") and path.stem.isdecimal()
         if ours and int(path.stem) not in known:
             delete_files(folder, [int(path.stem)])
     delete_tables(folder, {number for _, number, _ in table_paths(folder)} - known)

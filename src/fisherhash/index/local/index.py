@@ -334,6 +334,30 @@ class LocalIndex(Index):
                 change.append(block)
             return range(first, change.state.next_id)
 
+    def load_items(
+        self,
+        ids: Ids,
+        codes: Codes,
+        rows: Sequence[ItemRow],
+        notes: NoteTexts,
+        *,
+        next_id: int = 0,
+    ) -> None:
+        """Add items with ids of their own, in one commit; for repair and copies.
+
+        Args:
+            ids: ascending, and none below the next id.
+            codes: their codes.
+            rows: the rows of those that have a key.
+            notes: written in the same commit.
+            next_id: the least id that a new item gets afterwards.
+        """
+        with self._guard, self._commit(None) as change:
+            if len(ids) and (ids[0] < change.state.next_id or (np.diff(ids) <= 0).any()):
+                raise UsageError(f"{self.uri}: the ids to load must ascend, and be new")
+            change.load(ids, codes, rows, next_id)
+            change.write_notes(notes)
+
     def _remove(self, keys: list[str], ids: Ids, notes: NoteTexts, *, missing_ok: bool) -> int:
         with self._guard, self._commit(None) as change:
             rows = self._catalogue.rows_of_keys(keys)
