@@ -27,6 +27,7 @@ PAGE = 4096
 _TABLE_LEAF, _TABLE_INNER, _INDEX_LEAF, _INDEX_INNER = 13, 5, 10, 2
 _KINDS = (_TABLE_LEAF, _TABLE_INNER, _INDEX_LEAF, _INDEX_INNER)
 _FRAME_HEAD, _WAL_HEAD = 24, 32
+_WAL_MAGIC = 0x377F0683
 _MAX_PAYLOAD = 1 << 30
 _SIZES = (0, 1, 2, 3, 4, 6, 8, 8, 0, 0)
 """Bytes of a value by its serial type, below 10."""
@@ -64,6 +65,7 @@ class RawPages:
     lost: set[int] = field(default_factory=set)
     log_damaged: bool = False
     _frames: dict[int, int] = field(default_factory=dict)
+    _doubtful: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._wal = -1
@@ -94,7 +96,9 @@ class RawPages:
         head = np.frombuffer(data[:_WAL_HEAD], dtype=">u4")
         frames = np.frombuffer(data, np.uint8, offset=_WAL_HEAD).reshape(count, -1)
         heads = np.ascontiguousarray(frames[:, :_FRAME_HEAD]).view(">u4").astype(np.int64)
-        right = _right_frames(frames, heads, head)
+        salts = _salts(head, heads)
+        salted = (heads[:, 2:4] == salts).all(axis=1)
+        right = _right_frames(frames, heads, head) & salted
         commits = np.flatnonzero(right & (heads[:, 1] > 0))
         if not len(commits):
             return
@@ -102,13 +106,17 @@ class RawPages:
         self.count = int(heads[last, 1])
         for number in range(last + 1):
             page = int(heads[number, 0])
+            place = _WAL_HEAD + number * (_FRAME_HEAD + PAGE) + _FRAME_HEAD
             if right[number]:
-                self._frames[page] = _WAL_HEAD + number * (_FRAME_HEAD + PAGE) + _FRAME_HEAD
+                self._frames[page] = place
+                self._doubtful.pop(page, None)
                 self.lost.discard(page)
             else:
                 self.log_damaged = True
+                # Which page it is may be wrong, but its rows have checksums of their own.
                 if 0 < page <= self.count:
                     self.lost.add(page)
+                self._doubtful[page] = place
 
     # Pages
 
@@ -161,6 +169,11 @@ class RawPages:
         free = self._free()
         wanted = (_TABLE_LEAF,) if kind == "table" else (_INDEX_LEAF, _INDEX_INNER)
         held = self._children(free or set())
+        for place in self._doubtful.values():
+            data = os.pread(self._wal, PAGE, place)
+            start = 100 if data.startswith(b"SQLite format 3\0") else 0
+            if data[start] in wanted:
+                yield from (Record(*row, True) for row in self._rows(data, start))
         for number in range(1, self.count + 1):
             if free and number in free:
                 continue
@@ -275,30 +288,24 @@ def _right_frames(
     A frame's checksum continues that of the frame before it, as stored there, so that each can be
     checked without the others.
     """
-    order = ">u4" if head[0] & 1 else "<u4"
-    salted = (heads[:, 2:4] == heads[0, 2:4]).all(axis=1)
-    if (head[4:6] == heads[0, 2:4]).all():
-        start = head[6:8].astype(np.uint32)
-    else:
-        # The log's own first bytes are damaged: believe what most frames say.
-        pairs, counts = np.unique(heads[:, 2:4], axis=0, return_counts=True)
-        salted = (heads[:, 2:4] == pairs[counts.argmax()]).all(axis=1)
-        order, start = None, np.zeros(2, dtype=np.uint32)
     stored = heads[:, 4:6].astype(np.uint32)
-    before = np.concatenate([start[None], stored[:-1]])
+    before = np.concatenate([head[None, 6:8].astype(np.uint32), stored[:-1]])
     content = np.concatenate([frames[:, :8], frames[:, _FRAME_HEAD:]], axis=1)
-    for each in ("<u4", ">u4") if order is None else (order,):
-        words = content.view(each)
-        found = _sums(words, before)
-        right = (found == stored).all(axis=1)
-        # Where only the stored checksum of the frame before is damaged, its own result is right.
-        computed = np.concatenate([start[None], found[:-1]])
-        again = ~right
-        if again.any():
-            right[again] = (_sums(words[again], computed[again]) == stored[again]).all(axis=1)
-        if right.any():
-            return right & salted
-    return np.zeros(len(frames), dtype=bool)
+    right = np.zeros(len(frames), dtype=bool)
+    # The first bytes say in which order; try both, for they may be damaged.
+    for order in ("<u4", ">u4"):
+        right |= (_sums(content.view(order), before) == stored).all(axis=1)
+    return right
+
+
+def _salts(head: NDArray[Any], heads: NDArray[np.int64]) -> NDArray[Any]:
+    """What marks the frames that belong to this log, and not to an older one in the same file."""
+    salts = head[4:6].astype(np.int64)
+    near = heads[:3, 2:4]
+    if int(head[0]) | 1 == _WAL_MAGIC and (near == salts).all(axis=1).any():
+        return salts
+    # The log's own first bytes are damaged, and perhaps its first frame with them.
+    return near[-1]
 
 
 def _sums(words: NDArray[Any], start: NDArray[np.uint32]) -> NDArray[np.uint32]:
