@@ -205,13 +205,17 @@ def info(index: str, *, json: Json = False) -> None:
 
 
 @index_app.command
-def verify(index: str, *, json: Json = False) -> None:
+def verify(index: str, *, key: Path | None = None, json: Json = False) -> None:
     """Check every checksum of an index and its model; exit code 1 if anything is wrong.
 
     Args:
         index: The index: a folder, or the URI of another kind of index.
+        key: Compare an index or a model with its seal instead, see index seal; a file with the key.
         json: Print JSON instead of text.
     """
+    if key is not None:
+        _verify_seal(index, key, as_json=json)
+        return
     from fisherhash.index.images.image_index import ImageIndex
 
     problems = ImageIndex.examine(index)
@@ -220,6 +224,23 @@ def verify(index: str, *, json: Json = False) -> None:
     if problems:
         raise FisherhashError(f"{index} is not as it was written; problems: {len(problems)}")
     say(f"{index}: nothing wrong was found")
+
+
+def _verify_seal(folder: str, key: Path, *, as_json: bool) -> None:
+    from fisherhash.system.seal import check_seal, read_key
+
+    report = check_seal(folder, read_key(key))
+    lines = [
+        f"{how:<8} {printable(name)}"
+        for how in ("changed", "missing", "added")
+        for name in getattr(report, how)
+    ]
+    print_data(asdict(report) | {"ok": report.intact}, lines, json=as_json)
+    if report.forged:
+        raise FisherhashError(f"the seal of {folder} was not made with this key, or was changed")
+    if not report.intact:
+        raise FisherhashError(f"{folder} is not as it was sealed; files: {len(lines)}")
+    say(f"{folder}: as it was sealed")
 
 
 @index_app.command
@@ -248,6 +269,7 @@ def search(
     where: Several = None,
     html: Path | None = None,
     device: str = "cpu",
+    skip_damaged: Flag = False,
     json: Json = False,
 ) -> None:
     """Find the images of an index that are most similar: prints rank, distance and key of each.
@@ -263,13 +285,17 @@ def search(
             times, all must match.
         html: Also write a page with thumbnails.
         device: cpu, cuda, …
+        skip_damaged: Search a damaged index without the items whose codes are damaged; each answer
+            says how many they are.
         json: Print JSON instead of text.
     """
-    with _open(index, device=device) as opened:
+    with _open(index, device=device, skip_damaged=skip_damaged) as opened:
         results = opened.search(
             images, keys=key or (), k=k, radius=radius, where=where, skip_unreadable=True
         )
         bits, count = opened.index.bits, len(opened.index)
+    from fisherhash.index.images.results import left_out
+
     errors = [result.error for result in results if result.error is not None]
     results = [result for result in results if result.error is None]
     if not results:
@@ -290,6 +316,8 @@ def search(
             print(f"{rank:>4} {match.distance:>4}  {printable(match.name)}")
         if not len(result):
             say(f"{printable(result.query)}: nothing found")
+        if result.unavailable is not None:
+            say(left_out(result.unavailable))
     if errors:
         raise FisherhashError("; ".join(errors))
 
@@ -330,10 +358,12 @@ def dedup(
     say(found.summary())
 
 
-def _open(index: str, *, write: bool = False, device: str = "cpu") -> ImageIndex:
+def _open(
+    index: str, *, write: bool = False, device: str = "cpu", skip_damaged: bool = False
+) -> ImageIndex:
     from fisherhash.index.images.image_index import ImageIndex
 
-    return ImageIndex.open(index, write=write, device=device)
+    return ImageIndex.open(index, write=write, device=device, skip_damaged=skip_damaged)
 
 
 def _report(report: SyncReport, index: str, began: float, *, as_json: bool) -> None:

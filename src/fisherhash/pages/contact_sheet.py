@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 from fisherhash.data.images import UnreadableImage, load_image, read_file
 from fisherhash.errors import counted
 from fisherhash.index.images.duplicates import Duplicates
-from fisherhash.index.images.results import Match, SearchResult
+from fisherhash.index.images.results import Match, SearchResult, left_out
 from fisherhash.pages import html as pages
 from fisherhash.system.storage import write_file
 
@@ -34,6 +34,8 @@ def search_page(results: Sequence[SearchResult], bits: int, *, index: str, count
         f"is {counted(bits, 'bit')}: the fewer of them differ, the more similar two images are. "
         "The nearest come first."
     )
+    if results and results[0].unavailable is not None:
+        lead += f" {left_out(results[0].unavailable)}."
     title = "Similar images" if any(map(len, results)) else "Nothing found"
     rows = [_row(result.query, result.path, result.code, result.matches) for result in results]
     return _page(title, lead, index, rows, bits, "the query")

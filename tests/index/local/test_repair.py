@@ -112,6 +112,12 @@ def check_repair(state, name, block, tmp_path, rng):
         saved, saved_notes = content(out)
         lost = {item.id for item in report.lost}
         lost |= {i for first, last in report.lost_codes for i in range(first, last + 1)}
+        # Removed codes without a key may come back if the page that says so is lost.
+        back = saved.keys() - items.keys()
+        old = any("newest changes may be missing" in one for one in report.remarks)
+        assert not back or old or any("may have been removed" in x for x in report.remarks), what
+        assert not back or name.endswith("-wal"), what
+        saved = {i: item for i, item in saved.items() if i not in back}
         # Two neighbours in the log may be the page of some rows and the page of their keys.
         bare = {i for i, item in saved.items() if item.key is None and items[i].key is not None}
         assert not bare or name.endswith("-wal"), what
@@ -121,7 +127,7 @@ def check_repair(state, name, block, tmp_path, rng):
         assert {item.key for item in report.lost} <= {item.key for item in items.values()}, what
         assert saved_notes.items() <= notes.items(), what
         assert len(notes) - len(saved_notes) == report.lost_notes, what
-        assert report.kept == len(saved), what
+        assert report.kept == len(saved) + len(back), what
         with Index.open(source) as old, Index.open(out) as new:
             assert new.info()["next_id"] == old.info()["next_id"]
             assert (new.bits, new.fingerprint, new.model) == (old.bits, old.fingerprint, old.model)
@@ -129,7 +135,8 @@ def check_repair(state, name, block, tmp_path, rng):
         if name.startswith("codes/"):
             assert len(lost) <= BLOCK // WIDTH, what
         else:
-            assert len(lost) <= BLOCK // 28, what
+            # A block of the log lies in two pages.
+            assert len(lost) <= BLOCK // 28 * (1 + name.endswith("-wal")), what
             assert report.lost_notes <= 60, what
         return len(lost)
     finally:

@@ -66,15 +66,19 @@ class ImageIndex:
         self._loading = threading.Lock()
 
     @classmethod
-    def open(cls, uri: Uri, *, write: bool = False, device: str = "cpu") -> Self:
+    def open(
+        cls, uri: Uri, *, write: bool = False, device: str = "cpu", skip_damaged: bool = False
+    ) -> Self:
         """Open an index of images.
 
         Args:
             uri: the path or the URI of the index.
             write: allow changes.
             device: where to encode images.
+            skip_damaged: leave out items whose codes are damaged, instead of raising an error; each
+                result counts them.
         """
-        return cls(Index.open(uri, write=write), device=device)
+        return cls(Index.open(uri, write=write, skip_damaged=skip_damaged), device=device)
 
     @classmethod
     def create(cls, uri: Uri, hasher: Hasher, *, model: Mapping[str, Any] | None = None) -> Self:
@@ -203,7 +207,10 @@ class ImageIndex:
         results = self._encode(queries, skip_unreadable=skip_unreadable) if queries else []
         own: list[int | None] = [None] * len(results)
         for item in self.index.get(keys) if keys else ():
-            results.append(SearchResult(item.name, image_path(item, folder), item.code, []))
+            path = image_path(item, folder)
+            unavailable = self.index.unavailable
+            result = SearchResult(item.name, path, item.code, [], unavailable=unavailable)
+            results.append(result)
             own.append(item.id)
         readable = [pair for pair in zip(results, own, strict=True) if pair[0].error is None]
         if not readable:
@@ -240,9 +247,15 @@ class ImageIndex:
             errors |= {skip.index: f"{skip.name}: {skip.reason}" for skip in block.skipped}
         if errors and not skip_unreadable:
             raise FisherhashError("; ".join(errors.values()))
+        unavailable = self.index.unavailable
         return [
             SearchResult(
-                path or f"image {number}", path, codes.get(number, b""), [], errors.get(number)
+                path or f"image {number}",
+                path,
+                codes.get(number, b""),
+                [],
+                errors.get(number),
+                unavailable,
             )
             for number, path in enumerate(paths)
         ]

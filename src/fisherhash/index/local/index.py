@@ -24,7 +24,16 @@ from numpy.typing import ArrayLike
 
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import Index, SaveModel, Uri, Verb
-from fisherhash.index.checks import CheckedEntry, NoteTexts, as_ids, code_blocks, code_rows
+from fisherhash.index.checks import (
+    CheckedEntry,
+    Notes,
+    NoteTexts,
+    as_ids,
+    check_entries,
+    check_notes,
+    code_blocks,
+    code_rows,
+)
 from fisherhash.index.engine import Engine
 from fisherhash.index.filters import All, Where, parse_filter, unknown_field
 from fisherhash.index.items import Codes, FileState, Ids, Item, Matches, Problem, Within
@@ -63,9 +72,10 @@ class LocalIndex(Index):
         first_query_seconds: time of this object's first search: checks, tables and results.
     """
 
-    def __init__(self, uri: Uri, *, write: bool) -> None:
+    def __init__(self, uri: Uri, *, write: bool, skip_damaged: bool = False) -> None:
         self.uri, self.path, self.writable = os.fspath(uri), Path(uri), write
         self.first_query_seconds: float | None = None
+        self._skip_damaged = skip_damaged
         self._guard = threading.RLock()
         self._snapshot: Snapshot | None = None
         self._subsets: dict[tuple[int, str], Subset] = {}
@@ -78,10 +88,15 @@ class LocalIndex(Index):
         self.model = facts["model"]
 
     @classmethod
-    def open_at(cls, uri: Uri, *, write: bool) -> Self:
+    def open_damaged_at(cls, uri: Uri) -> Self:
+        """See :meth:`Index.open`."""
+        return cls.open_at(uri, write=False, skip_damaged=True)
+
+    @classmethod
+    def open_at(cls, uri: Uri, *, write: bool, skip_damaged: bool = False) -> Self:
         """See :meth:`Index.open`."""
         try:
-            return cls(uri, write=write)
+            return cls(uri, write=write, skip_damaged=skip_damaged)
         except OSError as error:
             place = error.filename or uri
             raise FisherhashError(f"{place} cannot be read: {error.strerror or error}") from None
@@ -161,9 +176,20 @@ class LocalIndex(Index):
 
     def _load(self, state: State) -> Snapshot:
         if self._snapshot is None or self._snapshot.state != state:
-            self._snapshot = load_snapshot(self.path, self.bits, self._catalogue, self._snapshot)
+            self._snapshot = load_snapshot(
+                self.path,
+                self.bits,
+                self._catalogue,
+                self._snapshot,
+                skip_damaged=self._skip_damaged,
+            )
             self._subsets.clear()
         return self._snapshot
+
+    @property
+    def unavailable(self) -> int | None:
+        """See :attr:`Index.unavailable`."""
+        return self._current().unavailable if self._skip_damaged else None
 
     # Search
 
@@ -209,7 +235,7 @@ class LocalIndex(Index):
     def _matching(self, snapshot: Snapshot, where: All) -> Ids:
         ids = as_ids(self._catalogue.ids_where(*to_sql(where)))
         self._refuse_unknown(snapshot, where)
-        return ids
+        return ids[snapshot.locate(ids)[0] >= 0] if snapshot.unavailable else ids
 
     def _refuse_unknown(self, snapshot: Snapshot, where: All) -> None:
         """A mistyped field would match no item, and with != every one."""
@@ -254,6 +280,8 @@ class LocalIndex(Index):
             snapshot.check()
         if found:
             ids = as_ids(rows)
+            if snapshot.unavailable:
+                ids = ids[snapshot.locate(ids)[0] >= 0]
             parts = (ids[i : i + _ITEMS_STEP] for i in range(0, len(ids), _ITEMS_STEP))
             blocks = ((part, self._gather(snapshot, part)) for part in parts)
         else:
@@ -272,7 +300,10 @@ class LocalIndex(Index):
 
     def count(self, where: Where | None = None) -> int:
         """See :meth:`Index.count`."""
-        return len(self.ids(where)) if parse_filter(where) else self._current().state.live
+        if parse_filter(where):
+            return len(self.ids(where))
+        snapshot = self._current()
+        return snapshot.state.live - snapshot.unavailable
 
     def files(self) -> dict[str, FileState]:
         """See :meth:`Index.files`."""
@@ -333,6 +364,23 @@ class LocalIndex(Index):
             for block in code_blocks(codes, self.bits):
                 change.append(block)
             return range(first, change.state.next_id)
+
+    def add_items(
+        self, items: Iterable[Item], *, notes: Notes = None, next_id: int | None = None
+    ) -> None:
+        """See :meth:`Index.add_items`; one commit."""
+        self._must_write()
+        given = list(items)
+        keyed = [item for item in given if item.key is not None]
+        entries = check_entries((item.entry() for item in keyed), self.bits)
+        rows = [
+            ItemRow.from_entry(item.id, entry) for item, entry in zip(keyed, entries, strict=True)
+        ]
+        with self._guard:
+            known = self._catalogue.rows_of_keys([entry.key for entry in entries])
+            self._check_entries("add", entries, known)
+            ids, codes = as_ids(item.id for item in given), self._joined(i.code for i in given)
+            self.load_items(ids, codes, rows, check_notes(notes), next_id=next_id or 0)
 
     def load_items(
         self,

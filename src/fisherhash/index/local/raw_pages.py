@@ -55,12 +55,14 @@ class RawPages:
 
     Attributes:
         path: the file.
+        whole_log: use the log's last frames even if what says that they are committed is damaged.
         count: pages.
         lost: pages that cannot be read, or whose last version lies in a damaged part of the log.
         log_damaged: whether a part of the log that belongs to a commit is not what was written.
     """
 
     path: Path
+    whole_log: bool = False
     count: int = 0
     lost: set[int] = field(default_factory=set)
     log_damaged: bool = False
@@ -100,10 +102,12 @@ class RawPages:
         salted = (heads[:, 2:4] == salts).all(axis=1)
         right = _right_frames(frames, heads, head) & salted
         commits = np.flatnonzero(right & (heads[:, 1] > 0))
-        if not len(commits):
-            return
-        last = int(commits[-1])
-        self.count = int(heads[last, 1])
+        last = int(commits[-1]) if len(commits) else -1
+        if len(commits):
+            self.count = int(heads[last, 1])
+        if self.whole_log and salted.any():
+            last = int(np.flatnonzero(salted)[-1])
+            self.count = max([self.count, *heads[: last + 1][right[: last + 1], 0].tolist()])
         for number in range(last + 1):
             page = int(heads[number, 0])
             place = _WAL_HEAD + number * (_FRAME_HEAD + PAGE) + _FRAME_HEAD

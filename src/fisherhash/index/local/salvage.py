@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fisherhash.index.local.format_1 import read_old_notes
-from fisherhash.index.local.guards import BINARY
+from fisherhash.index.local.guards import BINARY, CommitMark
 from fisherhash.index.local.raw_pages import PAGE, RawPages, Record
 from fisherhash.index.local.rows import decode_text, item_crc, note_columns, row_crc
 from fisherhash.index.local.schema import (
@@ -60,6 +60,10 @@ class Salvage:
 
     # What was found, compared with what the state says
 
+    def commit(self) -> int:
+        """The newest commit that was found."""
+        return self.state.commit if self.state else 0
+
     def missing_rows(self) -> int:
         """How many rows of items are lost."""
         return max(0, self.state.rows - len(self.items)) if self.state else 0
@@ -83,9 +87,23 @@ class Salvage:
 
 def salvage_catalogue(folder: Path) -> Salvage:
     """Read everything that verifies from the catalogue of an index, its log and its spare."""
-    found = Salvage()
-    unsure = Salvage()
-    with _catalogue(folder, found) as pages:
+    commit, _ = CommitMark(folder).read()
+    found = _salvage(folder, whole_log=False)
+    if commit is not None and (found.state is None or found.state.commit < commit):
+        # What says that the log's last frames are committed is damaged, but ``head`` knows it.
+        whole = _salvage(folder, whole_log=True)
+        found = whole if whole.commit() > found.commit() or found.state is None else found
+        if found.commit() < commit:
+            found.remarks.append(
+                f"commit {found.commit()} is the newest that was found, the last one was {commit}: "
+                "the newest changes may be missing"
+            )
+    return found
+
+
+def _salvage(folder: Path, *, whole_log: bool) -> Salvage:
+    found, unsure = Salvage(), Salvage()
+    with _catalogue(folder, found, whole_log=whole_log) as pages:
         if pages is not None:
             for record in pages.records("table"):
                 _take_table_row(found, unsure, record)
@@ -116,6 +134,7 @@ def salvage_catalogue(folder: Path) -> Salvage:
 
 def _use_old(found: Salvage, old: Salvage) -> None:
     """Older versions of lost rows: for their keys, and as rows where the state proves them true."""
+    found.facts = found.facts or old.facts
     older = {id_: row for id_, row in old.items.items() if id_ not in found.items}
     with_older = replace(found, items=found.items | older)
     if older and with_older.is_exact():
@@ -214,7 +233,7 @@ def _use_old_notes(folder: Path, found: Salvage) -> None:
 
 
 @contextlib.contextmanager
-def _catalogue(folder: Path, found: Salvage) -> Iterator[RawPages | None]:
+def _catalogue(folder: Path, found: Salvage, *, whole_log: bool) -> Iterator[RawPages | None]:
     """The pages of the catalogue; the original is only ever read."""
     with contextlib.ExitStack() as stack:
         path = folder / CATALOGUE
@@ -223,7 +242,7 @@ def _catalogue(folder: Path, found: Salvage) -> Iterator[RawPages | None]:
             place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fisherhash-")))
             path = _rolled_back(folder, place)
         try:
-            pages = RawPages(path)
+            pages = RawPages(path, whole_log)
         except OSError as error:
             found.remarks.append(f"{CATALOGUE} cannot be read: {error.strerror or error}")
             yield None

@@ -16,7 +16,7 @@ from fisherhash.codes import code_bytes
 from fisherhash.index.items import Codes, Ids
 from fisherhash.index.local.code_files import codes_path, ids_path
 from fisherhash.index.local.fine_sums import FINE_BLOCK, read_fine, right_parts
-from fisherhash.index.local.guards import BINARY, SUM_BLOCK
+from fisherhash.index.local.guards import BINARY, SUM_BLOCK, array_bytes
 from fisherhash.index.local.schema import FileRow
 
 _OPEN = os.O_RDONLY | BINARY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -73,7 +73,7 @@ def _read_checked(
         return data, [(0, size)]
     why = _fill(path, data)
     bad = list(_bad_parts(path, data, noted))
-    if bad:
+    if bad or why:
         lost = sum(end - start for start, end in bad)
         damage[name] = why or f"has {lost:,} bytes in blocks that are not what was written"
     return data, bad
@@ -91,7 +91,7 @@ def _fill(path: Path, data: NDArray[np.uint8]) -> str | None:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             return "is not a regular file"
-        view = memoryview(data)
+        view = array_bytes(data)
         wrong = "is cut off" if found.st_size < len(data) else None
         for start in range(0, len(data), SUM_BLOCK):
             block = view[start : start + SUM_BLOCK]
@@ -121,7 +121,7 @@ def _read_into(fd: int, view: memoryview, offset: int) -> None:
 
 
 def _bad_parts(path: Path, data: NDArray[np.uint8], noted: list[int]) -> Iterator[tuple[int, int]]:
-    view = memoryview(data)
+    view = array_bytes(data)
     for block, crc in enumerate(noted):
         start = block * SUM_BLOCK
         part = view[start : start + SUM_BLOCK]
