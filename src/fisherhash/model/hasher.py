@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -32,6 +33,8 @@ from fisherhash.model.runtime import TorchRuntime, feature_rows, in_fixed_batche
 from fisherhash.system import storage
 from fisherhash.system.devices import choose_device
 from fisherhash.system.progress import progress
+
+logger = logging.getLogger(__name__)
 
 Images = ImageLike | Tensor | Iterable[ImageLike | Tensor]
 
@@ -269,14 +272,14 @@ class Hasher:
         hasher = cls(**parts, device=choose_device(device), origin=origin)
         # The fingerprint covers the weights, so that one checksum serves both. Where only the
         # config was edited the weights are whole, and the model is another one, not a damaged one.
-        if (
-            hasher.fingerprint() != config["fingerprint"]
-            and storage.tensors_checksum(state) != config["weights_sha256"]
-        ):
-            raise FisherhashError(
-                f"{place / WEIGHTS} is damaged: its checksum is not the one in {CONFIG}; "
-                "restore both from a copy or train again"
-            )
+        if hasher.fingerprint() != config["fingerprint"]:
+            if storage.tensors_checksum(state) != config["weights_sha256"]:
+                raise FisherhashError(
+                    f"{place / WEIGHTS} is damaged: its checksum is not the one in {CONFIG}; "
+                    "restore both from a copy or train again"
+                )
+            what = "changed after the model was saved; it makes other codes than before"
+            logger.warning("%s %s", place / CONFIG, what)
         return hasher
 
     @classmethod
