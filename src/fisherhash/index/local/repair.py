@@ -166,13 +166,12 @@ def _choose(files: list[VerifiedCodes], found: Salvage, report: RepairReport) ->
     ids, last = np.unique(ids[::-1], return_index=True)
     codes = codes[::-1][last]
     lost = np.concatenate([np.zeros(0, np.int64), *taken["lost"]])
-    known = np.concatenate([np.zeros(0, np.int64), *(file.ids for file in files)])
-    # A row without a code is an old one, of an item that was removed, unless some code has no id.
     unsure = (lost < 0).any() or not found.knows_files()
-    gone = set(found.items).difference(known.tolist()) if unsure else set()
     lost = np.setdiff1d(lost, ids)
-    for id_ in set(found.items).difference(ids.tolist(), lost.tolist(), gone):
-        del found.items[id_]
+    if not unsure and not found.is_exact():
+        # A row without a code is then an old one, of an item that was removed.
+        for id_ in set(found.items).difference(ids.tolist(), lost.tolist()):
+            del found.items[id_]
     keep = _name_lost(ids, lost, found, report)
     return ids[keep], codes[keep]
 
