@@ -100,7 +100,7 @@ def soak_repair(root, count):
     rng.shuffle(cases)
     # Large files first, and not more cases than fit into some minutes.
     cases.sort(key=lambda case: -case[0].stat().st_size)
-    for path, block in cases[:12]:
+    for path, block in cases[:8]:
         name = path.relative_to(source).as_posix()
         data = path.read_bytes()
         changed = bytearray(data)
