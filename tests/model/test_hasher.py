@@ -488,6 +488,69 @@ def test_a_damaged_config(saved, changes, sentence):
         Hasher.load(folder)
 
 
+STRANGE_HEADS = [
+    {"kind": "linear", "in_features": 2**40, "bits": 60},
+    {"kind": "linear", "in_features": 10**30, "bits": 60},
+    {"kind": "cut", "in_features": 32, "bits": 60, "width": 2**30},
+    {"kind": "cut", "in_features": 32, "bits": 60, "width": 2**62},
+    {"kind": "argmax", "in_features": 32, "bits": 60, "classes": 2**36},
+    {"kind": "sliced", "in_features": 32, "bits": 60, "width": 2**34},
+    {"kind": "product", "in_features": 32, "bits": 60, "width": 2**40},
+    {"kind": "linear", "in_features": 32.5, "bits": 60},
+    {"kind": "linear", "in_features": "32", "bits": 60},
+    {"kind": "linear", "in_features": None, "bits": True},
+]
+
+
+@pytest.mark.parametrize("head", STRANGE_HEADS, ids=str)
+def test_a_head_is_compared_with_the_tensors_before_memory_is_taken_for_it(
+    saved, monkeypatch, head
+):
+    """The real constructor would take terabytes; on this device it takes none."""
+    folder, _ = saved
+    edit(folder, head=head)
+    real = torch.zeros
+
+    def zeros(*size, **named):
+        tensor = real(*size, **named)
+        assert tensor.is_meta or tensor.numel() < 1e6
+        return tensor
+
+    monkeypatch.setattr(torch, "zeros", zeros)
+    with pytest.raises(FisherhashError, match=r"another architecture|config\.json is damaged|bits"):
+        Hasher.load(folder)
+
+
+def deep(depth):
+    return b'{"a":' * depth + b"1" + b"}" * depth
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("how", ["pipe", "deep", "long", "folder", "link to itself", "device"])
+def test_a_file_of_a_model_that_is_no_such_file_is_a_sentence(saved, name, how):
+    folder, _ = saved
+    path = folder / name
+    path.unlink()
+    if how == "pipe":
+        os.mkfifo(path)
+    elif how == "deep":
+        data = deep(200_000)
+        head = b"" if name.endswith("json") else len(data).to_bytes(8, "little")
+        path.write_bytes(head + data)
+    elif how == "long":
+        with path.open("wb") as file:
+            file.write((8 << 20).to_bytes(8, "little"))
+            file.truncate(1 << 40)
+    elif how == "folder":
+        path.mkdir()
+    elif how == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.symlink_to(path)
+    with pytest.raises(FisherhashError, match=name.replace(".", r"\.")):
+        Hasher.load(folder)
+
+
 def test_a_config_cut_at_any_place(saved):
     folder, _ = saved
     path = folder / "config.json"

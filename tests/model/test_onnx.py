@@ -284,7 +284,7 @@ def test_only_those_with_a_hamming_distance_are_ranked(exported):
 @pytest.mark.parametrize(
     "head",
     [
-        CutHead(32, 24, 40),
+        CutHead(32, 24, LinearHead(32, 40)),
         BatchNormHead(32, 24),
         ArgmaxHead(32, 24, 5),
         SlicedHead(32, 24),

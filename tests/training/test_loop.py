@@ -361,10 +361,13 @@ def test_a_checkpoint_is_one_pair_of_files_without_pickle(tmp_path):
         "checkpoint.json",
         "metrics.jsonl",
     ]
-    assert json.loads((tmp_path / "checkpoint.json").read_text()) == {
+    entry = json.loads((tmp_path / "checkpoint.json").read_text())
+    assert entry | {"sha256": "", "tensors_sha256": ""} == {
         "epoch": 2,
         "file": "checkpoint-2.safetensors",
         "identity": {"bits": 6},
+        "sha256": "",
+        "tensors_sha256": "",
     }
 
 
@@ -409,6 +412,42 @@ def test_a_damaged_checkpoint_is_a_sentence(tmp_path, how):
     damage(tmp_path, how)
     with pytest.raises(FisherhashError, match=r"cannot be continued .*use --overwrite"):
         prepared(folder=tmp_path).run()
+
+
+@pytest.mark.parametrize("name", ["checkpoint-2.safetensors", "checkpoint.json"])
+def test_a_flipped_bit_of_a_checkpoint_never_trains_another_model(tmp_path, name):
+    interrupted_after(prepared(folder=tmp_path, identity={"bits": 6}), 2)
+    path = tmp_path / name
+    data = path.read_bytes()
+    text = name.endswith("json")
+    start = 0 if text else 8 + int.from_bytes(data[:8], "little")
+    for place in range(start, len(data), 7 if text else max(1, (len(data) - start) // 20)):
+        changed = bytearray(data)
+        changed[place] ^= 1
+        if text and json_or_none(changed) == json.loads(data):
+            continue
+        path.write_bytes(changed)
+        with pytest.raises(FisherhashError, match=r"checkpoint.* is damaged"):
+            prepared(folder=tmp_path, identity={"bits": 6}).run()
+        if text:
+            with pytest.raises(FisherhashError, match=r"checkpoint\.json is damaged"):
+                check_resumable(tmp_path, {"bits": 6}, overwrite=False)
+
+
+def json_or_none(data):
+    try:
+        return json.loads(data.decode())
+    except ValueError:
+        return None
+
+
+def test_a_checkpoint_of_an_older_version_has_no_checksum_and_is_continued(tmp_path):
+    interrupted_after(prepared(folder=tmp_path), 2)
+    path = tmp_path / "checkpoint.json"
+    entry = json.loads(path.read_text())
+    del entry["sha256"], entry["tensors_sha256"]
+    path.write_text(json.dumps(entry))
+    assert len(prepared(folder=tmp_path).run()) == 3
 
 
 def test_a_checkpoint_of_another_training_set_is_a_sentence(tmp_path):

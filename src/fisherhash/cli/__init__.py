@@ -18,12 +18,12 @@ from cyclopts import App, CycloptsError
 from cyclopts.exceptions import MissingArgumentError, UnusedCliTokensError
 
 # Importing a module registers its verbs.
-from fisherhash.cli import contents, experiments, export, index, models, tools
+from fisherhash.cli import contents, experiments, export, index, models, tools, upkeep
 from fisherhash.cli.base import app, say
 from fisherhash.errors import FisherhashError, not_installed
 from fisherhash.system.options import unknown_option
 
-__all__ = ["app", "contents", "experiments", "export", "index", "main", "models", "tools"]
+__all__ = ["app", "contents", "experiments", "export", "index", "main", "models", "tools", "upkeep"]
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -93,7 +93,7 @@ def _explain(error: CycloptsError, words: list[str]) -> str:
 
 def _interrupted(words: list[str]) -> str:
     verb = " ".join(words[:2] if words[:1] == ["index"] else words[:1])
-    if verb not in ("train", "compare", "reproduce", "index sync", "index add"):
+    if verb not in ("train", "compare", "reproduce", "index sync", "index add", "index copy"):
         return "interrupted"
     without = " without --overwrite" if "--overwrite" in words else ""
     return f"interrupted; the same command{without} continues where it stopped"

@@ -245,13 +245,17 @@ def info(index: str, *, json: Json = False) -> None:
 
 
 @index_app.command
-def verify(index: str, *, json: Json = False) -> None:
+def verify(index: str, *, key: Path | None = None, json: Json = False) -> None:
     """Check every checksum of an index and its model; exit code 1 if anything is wrong.
 
     Args:
         index: The index: a folder, or the URI of another kind of index.
+        key: Compare an index or a model with its seal instead, see index seal; a file with the key.
         json: Print JSON instead of text.
     """
+    if key is not None:
+        _verify_seal(index, key, as_json=json)
+        return
     from fisherhash.index.images.image_index import ImageIndex
 
     problems = ImageIndex.examine(index)
@@ -260,6 +264,23 @@ def verify(index: str, *, json: Json = False) -> None:
     if problems:
         raise FisherhashError(f"{index} is not as it was written; problems: {len(problems)}")
     say(f"{index}: nothing wrong was found")
+
+
+def _verify_seal(folder: str, key: Path, *, as_json: bool) -> None:
+    from fisherhash.system.seal import check_seal, read_key
+
+    report = check_seal(folder, read_key(key))
+    lines = [
+        f"{how:<8} {printable(name)}"
+        for how in ("changed", "missing", "added")
+        for name in getattr(report, how)
+    ]
+    print_data(asdict(report) | {"ok": report.intact}, lines, json=as_json)
+    if report.forged:
+        raise FisherhashError(f"the seal of {folder} was not made with this key, or was changed")
+    if not report.intact:
+        raise FisherhashError(f"{folder} is not as it was sealed; files: {len(lines)}")
+    say(f"{folder}: as it was sealed")
 
 
 @index_app.command
@@ -290,6 +311,7 @@ def search(
     show_from: Several = None,
     limits: LimitFlags = DEFAULT_LIMITS,
     device: str = "cpu",
+    skip_damaged: Flag = False,
     json: Json = False,
 ) -> None:
     """Find the images of an index that are most similar: prints rank, distance and key of each.
@@ -308,16 +330,20 @@ def search(
         show_from: A folder whose images may be on the page, beside those that the index was filled
             from on this machine; may be given several times.
         device: cpu, cuda, … or auto.
+        skip_damaged: Search a damaged index without the items whose codes are damaged; each answer
+            says how many they are.
         json: Print JSON instead of text.
     """
     queries, index = _queries(images, index, has_keys=bool(key))
     limits.apply()
-    with open_images(index, device=device) as opened:
+    with open_images(index, device=device, skip_damaged=skip_damaged) as opened:
         keys = _printed(opened.index, key or ())
         results = opened.search(
             queries, keys=keys, k=k, radius=radius, where=where, skip_unreadable=True
         )
         bits, count = opened.index.bits, len(opened.index)
+    from fisherhash.index.images.results import left_out
+
     errors = [result.error for result in results if result.error is not None]
     results = [result for result in results if result.error is None]
     if not results:
@@ -340,6 +366,8 @@ def search(
             print(f"{rank:>4} {match.distance:>4}  {printable(match.name)}")
         if not len(result):
             say(f"{printable(result.query)}: nothing found")
+        if result.unavailable is not None:
+            say(left_out(result.unavailable))
     for error in errors:
         say(f"skipped {printable(error)}")
 
@@ -384,11 +412,13 @@ def dedup(
     say(found.summary())
 
 
-def open_images(index: str, *, write: bool = False, device: str = "cpu") -> ImageIndex:
+def open_images(
+    index: str, *, write: bool = False, device: str = "cpu", skip_damaged: bool = False
+) -> ImageIndex:
     """Open an index of images."""
     from fisherhash.index.images.image_index import ImageIndex
 
-    return ImageIndex.open(index, write=write, device=device)
+    return ImageIndex.open(index, write=write, device=device, skip_damaged=skip_damaged)
 
 
 def _printed(index: Index, names: Sequence[str]) -> Sequence[str]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -21,6 +23,8 @@ from fisherhash.errors import FisherhashError
 from fisherhash.system.cache import cache_dir
 from fisherhash.system.progress import progress
 from fisherhash.system.storage import draft_folder
+
+logger = logging.getLogger(__name__)
 
 ROWS_FORMAT = 2
 """Raise this when decoding or an architecture changes, so that older rows are not used again."""
@@ -82,8 +86,9 @@ def stored_rows(
     folder = _folder(collection, preprocessing, what)
     if not folder.is_dir():
         return None
-    cache = RowCache(folder, len(collection), shape, dtype)
-    kept = cache.readable(np.arange(len(collection)))
+    cache, every = RowCache(folder, len(collection), shape, dtype), np.arange(len(collection))
+    cache.missing(every)  # forgets those that are damaged
+    kept = cache.readable(every)
     return Rows(cache.rows[kept], kept, [])
 
 
@@ -107,9 +112,10 @@ def _short_hash(text: str) -> str:
 
 
 class RowCache:
-    """A sparse file of rows, and one byte per row that says whether the row is there.
+    """A sparse file of rows, one byte per row that says whether the row is there, and a checksum.
 
     A row is marked only after it was written, so an interrupted process loses one block at most.
+    Rows that are not what was written are computed again.
 
     Args:
         folder: where to store the files; its name must identify what the rows are made from.
@@ -125,17 +131,53 @@ class RowCache:
         sizes = {
             "rows.bin": max(int(np.prod((count, *shape))) * row.itemsize, 1),
             "state.u8": max(count, 1),
+            "sums.u4": max(4 * count, 1),
         }
         try:
             self._claim(sizes)
             self.rows = np.memmap(folder / "rows.bin", row, mode="r", shape=(count, *shape))
             self._state = np.memmap(folder / "state.u8", mark, mode="r", shape=(count,))
+            self._sums = np.memmap(folder / "sums.u4", "<u4", mode="r", shape=(count,))
         except OSError as error:
             raise self._full(error) from error
 
     def missing(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those of ``indices`` that were never computed."""
+        """Those of ``indices`` that were never computed, or are not what was written."""
+        self._forget_damaged(np.unique(indices))
         return indices[self._state[indices] == TODO]
+
+    def _forget_damaged(self, indices: NDArray[np.int64]) -> None:
+        """Mark rows whose checksum is wrong as never computed."""
+        states = self._state[indices].tolist()
+        lines = self._skipped_lines() if SKIPPED in states else {}
+        wrong = [
+            i
+            for i, state in zip(indices.tolist(), states, strict=True)
+            if state != TODO and not self._holds(i, state, lines)
+        ]
+        if wrong:
+            logger.info("%s: %d damaged rows are computed again", self.folder, len(wrong))
+            try:
+                self._mark(np.array(wrong), TODO)
+            except OSError as error:
+                raise self._full(error) from error
+
+    def _holds(self, index: int, state: int, lines: dict[int, set[str]]) -> bool:
+        noted = int(self._sums[index])
+        if state == DONE:
+            return _row_crc(index, self.rows[index].tobytes()) == noted
+        return any(_row_crc(index, line.encode()) == noted for line in lines.get(index, ()))
+
+    def _skipped_lines(self) -> dict[int, set[str]]:
+        """The stored reasons by the number of their image; several where one was tried again."""
+        found: dict[int, set[str]] = {}
+        with contextlib.suppress(FileNotFoundError):
+            text = (self.folder / "skipped.jsonl").read_text(encoding="utf-8", errors="replace")
+            for line in text.split("\n"):
+                # A line that a full disk cut short was written again before its row was marked.
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    found.setdefault(int(json.loads(line)["index"]), set()).add(line)
+        return found
 
     def readable(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Those of ``indices`` whose image could be read."""
@@ -145,14 +187,11 @@ class RowCache:
         """The images among ``indices`` that could not be read, with their reasons."""
         bad = set(indices[self._state[indices] == SKIPPED].tolist())
         found = {i: self._passing[i] for i in indices.tolist() if i in self._passing}
-        path = self.folder / "skipped.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines() if bad and path.exists() else []
-        for line in lines:
-            # A line that a full disk cut short was written again, whole, before its row was marked.
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                item = Skipped(**json.loads(line))
-                if item.index in bad:
-                    found[item.index] = item
+        lines = self._skipped_lines() if bad else {}
+        for index in bad & lines.keys():
+            for line in lines[index]:
+                if self._holds(index, SKIPPED, {index: {line}}):
+                    found[index] = Skipped(**json.loads(line))
         return [found[i] for i in sorted(found)]
 
     def fill(
@@ -173,17 +212,29 @@ class RowCache:
             try:
                 if len(block.indices):
                     rows = np.asarray(block.values, dtype=self.rows.dtype)
-                    self._write("rows.bin", block.indices, rows)
-                    self._mark(block.indices, DONE)
+                    self._store_rows(block.indices, rows)
                 if damaged:
-                    with (self.folder / "skipped.jsonl").open("a", encoding="utf-8") as file:
-                        for item in damaged:
-                            entry = {"index": item.index, "name": item.name, "reason": item.reason}
-                            file.write("\n" + json.dumps(entry))
-                    self._mark(np.array([item.index for item in damaged]), SKIPPED)
+                    self._store_skipped(damaged)
             except OSError as error:
                 raise self._full(error) from error
             advance(len(block.indices) + len(block.skipped))
+
+    def _store_rows(self, indices: NDArray[np.int64], rows: NDArray) -> None:
+        self._write("rows.bin", indices, rows)
+        pairs = zip(indices.tolist(), rows, strict=True)
+        self._finish(indices, DONE, [_row_crc(i, row.tobytes()) for i, row in pairs])
+
+    def _store_skipped(self, items: list[Skipped]) -> None:
+        lines = [json.dumps({"index": i.index, "name": i.name, "reason": i.reason}) for i in items]
+        with (self.folder / "skipped.jsonl").open("a", encoding="utf-8") as file:
+            file.writelines(f"\n{line}" for line in lines)
+        indices = np.array([item.index for item in items])
+        pairs = zip(indices.tolist(), lines, strict=True)
+        self._finish(indices, SKIPPED, [_row_crc(i, line.encode()) for i, line in pairs])
+
+    def _finish(self, indices: NDArray[np.int64], state: int, sums: list[int]) -> None:
+        self._write("sums.u4", indices, np.array(sums, dtype="<u4"))
+        self._mark(indices, state)
 
     def _mark(self, indices: NDArray[np.int64], state: int) -> None:
         self._write("state.u8", indices, np.full(len(indices), state, dtype=np.uint8))
@@ -204,7 +255,7 @@ class RowCache:
         )
 
     def _claim(self, sizes: dict[str, int]) -> None:
-        """Create both files unless they are there: under a draft name, then moved in one step.
+        """Create the files unless they are there: under a draft name, then moved in one step.
 
         Two processes may open a new cache at once; one of them wins, and both use its files. A
         folder in which a file has another size lost data, and marks without their rows would pass
@@ -224,3 +275,8 @@ class RowCache:
     def _whole(self, sizes: dict[str, int]) -> bool:
         paths = [self.folder / name for name in sizes]
         return [p.stat().st_size for p in paths if p.is_file()] == list(sizes.values())
+
+
+def _row_crc(index: int, data: bytes) -> int:
+    """Checksum of a row in its place; never 0, which is what an empty file holds."""
+    return zlib.crc32(data, index + 1) or 1

@@ -100,18 +100,23 @@ class Index(ABC):
     # The door
 
     @staticmethod
-    def open(uri: Uri, *, write: bool = False) -> Index:
+    def open(uri: Uri, *, write: bool = False, skip_damaged: bool = False) -> Index:
         """Open an index for reading or, with ``write=True``, for reading and writing.
 
         Args:
             uri: the path of a folder, or the URI of another back-end.
             write: allow changes; most back-ends admit one writer at a time.
+            skip_damaged: leave out items whose codes are damaged, instead of raising an error;
+                :attr:`unavailable` counts them. For reading only.
 
         Raises:
             UsageError: there is no such index.
             FisherhashError: it is damaged, of a newer format, or locked by another writer.
         """
-        return _backend(uri).open_at(uri, write=write)
+        backend = _backend(uri)
+        if skip_damaged and write:
+            raise UsageError("an index is only read with skip_damaged; repair it to change it")
+        return backend.open_damaged_at(uri) if skip_damaged else backend.open_at(uri, write=write)
 
     @staticmethod
     def create(
@@ -161,6 +166,16 @@ class Index(ABC):
     @abstractmethod
     def open_at(cls, uri: Uri, *, write: bool) -> Self:
         """See :meth:`open`."""
+
+    @classmethod
+    def open_damaged_at(cls, uri: Uri) -> Self:
+        """See :meth:`open`; a back-end that cannot leave out damaged items opens as usual."""
+        return cls.open_at(uri, write=False)
+
+    @property
+    def unavailable(self) -> int | None:
+        """How many items were left out because they are damaged; None where none may be."""
+        return None
 
     @classmethod
     @abstractmethod
@@ -231,6 +246,41 @@ class Index(ABC):
         Returns:
             Their ids.
         """
+
+    def add_items(
+        self, items: Iterable[Item], *, notes: Notes = None, next_id: int | None = None
+    ) -> None:
+        """Add items of another index; they keep their ids.
+
+        A back-end that can does all of it in one commit. The default fills gaps between the ids
+        with codes that it removes again.
+
+        Args:
+            items: by ascending id, each above every id that was ever given here.
+            notes: documents that are stored with the last of them.
+            next_id: the least id that a new item gets afterwards.
+        """
+        self._must_write()
+        ids = self.ids()
+        free = int(ids[-1]) + 1 if len(ids) else 0
+        for run in _runs(items):
+            self._fill(free, run[0].id)
+            if run[0].key is None:
+                given = list(self.add_codes(self._joined(item.code for item in run)))
+            else:
+                given = self.add(item.entry() for item in run).tolist()
+            free = run[-1].id + 1
+            if given != [item.id for item in run]:
+                raise FisherhashError(f"{self.uri} gave other ids than those to be kept")
+        self._fill(free, free if next_id is None else next_id)
+        if notes:
+            self.write_notes(notes)
+
+    def _fill(self, first: int, end: int) -> None:
+        """Use up ids."""
+        if end > first:
+            fillers = np.zeros((end - first, code_bytes(self.bits)), dtype=np.uint8)
+            self.remove(ids=self.add_codes(fillers))
 
     def remove(
         self,
@@ -498,6 +548,19 @@ class Index(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.uri!r}, bits={self.bits})"
+
+
+def _runs(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Items whose ids follow each other, those with a key apart from those without."""
+    run: list[Item] = []
+    for item in items:
+        last = run[-1] if run else None
+        if last and (item.id != last.id + 1 or (item.key is None) != (last.key is None)):
+            yield run
+            run = []
+        run.append(item)
+    if run:
+        yield run
 
 
 BACKEND_MODULES: dict[str, str] = {"": "fisherhash.index.local"}

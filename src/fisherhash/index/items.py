@@ -63,6 +63,11 @@ class Item:
     labels: tuple[str, ...] = ()
     metadata: dict[str, Any] = field(default_factory=dict)
 
+    def entry(self) -> Entry:
+        """The item as it is added to another index; it must have a key."""
+        rest = (self.path, self.size, self.mtime_ns, self.labels, self.metadata)
+        return Entry(self.key or "", self.code, *rest)
+
     @property
     def name(self) -> str:
         """Its key; an item without a key is named by its id."""

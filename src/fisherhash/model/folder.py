@@ -8,7 +8,7 @@ import importlib.metadata
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,8 @@ ONNX_SUM = "onnx_sha256"
 """Where the config has the checksum of the exported network; absent where there is none."""
 CHECKPOINT = "checkpoint.json"
 MODEL_FORMAT = 1
+
+_T = TypeVar("_T")
 
 
 def is_unfinished(folder: Path | None) -> bool:
@@ -126,12 +128,13 @@ def read_model(
             f"{folder} holds an exported model without {WEIGHTS}, which torch needs; use "
             "ONNX Runtime, or the model that it was exported from"
         )
-    state = storage.read_tensors(folder / WEIGHTS)
+    shapes = storage.read_shapes(folder / WEIGHTS)
     draft = folder / (CONFIG + storage.NEW)
-    if draft.is_file() and config.get("weights_sha256") != storage.tensors_checksum(state):
+    if draft.is_file() and not _fits_weights(config, folder):
         # A save was killed after it moved the weights and before it moved the config.
         config = read_config(draft)
     try:
+        _check_head(config["head"], shapes, folder)
         preprocessing = Preprocessing.from_config(config["preprocessing"])
         parts = {
             "backbone": backbones.restore(config["backbone"], preprocessing, module=backbone),
@@ -147,8 +150,29 @@ def read_model(
     except Exception as error:
         raise FisherhashError(f"{folder / CONFIG} is damaged: {error}") from None
     for part in ("backbone", "head"):
-        _load_part(parts[part], part, state, folder)
+        _check_shapes(parts[part], part, shapes, folder)
+    state = storage.read_tensors(folder / WEIGHTS)
+    for part in ("backbone", "head"):
+        parts[part].load_state_dict(part_state(state, part))
     return parts, config, state
+
+
+def _fits_weights(config: dict[str, Any], folder: Path) -> bool:
+    state = storage.read_tensors(folder / WEIGHTS)
+    return config.get("weights_sha256") == storage.tensors_checksum(state)
+
+
+def _check_head(
+    config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]], folder: Path
+) -> None:
+    """Compare a head with the stored tensors before any memory is taken for it."""
+    import torch
+
+    from fisherhash.model.heads import restore_head
+
+    with torch.device("meta"):
+        head = restore_head(config)
+    _check_shapes(head, "head", shapes, folder)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -186,22 +210,20 @@ def joined_state(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     return {f"{part}.{k}": tensor for part, own in states.items() for k, tensor in own.items()}
 
 
-def part_state(state: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+def part_state(state: Mapping[str, _T], part: str) -> dict[str, _T]:
     """The tensors of one of those modules, under the names it knows them by."""
     prefix = part + "."
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
 
-def _load_part(module: nn.Module, part: str, state: Mapping[str, Tensor], folder: Path) -> None:
-    found, wanted = part_state(state, part), module.state_dict()
-    wrong = sorted(
-        name
-        for name in {*found, *wanted}
-        if name not in found or name not in wanted or found[name].shape != wanted[name].shape
-    )
+def _check_shapes(
+    module: nn.Module, part: str, shapes: Mapping[str, tuple[int, ...]], folder: Path
+) -> None:
+    found = part_state(shapes, part)
+    wanted = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    wrong = sorted(k for k in {*found, *wanted} if found.get(k) != wanted.get(k))
     if wrong:
         raise FisherhashError(
             f"{folder / WEIGHTS} holds the weights of another architecture than {CONFIG} says: "
             f"{len(wrong)} tensors of the {part} do not fit, the first is '{wrong[0]}'"
         )
-    module.load_state_dict(found)

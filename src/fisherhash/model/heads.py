@@ -228,7 +228,7 @@ class ProductHead(LinearHead):
         self.register_buffer("unused", far, persistent=False)
         shifts = torch.cat([torch.arange(count - 1, -1, -1) for count in self.subspace_bits])
         self.register_buffer("shifts", shifts, persistent=False)
-        places = torch.arange(self.subspaces).repeat_interleave(each)
+        places = torch.arange(self.subspaces).repeat_interleave(each, output_size=bits)
         self.register_buffer("places", places, persistent=False)
 
     @classmethod

@@ -162,14 +162,14 @@ def load_folder(
     hasher = TorchHasher(**parts, device=choose_device(device), origin=origin)
     # The fingerprint covers the weights, so that one checksum serves both. Where only the
     # config was edited the weights are whole, and the model is another one, not a damaged one.
-    if (
-        hasher.fingerprint() != config["fingerprint"]
-        and storage.tensors_checksum(state) != config["weights_sha256"]
-    ):
-        raise FisherhashError(
-            f"{place / WEIGHTS} is damaged: its checksum is not the one in {CONFIG}; "
-            "restore both from a copy or train again"
-        )
+    if hasher.fingerprint() != config["fingerprint"]:
+        if storage.tensors_checksum(state) != config["weights_sha256"]:
+            raise FisherhashError(
+                f"{place / WEIGHTS} is damaged: its checksum is not the one in {CONFIG}; "
+                "restore both from a copy or train again"
+            )
+        what = "changed after the model was saved; it makes other codes than before"
+        logger.warning("%s %s", place / CONFIG, what)
     return hasher
 
 

@@ -13,7 +13,7 @@ from fisherhash.data.images import load_image
 from fisherhash.errors import counted
 from fisherhash.index.images.duplicates import Duplicates
 from fisherhash.index.images.known import is_inside
-from fisherhash.index.images.results import Match, SearchResult
+from fisherhash.index.images.results import Match, SearchResult, left_out
 from fisherhash.pages import html as pages
 from fisherhash.system.storage import write_file
 
@@ -48,6 +48,8 @@ def search_page(
         f"is {counted(bits, 'bit')}: the fewer of them differ, the more similar two images are. "
         "The nearest come first."
     )
+    if results and results[0].unavailable is not None:
+        lead += f" {left_out(results[0].unavailable)}."
     title = "Similar images" if any(map(len, results)) else "Nothing found"
     rows = []
     for one in results:

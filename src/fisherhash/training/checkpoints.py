@@ -2,15 +2,82 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.model.folder import CHECKPOINT, CONFIG, WEIGHTS, is_unfinished
 from fisherhash.system import storage
 
-__all__ = ["CHECKPOINT", "check_resumable", "discard_checkpoint", "is_unfinished"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "CHECKPOINT",
+    "check_resumable",
+    "checkpoint_files",
+    "discard_checkpoint",
+    "is_unfinished",
+    "read_checkpoint",
+]
+
+
+def checkpoint_files(
+    epoch: int, state: dict[str, Tensor], identity: dict[str, Any]
+) -> dict[str, storage.Content]:
+    """The files of a checkpoint, in the order of their writing; both carry a checksum.
+
+    Args:
+        epoch: how many epochs are done.
+        state: the tensors to continue from.
+        identity: what must match before the checkpoint is continued.
+    """
+    name, tensors = f"checkpoint-{epoch}.safetensors", storage.write_tensors(state)
+    entry = {
+        "epoch": epoch,
+        "file": name,
+        "identity": identity,
+        "tensors_sha256": storage.tensors_checksum(state),
+    }
+    # As it will be read: JSON has no tuples, and only texts as names.
+    entry = json.loads(json.dumps(entry))
+    return {name: tensors, CHECKPOINT: storage.dump_json({**entry, "sha256": _checksum(entry)})}
+
+
+def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The entry of the last checkpoint and its tensors.
+
+    Raises:
+        FisherhashError: a file is missing, or is not what was written.
+    """
+    entry = _read_entry(folder)
+    path = folder / str(entry.get("file"))
+    if path.parent != folder:
+        raise FisherhashError(f"{folder / CHECKPOINT} is damaged: it names a file elsewhere")
+    state = storage.read_tensors(path)
+    # Checkpoints of older versions have no checksum.
+    if "sha256" in entry and storage.tensors_checksum(state) != entry["tensors_sha256"]:
+        raise FisherhashError(f"{path} is damaged: its checksum is not the one in {CHECKPOINT}")
+    return entry, state
+
+
+def _read_entry(folder: Path) -> dict[str, Any]:
+    entry = storage.read_json(folder / CHECKPOINT)
+    noted = {name: value for name, value in entry.items() if name != "sha256"}
+    # Both or none: a changed name must not pass for an older version's file.
+    whole = ("sha256" in entry) == ("tensors_sha256" in entry)
+    if not whole or entry.get("sha256") not in (None, _checksum(noted)):
+        raise FisherhashError(
+            f"{folder / CHECKPOINT} is damaged: it is not what was written; use --overwrite to "
+            "start over"
+        )
+    return entry
+
+
+def _checksum(entry: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()
 
 
 def discard_checkpoint(folder: Path) -> None:
@@ -45,7 +112,7 @@ def check_resumable(folder: Path, identity: dict[str, Any], *, overwrite: bool) 
         discard_checkpoint(folder)
         return False
     if is_unfinished(folder):
-        found = storage.read_json(folder / CHECKPOINT).get("identity", {})
+        found = _read_entry(folder).get("identity", {})
         wanted = json.loads(json.dumps(identity))
         if found != wanted:
             name, there, now = _first_difference(found, wanted)

@@ -24,7 +24,7 @@ from fisherhash.model.heads import Head
 from fisherhash.system import storage
 from fisherhash.system.progress import progress
 from fisherhash.training.captured import GraphStep
-from fisherhash.training.checkpoints import CHECKPOINT, is_unfinished
+from fisherhash.training.checkpoints import checkpoint_files, is_unfinished, read_checkpoint
 from fisherhash.training.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -231,16 +231,10 @@ class Loop:
     def _checkpoint(self, epoch: int) -> None:
         if self.folder is None:
             return
-        name = f"checkpoint-{epoch + 1}.safetensors"
-        entry = {"epoch": epoch + 1, "file": name, "identity": self.identity}
-        files = {
-            METRICS: self._metrics(),
-            name: storage.write_tensors(self._state()),
-            CHECKPOINT: storage.dump_json(entry),
-        }
-        storage.write_files(self.folder, files)
+        files = checkpoint_files(epoch + 1, self._state(), self.identity)
+        storage.write_files(self.folder, {METRICS: self._metrics(), **files})
         for old in self.folder.glob("checkpoint-*.safetensors"):
-            if old.name != name:
+            if old.name not in files:
                 old.unlink()
 
     def _state(self) -> dict[str, Tensor]:
@@ -254,10 +248,9 @@ class Loop:
     def _resume(self) -> int:
         if self.folder is None or not is_unfinished(self.folder):
             return 0
-        checkpoint = storage.read_json(self.folder / CHECKPOINT)
         try:
+            checkpoint, state = read_checkpoint(self.folder)
             epoch = int(checkpoint["epoch"])
-            state = storage.read_tensors(self.folder / checkpoint["file"])
             for part, module in self.modules.items():
                 module.load_state_dict(part_state(state, part))
             rows = (self.folder / METRICS).read_text(encoding="utf-8").splitlines()[:epoch]

@@ -20,7 +20,8 @@ from fisherhash.index.local import segments
 
 BITS = 32
 QUERIES = np.random.default_rng(9).integers(0, 256, (3, 4), dtype=np.uint8)
-DERIVED = ("lock", "catalogue.sqlite-shm")
+DERIVED = ("lock", "catalogue.sqlite-shm", "catalogue.spare", "-sums")
+"""Files that no answer depends on; test_repair.py damages the last two."""
 
 
 def fill(path, *, tables=False):
@@ -99,7 +100,7 @@ def files_of(path):
     return sorted(
         file.relative_to(path).as_posix()
         for file in path.rglob("*")
-        if file.is_file() and file.name not in DERIVED
+        if file.is_file() and not file.name.endswith(DERIVED)
     )
 
 
@@ -300,9 +301,8 @@ def test_lost_commits_are_noticed(undamaged, tmp_path):
             Index.open(path, write=write)
 
 
-@pytest.mark.parametrize("name", ["catalogue.sqlite-wal", "head"])
-def test_a_writer_that_refuses_an_index_leaves_it_alone(undamaged, tmp_path, name):
-    path = tmp_path / "copy"
+def test_a_writer_that_refuses_an_index_leaves_it_alone(undamaged, tmp_path):
+    path, name = tmp_path / "copy", "catalogue.sqlite-wal"
     shutil.copytree(undamaged["killed"][0], path)
     data = bytearray((path / name).read_bytes())
     data[20] ^= 1

@@ -67,15 +67,19 @@ class ImageIndex:
         self._loading = threading.Lock()
 
     @classmethod
-    def open(cls, uri: Uri, *, write: bool = False, device: str = "cpu") -> Self:
+    def open(
+        cls, uri: Uri, *, write: bool = False, device: str = "cpu", skip_damaged: bool = False
+    ) -> Self:
         """Open an index of images.
 
         Args:
             uri: the path or the URI of the index.
             write: allow changes.
             device: where to encode images.
+            skip_damaged: leave out items whose codes are damaged, instead of raising an error; each
+                result counts them.
         """
-        return cls(Index.open(uri, write=write), device=device)
+        return cls(Index.open(uri, write=write, skip_damaged=skip_damaged), device=device)
 
     @classmethod
     def create(cls, uri: Uri, hasher: Hasher, *, model: Mapping[str, Any] | None = None) -> Self:
@@ -220,10 +224,19 @@ class ImageIndex:
         own: list[int | None] = [None] * len(results)
         with self.index.reading():
             items = self.index.get(keys) if keys else []
-            folder = synced_folder(self.index)
+            folder, unavailable = synced_folder(self.index), self.index.unavailable
             for item in items:
                 place = image_path(item, folder)
-                results.append(SearchResult(item.name, place, item.code, [], by_key=True))
+                results.append(
+                    SearchResult(
+                        item.name,
+                        place,
+                        item.code,
+                        [],
+                        by_key=True,
+                        unavailable=unavailable,
+                    )
+                )
                 own.append(item.id)
             readable = [pair for pair in zip(results, own, strict=True) if pair[0].error is None]
             if not readable:
@@ -260,9 +273,15 @@ class ImageIndex:
             errors |= {skip.index: f"{skip.name}: {skip.reason}" for skip in block.skipped}
         if errors and not skip_unreadable:
             raise FisherhashError("; ".join(errors.values()))
+        unavailable = self.index.unavailable
         return [
             SearchResult(
-                path or f"image {number}", path, codes.get(number, b""), [], errors.get(number)
+                path or f"image {number}",
+                path,
+                codes.get(number, b""),
+                [],
+                errors.get(number),
+                unavailable=unavailable,
             )
             for number, path in enumerate(paths)
         ]

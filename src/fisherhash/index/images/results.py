@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fisherhash.errors import counted
 from fisherhash.index.base import Codes, Index, Item
 
 
@@ -55,6 +56,7 @@ class SearchResult:
         matches: the items it found.
         error: why its image cannot be read; such a query has no code and no matches.
         by_key: whether the query is an item of the index, which then says where its file is.
+        unavailable: items that were left out because they are damaged; None where none may be.
     """
 
     query: str
@@ -63,6 +65,7 @@ class SearchResult:
     matches: list[Match]
     error: str | None = None
     by_key: bool = False
+    unavailable: int | None = None
 
     def __len__(self) -> int:
         return len(self.matches)
@@ -81,7 +84,17 @@ class SearchResult:
             | {"labels": list(match.item.labels), "metadata": match.item.metadata}
             for rank, match in enumerate(self.matches, start=1)
         ]
-        return {"query": self.query, "code": self.code.hex(), "results": rows}
+        found = {"query": self.query, "code": self.code.hex(), "results": rows}
+        return found if self.unavailable is None else found | {"unavailable": self.unavailable}
+
+
+def left_out(count: int) -> str:
+    """The sentence about items that a search left out because they are damaged.
+
+    >>> left_out(2)
+    'Left out because they are damaged: 2 items'
+    """
+    return f"Left out because they are damaged: {counted(count, 'item')}"
 
 
 class SkippedFile(NamedTuple):

@@ -468,6 +468,17 @@ class Catalogue:
             query = "SELECT 1 FROM items WHERE json_type(metadata, ?) IS NOT NULL LIMIT 1"
             return db.execute(query, (json_path,)).fetchone() is not None
 
+    def back_up(self, path: Path) -> None:
+        """Copy the last commit, as one plain file, while others may write."""
+        self._renew_copy()
+        target = sqlite3.connect(path, isolation_level=None)
+        with contextlib.closing(target):
+            try:
+                self._db.backup(target)
+                target.execute("PRAGMA journal_mode = DELETE").fetchone()
+            except sqlite3.Error as error:
+                raise self._error(error) from error
+
     def close(self) -> None:
         """Release the file; again does nothing."""
         if self._closed:

@@ -38,6 +38,7 @@ from fisherhash.index.local.schema import (
     RemovedRow,
     State,
 )
+from fisherhash.index.local.spare import Spare, save_spare
 from fisherhash.system.storage import fsync_file, fsync_folder
 
 logger = logging.getLogger(__name__)
@@ -259,6 +260,7 @@ class CatalogueWriter(Catalogue):
         threshold = max(WAL_BYTES, self._size() // 4)
         self._checkpoint_at = threshold if done else size + threshold
         self._write_sums()
+        self._write_spare()
 
     def _size(self) -> int:
         try:
@@ -290,6 +292,11 @@ class CatalogueWriter(Catalogue):
                 unlink_inside(self.path.parent, SUMS)
             logger.warning("%s could not be written: %s", self._sums_path, error)
 
+    def _write_spare(self) -> None:
+        """Write the small tables a second time, for repair."""
+        with contextlib.suppress(FisherhashError):
+            save_spare(self.path.parent, Spare(self.read_facts(), *self.load()))
+
     def vacuum(self) -> None:
         """Free the space of many deleted rows."""
         try:
@@ -310,6 +317,7 @@ class CatalogueWriter(Catalogue):
             if not self.abandoned:
                 self._meter.refill()
                 commit = self.state().commit
+                self._write_spare()
                 self._drop_sums()
                 self._checkpoint(2000)
                 # Not while there are readers: then it stays as it is, which is as good.

@@ -129,6 +129,22 @@ class Change:
         self._mark(ids)
         self._append("loose", 0, codes, ids)
 
+    def load(self, ids: Ids, codes: Codes, rows: Iterable[ItemRow], next_id: int) -> None:
+        """Add items with ids of their own, ascending and not below the next one."""
+        for start in range(0, len(ids), MAX_LENGTH):
+            part, some = ids[start : start + MAX_LENGTH], codes[start : start + MAX_LENGTH]
+            runs = RunsWriter()
+            runs.add(part)
+            if runs.has_gaps():
+                self.rewrite((), runs, [(part, some)])
+            else:
+                self._append("implied", int(part[0]), some, part)
+        self.insert_rows(rows)
+        self._grow(live=len(ids))
+        next_id = max(self.state.next_id, next_id, *(ids[-1:] + 1).tolist())
+        self._touched |= next_id > self.state.next_id
+        self.state = self.state._replace(next_id=next_id)
+
     def remove(self, ids: Ids) -> None:
         """Remove items."""
         self._mark(ids)

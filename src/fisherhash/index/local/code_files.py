@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fisherhash.index.base import DamagedError
 from fisherhash.index.local.files import open_inside, unlink_inside, write_all
+from fisherhash.index.local.fine_sums import FineSums, fine_name
 from fisherhash.index.local.guards import SUM_BLOCK, array_bytes, crc_blocks
 from fisherhash.index.local.stored import missing_bytes, restore
 
@@ -59,21 +60,25 @@ class Appender:
         # Bytes that an earlier writer left behind the committed end.
         if found > size:
             os.ftruncate(self._file.fileno(), size)
+        self._fine = FineSums(folder, name, self._file.fileno(), size)
 
     def write(self, data: NDArray) -> None:
         """Add an array's bytes."""
         view = array_bytes(np.ascontiguousarray(data))
         write_all(self._file.fileno(), view, self.size)
         self.sums = extend_sums(self.sums, self.size, view)
+        self._fine.add(view)
         self.size += len(view)
 
     def sync(self) -> None:
         """Wait until the bytes are on the disk."""
         os.fsync(self._file.fileno())
+        self._fine.store()
 
     def undo(self) -> None:
         """Cut off what was added."""
         os.ftruncate(self._file.fileno(), self.start)
+        self._fine.undo()
 
     def close(self) -> None:
         """Close the file."""
@@ -94,5 +99,6 @@ def delete_files(folder: Path, numbers: Iterable[int]) -> None:
     """Delete code files; where the system refuses as one is in use, the next open deletes it."""
     for number in numbers:
         for name in (codes_name(number), ids_name(number), ids_name(number, "runs")):
-            with contextlib.suppress(OSError):
-                unlink_inside(folder, name)
+            for one in (name, fine_name(name)):
+                with contextlib.suppress(OSError):
+                    unlink_inside(folder, one)

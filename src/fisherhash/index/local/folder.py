@@ -3,9 +3,12 @@
 images.index/
   catalogue.sqlite      what is in the index; a change is true when it is committed here
   catalogue.sums        checksums of the catalogue's bytes
+  catalogue.spare       the catalogue's small tables once more, for repair
   head                  number of the last commit
   codes/NNNNNN.codes    packed codes, only appended to; NNNNNN.ids or NNNNNN.runs where ids are
                         not implied
+  codes/NNNNNN.codes    packed codes, only appended to; NNNNNN.ids where ids are not implied;
+                        beside each, "-sums": checksums of its small blocks, for repair
   tables/               search tables, built when they help; may be deleted at any time
   model/                the model that makes its codes, if the index carries it
   lock                  held by the one writer
@@ -38,7 +41,7 @@ from fisherhash.system.storage import draft_folder, fsync_folder, remove_old_dra
 logger = logging.getLogger(__name__)
 
 MODEL_FOLDER = "model"
-_CODE_FILE = re.compile(r"(\d{1,18})\.(?:codes|ids|runs)", re.ASCII)
+_CODE_FILE = re.compile(r"(\d{1,18})\.(?:codes|ids|runs)(?:-sums)?", re.ASCII)
 
 
 def is_taken(path: Path) -> bool:
@@ -137,11 +140,10 @@ def _check_mark(
             "index from a copy, or create it again"
         )
     if commit is None and catalogue.noted_commit() != state.commit:
-        raise DamagedError(
-            f"{mark.path} {wrong}, so that lost commits would not be noticed. Restore "
-            "the index from a copy, or create it again"
-        )
-    if wrong:
+        # Only damage of a second file, the log, could lose a commit unnoticed.
+        what = f"the index is opened at commit {state.commit}, the last one in {CATALOGUE}"
+        logger.warning("%s %s; %s. The next writer writes it again", mark.path, wrong, what)
+    elif wrong:
         logger.warning("%s %s; the next writer writes it again", mark.path, wrong)
 
 

@@ -26,7 +26,16 @@ from numpy.typing import ArrayLike
 from fisherhash.codes import code_bytes
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import CannotReadError, DamagedError, Index, SaveModel, Uri, Verb
-from fisherhash.index.checks import CheckedEntry, NoteTexts, as_ids, code_blocks, code_rows
+from fisherhash.index.checks import (
+    CheckedEntry,
+    Notes,
+    NoteTexts,
+    as_ids,
+    check_entries,
+    check_notes,
+    code_blocks,
+    code_rows,
+)
 from fisherhash.index.engine import Engine
 from fisherhash.index.filters import All, Where, parse_filter, unknown_field
 from fisherhash.index.items import Codes, FileState, Ids, Item, Matches, Problem, Within
@@ -78,9 +87,10 @@ class LocalIndex(Index):
         first_query_seconds: time of this object's first search: checks, tables and results.
     """
 
-    def __init__(self, uri: Uri, *, write: bool) -> None:
+    def __init__(self, uri: Uri, *, write: bool, skip_damaged: bool = False) -> None:
         self.uri, self.path, self.writable = os.fspath(uri), Path(uri), write
         self.first_query_seconds: float | None = None
+        self._skip_damaged = skip_damaged
         self._guard = threading.RLock()
         self._seen = _Seen()
         self._snapshot: Snapshot | None = None
@@ -95,10 +105,15 @@ class LocalIndex(Index):
         self.model = facts["model"]
 
     @classmethod
-    def open_at(cls, uri: Uri, *, write: bool) -> Self:
+    def open_damaged_at(cls, uri: Uri) -> Self:
+        """See :meth:`Index.open`."""
+        return cls.open_at(uri, write=False, skip_damaged=True)
+
+    @classmethod
+    def open_at(cls, uri: Uri, *, write: bool, skip_damaged: bool = False) -> Self:
         """See :meth:`Index.open`."""
         try:
-            return cls(uri, write=write)
+            return cls(uri, write=write, skip_damaged=skip_damaged)
         except OSError as error:
             place = error.filename or uri
             raise FisherhashError(f"{place} cannot be read: {error.strerror or error}") from None
@@ -202,10 +217,21 @@ class LocalIndex(Index):
 
     def _load(self, state: State) -> Snapshot:
         if self._snapshot is None or self._snapshot.state != state:
-            self._snapshot = load_snapshot(self.path, self.bits, self._catalogue, self._snapshot)
+            self._snapshot = load_snapshot(
+                self.path,
+                self.bits,
+                self._catalogue,
+                self._snapshot,
+                skip_damaged=self._skip_damaged,
+            )
             # The first codes with a model name it, perhaps in a call that was interrupted.
             self.fingerprint = self._catalogue.read_facts()["fingerprint"]
         return self._snapshot
+
+    @property
+    def unavailable(self) -> int | None:
+        """See :attr:`Index.unavailable`."""
+        return self._current().unavailable if self._skip_damaged else None
 
     # Search
 
@@ -257,7 +283,7 @@ class LocalIndex(Index):
             condition, values = f"{ranges} AND ({condition})", [*bounds, *values]
         ids = as_ids(self._catalogue.ids_where(condition, values))
         self._refuse_unknown(snapshot, where)
-        return ids
+        return ids[snapshot.locate(ids)[0] >= 0] if snapshot.unavailable else ids
 
     def _refuse_unknown(self, snapshot: Snapshot, where: All) -> None:
         """A mistyped field would match no item, and with != every one."""
@@ -315,6 +341,8 @@ class LocalIndex(Index):
             snapshot.check()
         if found:
             ids = as_ids(rows)
+            if snapshot.unavailable:
+                ids = ids[snapshot.locate(ids)[0] >= 0]
             parts = (ids[i : i + _ITEMS_STEP] for i in range(0, len(ids), _ITEMS_STEP))
             blocks = ((part, self._gather(snapshot, part)) for part in parts)
         else:
@@ -333,7 +361,10 @@ class LocalIndex(Index):
 
     def count(self, where: Where | None = None) -> int:
         """See :meth:`Index.count`."""
-        return len(self.ids(where)) if parse_filter(where) else self._current().state.live
+        if parse_filter(where):
+            return len(self.ids(where))
+        snapshot = self._current()
+        return snapshot.state.live - snapshot.unavailable
 
     def files(self) -> dict[str, FileState]:
         """See :meth:`Index.files`."""
@@ -408,6 +439,47 @@ class LocalIndex(Index):
             for block in code_blocks(codes, self.bits):
                 change.append(block)
             return range(first, change.state.next_id)
+
+    def add_items(
+        self, items: Iterable[Item], *, notes: Notes = None, next_id: int | None = None
+    ) -> None:
+        """See :meth:`Index.add_items`; one commit."""
+        self._must_write()
+        given = list(items)
+        keyed = [item for item in given if item.key is not None]
+        entries = check_entries((item.entry() for item in keyed), self.bits)
+        rows = [
+            ItemRow.from_entry(item.id, entry) for item, entry in zip(keyed, entries, strict=True)
+        ]
+        with self._guard:
+            known = self._catalogue.rows_of_keys([entry.key for entry in entries])
+            self._check_entries("add", entries, known)
+            ids, codes = as_ids(item.id for item in given), self._joined(i.code for i in given)
+            self.load_items(ids, codes, rows, check_notes(notes), next_id=next_id or 0)
+
+    def load_items(
+        self,
+        ids: Ids,
+        codes: Codes,
+        rows: Sequence[ItemRow],
+        notes: NoteTexts,
+        *,
+        next_id: int = 0,
+    ) -> None:
+        """Add items with ids of their own, in one commit; for repair and copies.
+
+        Args:
+            ids: ascending, and none below the next id.
+            codes: their codes.
+            rows: the rows of those that have a key.
+            notes: written in the same commit.
+            next_id: the least id that a new item gets afterwards.
+        """
+        with self._guard, self._commit(None) as change:
+            if len(ids) and (ids[0] < change.state.next_id or (np.diff(ids) <= 0).any()):
+                raise UsageError(f"{self.uri}: the ids to load must ascend, and be new")
+            change.load(ids, codes, rows, next_id)
+            change.write_notes(notes)
 
     def _remove(self, keys: list[str], ids: Ids, notes: NoteTexts, *, missing_ok: bool) -> int:
         with self._guard, self._commit(None) as change:

@@ -47,7 +47,10 @@ class Segment:
         row: the file as committed.
         removed: one bit per position, or None where nothing is removed.
         files: the committed content and the checksums of each of its files.
+        unavailable: items that are left out because they are damaged, by explicit wish.
     """
+
+    unavailable: int = 0
 
     def __init__(
         self,
@@ -89,6 +92,11 @@ class Segment:
     def live(self) -> int:
         """Items that can be found."""
         return self.row.length - self.row.removed
+
+    @property
+    def marks(self) -> NDArray[np.uint8] | None:
+        """The removed bits of the whole file."""
+        return self.removed
 
     # Ids and positions
 

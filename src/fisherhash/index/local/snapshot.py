@@ -13,6 +13,7 @@ from fisherhash.codes import code_bytes
 from fisherhash.index.engine import Engine
 from fisherhash.index.items import Codes, Ids, Item, Matches, Within
 from fisherhash.index.local.catalogue import Catalogue
+from fisherhash.index.local.damaged import rest_of
 from fisherhash.index.local.schema import REMOVED_BLOCK, RemovedRow, State
 from fisherhash.index.local.segments import Segment, merge_nearest, merge_within
 
@@ -120,6 +121,11 @@ class Snapshot:
         """Positions that no longer count."""
         return sum(segment.row.removed for segment in self.segments)
 
+    @property
+    def unavailable(self) -> int:
+        """Items that are left out because they are damaged."""
+        return sum(segment.unavailable for segment in self.segments)
+
     def code_bytes(self) -> int:
         """Committed bytes of the code files."""
         return sum(file.size for segment in self.segments for file, _ in segment.files)
@@ -149,9 +155,16 @@ class Subset:
 
 
 def load_snapshot(
-    folder: Path, bits: int, catalogue: Catalogue, before: Snapshot | None
+    folder: Path,
+    bits: int,
+    catalogue: Catalogue,
+    before: Snapshot | None,
+    *,
+    skip_damaged: bool = False,
 ) -> Snapshot:
     """The last commit; it takes over what ``before`` has mapped, checked and prepared.
+
+    With ``skip_damaged``, items whose codes are damaged are left out.
 
     Raises:
         FileNotFoundError: a code file is gone, perhaps because the index was compacted meanwhile.
@@ -164,10 +177,10 @@ def load_snapshot(
         marks = None
         if row.removed:
             rows = [marked for marked in removed if marked.file == row.number]
-            marks = _apply_removed(old.removed if old else None, rows, row.length)
+            marks = _apply_removed(old.marks if old else None, rows, row.length)
             if row.removed != np.bitwise_count(marks).sum():
                 raise catalogue.damaged("rows of removed positions are missing or old")
-        segment = Segment(folder, row, bits, marks, old)
+        segment = (rest_of if skip_damaged else Segment)(folder, row, bits, marks, old)
         (loose if row.kind == "loose" else base).append(segment)
     base.sort(key=lambda segment: segment.row.first_id)
     return Snapshot(state, bits, tuple(base), tuple(loose))
