@@ -103,6 +103,7 @@ def test_every_setting_is_a_flag_with_its_default(run, verb):
 
 def test_flags_become_settings(run, photos, tmp_path):
     words = "--optimizer adamw --weight-decay 0.1 --schedule step --dropout 0 --validation 0.2"
+    words += " --recipe paper"
     words = [*words.split(), "--validation-every", "2", "--seed", "7", "--image-size", "48"]
     code, out, err = run("train", photos, "--out", tmp_path / "m", *TINY, *words, "--json")
     assert code == 0, err
@@ -134,7 +135,7 @@ def test_no_verb_is_help_and_the_version_is_the_packages(run):
         (["train", "PHOTOS", "--out", "m", "--bitz", "8"], "--bitz. Did you mean --bits?"),
         (["train", "PHOTOS", "--out", "m", "--epoch", "8"], "Did you mean --epochs?"),
         (["train", "PHOTOS", "--out", "m", "--method", "dfhh"], "Did you mean 'dfh'?"),
-        (["train", "PHOTOS", "--out", "m", "--method", "dhf"], "Did you mean 'dfh'?"),
+        (["train", "PHOTOS", "--out", "m", "--method", "dffh"], "Did you mean 'dfh'?"),
         (["train", "PHOTOS", "--out", "m", "--backbone", "tinny"], "Did you mean 'tiny'?"),
         (["train", "PHOTOS", "--out", "m", "--backbone", "resnet50"], "'torchvision:resnet50'?"),
         (

@@ -250,8 +250,10 @@ def test_skipped_files_are_listed_as_csv_and_as_json(run, index, tmp_path):
 
 
 def test_keys_are_accepted_as_they_are_printed(run, photos, index):
-    shutil.copy(photos / "a" / "00.png", photos / "two\nlines.png")
+    strange = photos / "two\nlines.png"
+    shutil.copy(photos / "a" / "00.png", strange)
     run("index", "sync", index, photos)
+    strange.unlink()  # other tests share the folder
     printed = "two\\nlines.png"
     assert run("search", "--index", index, "--key", "a/00.png", "-k", 1)[1].split()[-1] == printed
     code, out, _ = run("search", "--index", index, "--key", printed, "-k", 1)

@@ -5,10 +5,12 @@ import logging
 
 import pytest
 
+from fisherhash.codes import MAX_BITS
 from fisherhash.methods import create
 from fisherhash.training.fitting import fit, train
 from fisherhash.training.loop import Settings
 from fisherhash.training.recipes import apply_recipe, find_recipe
+from fisherhash.training.settings import MOST_OUTPUTS
 
 KINDS = list(itertools.product([False, True], [3, 10, 100], [False, True], [8, 48, 256]))
 
@@ -24,6 +26,10 @@ def test_every_recipe_names_options_and_settings_that_exist(finetune, classes, s
     assert ("fine-tuned" in str(best)) == finetune
     assert "\n" not in str(best)
     assert apply_recipe(find_recipe("paper", **kind), {}, Settings()) == ({}, Settings())
+
+
+def test_as_many_outputs_as_bits():
+    assert MOST_OUTPUTS == MAX_BITS
 
 
 def test_many_classes_are_encoded_with_the_class_step():

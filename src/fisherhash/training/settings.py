@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from fisherhash.codes import MAX_BITS
 from fisherhash.errors import unknown_name
 from fisherhash.system.options import Range, Tuned, check_options, options_of, parse_pairs
+
+MOST_OUTPUTS = 1024
+"""As many as bits, see codes.py, which imports numpy: the command line must start without it."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Settings:
     fixed_layers: Annotated[int, Range(-1, 1000)] = -1
     validation: Annotated[float, Range(0, 0.9)] = 0.0
     validation_every: Annotated[int, Range(1, 100_000)] = 1
-    outputs: Annotated[int, Range(0, MAX_BITS), Tuned(choices=(0, 64, 128))] = 0
+    outputs: Annotated[int, Range(0, MOST_OUTPUTS), Tuned(choices=(0, 64, 128))] = 0
     cut: Annotated[Literal["between", "first"], Tuned(choices=("between", "first"))] = "between"
     step_weight: Annotated[float, Range(0, 1e3)] = 0.0
     step_sharpness: Annotated[float, Range(0, 1e3)] = 1.0
