@@ -38,7 +38,7 @@ class Recipe:
     def __str__(self) -> str:
         """One line for people: the title and the values."""
         values = ", ".join(
-            f"{name.replace('_', '-')} {value:g}" if isinstance(value, float) else f"{name} {value}"
+            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
             for name, value in {**self.options, **self.settings}.items()
         )
         return f"{self.title}: {values}" if values else self.title
@@ -55,6 +55,10 @@ MOVING: Mapping[str, Any] = {
 
 GRADED: Mapping[str, Any] = {"initial_centers": "graded", "positive_weight": 0.0}
 """Centres as near to each other as the classes look alike, and balanced pairs."""
+
+
+APART: Mapping[str, Any] = {"initial_centers": "far-apart", "positive_weight": 0.0}
+"""Centres that start far apart: of a hundred class means some would share nearly all their bits."""
 
 
 def find_recipe(
@@ -82,10 +86,8 @@ def find_recipe(
         outputs = {"outputs": 128 if several else 64}
         return Recipe(title, {**GRADED, "quantization": 0.1 if several else 0.2}, outputs)
     if many:
-        return Recipe(title, MOVING, _step(2.0, 1.0))
-    if several:
-        return Recipe(title, {**MOVING, **GRADED}, _step(0.25, 1.0))
-    return Recipe(title, {**MOVING, **GRADED}, _step(0.25, 1.0))
+        return Recipe(title, APART, _step(2.0, 1.0))
+    return Recipe(title, MOVING, _step(0.25 if several else 0.5, 1.0))
 
 
 def apply_recipe(
