@@ -44,7 +44,7 @@ def _lines(title: str, total: int) -> Advance:
         done += step
         if now - began < HEAD_START:
             before = done
-        if now >= due:
+        if now >= due and done < total:
             due = now + LINE_SECONDS
             rate = (done - before) / (now - began)
             logger.info("%s: %s", title, describe_progress(done, total, rate))
