@@ -43,7 +43,7 @@ def test_a_table_and_what_belongs_to_it(make_request):
     assert row["protocol"]["protocol"] == "coco21"
     assert len(row["protocol"]["checksum"]) == 64
     for key in ("evaluation", "real_queries"):
-        assert {"map", "map_stable", "map_lower", "map_upper"} <= row[key].keys()
+        assert {"map", "map_lower", "map_upper", "top", "ranking"} <= row[key].keys()
         values = unpack_shares(row[key]["average_precision"])
         assert np.nanmean(values) == pytest.approx(row[key]["map"], abs=1e-5)
     assert row["history"]["epoch"] == 1

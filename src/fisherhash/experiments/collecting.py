@@ -19,8 +19,6 @@ from fisherhash.experiments.tuning import UNTUNED, Tuning, parted
 # Parts of a run that its table stores once for all runs, or not at all.
 DROPPED = ("config", "protocol", "method", "images", "weights", "class_step")
 DROPPED_METRICS = ("distances", "bit_statistics", "pr_by_radius", "average_precision")
-# With real-valued queries the table reports mean average precision only.
-REAL_METRICS = ("map", "map_stable", "map_lower", "map_upper", "ranking", "top")
 
 
 def collect(plan: Plan, runner: Runner) -> dict[str, Any]:
@@ -130,11 +128,10 @@ def _short(run: Mapping[str, Any]) -> dict[str, Any]:
     if "config" in run:
         settings = run["config"]["settings"]
         short["settings"] = {key: settings[key] for key in ("learning_rate", "epochs")}
-    if "evaluation" in run:
-        metrics = {k: v for k, v in run["evaluation"].items() if k not in DROPPED_METRICS}
-        short["evaluation"] = _rounded(metrics)
-    if "real_queries" in run:
-        short["real_queries"] = _rounded({k: run["real_queries"][k] for k in REAL_METRICS})
+    for key in RANKINGS:
+        if key in run:
+            metrics = {k: v for k, v in run[key].items() if k not in DROPPED_METRICS}
+            short[key] = _rounded(metrics)
     return short
 
 

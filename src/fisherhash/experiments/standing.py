@@ -302,7 +302,7 @@ def _score(part: Mapping[str, Any], row: Mapping[str, Any], number: int, ranking
     stable, lower, upper = (
         statistics.mean(values) if values and None not in values else None
         for key in ("map_stable", "map_lower", "map_upper")
-        for values in [[one[key] for one in measured]]
+        for values in [[one.get(key) for one in measured]]
     )
     return Score(
         tuple(one["map"] for one in measured),
