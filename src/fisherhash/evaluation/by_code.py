@@ -119,28 +119,35 @@ def _scores(
     total = relevant.sum(1)
     ranked, order = distances.sort(dim=1)
     items, hits = counts.expand_as(relevant).gather(1, order), relevant.gather(1, order)
-    equal = ranked[:, 1:] == ranked[:, :-1]
-    if bool(equal.any()):
-        # Different codes at one distance are one tie group.
-        group = torch.zeros_like(order)
-        torch.cumsum(~equal, dim=1, out=group[:, 1:])
-        items = torch.zeros_like(items).scatter_add_(1, group, items)
-        hits = torch.zeros_like(hits).scatter_add_(1, group, hits)
+    # Different codes at one distance are one tie group.
+    items, hits = _joined(items, hits, ranked[:, 1:] == ranked[:, :-1])
     # Groups that begin below the cut do not matter; together they are the last group.
     before = items.cumsum(1) - items
     kept = int((before < top).sum(1).max())
-    rest_items = items[:, kept:].sum(1, keepdim=True)
-    rest_hits = hits[:, kept:].sum(1, keepdim=True)
-    groups = TieGroups.from_counts(
-        _numpy(torch.cat([items[:, :kept], rest_items], dim=1)),
-        _numpy(torch.cat([hits[:, :kept], rest_hits], dim=1))[:, :, None],
+    items, hits = (
+        torch.cat([values[:, :kept], values[:, kept:].sum(1, keepdim=True)], dim=1)
+        for values in (items, hits)
     )
+    # Neighbours without relevant items count like one group; most groups are of that kind.
+    items, hits = _joined(items, hits, (hits[:, 1:] == 0) & (hits[:, :-1] == 0))
+    groups = TieGroups.from_counts(_numpy(items), _numpy(hits)[:, :, None])
     most = np.full(len(distances), top, dtype=np.int64)
     expected = closed_forms.expected_average_precision(groups, most, "found")
     lower, upper = closed_forms.average_precision_bounds(groups, most, "found")
     empty = _numpy(total) == 0
     one, two, three = (np.where(empty, np.nan, values) for values in (expected, lower, upper))
     return one, two, three
+
+
+def _joined(items: Tensor, hits: Tensor, same: Tensor) -> tuple[Tensor, Tensor]:
+    """Join each group (b, groups) with the one before it where ``same`` (b, groups - 1) says so."""
+    if not bool(same.any()):
+        return items, hits
+    group = torch.zeros_like(items)
+    torch.cumsum(~same, dim=1, out=group[:, 1:])
+    shape = len(items), int(group[:, -1].max()) + 1
+    found = (values.new_zeros(shape).scatter_add_(1, group, values) for values in (items, hits))
+    return next(found), next(found)
 
 
 def _numpy(values: Tensor) -> Counts:

@@ -45,7 +45,7 @@ def collect_part(plan: Plan, column: Column, runner: Runner) -> dict[str, Any]:
             if key in run:
                 entry.setdefault(key, run[key])
         if row.class_step:
-            run = {**run, **run.get("class_step", {})}
+            run = _stepped(run)
         for key in RANKINGS:
             if text := run.get(key, {}).get("average_precision"):
                 queries.setdefault((row.name, bits, key), []).append(unpack_shares(text))
@@ -120,6 +120,14 @@ def _part(column: Column, tuning: Tuning) -> dict[str, Any]:
             line["edges"] = list(choice.edges)
         entry["rows"].append(line)
     return entry
+
+
+def _stepped(run: dict[str, Any]) -> dict[str, Any]:
+    """A run as the row with the class step has it."""
+    if "evaluation" in run and "class_step" not in run:
+        known = {key: value for key, value in run.items() if key not in RANKINGS}
+        return {**known, "not_defined": "its codes are no signs of logits, so it has no class step"}
+    return {**run, **run.get("class_step", {})}
 
 
 def _short(run: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fisherhash.data.pixels import PixelBank
-from fisherhash.errors import NotDefinedError, UsageError
+from fisherhash.errors import UsageError
 from fisherhash.evaluation.by_code import precision_by_code
 from fisherhash.experiments.significance import pack_shares
 from fisherhash.training.fitting import Trained
@@ -32,15 +32,12 @@ def measure_rankings(
     Returns:
         ``evaluation`` (by Hamming distance) and ``real_queries``; with the class step, the same
         two under ``class_step``. Codes without a Hamming distance have ``evaluation`` alone, by
-        their own distance.
+        their own distance: they are no signs that a step could change.
     """
     if trained.split is None:
         raise UsageError(f"'{trained.collection.name}' has no labels to measure with")
     heads = [trained.plain_head]
-    if settings.step_weight > 0:
-        if trained.step is None:
-            reason = "its codes are no signs of logits, so it has no class step"
-            raise NotDefinedError(f"{trained.hasher.method}: {reason}")
+    if settings.step_weight > 0 and trained.step is not None:
         heads.append(trained.step.with_step(settings.step_weight, settings.step_sharpness))
     live = trained.finetuned
     plain, *stepped = encode_heads(
