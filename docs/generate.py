@@ -122,7 +122,7 @@ def readme_table() -> str:
         for part in result["parts"]
         if part["data"] == "cifar10" and part["runs"]
     ]
-    return "\n\n".join(f"{part.intro}\n\n{part.table.markdown()}" for part in parts) + "\n"
+    return "\n\n".join(f"{part.intro}\n\n{part.markdown()}" for part in parts) + "\n"
 
 
 def speed_table() -> str:

@@ -363,6 +363,40 @@ def test_agreed_lists_are_recognised(monkeypatch):
     assert resolve(data).agreed is True
 
 
+def test_another_seed_exchanges_the_queries_of_a_stand_in():
+    """Fresh queries were neither queries nor training images before; all sizes stay."""
+    numbers, within = np.repeat(np.arange(100), 170), np.tile(np.arange(170), 100)
+    splits = {
+        "train": np.flatnonzero(within < 60),
+        "query": np.flatnonzero(within >= 120),
+        "database": np.flatnonzero(within < 120),
+    }
+    data = collection(one_hot(numbers, 100), splits=splits, kind="lists", name="tiny100")
+    listed, fresh, other = (resolve(data, "tiny100", seed) for seed in (0, 1, 2))
+    assert (listed.seed, fresh.seed) == (None, 1)
+    assert fresh.agreed is None
+    assert any("fresh queries were drawn with seed 1, 50 per class" in note for note in fresh.notes)
+    assert np.array_equal(fresh.train, listed.train)
+    for part in ("query", "database"):
+        assert len(getattr(fresh, part)) == len(getattr(listed, part))
+    assert per_class(data, fresh.query) == {50}
+    assert not {*fresh.query} & {*listed.query, *listed.train, *fresh.database}
+    assert {*listed.query} < {*fresh.database}
+    assert {*fresh.query} != {*other.query}
+    assert len({split.checksum for split in (listed, fresh, other)}) == 3
+    few = collection(
+        one_hot(numbers[within < 140], 100),
+        splits={
+            "train": np.arange(60),
+            "query": np.arange(60, 120),
+            "database": np.arange(120, 200),
+        },
+        kind="lists",
+        name="tiny100",
+    )
+    fails("no fresh queries can be drawn from 'tiny100'.*Seed 0 has the listed", few, "tiny100", 1)
+
+
 def test_save_and_load(tmp_path):
     names = [f"ü {number}/写真.jpg" for number in range(60)]
     data = collection(one_hot(np.arange(60) % 3, 3), names)

@@ -30,8 +30,8 @@ def test_a_table_and_what_belongs_to_it(make_request):
     said = []
     outcome = reproduce(make_request(), say=said.append)
     assert (outcome.left, outcome.failed) == (0, {})
-    # Two rows, each with and without the class step.
-    assert "4 of 4 runs left" in "".join(said)
+    # Two rows, each with and without the class step, which share a training.
+    assert "2 of 2 runs left" in "".join(said)
     assert "not tuned on coco21-tiny-32-frozen-rehearsal" in "".join(said)
     table = outcome.table
     assert "| DPSH | " in table
@@ -43,7 +43,7 @@ def test_a_table_and_what_belongs_to_it(make_request):
     assert row["protocol"]["protocol"] == "coco21"
     assert len(row["protocol"]["checksum"]) == 64
     for key in ("evaluation", "real_queries"):
-        assert {"map", "map_stable", "map_lower", "map_upper"} <= row[key].keys()
+        assert {"map", "map_lower", "map_upper", "top", "ranking"} <= row[key].keys()
         values = unpack_shares(row[key]["average_precision"])
         assert np.nanmean(values) == pytest.approx(row[key]["map"], abs=1e-5)
     assert row["history"]["epoch"] == 1
@@ -54,7 +54,7 @@ def test_a_table_and_what_belongs_to_it(make_request):
     assert "<h1>" in outcome.page.read_text()
     before = {path: path.stat().st_mtime_ns for path in runs(folder)}
     again = reproduce(make_request(), say=said.append)
-    assert said[-1] == "all 4 runs are done"
+    assert said[-1] == "all 2 runs are done"
     assert again.results == outcome.results
     assert {path: path.stat().st_mtime_ns for path in runs(folder)} == before
 
@@ -168,8 +168,8 @@ def test_shared_by_two_processes(make_request, capfd):
     assert outcome.left == 0
     said = capfd.readouterr().err
     assert said.count("validation") == 0
-    assert said.count(" left\n") == 8  # one line a run: nothing was run twice
-    assert len(runs(outcome.page.parent)) == 8
+    assert said.count(" left\n") == 4  # one line a run: nothing was run twice
+    assert len(runs(outcome.page.parent)) == 4
     assert {json.loads(path.read_text())["jobs"] for path in runs(outcome.page.parent)} == {2}
 
 
@@ -188,17 +188,17 @@ def test_a_killed_call_is_continued(make_request):
     process.kill()
     process.wait()
     done = {path: path.read_text() for path in runs(make_request().out)}
-    assert 1 <= len(done) < 24
+    assert 1 <= len(done) < 12
     outcome = reproduce(make_request(only=["coco21", "dpsh", "dfh-paper", "dtsh"]))
     assert outcome.left == 0
-    assert len(runs(make_request().out)) == 24
+    assert len(runs(make_request().out)) == 12
     for path, text in done.items():
         assert path.read_text() == text
 
 
 def test_no_run_starts_after_the_time(make_request):
     outcome = reproduce(make_request(minutes=0.0))
-    assert outcome.left == 4
+    assert outcome.left == 2
     assert "not run [0.752]" in outcome.table
     assert reproduce(make_request()).left == 0
 
@@ -215,9 +215,8 @@ def test_a_failed_run_is_recorded_and_tried_again(make_request, monkeypatch):
 
     monkeypatch.setattr(runner, "fit", broken)
     outcome = reproduce(make_request())
-    names = ("coco21: DPSH 12 bits, seed 0", "coco21: DPSH + class step 12 bits, seed 0")
-    assert outcome.failed == dict.fromkeys(names, "the disk is full")
-    assert outcome.left == 2
+    assert outcome.failed == {"coco21: DPSH 12 bits, seed 0": "the disk is full"}
+    assert outcome.left == 1
     assert "| DPSH | failed" in outcome.table
     assert "DPSH, 12 bits: 1 run failed: the disk is full." in outcome.table
     monkeypatch.setattr(runner, "fit", real)
@@ -405,6 +404,15 @@ def test_words_become_a_request():
     assert (plain, as_json) == (Request(target="table1"), False)
     assert plain.backbone == backbones.DEFAULT
     assert parse_request(["table1", "--finetune"], command="x")[0].finetune is True
+
+
+def test_quick_takes_the_shortest_and_the_longest_codes(make_request):
+    given = {"rehearse": False, "quick": True}
+    (column,) = planning.make_plan(make_request(**given, only=["coco21"])).columns
+    assert column.part.bits == (12, 48)
+    assert len(column.part.rows[0].paper) == 2
+    (column,) = planning.make_plan(make_request(**given, only=["coco21", "24"])).columns
+    assert column.part.bits == (24,)
 
 
 def test_a_request_travels_as_json():

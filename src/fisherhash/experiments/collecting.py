@@ -19,8 +19,6 @@ from fisherhash.experiments.tuning import UNTUNED, Tuning, parted
 # Parts of a run that its table stores once for all runs, or not at all.
 DROPPED = ("config", "protocol", "method", "images", "weights", "class_step")
 DROPPED_METRICS = ("distances", "bit_statistics", "pr_by_radius", "average_precision")
-# With real-valued queries the table reports mean average precision only.
-REAL_METRICS = ("map", "map_stable", "map_lower", "map_upper", "ranking", "top")
 
 
 def collect(plan: Plan, runner: Runner) -> dict[str, Any]:
@@ -47,7 +45,7 @@ def collect_part(plan: Plan, column: Column, runner: Runner) -> dict[str, Any]:
             if key in run:
                 entry.setdefault(key, run[key])
         if row.class_step:
-            run = {**run, **run.get("class_step", {})}
+            run = _stepped(run)
         for key in RANKINGS:
             if text := run.get(key, {}).get("average_precision"):
                 queries.setdefault((row.name, bits, key), []).append(unpack_shares(text))
@@ -124,17 +122,24 @@ def _part(column: Column, tuning: Tuning) -> dict[str, Any]:
     return entry
 
 
+def _stepped(run: dict[str, Any]) -> dict[str, Any]:
+    """A run as the row with the class step has it."""
+    if "evaluation" in run and "class_step" not in run:
+        known = {key: value for key, value in run.items() if key not in RANKINGS}
+        return {**known, "not_defined": "its codes are no signs of logits, so it has no class step"}
+    return {**run, **run.get("class_step", {})}
+
+
 def _short(run: Mapping[str, Any]) -> dict[str, Any]:
     """A run as the table stores it."""
     short = {key: value for key, value in run.items() if key not in DROPPED}
     if "config" in run:
         settings = run["config"]["settings"]
         short["settings"] = {key: settings[key] for key in ("learning_rate", "epochs")}
-    if "evaluation" in run:
-        metrics = {k: v for k, v in run["evaluation"].items() if k not in DROPPED_METRICS}
-        short["evaluation"] = _rounded(metrics)
-    if "real_queries" in run:
-        short["real_queries"] = _rounded({k: run["real_queries"][k] for k in REAL_METRICS})
+    for key in RANKINGS:
+        if key in run:
+            metrics = {k: v for k, v in run[key].items() if k not in DROPPED_METRICS}
+            short[key] = _rounded(metrics)
     return short
 
 

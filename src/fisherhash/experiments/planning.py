@@ -96,12 +96,13 @@ class Plan:
         """
         choice = self.tuning.choice(column.bench, row)
         values = row_values(row, choice)
-        if not row.class_step:
-            other = self.tuning.choice(column.bench, row.stepped())
-            if other.class_step and row_values(row, other) == values:
+        twin = row if row.class_step else row.stepped()
+        if twin in column.part.rows:
+            other = self.tuning.choice(column.bench, twin)
+            if not other.tuned:
+                other = dataclasses.replace(other, class_step=DEFAULT_STEP)
+            if row_values(row, other) == values:
                 choice = other
-        if row.class_step and choice.class_step is None:
-            choice = dataclasses.replace(choice, class_step=DEFAULT_STEP)
         step = {f"step_{key}": value for key, value in (choice.class_step or {}).items()}
         own = parted({**values, **step})
         return Cell(
@@ -157,7 +158,7 @@ def make_plan(request: Request) -> Plan:
     if changes.get("fixed_layers", -1) < 0:
         changes["fixed_layers"] = fixed_layers(request.backbone, live and not rehearse)
     columns = []
-    for part in _reduced(spec, request.only):
+    for part in _reduced(spec, request.only, ends=request.quick):
         present = [source for source in part.sources if locate(source.data) is not None]
         source = (present or part.sources)[0]
         epochs = source.epochs if live else QUICK_EPOCHS if request.quick else Settings.epochs
@@ -204,8 +205,14 @@ def _searches(columns: Sequence[Column], epochs: int | None, points: int) -> lis
     return list(found.values())
 
 
-def _reduced(spec: Spec, only: Sequence[str]) -> list[Part]:
-    """The parts of a table, reduced to some data sets, methods or rows, and code lengths."""
+def _reduced(spec: Spec, only: Sequence[str], *, ends: bool = False) -> list[Part]:
+    """The parts of a table, reduced to some data sets, methods or rows, and code lengths.
+
+    Args:
+        spec: the table.
+        only: what is wanted; all if empty.
+        ends: take the shortest and the longest code length where none is named.
+    """
     known_data = {source.data for part in spec.parts for source in part.sources}
     known_rows = {name for part in spec.parts for row in part.rows for name in _names(row)}
     lengths = {int(word) for word in only if word.isdigit()}
@@ -219,7 +226,8 @@ def _reduced(spec: Spec, only: Sequence[str]) -> list[Part]:
             )
     parts = []
     for part in spec.parts:
-        kept = [n for n, bits in enumerate(part.bits) if not lengths or bits in lengths]
+        wanted = lengths or set(part.bits[:: max(1, len(part.bits) - 1)] if ends else part.bits)
+        kept = [n for n, bits in enumerate(part.bits) if bits in wanted]
         rows = [row for row in part.rows if not names or names & _names(row)]
         sources = tuple(source for source in part.sources if not data or source.data in data)
         if kept and rows and sources:

@@ -30,10 +30,7 @@ TUNING_INTRO = (
     "them queried against the others. The score is the table's own metric, scaled to their number, "
     "as a mean over the code lengths. The queries were not used."
 )
-NOTE = (
-    "Bold: the highest mean of the column. †: no test tells it from that at 95 %. The interval of "
-    "a difference covers other seeds and other queries."
-)
+NOTE = "Bold: the highest mean of the column. †: not significantly lower (95 %, over {})."
 
 
 @dataclass(frozen=True)
@@ -53,6 +50,13 @@ class PartReport:
     tables: dict[str, Table]
     verdicts: list[str]
     ties: Table
+
+    def markdown(self) -> str:
+        """Render the table of each ranking as Markdown."""
+        if len(self.tables) == 1:
+            return next(iter(self.tables.values())).markdown()
+        blocks = [f"Ranked by {name}:\n\n{one.markdown()}" for name, one in self.tables.items()]
+        return "\n\n".join(blocks)
 
 
 def part_report(results: Mapping[str, Any], part: Mapping[str, Any]) -> PartReport:
@@ -78,10 +82,7 @@ def markdown(results: Mapping[str, Any], *, level: int = 2) -> str:
     blocks = [f"{mark} {results['title']}", *results["notes"]]
     for part in results["parts"]:
         one = part_report(results, part)
-        blocks += [f"{mark}# {one.title}", one.intro]
-        for ranking, table in one.tables.items():
-            blocks += [f"Ranked by {ranking}:"] if len(one.tables) > 1 else []
-            blocks.append(table.markdown())
+        blocks += [f"{mark}# {one.title}", one.intro, one.markdown()]
         if one.verdicts:
             blocks.append("\n".join(f"- {sentence}" for sentence in one.verdicts))
         blocks += ["What the order within ties can change, as means over the seeds:"]
@@ -181,7 +182,8 @@ def _score_table(part: Mapping[str, Any], contest: Contest, of: str) -> Table:
         ]
         for row in rows
     ]
-    note = NOTE
+    queries = any(test["queries"] for test in part.get("tests", ()))
+    note = NOTE.format("seeds and queries" if queries else "seeds")
     if apart and hamming:
         note += (
             " ‡: has no Hamming distance and is ranked by its own, between real-valued queries and "
@@ -198,7 +200,7 @@ def _score_cell(part: Mapping[str, Any], contest: Contest, name: str, bits: int)
         return TableCell(_nothing(score) + paper)
     best = name == contest.best(bits)
     text = f" ± {score.half:.3f}" if math.isfinite(score.half) else ""
-    text += " †" if contest.tested(bits) and name in contest.level(bits) else ""
+    text += " †" if len(score.values) > 1 and name in contest.level(bits) else ""
     if len(score.values) != part["seeds"]:
         text += f", {counted(len(score.values), 'seed')}"
     mean = f"{score.mean:.3f}"

@@ -32,7 +32,8 @@ class Request(NetworkOptions):
             figures, large (CIFAR-10 with 50,000 training images), or ablation (each addition to
             DFH).
         out: Folder for the runs, the table and the page; by default reproduce-TARGET.
-        quick: Frozen features at 128 px, one seed, few epochs: under 20 minutes on two cores.
+        quick: Frozen features at 128 px, the shortest and the longest codes, one seed, few epochs:
+            under 20 minutes on two cores.
         seeds: Number of seeds; by default 3, or 1 with --quick.
         first_seeds: Number of seeds for the best row of a column and the rows that a test cannot
             tell from it; by default 5, or as many as --seeds where that is given.

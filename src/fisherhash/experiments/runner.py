@@ -17,17 +17,14 @@ from typing import Any
 import torch
 
 from fisherhash import methods
-from fisherhash.data.pixels import PixelBank
 from fisherhash.errors import FisherhashError, NotDefinedError, UsageError, counted
 from fisherhash.experiments.benches import Bench, Cell, OpenBench
 from fisherhash.experiments.claims import Claims
-from fisherhash.experiments.significance import pack_shares
+from fisherhash.experiments.rankings import measure_rankings
 from fisherhash.model.folder import versions
 from fisherhash.system import storage
 from fisherhash.system.devices import device_name
-from fisherhash.training.class_step import ClassStep
-from fisherhash.training.fitting import Trained, fit
-from fisherhash.training.settings import Settings
+from fisherhash.training.fitting import fit
 
 logger = logging.getLogger(__name__)
 
@@ -55,36 +52,12 @@ def _run_cell(cell: Cell, stage: OpenBench) -> dict[str, Any]:
     began = time.perf_counter()
     last = trained.history[-1] if trained.history else None
     if cell.measured:
-        row |= _measured(trained, cell.settings, stage.bank)
+        row |= measure_rankings(trained, cell.settings, stage.bank)
     elif last is not None:
         row["validation"] = last.pop("validation", None) or {"plain": last["validation_map"]}
     seconds = trained.seconds | {"measuring": time.perf_counter() - began}
     row["seconds"] = {name: round(value, 3) for name, value in seconds.items()}
     row["history"] = last
-    return row
-
-
-def _measured(trained: Trained, settings: Settings, bank: PixelBank | None) -> dict[str, Any]:
-    """Measure codes by Hamming distance and with real-valued queries, as JSON.
-
-    A training with the class step is measured without it too: ``class_step`` holds what the step
-    makes of it. Codes without a Hamming distance have one measurement, by their own distance.
-    """
-    step = None
-    if settings.step_weight > 0:
-        step = ClassStep(settings.step_weight, settings.step_sharpness)
-        if trained.step is None:
-            raise NotDefinedError(f"{trained.hasher.method}: no class step, its codes are no signs")
-    found = {
-        name: one.to_json() | {"average_precision": pack_shares(one.average_precision)}
-        for name, one in trained.measurements(step, bank=bank).items()
-    }
-    if "hamming" not in found:
-        return {"evaluation": found["real"]}
-    row: dict[str, Any] = {"evaluation": found["hamming"], "real_queries": found["real"]}
-    if "step_hamming" in found:
-        stepped = {"evaluation": found["step_hamming"], "real_queries": found["step_real"]}
-        row["class_step"] = stepped
     return row
 
 

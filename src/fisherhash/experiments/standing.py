@@ -173,9 +173,10 @@ class Standing:
     def leaders(self) -> set[tuple[str, int]]:
         """Return the rows and code lengths that are best, or not told from the best, in either."""
         found = set()
-        for contest, bits in product(self.contests.values(), self.part["bits"]):
-            if (top := contest.best(bits)) is not None:
-                found |= {(name, bits) for name in (top, *contest.level(bits))}
+        for contest in self.contests.values():
+            for bits in self.part["bits"]:
+                if (top := contest.best(bits)) is not None:
+                    found |= {(name, bits) for name in (top, *contest.level(bits))}
         return found
 
     def verdicts(self, target: str) -> list[str]:
@@ -202,10 +203,9 @@ class Standing:
         if not own or not others:
             return []
         said = []
-        for contest, bits in product(self.contests.values(), self.part["bits"]):
-            sentence = self._place(contest, own, bits)
-            if sentence is not None:
-                said.append(sentence)
+        for contest in self.contests.values():
+            places = [self._place(contest, own, bits) for bits in self.part["bits"]]
+            said += [place for place in places if place is not None]
         missed = [
             f"{name} at {bits} bits ({gap:+.1f} points)"
             for name, bits in product(others, self.part["bits"])
@@ -302,7 +302,7 @@ def _score(part: Mapping[str, Any], row: Mapping[str, Any], number: int, ranking
     stable, lower, upper = (
         statistics.mean(values) if values and None not in values else None
         for key in ("map_stable", "map_lower", "map_upper")
-        for values in [[one[key] for one in measured]]
+        for values in [[one.get(key) for one in measured]]
     )
     return Score(
         tuple(one["map"] for one in measured),
