@@ -360,7 +360,8 @@ class Hasher(abc.ABC):
             UsageError: there is no built-in hasher of this name.
             FisherhashError: its files are damaged, or a package that it needs is not installed.
         """
-        if not builtin.is_exported_only(name):
+        builtin.folder(name)  # an unknown name is refused first
+        if name not in builtin.EXPORTED_ONLY:
             runtime = _choose(runtime, True, device, f"the built-in hasher '{name}'")
         elif runtime == "torch":
             raise UsageError(f"the built-in hasher '{name}' runs in ONNX Runtime only")
