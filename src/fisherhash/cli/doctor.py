@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import shutil
@@ -59,8 +60,12 @@ def _version(name: str) -> str | None:
         return None
 
 
+def _has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
+
+
 def _cuda() -> str:
-    if _version("torch") is None:
+    if not _has_torch():
         return "not used: torch is not installed"
     import torch
 
@@ -70,7 +75,7 @@ def _cuda() -> str:
 
 
 def _backbone() -> str:
-    if _version("torch") is None:
+    if not _has_torch():
         return "not needed: torch is not installed"
     from fisherhash import backbones
 

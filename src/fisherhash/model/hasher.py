@@ -51,8 +51,11 @@ if TYPE_CHECKING:
     Images = ImageLike | Tensor | Iterable[ImageLike | Tensor]
 
 RuntimeName = Literal["auto", "onnx", "torch"]
-LOADERS = {"onnx": "fisherhash.model.onnx_hasher", "torch": "fisherhash.model.torch_hasher"}
-"""The module of each runtime; imported when a model is first loaded with it."""
+HASHERS = {
+    "onnx": ("fisherhash.model.onnx_hasher", "OnnxHasher"),
+    "torch": ("fisherhash.model.torch_hasher", "TorchHasher"),
+}
+"""The hasher of each runtime; its module is imported when a model is first loaded with it."""
 
 
 @dataclass(frozen=True)
@@ -362,10 +365,10 @@ class Hasher(abc.ABC):
         if place.suffix == ".onnx" and place.is_file():
             if runtime == "torch":
                 raise UsageError(f"{place} is an exported model, which torch cannot load")
-            return _loader("onnx").load_folder(place, device=device)
+            return _hasher("onnx").from_folder(place, device=device)
         exported = runtime != "torch" and backbone is None and usable_onnx(place) is not None
         chosen = _choose(runtime, exported, device, f"the model in {place}")
-        return _loader(chosen).load_folder(place, device=device, backbone=backbone)
+        return _hasher(chosen).from_folder(place, device=device, backbone=backbone)
 
     @classmethod
     def load_builtin(
@@ -386,23 +389,25 @@ class Hasher(abc.ABC):
             UsageError: there is no built-in hasher of this name.
             FisherhashError: its files are damaged, or a package that it needs is not installed.
         """
-        if not builtin.is_exported_only(name):
+        builtin.folder(name)  # an unknown name is refused first
+        if name not in builtin.EXPORTED_ONLY:
             runtime = _choose(runtime, True, device, f"the built-in hasher '{name}'")
         elif runtime == "torch":
             raise UsageError(f"the built-in hasher '{name}' runs in ONNX Runtime only")
         else:
             runtime = "onnx"
-        return _loader(runtime).load_shipped(name, device=device)
+        return _hasher(runtime).from_package(name, device=device)
 
 
-def _loader(runtime: str) -> Any:
-    """The module that loads models in a runtime.
+def _hasher(runtime: str) -> Any:
+    """The class of the hashers of a runtime.
 
     Raises:
         FisherhashError: the runtime is not installed.
     """
+    module, name = HASHERS[runtime]
     try:
-        return importlib.import_module(LOADERS[runtime])
+        return getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         raise not_installed(error, "a model that is not exported to ONNX") from error
 

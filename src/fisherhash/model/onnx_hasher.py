@@ -141,40 +141,40 @@ class OnnxHasher(Hasher):
             }
         return described_files(self.config(), self.runtime.content())
 
+    @classmethod
+    def from_folder(
+        cls, place: Path, *, device: str | torch.device | None, backbone: object = None
+    ) -> OnnxHasher:
+        """Load an ONNX file, or the one in a model folder.
 
-def load_folder(
-    place: Path, *, device: str | torch.device | None, backbone: object = None
-) -> OnnxHasher:
-    """Load an ONNX file, or the one in a model folder.
+        Args:
+            place: the file, or the folder.
+            device: where it runs.
+            backbone: must be None; an exported model has its network.
 
-    Args:
-        place: the file, or the folder.
-        device: where it runs.
-        backbone: must be None; an exported model has its network.
+        Raises:
+            UsageError: there is no exported model in the folder.
+            FisherhashError: the file is damaged, or belongs to another model than its folder says.
+        """
+        if backbone is not None:
+            raise UsageError("an exported model has its network; pass none with it")
+        origin = {"path": os.path.abspath(place)}
+        if place.is_file():
+            return cls(OnnxRuntime(place, device=device), origin=origin)
+        config = usable_onnx(place)
+        if config is None:
+            raise UsageError(f"{place} holds no exported model")
+        return _described(place, config, device, origin)
 
-    Raises:
-        UsageError: there is no exported model in the folder.
-        FisherhashError: the file is damaged, or belongs to another model than its folder says.
-    """
-    if backbone is not None:
-        raise UsageError("an exported model has its network; pass none with it")
-    origin = {"path": os.path.abspath(place)}
-    if place.is_file():
-        return OnnxHasher(OnnxRuntime(place, device=device), origin=origin)
-    config = usable_onnx(place)
-    if config is None:
-        raise UsageError(f"{place} holds no exported model")
-    return _described(place, config, device, origin)
+    @classmethod
+    def from_package(cls, name: str, *, device: str | torch.device | None) -> OnnxHasher:
+        """Load the ONNX file of a built-in hasher.
 
-
-def load_shipped(name: str, *, device: str | torch.device | None) -> OnnxHasher:
-    """Load the ONNX file of a built-in hasher.
-
-    Raises:
-        FisherhashError: its files are damaged.
-    """
-    config = builtin.onnx_config(name)
-    return _described(builtin.folder(name), config, device, {"builtin": name})
+        Raises:
+            FisherhashError: its files are damaged.
+        """
+        config = builtin.onnx_config(name)
+        return _described(builtin.folder(name), config, device, {"builtin": name})
 
 
 def _described(

