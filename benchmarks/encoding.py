@@ -153,7 +153,8 @@ def eager_torch(hasher: Any, paths: list[str], workers: int) -> float:
     preprocessing = hasher.preprocessing
     network = hasher.backbone.to(memory_format=torch.contiguous_format).eval()
     start = time.perf_counter()
-    loader = DataLoader(_Files(paths, preprocessing), BATCH, num_workers=workers)
+    files: Any = _Files(paths, preprocessing)
+    loader = DataLoader(files, BATCH, num_workers=workers)
     with torch.no_grad():
         for batch in loader:
             (hasher.head.logits(network(batch)) > 0).numpy()
@@ -311,7 +312,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, help="write the JSON here, too")
     given = parser.parse_args()
-    models = given.model or list(builtin.NAMES)
+    models: list[str] = given.model or list(builtin.NAMES)
     parts: dict[str, Any] = {}
     load = os.getloadavg() if hasattr(os, "getloadavg") else None
     for kind, count in ((SMALL, given.small), (LARGE, given.large)):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import pickle
 
 import numpy as np
 import pytest
@@ -270,6 +271,37 @@ def test_an_index_says_which_runtime_made_its_codes(exported, folder, write_phot
     unsure = facts["runtimes"]["onnx-cpu"]["unsure_bits"]
     logits = Hasher.load(folder).logits(sorted((root / "a").iterdir()))
     assert unsure == np.count_nonzero(np.abs(logits) < 1e-4)
+
+
+def test_worker_processes_compute_the_same_codes(folder):
+    hasher, images = Hasher.load(folder), open_data("sample")
+    some = np.arange(40)
+    here = hasher.encode_collection(images, some, workers=0)
+    there = hasher.encode_collection(images, some, workers=2)
+    assert np.array_equal(here.codes, there.codes)
+    blocks = hasher.encode_blocks(
+        PixelBank(images, some, hasher.preprocessing, torch.device("cpu"))
+    )
+    assert np.array_equal(here.codes, np.concatenate([block.codes for block in blocks]))
+
+
+def test_a_worker_notices_that_its_file_was_replaced(folder):
+    function = Hasher.load(folder).runtime.worker_copy()
+    sent = pickle.loads(pickle.dumps(function))
+    assert np.array_equal(sent(noise(2)), function(noise(2)))
+    late = pickle.loads(pickle.dumps(function))
+    (folder / "model.onnx").write_bytes(b"another file")
+    with pytest.raises(FisherhashError, match="was replaced while it was used"):
+        late(noise(1))
+
+
+def test_features_that_training_stored_become_codes(folder, exported):
+    images = open_data("sample")
+    assert Hasher.load(folder).encode_stored(images) is None
+    list(exported[0].encode_blocks(images, np.arange(5), cached=True))
+    stored = Hasher.load(folder).encode_stored(images)
+    assert stored.indices.tolist() == list(range(5))
+    assert np.array_equal(stored.codes, exported[0].encode_collection(images, np.arange(5)).codes)
 
 
 def test_only_those_with_a_hamming_distance_are_ranked(exported):

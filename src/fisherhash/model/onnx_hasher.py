@@ -47,6 +47,8 @@ class OnnxHasher(Hasher):
         folder: the model folder it is a part of.
     """
 
+    head: ExportedHead  # type: ignore[reportIncompatibleVariableOverride]
+
     def __init__(
         self,
         runtime: OnnxRuntime,

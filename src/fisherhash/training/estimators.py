@@ -51,10 +51,11 @@ class ShallowHasher(TransformerMixin, BaseEstimator):
         Returns:
             Itself.
         """
-        X = validate_data(self, X, dtype=[np.float32, np.float64], ensure_min_samples=2)
-        labels = self._labels(y, len(X)) if self._supervised() else None
+        rows = self._checked(X, ensure_min_samples=2)
+        labels = self._labels(y, len(rows)) if self._supervised() else None
         options = {name: getattr(self, name) for name in self._own()}
-        limit = min(MOST_BITS, X.shape[1], len(X) - 1, options.get("anchors", MOST_BITS + 1) - 1)
+        anchors = options.get("anchors", MOST_BITS + 1)
+        limit = min(MOST_BITS, rows.shape[1], len(rows) - 1, anchors - 1)
         self.bits_ = max(1, limit) if self.bits is None else self.bits
         found = methods.create(
             self.method,
@@ -67,7 +68,7 @@ class ShallowHasher(TransformerMixin, BaseEstimator):
         try:
             with torch.no_grad():
                 self.head_: Head = found.fit(
-                    torch.from_numpy(np.ascontiguousarray(X, np.float32)),
+                    torch.from_numpy(np.ascontiguousarray(rows, np.float32)),
                     labels,
                     seed=self.random_state,
                 ).eval()
@@ -79,15 +80,17 @@ class ShallowHasher(TransformerMixin, BaseEstimator):
     def decision_function(self, X: ArrayLike) -> NDArray[np.float32]:
         """Return the logits (n, bits) of features (n, d); a bit is 1 where its logit is > 0."""
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=[np.float32, np.float64], reset=False)
+        rows = np.ascontiguousarray(self._checked(X, reset=False), np.float32)
         with torch.inference_mode():
-            rows = [
-                self.head_.logits(
-                    torch.from_numpy(np.ascontiguousarray(X[i : i + ROWS_AT_ONCE], np.float32))
-                )
-                for i in range(0, len(X), ROWS_AT_ONCE)
+            logits = [
+                self.head_.logits(torch.from_numpy(rows[i : i + ROWS_AT_ONCE]))
+                for i in range(0, len(rows), ROWS_AT_ONCE)
             ]
-        return torch.cat(rows).numpy()
+        return torch.cat(logits).numpy()
+
+    def _checked(self, X: ArrayLike, **options: Any) -> NDArray[Any]:
+        checked: Any = validate_data
+        return checked(self, X, dtype=[np.float32, np.float64], **options)
 
     def transform(self, X: ArrayLike) -> NDArray[np.uint8]:
         """Return the bits (n, bits), 0 or 1, of features (n, d)."""
