@@ -47,8 +47,6 @@ class OnnxHasher(Hasher):
         folder: the model folder it is a part of.
     """
 
-    head: ExportedHead  # type: ignore[reportIncompatibleVariableOverride]
-
     def __init__(
         self,
         runtime: OnnxRuntime,
@@ -61,7 +59,8 @@ class OnnxHasher(Hasher):
         self.runtime, self.details, self.origin = runtime, details or {}, origin or {}
         self.method, self.classes = str(known["method"]), tuple(known["classes"])
         kind, hamming = str(known["head"]["kind"]), bool(known["hamming"])
-        self.head = ExportedHead(kind, runtime.bits, hamming)
+        head = ExportedHead(kind, runtime.bits, hamming)
+        self.head: ExportedHead = head  # type: ignore[reportIncompatibleVariableOverride]
         self._folder = folder
 
     @property
