@@ -59,8 +59,7 @@ class OnnxHasher(Hasher):
         self.runtime, self.details, self.origin = runtime, details or {}, origin or {}
         self.method, self.classes = str(known["method"]), tuple(known["classes"])
         kind, hamming = str(known["head"]["kind"]), bool(known["hamming"])
-        head = ExportedHead(kind, runtime.bits, hamming)
-        self.head: ExportedHead = head  # type: ignore[reportIncompatibleVariableOverride]
+        self.head = self._exported = ExportedHead(kind, runtime.bits, hamming)
         self._folder = folder
 
     @property
@@ -118,7 +117,7 @@ class OnnxHasher(Hasher):
             UsageError: codes of this head are ranked otherwise.
         """
         if not self.head.hamming:
-            self.head.distances(rows, np.empty((0, 0), dtype=np.uint8))
+            self._exported.distances(rows, np.empty((0, 0), dtype=np.uint8))
         return np.asarray(rows)
 
     def fingerprint(self) -> str:
