@@ -34,15 +34,18 @@ def brute_force(items, k):
     return ids[places].tolist(), distances.tolist()
 
 
-@pytest.mark.parametrize("name", ["000002.codes", "000002.ids", "000003.codes", "000004.ids"])
+@pytest.mark.parametrize("name", ["000002.codes", "000002.runs", "000003.codes", "000004.ids"])
 @pytest.mark.parametrize("how", ["block", "missing", "cut"])
 def test_the_rest_is_searched_and_what_is_left_out_is_counted(undamaged, tmp_path, name, how):
     source, items = undamaged
     path = tmp_path / "copy"
     shutil.copytree(source, path)
     file = path / "codes" / name
+    if name.endswith(".runs"):
+        # Else nothing would be lost.
+        file.with_name(f"{name}-copy").unlink()
     if how == "block":
-        overwrite(file, 1, random.Random(3))
+        overwrite(file, 0 if name.endswith(".runs") else 1, random.Random(3))
     elif how == "cut":
         file.write_bytes(file.read_bytes()[:-8])
     else:
@@ -65,6 +68,15 @@ def test_the_rest_is_searched_and_what_is_left_out_is_counted(undamaged, tmp_pat
             assert (found.ids.tolist(), found.distances.tolist()) == brute_force(cats, 30)
         assert {item.id for item in index.items("label=cat")} == set(cats)
         assert index.get_items(np.array(sorted(items))) == [left.get(i) for i in sorted(items)]
+
+
+def test_damaged_runs_have_a_copy(undamaged, tmp_path):
+    source, items = undamaged
+    shutil.copytree(source, tmp_path / "copy")
+    (tmp_path / "copy" / "codes" / "000002.runs").write_bytes(b"no runs")
+    with Index.open(tmp_path / "copy", skip_damaged=True) as index:
+        assert index.unavailable == 0
+        assert {item.id: item for item in index.items()} == items
 
 
 def test_a_whole_index_leaves_nothing_out(undamaged):

@@ -24,7 +24,13 @@ from fisherhash.codes import code_bytes
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import Index
 from fisherhash.index.local.catalogue import Catalogue
-from fisherhash.index.local.code_files import CODES_FOLDER, codes_name, delete_files, ids_name
+from fisherhash.index.local.code_files import (
+    CODES_FOLDER,
+    codes_name,
+    copy_name,
+    delete_files,
+    ids_name,
+)
 from fisherhash.index.local.files import open_inside, replace_inside, size_inside, write_all
 from fisherhash.index.local.fine_sums import fine_name
 from fisherhash.index.local.folder import MODEL_FOLDER, is_taken, must_be_index, open_catalogue
@@ -289,11 +295,12 @@ def _copy_codes(folder: Path, to: Path, copy: _Copy, have: dict[str, int]) -> in
             advance(start)
             with _reading(folder, name) as source:
                 copied += _copy_file(source, (folder, to), name, start, size, sums, advance)
-            with (
-                contextlib.suppress(OSError, FisherhashError, _FileGoneError),
-                _reading(folder, fine_name(name)) as fine,
-            ):
-                replace_inside(to, fine_name(name), os.read(fine, 1 << 30))
+            for beside in (fine_name(name), copy_name(name)):
+                with (
+                    contextlib.suppress(OSError, FisherhashError, _FileGoneError),
+                    _reading(folder, beside) as fd,
+                ):
+                    replace_inside(to, beside, os.read(fd, 1 << 30))
     return copied
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fisherhash.codes import code_bytes
 from fisherhash.errors import FisherhashError
 from fisherhash.index.checks import NoteTexts, as_ids, check_notes
 from fisherhash.index.items import Codes, Ids
@@ -18,9 +19,11 @@ from fisherhash.index.local.code_files import (
     CODES_FOLDER,
     Appender,
     codes_name,
+    copy_name,
     delete_files,
     ids_name,
 )
+from fisherhash.index.local.files import replace_inside
 from fisherhash.index.local.format_1 import read_old_notes
 from fisherhash.index.local.guards import cannot_write
 from fisherhash.index.local.rows import ItemRow
@@ -163,7 +166,7 @@ class Change:
         """
         for segment in old:
             self.drop(segment)
-        row = None
+        row, width = None, code_bytes(self.before.bits)
         for ids, codes in blocks:
             if row is None:
                 kind = "runs" if runs.has_gaps() else "implied"
@@ -172,9 +175,15 @@ class Change:
             row = row._replace(length=row.length + len(ids), code_sums=sums)
         if row is not None:
             if row.kind == "runs":
-                data = np.frombuffer(runs.encode(), dtype=np.uint8)
+                data = runs.encode()
                 name = ids_name(row.number, "runs")
-                row = row._replace(id_sums=self._write(name, b"", 0, data))
+                sums = self._write(name, b"", 0, np.frombuffer(data, dtype=np.uint8))
+                row = row._replace(id_sums=sums)
+                room = sum(file.size for one in old for file, _ in one.files) - runs.count * width
+                if not old or 2 * len(data) <= room:
+                    # Only repair reads it; without it, less can be repaired.
+                    with contextlib.suppress(OSError):
+                        replace_inside(self._folder, copy_name(name), data)
             self._put_file(row)
 
     def drop(self, segment: Segment) -> None:

@@ -36,6 +36,11 @@ def ids_name(number: int, kind: str = "loose") -> str:
     return f"{CODES_FOLDER}/{number:06d}.{'runs' if kind == 'runs' else 'ids'}"
 
 
+def copy_name(name: str) -> str:
+    """A second copy of a file of runs, inside its index: for repair, as every id depends on it."""
+    return f"{name}-copy"
+
+
 def extend_sums(sums: bytes, size: int, data: memoryview) -> bytes:
     """Checksums of a file of ``size`` bytes after ``data`` was added to it."""
     found = np.frombuffer(sums, dtype="<u4").tolist()
@@ -99,6 +104,6 @@ def delete_files(folder: Path, numbers: Iterable[int]) -> None:
     """Delete code files; where the system refuses as one is in use, the next open deletes it."""
     for number in numbers:
         for name in (codes_name(number), ids_name(number), ids_name(number, "runs")):
-            for one in (name, fine_name(name)):
+            for one in (name, fine_name(name), copy_name(name)):
                 with contextlib.suppress(OSError):
                     unlink_inside(folder, one)

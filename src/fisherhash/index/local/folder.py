@@ -8,7 +8,8 @@ images.index/
   codes/NNNNNN.codes    packed codes, only appended to; NNNNNN.ids or NNNNNN.runs where ids are
                         not implied
   codes/NNNNNN.codes    packed codes, only appended to; NNNNNN.ids where ids are not implied;
-                        beside each, "-sums": checksums of its small blocks, for repair
+                        beside each, "-sums": checksums of its small blocks, for repair;
+                        "-copy": a second copy of the runs, for repair
   tables/               search tables, built when they help; may be deleted at any time
   model/                the model that makes its codes, if the index carries it
   lock                  held by the one writer
@@ -41,7 +42,7 @@ from fisherhash.system.storage import draft_folder, fsync_folder, remove_old_dra
 logger = logging.getLogger(__name__)
 
 MODEL_FOLDER = "model"
-_CODE_FILE = re.compile(r"(\d{1,18})\.(?:codes|ids|runs)(?:-sums)?", re.ASCII)
+_CODE_FILE = re.compile(r"(\d{1,18})\.(?:codes|ids|runs)(?:-sums|-copy)?", re.ASCII)
 
 
 def is_taken(path: Path) -> bool:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fisherhash.codes import code_bytes
 from fisherhash.index.items import Codes, Ids
-from fisherhash.index.local.code_files import codes_name, ids_name
+from fisherhash.index.local.code_files import codes_name, copy_name, ids_name
 from fisherhash.index.local.files import NotAFileError, open_inside, read_at, size_inside
 from fisherhash.index.local.fine_sums import FINE_BLOCK, read_fine, right_parts
 from fisherhash.index.local.guards import SUM_BLOCK, array_bytes
@@ -66,18 +66,12 @@ def read_verified(folder: Path, row: FileRow, bits: int) -> VerifiedCodes:
 def _read_runs(folder: Path, row: FileRow, damage: dict[str, str]) -> Ids:
     """The ids of a file of runs up to its first damaged part; -1 for those behind it."""
     name = ids_name(row.number, "runs")
-    try:
-        found = size_inside(folder, name)
-    except OSError:
-        found = 0
-    blocks = len(row.id_sums) // 4
-    # All of the file counts, and only its checksums say how many blocks it had.
-    size = min(found, blocks * SUM_BLOCK)
-    sums = row.id_sums[: 4 * -(-size // SUM_BLOCK)]
-    data, bad = _read_checked(folder, name, size, sums, damage)
-    if len(sums) < len(row.id_sums):
-        damage[name] = "is cut off" if found else "is missing"
-    data = data[: min([size, *(start for start, _ in bad)])]
+    data = _right_start(folder, name, row.id_sums, damage)
+    if name in damage:
+        wrong: dict[str, str] = {}
+        other = _right_start(folder, copy_name(name), row.id_sums, wrong)
+        data = other if len(other) > len(data) else data
+        damage[name] += "" if wrong else "; its copy was used"
     ends = np.flatnonzero(data < 128)
     numbers = decode_varints(data[: ends[-1] + 1] if len(ends) else data[:0])
     gaps, lengths = numbers[: len(numbers) // 2 * 2].reshape(-1, 2).T
@@ -87,6 +81,21 @@ def _read_runs(folder: Path, row: FileRow, damage: dict[str, str]) -> Ids:
     known = np.arange(min(row.length, len(runs)))
     ids[known] = runs.at(known)
     return ids
+
+
+def _right_start(folder: Path, name: str, sums: bytes, damage: dict[str, str]) -> NDArray[np.uint8]:
+    """The bytes of a file, all of which counts, up to the first damaged part."""
+    try:
+        found = size_inside(folder, name)
+    except OSError:
+        found = 0
+    # Only the checksums say how many blocks it had.
+    size = min(found, len(sums) // 4 * SUM_BLOCK)
+    blocks = -(-size // SUM_BLOCK)
+    data, bad = _read_checked(folder, name, size, sums[: 4 * blocks], damage)
+    if 4 * blocks < len(sums):
+        damage[name] = "is cut off" if found else "is missing"
+    return data[: min([size, *(start for start, _ in bad)])]
 
 
 def _read_checked(
