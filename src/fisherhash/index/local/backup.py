@@ -31,7 +31,7 @@ from fisherhash.index.local.code_files import (
     delete_files,
     ids_name,
 )
-from fisherhash.index.local.files import open_inside, replace_inside, size_inside, write_all
+from fisherhash.index.local.files import list_inside, open_inside, replace_inside, write_all
 from fisherhash.index.local.fine_sums import fine_name
 from fisherhash.index.local.folder import MODEL_FOLDER, is_taken, must_be_index, open_catalogue
 from fisherhash.index.local.guards import (
@@ -100,7 +100,7 @@ class _Copy:
     files: list[FileRow]
     removed: list[RemovedRow]
 
-    def parts(self, source: Path) -> Iterator[tuple[str, FileRow, int, bytes]]:
+    def parts(self, source: _Source) -> Iterator[tuple[str, FileRow, int, bytes]]:
         """Name, row, committed size and checksums of every file of codes and ids."""
         width = code_bytes(self.facts["bits"])
         for row in self.files:
@@ -110,15 +110,45 @@ class _Copy:
             name, size = ids_name(row.number, row.kind), row.length * 8
             if row.kind == "runs":
                 # Written once, so all of the file counts.
-                try:
-                    size = size_inside(source, name)
-                except FileNotFoundError:
-                    raise _FileGoneError(source / name) from None
+                with source.reading(name) as fd:
+                    size = os.fstat(fd).st_size
             yield name, row, size, row.id_sums
 
 
 class _FileGoneError(Exception):
     """A code file vanished: another process compacted the index."""
+
+
+class _Source:
+    """The code files of an index; those it has now stay readable, even if a writer deletes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._held: dict[str, int] = {}
+        for name in list_inside(folder, CODES_FOLDER):
+            name = f"{CODES_FOLDER}/{name}"
+            with contextlib.suppress(OSError):
+                self._held[name] = open_inside(folder, name, os.O_RDONLY)
+
+    def close(self) -> None:
+        while self._held:
+            os.close(self._held.popitem()[1])
+
+    @contextlib.contextmanager
+    def reading(self, name: str) -> Iterator[int]:
+        """An open code file."""
+        try:
+            fd = open_inside(self.folder, name, os.O_RDONLY)
+        except FileNotFoundError:
+            if name not in self._held:
+                raise _FileGoneError(self.folder / name) from None
+            fd = os.dup(self._held[name])
+        except OSError as error:
+            raise cannot_read(self.folder / name, error) from None
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
 
 def backup_index(source: str | os.PathLike[str], dest: str | os.PathLike[str]) -> BackupReport:
@@ -138,7 +168,9 @@ def backup_index(source: str | os.PathLike[str], dest: str | os.PathLike[str]) -
         raise UsageError(f"{place} is the index itself; give another folder for its backup")
     for attempt in range(_TRIES):
         try:
-            return _update(folder, place) if is_taken(place) else _create(folder, place)
+            # Before the catalogue is copied: the files that it names are among them, or newer.
+            with contextlib.closing(_Source(folder)) as files:
+                return _update(files, place) if is_taken(place) else _create(files, place)
         except _FileGoneError as error:
             if attempt == _TRIES - 1:
                 raise FisherhashError(
@@ -149,12 +181,13 @@ def backup_index(source: str | os.PathLike[str], dest: str | os.PathLike[str]) -
     raise FisherhashError(f"{source} changes too fast to be copied")
 
 
-def _create(folder: Path, place: Path) -> BackupReport:
+def _create(source: _Source, place: Path) -> BackupReport:
+    folder = source.folder
     with draft_folder(place) as draft:
         for part in (CODES_FOLDER, TABLES_FOLDER):
             (draft / part).mkdir()
         copy = _copy_catalogue(folder, draft)
-        copied = _copy_codes(folder, draft, copy, {})
+        copied = _copy_codes(source, draft, copy, {})
         _copy_rest(folder, draft)
         _finish(draft, copy)
         problems = Index.examine(draft)
@@ -166,7 +199,8 @@ def _create(folder: Path, place: Path) -> BackupReport:
     return BackupReport(str(place), copy.state.commit, copy.state.live, copied, 0, False)
 
 
-def _update(folder: Path, place: Path) -> BackupReport:
+def _update(source: _Source, place: Path) -> BackupReport:
+    folder = source.folder
     noted = _read_note(place)
     if noted is None:
         raise UsageError(
@@ -180,8 +214,8 @@ def _update(folder: Path, place: Path) -> BackupReport:
         draft.mkdir()
         try:
             copy = _copy_catalogue(folder, draft)
-            have = _same_history(folder, place, copy, old, files)
-            copied = _copy_codes(folder, place, copy, have)
+            have = _same_history(source, place, copy, old, files)
+            copied = _copy_codes(source, place, copy, have)
             _copy_rest(folder, place)
             _swap(place, copy, old)
         finally:
@@ -229,18 +263,18 @@ def _settled(place: Path, noted: list[list[int]]) -> tuple[State, list[FileRow],
 
 
 def _same_history(
-    folder: Path, place: Path, copy: _Copy, old: State, files: list[FileRow]
+    source: _Source, place: Path, copy: _Copy, old: State, files: list[FileRow]
 ) -> dict[str, int]:
     """Bytes of each code file that the earlier backup has and the index still has."""
     before = {row.number: row for row in files}
     wrong = UsageError(
-        f"{place} is a backup of another index, or of a state that {folder} never had; give a "
-        "folder that does not exist"
+        f"{place} is a backup of another index, or of a state that {source.folder} never had; "
+        "give a folder that does not exist"
     )
     if old.commit > copy.state.commit or old.next_id > copy.state.next_id:
         raise wrong
     have: dict[str, int] = {}
-    for name, row, size, sums in copy.parts(folder):
+    for name, row, size, sums in copy.parts(source):
         known = before.get(row.number)
         if known is None:
             continue
@@ -253,17 +287,17 @@ def _same_history(
         if (known.kind, known.first_id) != (row.kind, row.first_id) or held > size:
             raise wrong
         if noted[:whole] != sums[:whole] or (
-            held % SUM_BLOCK and _crc_of_end(folder, name, held) != noted[whole : whole + 4]
+            held % SUM_BLOCK and _crc_of_end(source, name, held) != noted[whole : whole + 4]
         ):
             raise wrong
         have[name] = held
     return have
 
 
-def _crc_of_end(folder: Path, name: str, size: int) -> bytes:
+def _crc_of_end(source: _Source, name: str, size: int) -> bytes:
     """Checksum of the bytes of the last, unfinished block of a file of that size."""
     start = size // SUM_BLOCK * SUM_BLOCK
-    with _reading(folder, name) as fd:
+    with source.reading(name) as fd:
         crc = zlib.crc32(os.pread(fd, size - start, start))
     return np.array([crc], dtype="<u4").tobytes()
 
@@ -271,36 +305,23 @@ def _crc_of_end(folder: Path, name: str, size: int) -> bytes:
 # The code files
 
 
-@contextlib.contextmanager
-def _reading(folder: Path, name: str) -> Iterator[int]:
-    try:
-        fd = open_inside(folder, name, os.O_RDONLY)
-    except FileNotFoundError:
-        raise _FileGoneError(folder / name) from None
-    except OSError as error:
-        raise cannot_read(folder / name, error) from None
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _copy_codes(folder: Path, to: Path, copy: _Copy, have: dict[str, int]) -> int:
+def _copy_codes(files: _Source, to: Path, copy: _Copy, have: dict[str, int]) -> int:
     """Copy what is missing, check all of it, and return the number of copied bytes."""
-    total = sum(size for _, _, size, _ in copy.parts(folder))
+    folder = files.folder
+    total = sum(size for _, _, size, _ in copy.parts(files))
     copied = 0
     with progress(f"backup of {folder.name}", total) as advance:
-        for name, _, size, sums in copy.parts(folder):
+        for name, _, size, sums in copy.parts(files):
             start = min(have.get(name, 0), size)
             advance(start)
-            with _reading(folder, name) as source:
+            with files.reading(name) as source:
                 copied += _copy_file(source, (folder, to), name, start, size, sums, advance)
             for beside in (fine_name(name), copy_name(name)):
                 with (
                     contextlib.suppress(OSError, FisherhashError, _FileGoneError),
-                    _reading(folder, beside) as fd,
+                    files.reading(beside) as fd,
                 ):
-                    replace_inside(to, beside, os.read(fd, 1 << 30))
+                    replace_inside(to, beside, os.pread(fd, 1 << 30, 0))
     return copied
 
 
