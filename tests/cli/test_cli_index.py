@@ -524,7 +524,7 @@ def test_encode_and_sync_use_the_built_in_hasher(run, photos, tmp_path, monkeypa
 
     asked = []
 
-    def load(name, *, device):
+    def load(name, *, device, runtime="auto"):
         asked.append(name)
         hasher = make_hasher()
         hasher.origin = {"builtin": name}
@@ -622,7 +622,7 @@ def test_an_index_made_in_python_is_searched_from_the_command_line(
     from fisherhash import ImageIndex
     from fisherhash.model.hasher import Hasher
 
-    def load_builtin(name, *, device):
+    def load_builtin(name, *, device, runtime="auto"):
         hasher = make_hasher()
         hasher.origin = {"builtin": name}
         return hasher

@@ -88,7 +88,7 @@ def test_a_value_out_of_range_is_refused_however_the_method_is_made():
             ({"margin": -1.0}, "dfh: margin must not be negative, got -1.0"),
             ({"margin": float("nan")}, "dfh: margin must not be negative, got nan"),
             ({"sweeps": 0}, "dfh: sweeps must be greater than 0, got 0"),
-            ({"width": 2000}, "dfh: width must be between 0 and 1024, got 2000"),
+            ({"affinity": 2.0}, "dfh: affinity must be between 0 and 1, got 2.0"),
             ({"sweeps": 1.5}, "dfh: sweeps must be a whole number, got 1.5"),
             ({"center_step": "exakt"}, "dfh: unknown center_step 'exakt'. Did you mean 'exact'"),
         ):

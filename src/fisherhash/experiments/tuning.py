@@ -160,8 +160,15 @@ class Search:
         """
         text = f"{self.bench.slug}\0{self.row.space}"
         seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
-        engine = torch.quasirandom.SobolEngine(len(self.space), scramble=True, seed=seed)
-        shares = engine.draw(self.points).clamp(0.0, 1.0 - 1e-6).tolist()
+        # Two sequences: every second point of one lies in one half of the range of some options.
+        engines = [
+            torch.quasirandom.SobolEngine(len(self.space), scramble=True, seed=seed + part)
+            for part in range(2)
+        ]
+        shares = [
+            engines[number % 2].draw().clamp(0.0, 1.0 - 1e-6)[0].tolist()
+            for number in range(self.points)
+        ]
         own = methods.hyper_parameters(methods.find(self.row.method))
         points = []
         for number, point in enumerate(shares):

@@ -53,7 +53,7 @@ class SDH(FeatureMethod):
     anchors: PositiveInt = 1000
     width: Annotated[float, Range(above=0), Tuned(0.25, 4.0, "log")] = 1.0
     ridge: Annotated[float, Range(above=0), Tuned(0.01, 100.0, "log")] = 1.0
-    attraction: Annotated[float, Range(least=0), Tuned(1e-6, 1e-1, "log")] = 1e-5
+    attraction: Annotated[float, Range(least=0), Tuned(1e-7, 1e-2, "log")] = 1e-5
     turns: PositiveInt = 5
     sweeps: PositiveInt = 10
 
