@@ -49,7 +49,7 @@ class SGH(FeatureMethod):
 
     anchors: PositiveInt = 300
     width: Annotated[float, Range(above=0), Tuned(0.25, 4.0, "log")] = 1.0
-    spread: Annotated[float, Range(least=2), Tuned(1.0, 8.0, "log")] = 2.0
+    spread: Annotated[float, Range(least=2), Tuned(choices=(2.0, 3.0, 4.0, 8.0))] = 2.0
 
     def solve(self, features: Tensor, labels: Tensor | None, *, seed: int) -> Head:
         """Return a head fitted on features (N, d); labels are not used."""
