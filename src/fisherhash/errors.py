@@ -29,7 +29,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
     unknown method 'dhf'. Did you mean 'dfh'? Known: dfh, dsh, lsh
     """
     names = sorted(known)
-    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4)
+    near = difflib.get_close_matches(name.lower(), names, n=12, cutoff=0.4)
     # Swapped letters are the likeliest typo.
     near.sort(key=lambda other: sorted(other) != sorted(name.lower()))
     hint = f" Did you mean '{near[0]}'?" if near else ""

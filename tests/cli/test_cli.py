@@ -135,7 +135,7 @@ def test_no_verb_is_help_and_the_version_is_the_packages(run):
         (["train", "PHOTOS", "--out", "m", "--bitz", "8"], "--bitz. Did you mean --bits?"),
         (["train", "PHOTOS", "--out", "m", "--epoch", "8"], "Did you mean --epochs?"),
         (["train", "PHOTOS", "--out", "m", "--method", "dfhh"], "Did you mean 'dfh'?"),
-        (["train", "PHOTOS", "--out", "m", "--method", "dffh"], "Did you mean 'dfh'?"),
+        (["train", "PHOTOS", "--out", "m", "--method", "dhf"], "Did you mean 'dfh'?"),
         (["train", "PHOTOS", "--out", "m", "--backbone", "tinny"], "Did you mean 'tiny'?"),
         (["train", "PHOTOS", "--out", "m", "--backbone", "resnet50"], "'torchvision:resnet50'?"),
         (

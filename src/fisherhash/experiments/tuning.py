@@ -276,6 +276,8 @@ def search_space(row: Row, *, finetune: bool) -> tuple[Option, ...]:
     if issubclass(kind, methods.HashMethod):
         rate = dataclasses.replace(_SETTINGS["learning_rate"], tuned=LEARNING_RATES[finetune])
         others = [one for one in _SETTINGS.values() if one.tuned and one.name != rate.name]
+        if not finetune:
+            others = [one for one in others if one.name != "backbone_rate"]
         if not kind(bits=8, classes=2).head(1).hamming:
             others = [one for one in others if one.name not in OF_HAMMING_CODES]
         shared = [rate, *others]

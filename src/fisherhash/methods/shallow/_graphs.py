@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from fisherhash.errors import NotDefinedError
 from fisherhash.methods.shallow import _features
 from fisherhash.model.feature_heads import AnchorGraphHead
+
+HELD = 2**25
+"""Entries of Z that are held in memory; larger ones are computed again in each pass."""
 
 
 class AnchorGraph:
@@ -54,11 +59,17 @@ class AnchorGraph:
         middle = near.topk(self.nearest, largest=False).values.median().clamp_min(1e-12)
         head.gamma.fill_(0.5 / (width**2 * float(middle)))
         self.template = head
+        self._held: list[Tensor] | None = None
+        if len(features) * anchors <= HELD:
+            self._held = list(self.blocks())
         # Anchors that no image is near to would divide by 0.
         self.sizes = sum((z.sum(0) for z in self.blocks()), start=torch.zeros(())).clamp_min(1e-9)
 
-    def blocks(self):
+    def blocks(self) -> Iterator[Tensor]:
         """Yield Z in blocks (b, m)."""
+        if self._held is not None:
+            yield from self._held
+            return
         for block in _features.row_blocks(self.features, 8192):
             yield self.template.similarities(block)
 

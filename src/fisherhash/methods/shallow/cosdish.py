@@ -5,7 +5,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from fisherhash.methods._options import NotNegativeInt, PositiveInt
+from fisherhash.methods._options import PositiveInt
 from fisherhash.methods.base import FeatureMethod, MethodInfo, register, sign
 from fisherhash.methods.shallow._affinity import best_flips, needed, residue, similarity
 from fisherhash.methods.shallow._kernels import linear_ridge
@@ -35,7 +35,7 @@ class COSDISH(FeatureMethod):
         classes: M.
         rounds: Draws of columns.
         turns: Turns within a round.
-        sample: Columns; 0 for K.
+        sample: Columns, at least K; with as few as K the codes of ten classes collapse.
         ridge: Weight of the regression's penalty, as a share of the features' mean variance.
     """
 
@@ -51,7 +51,7 @@ class COSDISH(FeatureMethod):
 
     rounds: PositiveInt = 10
     turns: PositiveInt = 3
-    sample: NotNegativeInt = 0
+    sample: PositiveInt = 256
     ridge: Annotated[float, Range(above=0), Tuned(1e-3, 10.0, "log")] = 0.1
 
     def solve(self, features: Tensor, labels: Tensor | None, *, seed: int) -> Head:
@@ -59,7 +59,7 @@ class COSDISH(FeatureMethod):
         labels = needed(labels, "cosdish").double()
         generator = torch.Generator().manual_seed(seed)
         codes = sign(torch.randn(len(features), self.bits, generator=generator)).to(labels)
-        size = min(self.sample or self.bits, len(features))
+        size = min(max(self.sample, self.bits), len(features))
         for _ in range(self.rounds):
             order = torch.randperm(len(features), generator=generator).to(labels.device)
             columns, others = order[:size], order[size:]
