@@ -71,14 +71,14 @@ def make_model(path, seed):
     import torch
 
     from fisherhash import backbones
-    from fisherhash.model.hasher import Hasher
     from fisherhash.model.heads import LinearHead
+    from fisherhash.model.torch_hasher import TorchHasher
 
     network = backbones.create("tiny", image_size=32)
     torch.manual_seed(seed)
     head = LinearHead(network.features, 24)
     head.start(torch.randn(64, network.features).abs() * 0.1)
-    Hasher(network, head, "lsh", ("cat", "dog")).save(path)
+    TorchHasher(network, head, "lsh", ("cat", "dog")).save(path)
 
 
 def files_of(folder):

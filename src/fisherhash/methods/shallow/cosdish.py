@@ -17,8 +17,8 @@ from fisherhash.system.options import Range, Tuned
 class COSDISH(FeatureMethod):
     """Codes of the training images from random columns of the similarity matrix, never relaxed.
 
-    min ||K S - B B^T||^2, S_ij = 1 or -1. Each round draws a set of images, the columns, and takes
-    turns with them fixed or free:
+    min ||K S - B B^T||^2, S_ij = 1 for similar images and -r for others. Each round draws a set of
+    images, the columns, and takes turns with them fixed or free:
 
     * the other images: b_i = sgn(sum_j S_ij b_j), the exact minimum of the same problem with
       absolute values;
@@ -26,16 +26,18 @@ class COSDISH(FeatureMethod):
 
     Linear ridge regression predicts the codes.
 
-    What differs from the paper: the quadratic problem starts from the current bit and takes the
-    best single flips until none helps, where the paper rounds a relaxation; the paper also offers
-    boosted trees as predictors (see ``fasth``).
+    What differs from the paper: r is the number of similar pairs over that of dissimilar ones. With
+    -1, as printed, the many dissimilar pairs outvote the similar ones, and the codes of ten classes
+    collapse. With M classes of one size r is 1 / (M - 1), which M codes can reach. The quadratic
+    problem starts from the current bit and takes the best single flips until none helps, where the
+    paper rounds a relaxation. The paper also offers boosted trees as predictors (see ``fasth``).
 
     Args:
         bits: K.
         classes: M.
         rounds: Draws of columns.
         turns: Turns within a round.
-        sample: Columns, at least K; with as few as K the codes of ten classes collapse.
+        sample: Columns, at least K.
         ridge: Weight of the regression's penalty, as a share of the features' mean variance.
     """
 
@@ -51,7 +53,7 @@ class COSDISH(FeatureMethod):
 
     rounds: PositiveInt = 10
     turns: PositiveInt = 3
-    sample: PositiveInt = 256
+    sample: PositiveInt = 128
     ridge: Annotated[float, Range(above=0), Tuned(1e-3, 10.0, "log")] = 0.1
 
     def solve(self, features: Tensor, labels: Tensor | None, *, seed: int) -> Head:
@@ -65,6 +67,9 @@ class COSDISH(FeatureMethod):
             columns, others = order[:size], order[size:]
             among = similarity(labels[columns])
             across = torch.where(labels[others] @ labels[columns].T > 0, 1.0, -1.0).double()
+            share = float((among > 0).double().mean())
+            ratio = share / (1.0 - share) if share < 1 else 1.0
+            among, across = (one.clamp_min(-ratio) for one in (among, across))
             for _ in range(self.turns):
                 if len(others):
                     pull = across @ codes[columns]
