@@ -404,7 +404,7 @@ def _split(
         if _has_several(collection, split) and not info.multilabel:
             raise NotDefinedError(f"{info.name} is not defined for images with several labels")
         return split
-    if info.supervision != "none":
+    if info.needs_labels:
         raise UsageError(
             f"'{collection.name}' has no labels and {info.name} learns from them. Put the images "
             "into one sub-folder per class, provide a CSV (path,label), or use --method itq"
