@@ -13,7 +13,6 @@ from fisherhash import codes
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.evaluation import evaluate, metrics
 from fisherhash.methods import (
-    Batch,
     FeatureMethod,
     HashMethod,
     create,
@@ -55,9 +54,8 @@ def started(name, bits=12, images=None, seed=0):
     return method, frozen
 
 
-def batch_of(frozen, index):
-    index = torch.as_tensor(list(index))
-    return Batch(frozen.labels[index], index, frozen.features()[index])
+def batch_of(method, frozen, index):
+    return frozen.batch(torch.as_tensor(list(index)), method.strengths)
 
 
 def trained(name, bits=12, seed=0, several=False, epochs=13):
@@ -126,7 +124,7 @@ def test_info_and_options(name):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_loss_is_finite_and_has_a_gradient(name, bits, dtype):
     method, frozen = started(name, bits)
-    batch = batch_of(frozen, range(40))
+    batch = batch_of(method, frozen, range(40))
     outputs = frozen.head(batch.features).detach().to(dtype).requires_grad_()
     before = {k: v.clone() for k, v in method.state_dict().items()}
     terms = method(outputs, batch)
@@ -147,7 +145,7 @@ def test_loss_is_finite_and_has_a_gradient(name, bits, dtype):
 )
 def test_odd_batches(name, index):
     method, frozen = started(name)
-    batch = batch_of(frozen, index)
+    batch = batch_of(method, frozen, index)
     if len(index) == 1 and name in NEED_TWO:
         with pytest.raises((FisherhashError, ValueError), match=r"\w+ \w+ \w+ \w+"):
             method(frozen.head.train()(batch.features), batch)
@@ -167,13 +165,19 @@ def test_odd_batches(name, index):
 @pytest.mark.parametrize("name", GRADIENT)
 def test_wrong_shapes_are_refused_with_the_name_of_the_method(name):
     method, frozen = started(name)
-    batch = batch_of(frozen, range(8))
+    batch = batch_of(method, frozen, range(8))
     outputs = frozen.head(batch.features)
-    assert outputs.shape == (8, method.output_width)
-    fewer = Batch(batch.labels[:, 1:], batch.index, batch.features)
+    rows = 8 * method.views
+    assert outputs.shape == (rows, method.output_width)
+    fewer = dataclasses.replace(batch, labels=batch.labels[:, 1:])
     for wrong, other in ((outputs[:, 1:], batch), (outputs[1:], batch), (outputs, fewer)):
-        with pytest.raises(UsageError, match=rf"^{name}: (outputs|labels) must have shape \(8, "):
+        with pytest.raises(
+            UsageError, match=rf"^{name}: (outputs|labels) must have shape \({rows}, "
+        ):
             method(wrong, other)
+    more = dataclasses.replace(batch, views=method.views + 1)
+    with pytest.raises(UsageError, match=f"^{name}: the batch must have {method.views} views"):
+        method(outputs, more)
 
 
 @pytest.mark.parametrize("name", CLOSED)
@@ -261,7 +265,7 @@ def test_state_round_trips(name):
     copy, other = started(name)
     copy.load_state_dict(method.state_dict())
     other.head.load_state_dict(frozen.head.state_dict())
-    batch = batch_of(frozen, range(32))
+    batch = batch_of(method, frozen, range(32))
     for module in (method, copy):
         module.train()
     with torch.no_grad():

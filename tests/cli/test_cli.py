@@ -283,6 +283,29 @@ def test_encode_prints_the_hex_of_the_api(run, photos, model):
     assert len(out.splitlines()) == 14
 
 
+def test_nested_codes_from_training_to_encoding(run, photos, tmp_path):
+    folder = tmp_path / "nested"
+    flags = ["--backbone", "tiny", "--epochs", 1, "--bits", 24, "--frozen", "--no-evaluate"]
+    code, _, err = run("train", photos, "--out", folder, "--nested", "8,16", *flags)
+    assert code == 0, err
+    path = photos / "a" / "00.png"
+    whole = run("encode", path, "--model", folder)[1]
+    for bits in (8, 16):
+        code, out, err = run("encode", path, "--model", folder, "--bits", bits)
+        assert (code, err) == (0, "")
+        assert out == f"{whole[: bits // 4]}  {path}\n"
+    code, out, err = run("encode", path, "--model", folder, "--bits", 12)
+    assert (code, out) == (0, f"{whole[:3]}0  {path}\n")
+    assert "not trained for codes of 12 bits" in err
+    code, out, err = run("encode", path, "--model", folder, "--bits", 32)
+    assert (code, out) == (2, "")
+    assert "codes of 24 bits can be cut to 1 to 24 bits, got 32" in err
+    for wrong, sentence in (("8,x", "--nested must be a whole number"), ("32", "got 32")):
+        code, _, err = run("train", photos, "--out", tmp_path / "x", "--nested", wrong, *flags)
+        assert code == 2
+        assert sentence in err
+
+
 def test_encode_writes_a_file_of_codes(run, photos, model, tmp_path):
     target = tmp_path / "new" / "codes.npz"
     code, out, err = run("encode", photos / "a", "--model", model, "--out", target)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fisherhash import backbones
+from fisherhash import backbones, codes
 from fisherhash.data.pixels import PixelBank
 from fisherhash.data.sources import open_data
 from fisherhash.errors import FisherhashError, UsageError
@@ -99,6 +99,23 @@ def test_an_image_has_the_same_logits_alone_and_in_every_company(exported, monke
         order = np.random.default_rng(cores).permutation(23)
         np.testing.assert_array_equal(runtime.logits(pixels[order]), alone[order])
     assert runtime.logits(pixels[:0]).shape == (0, BITS)
+
+
+def test_truncated_codes_are_the_first_bits(exported, folder):
+    whole = Hasher.load(folder, runtime="onnx")
+    images = list(noise(9).transpose(0, 2, 3, 1))
+    short = whole.truncated(20)
+    assert (short.bits, short.runtime_name) == (20, "onnx-cpu")
+    expected = codes.unpack(whole.encode(images), BITS)[:, :20]
+    np.testing.assert_array_equal(codes.unpack(short.encode(images), 20), expected)
+    np.testing.assert_array_equal(short.logits(images), whole.logits(images)[:, :20])
+    twice = short.truncated(7)
+    np.testing.assert_array_equal(codes.unpack(twice.encode(images), 7), expected[:, :7])
+    assert len({whole.fingerprint(), short.fingerprint(), twice.fingerprint()}) == 3
+    with pytest.raises(UsageError, match="an exported model of 60 bits cannot be saved with 20"):
+        short.files()
+    torch_short = exported[0].truncated(20)
+    np.testing.assert_array_equal(codes.unpack(torch_short.encode(images), 20), expected)
 
 
 def test_the_file_takes_batches_of_any_size(exported):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fisherhash.data.augment import augment
+from fisherhash.data.augment import Strength, augment
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.methods import HashMethod, create
 from fisherhash.methods.base import MethodInfo
@@ -525,6 +525,60 @@ def test_live_images_give_the_features_of_the_pictures_as_they_are():
     assert not torch.allclose(one[0], one[2])
 
 
+def test_views_are_rows_one_view_after_the_other():
+    """Every row of a view is the same image as that row of the first view, augmented anew."""
+    from fisherhash import backbones
+
+    labels = torch.eye(11)
+    still, dark = Strength(smallest=1.0, flip=0.0), Strength(solarise=1.0)
+    pixels = torch.randint(0, 256, (11, 3, 32, 32), dtype=torch.uint8)
+    network = backbones.create("tiny").eval()
+    live = LiveImages(pixels, labels, network, LinearHead(32, 6))
+    index = torch.tensor([4, 0, 7])
+    batch = live.batch(index, (still, dark))
+    assert batch.views == 2
+    assert batch.features.shape == (6, 32)
+    assert batch.index.tolist() == [4, 0, 7, 4, 0, 7]
+    assert torch.equal(batch.labels, labels[batch.index])
+    expected = live.features()[index]
+    torch.testing.assert_close(batch.features[:3], expected, atol=1e-3, rtol=1e-3)
+    assert (batch.features[3:] - expected).abs().max() > 0.01
+    assert batch.first.views == 1
+    assert torch.equal(batch.first.features, batch.features[:3])
+
+    frozen = FrozenImages(torch.randn(11, 32), labels, LinearHead(32, 6))
+    batch = frozen.batch(index, (still, Strength(masked=0.5)))
+    assert torch.equal(batch.features[:3], frozen.features()[index])
+    assert ((batch.features[3:] == 0) | (batch.features[3:] == 2 * batch.features[:3])).all()
+    assert frozen.batch(index).index is index
+
+
+def test_a_step_of_two_views_is_one_forward_and_after_step_sees_the_first():
+    seen = []
+
+    class Both(HashMethod):
+        info = MethodInfo("both", "", "", 2024, "", "none")
+        views = 2
+        strengths = (Strength(), Strength(masked=0.5))
+
+        def loss(self, outputs, batch):
+            seen.append((len(outputs), batch.views))
+            return {"loss": outputs.square().mean()}
+
+        def after_step(self, outputs, batch):
+            seen.append((len(outputs), batch.views))
+            assert torch.equal(batch.features, images.features()[batch.index])
+
+    images = FrozenImages(torch.randn(20, 8), torch.zeros(20, 0), LinearHead(8, 6))
+    method = Both(bits=6, classes=0)
+    Loop(method, images, Settings(epochs=1, batch_size=10)).run()
+    assert seen == [(20, 2), (10, 1)] * 2
+    with pytest.raises(TypeError, match="Wrong: declare one strength per view, got 1 for 2 views"):
+
+        class Wrong(HashMethod):
+            views = 2
+
+
 def test_augmented_batches_have_shape_range_and_a_seed():
     pixels = torch.randint(0, 256, (16, 3, 20, 20), dtype=torch.uint8)
     pixels[0], pixels[1] = 0, 255
@@ -563,7 +617,7 @@ def test_half_of_the_images_are_mirrored_and_all_stay_upright():
 def test_without_cropping_augmentation_is_a_flip():
     pixels = torch.randint(0, 256, (64, 3, 9, 9), dtype=torch.uint8)
     torch.manual_seed(0)
-    found = augment(pixels, smallest=1.0)
+    found = augment(pixels, Strength(smallest=1.0))
     kept = flipped = 0
     for before, after in zip(pixels.float(), found, strict=True):
         if torch.allclose(after, before, atol=1e-2):

@@ -40,7 +40,7 @@ from fisherhash.errors import (
     unknown_name,
 )
 from fisherhash.system.extras import require_package
-from fisherhash.system.options import parse_pairs
+from fisherhash.system.options import parse_number, parse_pairs
 from fisherhash.training.recipes import RecipeName
 from fisherhash.training.settings import Settings
 
@@ -84,6 +84,7 @@ def train(
     out: Path,
     method: str = "dfh",
     bits: int = 48,
+    nested: str = "",
     recipe: RecipeName = "best",
     set_: Annotated[list[str] | None, Parameter(name="--set", negative="")] = None,
     network: NetworkFlags = DEFAULT_NETWORK,
@@ -103,6 +104,8 @@ def train(
         out: The model folder.
         method: How codes are learned; see: fisherhash methods.
         bits: Length of the codes, 1 to 1024.
+        nested: Shorter lengths to train as well, such as 12,24: the first 12 bits of a code are
+            then a good 12-bit code; see: fisherhash encode --bits.
         recipe: What DFH is trained with where no option says otherwise: the best known recipe for
             the data, or the method as printed in the paper.
         set_: A hyper-parameter of the method, NAME=VALUE; may be repeated.
@@ -135,6 +138,7 @@ def train(
         collection,
         method=method,
         bits=bits,
+        nested=[parse_number("--nested", int, word) for word in nested.split(",") if nested],
         options=options,
         protocol=split,
         settings=settings,
@@ -166,6 +170,7 @@ def train(
 def encode(
     *images: Path,
     model: str | None = None,
+    bits: int | None = None,
     out: Path | None = None,
     limits: LimitFlags = DEFAULT_LIMITS,
     device: str = "cpu",
@@ -177,6 +182,7 @@ def encode(
     Args:
         images: Image files and folders.
         model: A model folder, or the name of a built-in hasher; by default the built-in one.
+        bits: Print only so many bits of each code, the first ones; see: fisherhash train --nested.
         out: Write a file FILE.npz (codes, names, bits) instead of printing; unreadable files are
             listed in FILE.skipped.csv beside it.
         device: cpu, cuda, … or auto.
@@ -201,6 +207,10 @@ def encode(
     collection = open_paths(images)
     notes(collection.notes)
     hasher = Hasher.load(model, device=device)
+    if bits is not None:
+        if bits not in (hasher.bits, *hasher.details.get("nested", ())):
+            say(f"the model was not trained for codes of {bits} bits; expect them to be worse")
+        hasher = hasher.truncated(bits)
     if out is None and not json:
         _print_codes(hasher, collection, processes)
         return

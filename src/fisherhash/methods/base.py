@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fisherhash.codes import check_bits
+from fisherhash.data.augment import PLAIN, Strength
 from fisherhash.errors import FisherhashError, UsageError, unknown_name
 from fisherhash.methods._options import convert_option
 from fisherhash.model.heads import Head, LinearHead
@@ -44,24 +45,44 @@ class MethodInfo:
     venue: str
     year: int
     url: str
-    supervision: Literal["none", "pairs", "triplets", "classes", "pairs and classes"]
+    supervision: Literal[
+        "none", "pairs", "triplets", "classes", "pairs and classes", "classes, if there are any"
+    ]
     multilabel: bool = True
     fit: Literal["gradient", "closed-form"] = "gradient"
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether the method cannot be trained without labels."""
+        return self.supervision not in ("none", "classes, if there are any")
 
 
 @dataclass(frozen=True)
 class Batch:
     """The images of one step.
 
+    With several views of n images, b = views * n: first all images in the first view, then all in
+    the second, in the same order.
+
     Attributes:
         labels: (b, classes) floats, 0 or 1.
         index: (b,) positions in the training set.
         features: (b, d) output of the backbone.
+        views: How many augmented views of each image the rows are.
     """
 
     labels: Tensor
     index: Tensor
     features: Tensor
+    views: int = 1
+
+    @property
+    def first(self) -> Batch:
+        """The rows of the first view."""
+        if self.views == 1:
+            return self
+        images = len(self.index) // self.views
+        return Batch(self.labels[:images], self.index[:images], self.features[:images])
 
 
 @dataclass(frozen=True)
@@ -136,8 +157,25 @@ class HashMethod(CheckedOptions, nn.Module):
     """Names of the buffers that hold features or outputs of the training images. ``refresh``
     computes them again; everything else that a method has learned stays."""
 
+    views: ClassVar[int] = 1
+    """How many augmented views of each image a step has. All go through the network together, so
+    batch normalisation sees all of them; outputs and batch have ``views`` times as many rows, see
+    :class:`Batch`. Features that are frozen cannot be augmented: there a view is the features with
+    a share of them masked (:attr:`Strength.masked`)."""
+
+    strengths: ClassVar[tuple[Strength, ...]] = (PLAIN,)
+    """How strongly each view is augmented, one entry per view."""
+
     moved: ClassVar[Mapping[str, str]] = {}
     """Options of earlier versions that are training settings now, by their old names."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.views != len(cls.strengths):
+            raise TypeError(
+                f"{cls.__name__}: declare one strength per view, got {len(cls.strengths)} for "
+                f"{cls.views} views"
+            )
 
     def __post_init__(self) -> None:
         nn.Module.__init__(self)  # the options, plain values, are stored already
@@ -193,7 +231,8 @@ class HashMethod(CheckedOptions, nn.Module):
     def after_step(self, outputs: Tensor, batch: Batch) -> None:
         """Update the state after the optimiser's step, without gradient.
 
-        The outputs are those that the loss was computed from.
+        The outputs are those that the loss was computed from. Of several views, outputs and batch
+        are the first one.
         """
 
     def on_epoch_start(self, progress: Progress) -> None:
@@ -218,6 +257,11 @@ class HashMethod(CheckedOptions, nn.Module):
         ):
             if tensor.shape != shape:
                 raise UsageError(f"{name}: {what} must have shape {shape}, got {(*tensor.shape,)}")
+        if batch.views != self.views or b % self.views:
+            raise UsageError(
+                f"{name}: the batch must have {self.views} views of each image, got {b} rows of "
+                f"{batch.views} views"
+            )
         terms = self.loss(outputs, batch)
         if not isinstance(terms, dict) or "loss" not in terms:
             found = f"the keys {', '.join(terms)}" if isinstance(terms, dict) else repr(terms)

@@ -34,7 +34,7 @@ from fisherhash.data.loading import (
 )
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.row_cache import stored_rows
-from fisherhash.errors import UsageError, not_installed, unknown_name
+from fisherhash.errors import NotDefinedError, UsageError, not_installed, unknown_name
 from fisherhash.model import builtin, onnx_runtime
 from fisherhash.model.folder import usable_onnx
 from fisherhash.model.runtime import UNSURE, cached_function_rows
@@ -162,6 +162,34 @@ class Hasher(abc.ABC):
     @abc.abstractmethod
     def files(self) -> dict[str, storage.Content]:
         """The files of the model folder and what goes into them, in the order of their writing."""
+
+    def truncated(self, bits: int) -> Hasher:
+        """Return a hasher whose codes are the first bits of this one's.
+
+        They are as good as codes of that length can be where the model was trained for it: see
+        ``nested`` in :attr:`details`.
+
+        Args:
+            bits: how many, at most those of this hasher.
+
+        Raises:
+            UsageError: there are not so many bits.
+            NotDefinedError: the codes have no Hamming distance, so their first bits mean nothing.
+        """
+        if not 1 <= bits <= self.bits:
+            raise UsageError(
+                f"codes of {self.bits} bits can be cut to 1 to {self.bits} bits, got {bits}"
+            )
+        if not self.head.hamming:
+            raise NotDefinedError(
+                f"codes of the head '{self.head.kind}' have no Hamming distance, so their first "
+                "bits are no code"
+            )
+        return self if bits == self.bits else self._truncated(bits)
+
+    @abc.abstractmethod
+    def _truncated(self, bits: int) -> Hasher:
+        """A hasher of fewer bits."""
 
     # What a runtime computes of an image is one row: features (torch) or logits (ONNX Runtime).
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 from pathlib import Path
@@ -45,6 +46,7 @@ class OnnxHasher(Hasher):
         details: how it was made.
         origin: where it came from.
         folder: the model folder it is a part of.
+        first: how many of the network's bits are the code; by default all.
     """
 
     def __init__(
@@ -54,13 +56,22 @@ class OnnxHasher(Hasher):
         details: dict[str, Any] | None = None,
         origin: dict[str, Any] | None = None,
         folder: Path | None = None,
+        first: int | None = None,
     ) -> None:
         known = runtime.metadata
         self.runtime, self.details, self.origin = runtime, details or {}, origin or {}
         self.method, self.classes = str(known["method"]), tuple(known["classes"])
         kind, hamming = str(known["head"]["kind"]), bool(known["hamming"])
-        self.head = self._exported = ExportedHead(kind, runtime.bits, hamming)
+        self.head = self._exported = ExportedHead(kind, first or runtime.bits, hamming)
         self._folder = folder
+
+    def _truncated(self, bits: int) -> OnnxHasher:
+        return OnnxHasher(self.runtime, details=self.details, folder=self._folder, first=bits)
+
+    @property
+    def _whole(self) -> bool:
+        """Whether the code has all bits that the network computes."""
+        return self.bits == self.runtime.bits
 
     @property
     def backbone_name(self) -> str:
@@ -79,19 +90,21 @@ class OnnxHasher(Hasher):
 
     @property
     def _row_width(self) -> int:
-        return self.bits
+        return self.runtime.bits
 
     def _compute(self, pixels: NDArray[np.uint8] | Tensor) -> NDArray[np.float32]:
         return self.runtime.logits(np.asarray(pixels))
 
     @property
     def _row_key(self) -> str:
-        return f"logits {self.fingerprint()} {self.runtime.kind}"
+        return f"logits {self.runtime.metadata['fingerprint']} {self.runtime.kind}"
 
     def _row_function(self) -> RowFunction:
         copy = self.runtime.worker_copy(LOGITS)
         compute = self.runtime.logits if copy is None else copy
-        return RowFunction(compute, self.preprocessing, (self.bits,), portable=copy is not None)
+        return RowFunction(
+            compute, self.preprocessing, (self.runtime.bits,), portable=copy is not None
+        )
 
     def encode_stored(self, collection: Collection) -> EncodedBlock | None:
         """Codes of the images whose logits are stored on disk, or whose features are.
@@ -104,11 +117,12 @@ class OnnxHasher(Hasher):
             return found
         if importlib.util.find_spec("torch") is None or not has_rows("features", collection):
             return None
-        return Hasher.load(folder, runtime="torch").encode_stored(collection)
+        whole = Hasher.load(folder, runtime="torch")
+        return whole.truncated(self.bits).encode_stored(collection)
 
     def logits_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The rows are the logits (n, bits)."""
-        return np.asarray(rows)
+        """The rows are the logits (n, bits), of which a truncated code has the first."""
+        return np.asarray(rows)[:, : self.bits]
 
     def queries_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Logits are the queries of codes that are ranked by Hamming distance.
@@ -118,11 +132,14 @@ class OnnxHasher(Hasher):
         """
         if not self.head.hamming:
             self._exported.distances(rows, np.empty((0, 0), dtype=np.uint8))
-        return np.asarray(rows)
+        return self.logits_of_rows(rows)
 
     def fingerprint(self) -> str:
         """A checksum of everything that decides a code; an index stores it."""
-        return str(self.runtime.metadata["fingerprint"])
+        whole = str(self.runtime.metadata["fingerprint"])
+        if self._whole:
+            return whole
+        return hashlib.sha256(f"{whole} first {self.bits}".encode()).hexdigest()
 
     def config(self) -> dict[str, Any]:
         """What describes the model, as JSON."""
@@ -131,7 +148,16 @@ class OnnxHasher(Hasher):
         return described | {"versions": versions(), "details": self.details}
 
     def files(self) -> dict[str, storage.Content]:
-        """The files of the model folder: those it came from, or the ONNX file, described."""
+        """The files of the model folder: those it came from, or the ONNX file, described.
+
+        Raises:
+            UsageError: the code has fewer bits than the exported network computes.
+        """
+        if not self._whole:
+            raise UsageError(
+                f"an exported model of {self.runtime.bits} bits cannot be saved with {self.bits}; "
+                "load it with runtime='torch' and truncate it then"
+            )
         if self._folder is not None and "builtin" not in self.origin:
             names = (WEIGHTS, ONNX, CARD, CONFIG)
             return {

@@ -20,6 +20,7 @@ from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.errors import FisherhashError
 from fisherhash.model import builtin
 from fisherhash.model.export import Agreement, export_onnx, missing_package
+from fisherhash.model.finished_heads import CutHead
 from fisherhash.model.folder import CONFIG, WEIGHTS, model_files, read_model, versions
 from fisherhash.model.hasher import Hasher
 from fisherhash.model.head_base import Head
@@ -78,6 +79,12 @@ class TorchHasher(Hasher):
         self.head.to(self.device).eval()
         self.runtime = TorchRuntime(self.backbone, self.device)
         return self
+
+    def _truncated(self, bits: int) -> TorchHasher:
+        head = CutHead(self.head.in_features, bits, self.head)
+        return TorchHasher(
+            self.backbone, head, self.method, self.classes, dict(self.details), self.device
+        )
 
     @property
     def _row_width(self) -> int:

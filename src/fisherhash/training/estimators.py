@@ -113,7 +113,7 @@ class ShallowHasher(TransformerMixin, BaseEstimator):
 
     @classmethod
     def _supervised(cls) -> bool:
-        return methods.find(cls.method).info.supervision != "none"
+        return methods.find(cls.method).info.needs_labels
 
     @classmethod
     def _own(cls) -> dict[str, Any]:

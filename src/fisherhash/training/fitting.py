@@ -29,6 +29,8 @@ from fisherhash.data.splits import hash_order
 from fisherhash.errors import FisherhashError, NotDefinedError, UsageError
 from fisherhash.evaluation import Evaluation
 from fisherhash.methods import HashMethod
+from fisherhash.methods._nested import Nested
+from fisherhash.methods._nested import nested as nested_method
 from fisherhash.model.finished_heads import ClassStepHead
 from fisherhash.model.folder import is_unfinished
 from fisherhash.model.head_base import Head
@@ -170,6 +172,7 @@ def fit(
     overwrite: bool = False,
     measured: bool = False,
     bank: PixelBank | None = None,
+    nested: Sequence[int] = (),
 ) -> Trained:
     """Train a hasher on a data set.
 
@@ -195,6 +198,8 @@ def fit(
         measured: also measure the hasher on the split's queries and database, before it is saved,
             so that an interrupted measurement is continued like an interrupted training.
         bank: the decoded pixels of all images of the split, for a grid of trainings.
+        nested: shorter lengths to train as well: the first 12 bits are then a 12-bit code, see
+            :meth:`Hasher.truncated`.
 
     Raises:
         UsageError: a name, a number or a folder is wrong, or the data has no labels to learn from.
@@ -217,12 +222,20 @@ def fit(
             several=_has_several(collection, split),
             bits=bits,
         )
+        given = settings.outputs
         options, settings = apply_recipe(chosen, options, settings)
+        if nested:  # the bits must be the outputs themselves
+            settings = dataclasses.replace(settings, outputs=given)
         logger.info("%s", chosen)
+    if nested and settings.outputs:
+        raise UsageError("bits that are cut from more outputs are not nested; leave outputs at 0")
     # A method may draw weights of its own: from the seed, but not the numbers the head draws.
     torch.manual_seed(settings.seed + 1)
     classes, outputs = len(collection.classes), settings.outputs or bits
     learner = methods.create(method, bits=outputs, classes=classes, options=options)
+    resolved = methods.resolved_options(learner)
+    if nested:
+        learner = nested_method(method, nested, bits=bits, classes=classes, options=options)
     if split is None and settings.validation > 0:
         raise UsageError(
             f"'{collection.name}' has no labels, so a validation slice cannot be measured; "
@@ -239,7 +252,7 @@ def fit(
     identity = {
         "method": method,
         "bits": bits,
-        "options": methods.resolved_options(learner),
+        "options": resolved,
         "backbone": network.name,
         "image_size": network.preprocessing.size,
         "finetune": live,
@@ -250,6 +263,8 @@ def fit(
         "images": collection.reader.fingerprint()[:16],
         "weights": runtime.checksum[:16],
     }
+    if isinstance(learner, Nested):
+        identity["nested"] = [part.bits for part in learner.parts]
     if folder is not None:
         check_resumable(folder, identity, overwrite=overwrite)
     if isinstance(learner, HashMethod) and settings.outputs:
@@ -404,7 +419,7 @@ def _split(
         if _has_several(collection, split) and not info.multilabel:
             raise NotDefinedError(f"{info.name} is not defined for images with several labels")
         return split
-    if info.supervision != "none":
+    if info.needs_labels:
         raise UsageError(
             f"'{collection.name}' has no labels and {info.name} learns from them. Put the images "
             "into one sub-folder per class, provide a CSV (path,label), or use --method itq"
@@ -431,6 +446,7 @@ def _details(trained: Trained, identity: dict[str, Any]) -> dict[str, Any]:
         "data": data,
         "options": identity["options"],
         "settings": settings if trained.history else {"seed": identity["settings"]["seed"]},
+        **({"nested": identity["nested"]} if "nested" in identity else {}),
         "results": {f"seconds for {k}": round(v, 1) for k, v in trained.seconds.items()}
         | (trained.evaluation.summary() if trained.evaluation else {}),
     }

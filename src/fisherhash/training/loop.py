@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fisherhash.backbones import Backbone
-from fisherhash.data.augment import augment
+from fisherhash.data.augment import PLAIN, Strength, augment, masked
 from fisherhash.errors import FisherhashError
 from fisherhash.methods.base import Batch, HashMethod, Progress
 from fisherhash.model.folder import joined_state, part_state
@@ -51,9 +51,20 @@ class FrozenImages:
         self.head = head
         self.modules: dict[str, nn.Module] = {"head": head}
 
-    def batch_features(self, index: Tensor) -> Tensor:
-        """Return features (b, d) of the images at ``index``."""
-        return self._features[index]
+    def batch(self, index: Tensor, strengths: Sequence[Strength] = (PLAIN,)) -> Batch:
+        """Return the images at ``index``, in one view per strength."""
+        views = len(strengths)
+        features = self.batch_features(index, strengths).float()
+        if views == 1:
+            return Batch(self.labels[index], index, features)
+        rows = index.repeat(views)
+        return Batch(self.labels[rows], rows, features, views)
+
+    def batch_features(self, index: Tensor, strengths: Sequence[Strength] = (PLAIN,)) -> Tensor:
+        """Return features (views * b, d) of the images at ``index``, with the views' masks."""
+        features = self._features[index]
+        found = [masked(features, self.head.shift, strength.masked) for strength in strengths]
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def features(self) -> Tensor:
         """Return all features (N, d)."""
@@ -74,11 +85,13 @@ class LiveImages(FrozenImages):
         self.backbone = backbone
         self.modules = {"head": head, "backbone": backbone}
 
-    def batch_features(self, index: Tensor) -> Tensor:
-        """Return features (b, d) of randomly augmented images, with gradient."""
+    def batch_features(self, index: Tensor, strengths: Sequence[Strength] = (PLAIN,)) -> Tensor:
+        """Return features (views * b, d) of randomly augmented images, with gradient."""
         device = self.labels.device
         pixels = self.pixels[index.to(self.pixels.device)].to(device, non_blocking=True)
-        images = augment(pixels).contiguous(memory_format=torch.channels_last)
+        found = [augment(pixels, strength) for strength in strengths]
+        images = found[0] if len(found) == 1 else torch.cat(found)
+        images = images.contiguous(memory_format=torch.channels_last)
         # No cast cache: a captured graph must not reuse a cast made before its replay.
         enabled = device.type == "cuda"
         with torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=False):
@@ -204,15 +217,14 @@ class Loop:
         return "".join(json.dumps(row) + "\n" for row in self.history)
 
     def _step(self, index: Tensor) -> dict[str, Tensor]:
-        features = self.images.batch_features(index).float()
-        outputs = self.images.head(features)
-        batch = Batch(self.images.labels[index], index, features)
+        batch = self.images.batch(index, self.method.strengths)
+        outputs = self.images.head(batch.features)
         terms = self.method(outputs, batch)
         self.optimizer.zero_grad(set_to_none=True)
         terms["loss"].backward()
         self.optimizer.step()
         with torch.no_grad():
-            self.method.after_step(outputs.detach(), batch)
+            self.method.after_step(outputs.detach()[: len(index)], batch.first)
         return {name: term.detach() for name, term in terms.items()}
 
     def _set_rate(self, done: float) -> None:

@@ -187,8 +187,8 @@ def fit_hasher(
     from fisherhash.methods import find, registry
     from fisherhash.training.fitting import fit
 
-    if find(method).info.supervision != "none":
-        free = sorted(n for n, m in registry().items() if m.info.supervision == "none")
+    if find(method).info.needs_labels:
+        free = sorted(n for n, m in registry().items() if not m.info.needs_labels)
         raise UsageError(
             f"{method} learns from labels, which --fit does without; take one of "
             f"{', '.join(free)}, or train a model and give it with --model"
