@@ -169,7 +169,7 @@ def _opened(
     if isinstance(features, np.ndarray):
         check_shape(features, "the array")
         vectors, name = features, "array"
-        checksum = hashlib.sha256(np.ascontiguousarray(features)).hexdigest()
+        checksum = hashlib.sha256(np.ascontiguousarray(features).data).hexdigest()
     else:
         vectors, name = open_vectors(features), os.path.basename(features)
         state = os.stat(os.path.expanduser(features))
