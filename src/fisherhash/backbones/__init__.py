@@ -7,10 +7,12 @@ from fisherhash.backbones.registry import DEFAULT_BACKBONE as DEFAULT
 from fisherhash.backbones.registry import create_backbone as create
 from fisherhash.backbones.registry import early_layers, info, names
 from fisherhash.backbones.registry import restore_backbone as restore
+from fisherhash.backbones.vectors import VectorInput
 
 __all__ = [
     "DEFAULT",
     "Backbone",
+    "VectorInput",
     "create",
     "early_layers",
     "fold_batch_norm",

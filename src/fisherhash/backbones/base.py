@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,8 @@ class Backbone(nn.Module):
         renamed: prefixes in the names of a published checkpoint, each with what replaces it here.
         unwanted: prefixes of tensors that a checkpoint may hold and the backbone does not use, such
             as the classifier.
+        architecture: what ``backbones.restore`` needs beside the name to build it again, as JSON;
+            saved with a model.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Backbone(nn.Module):
     checkpoint: ClassVar[str] = ""
     renamed: ClassVar[Mapping[str, str]] = {}
     unwanted: tuple[str, ...] = ()
+    architecture: dict[str, Any] | None = None
     mean: Tensor
     std: Tensor
 

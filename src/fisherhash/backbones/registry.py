@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+from typing import Any
 
 from torch import nn
 
@@ -14,6 +15,7 @@ from fisherhash.backbones.base import Backbone
 from fisherhash.backbones.efficientnet_lite import EfficientNetLite0
 from fisherhash.backbones.squeezenet import SqueezeNet
 from fisherhash.backbones.tiny import Tiny
+from fisherhash.backbones.transformers import HF, hf_backbone, restore_hf
 from fisherhash.backbones.vgg_f import VGGF
 from fisherhash.backbones.weights import existing_file
 from fisherhash.data.preprocessing import Preprocessing
@@ -64,7 +66,7 @@ def info(name: str) -> type[Backbone]:
             f"unknown backbone '{name}'. Did you mean '{library}{name}'? Networks of torchvision "
             f"and timm are named with their library. Known: {', '.join(sorted(_REGISTRY))}"
         )
-    raise unknown_name("backbone", name, [*_REGISTRY, "timm:NAME", "torchvision:NAME"])
+    raise unknown_name("backbone", name, [*_REGISTRY, "hf:NAME", "timm:NAME", "torchvision:NAME"])
 
 
 def _library_of(name: str) -> str | None:
@@ -85,7 +87,8 @@ def create_backbone(
     """Build a backbone with its weights, in evaluation mode.
 
     Args:
-        name: one of ``names()``, ``torchvision:NAME``, ``timm:NAME``, or a network (see ``wrap``).
+        name: one of ``names()``, ``torchvision:NAME``, ``timm:NAME``, ``hf:NAME``, or a network
+            (see ``wrap``).
         weights: a file with its weights; by default the installed weights.
         pretrained: False means random weights, and excludes a file. A network passed as an object
             keeps its weights.
@@ -102,6 +105,9 @@ def create_backbone(
         raise UsageError("a weights file and pretrained=False exclude each other")
     if isinstance(name, nn.Module):
         backbone = _given(name, image_size)
+    elif name.startswith(HF):
+        fetch = pretrained and file is None
+        backbone = hf_backbone(name, pretrained=fetch, image_size=image_size)
     elif name.startswith(LIBRARIES):
         fetch = pretrained and file is None
         backbone = adapted(name, pretrained=fetch, image_size=image_size)
@@ -119,7 +125,11 @@ def create_backbone(
 
 
 def restore_backbone(
-    name: str, preprocessing: Preprocessing, *, module: nn.Module | None = None
+    name: str,
+    preprocessing: Preprocessing,
+    *,
+    module: nn.Module | None = None,
+    architecture: dict[str, Any] | None = None,
 ) -> Backbone:
     """Build the architecture of a saved model, in evaluation mode, for ``load_state_dict``.
 
@@ -128,6 +138,7 @@ def restore_backbone(
         preprocessing: as saved.
         module: the network itself, if the model was built on a network that was passed as an
             object.
+        architecture: the backbone's saved ``architecture``.
 
     Raises:
         UsageError: the name is unknown, or the network must be passed and was not.
@@ -141,6 +152,8 @@ def restore_backbone(
         return wrap(module, preprocessing=preprocessing, name=name).eval()
     if module is not None:
         raise UsageError(f"this model was built on {name}; pass no network with it")
+    if name.startswith(HF):
+        return restore_hf(name, preprocessing, architecture).eval()
     if name.startswith(LIBRARIES):
         return adapted(name, pretrained=False, preprocessing=preprocessing).eval()
     network = info(name)

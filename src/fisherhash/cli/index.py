@@ -117,6 +117,8 @@ def sync(
 def add(
     index: str,
     *images: Path,
+    features: Path | None = None,
+    keys: Path | None = None,
     model: str | None = None,
     label: Several = None,
     meta: Several = None,
@@ -133,6 +135,10 @@ def add(
     Args:
         index: The index: a folder, or the URI of another kind of index.
         images: Image files and folders.
+        features: Instead of images: a file FILE.npy with vectors, one per row. A new index needs
+            --model, trained with train --features.
+        keys: With --features: a text file with one key per line; by default the numbers of the
+            rows, from 0.
         model: As for sync.
         label: A label of these images; may be given several times.
         meta: A field NAME=VALUE of these images; may be given several times.
@@ -143,6 +149,24 @@ def add(
     limits.apply()
     from fisherhash.index.images.creating import add_to_index
 
+    if features is not None:
+        if images:
+            raise UsageError("images and --features exclude each other; add them one by one")
+        from fisherhash.index.images.vectors import add_vectors
+
+        added = add_vectors(
+            index,
+            features,
+            keys=keys,
+            model=model,
+            labels=label,
+            metadata=_metadata(meta),
+            device=device,
+        )
+        _report(added, index, began, as_json=json)
+        return
+    if keys is not None:
+        raise UsageError("--keys goes with --features; the key of an image is its path")
     if not images:
         raise UsageError("no image given: fisherhash index add INDEX IMAGES…")
     report = add_to_index(
@@ -304,6 +328,7 @@ def search(
     *images: str,
     index: str | None = None,
     key: Several = None,
+    features: Path | None = None,
     k: Annotated[int | None, Parameter(name="-k")] = None,
     radius: int | None = None,
     where: Several = None,
@@ -322,6 +347,7 @@ def search(
             one of IMAGES that is an index.
         key: Search with an item of the index, which does not find itself; may be given several
             times.
+        features: Search with the vectors of a file FILE.npy, one per row.
         k: Results per image; by default 10, with --radius all.
         radius: Only what differs in at most this many bits.
         where: Only items that match this filter, label=cat or year>=2020; may be given several
@@ -334,12 +360,23 @@ def search(
             says how many they are.
         json: Print JSON instead of text.
     """
-    queries, index = _queries(images, index, has_keys=bool(key))
+    queries, index = _queries(images, index, has_keys=bool(key) or features is not None)
     limits.apply()
+    vectors = None
+    if features is not None:
+        from fisherhash.data.vectors import open_vectors
+
+        vectors = open_vectors(features)
     with open_images(index, device=device, skip_damaged=skip_damaged) as opened:
         keys = _printed(opened.index, key or ())
         results = opened.search(
-            queries, keys=keys, k=k, radius=radius, where=where, skip_unreadable=True
+            queries,
+            keys=keys,
+            features=vectors,
+            k=k,
+            radius=radius,
+            where=where,
+            skip_unreadable=True,
         )
         bits, count = opened.index.bits, len(opened.index)
     from fisherhash.index.images.results import left_out

@@ -31,6 +31,7 @@ from fisherhash.cli.base import (
     print_json,
     say,
 )
+from fisherhash.cli.vectors import encode_vectors, train_vectors
 from fisherhash.errors import (
     FisherhashError,
     UsageError,
@@ -79,9 +80,11 @@ def demo(*, out: Path = Path("fisherhash-demo"), bits: int = 24) -> None:
 
 @app.command
 def train(
-    data: Data,
+    data: Data | None = None,
     *,
     out: Path,
+    features: Path | None = None,
+    labels: Path | None = None,
     method: str = "dfh",
     bits: int = 48,
     nested: str = "",
@@ -98,10 +101,15 @@ def train(
 ) -> None:
     """Train a hasher on labelled images (or fit an unsupervised one), and measure it.
 
+    With --features it is trained on vectors instead, all of them, and not measured.
+
     After an interruption the same command continues where it stopped.
 
     Args:
         out: The model folder.
+        features: Instead of images: a file FILE.npy with vectors (n, d), one per row.
+        labels: With --features: a file FILE.npy with one number or text per vector, or 0 and 1
+            (n, classes).
         method: How codes are learned; see: fisherhash methods.
         bits: Length of the codes, 1 to 1024.
         nested: Shorter lengths to train as well, such as 12,24: the first 12 bits of a code are
@@ -128,26 +136,38 @@ def train(
         raise UsageError(f"{out} holds no unfinished run to resume; run without --resume")
     if resume and overwrite:
         raise UsageError("--resume and --overwrite exclude each other")
-    collection = open_data(data, download=download)
-    describe(collection)
-    split = resolve(collection, protocol) if collection.classes else None
-    if split is not None:
-        say(str(split))
-        notes(split.notes)
-    trained = fit(
-        collection,
-        method=method,
-        bits=bits,
-        nested=[parse_number("--nested", int, word) for word in nested.split(",") if nested],
-        options=options,
-        protocol=split,
-        settings=settings,
-        recipe=recipe,
-        out=out,
-        overwrite=overwrite,
-        measured=evaluate,
-        **asdict(network),
-    )
+    common: dict[str, Any] = {
+        "method": method,
+        "bits": bits,
+        "options": options,
+        "settings": settings,
+        "recipe": recipe,
+        "out": out,
+        "overwrite": overwrite,
+    }
+    if features is not None:
+        given = {"DATA": data, "--protocol": protocol, "--download": download, "--nested": nested}
+        trained = train_vectors(features, labels, network, given, common)
+    elif data is None:
+        raise UsageError("no data given: fisherhash train DATA --out MODEL, or --features FILE.npy")
+    elif labels is not None:
+        raise UsageError("--labels goes with --features; images have theirs from their folders")
+    else:
+        collection = open_data(data, download=download)
+        describe(collection)
+        split = resolve(collection, protocol) if collection.classes else None
+        if split is not None:
+            say(str(split))
+            notes(split.notes)
+        lengths = [parse_number("--nested", int, word) for word in nested.split(",") if nested]
+        trained = fit(
+            collection,
+            nested=lengths,
+            protocol=split,
+            measured=evaluate,
+            **common,
+            **asdict(network),
+        )
     seconds = trained.seconds
     say(f"features {seconds['features']:.1f} s, training {seconds['training']:.1f} s")
     result: dict[str, Any] = {"model": str(out), **trained.hasher.details}
@@ -169,6 +189,7 @@ def train(
 @app.command(usage="Usage: fisherhash encode [OPTIONS] IMAGES...")
 def encode(
     *images: Path,
+    features: Path | None = None,
     model: str | None = None,
     bits: int | None = None,
     out: Path | None = None,
@@ -181,6 +202,7 @@ def encode(
 
     Args:
         images: Image files and folders.
+        features: Instead of images: a file FILE.npy with vectors, named by their row numbers.
         model: A model folder, or the name of a built-in hasher; by default the built-in one.
         bits: Print only so many bits of each code, the first ones; see: fisherhash train --nested.
         out: Write a file FILE.npz (codes, names, bits) instead of printing; unreadable files are
@@ -196,7 +218,9 @@ def encode(
     from fisherhash.model.hasher import Hasher
     from fisherhash.system import storage
 
-    if not images:
+    if images and features is not None:
+        raise UsageError("images and --features exclude each other; encode them one by one")
+    if not images and features is None:
         raise UsageError("no image given: fisherhash encode IMAGES… [--model MODEL]")
     if out is not None:
         if out.suffix != ".npz" or out.is_dir():
@@ -204,6 +228,9 @@ def encode(
         storage.write_files(out.parent, {})  # before the long part: can its folder be made?
     limits.apply()
     processes = parse_workers(workers)
+    if features is not None:
+        encode_vectors(features, Hasher.load(model, device=device), out, json=json)
+        return
     collection = open_paths(images)
     notes(collection.notes)
     hasher = Hasher.load(model, device=device)
@@ -211,6 +238,7 @@ def encode(
         if bits not in (hasher.bits, *hasher.details.get("nested", ())):
             say(f"the model was not trained for codes of {bits} bits; expect them to be worse")
         hasher = hasher.truncated(bits)
+    hasher.check_takes_images()
     if out is None and not json:
         _print_codes(hasher, collection, processes)
         return

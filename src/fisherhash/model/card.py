@@ -11,19 +11,27 @@ def model_card(config: dict[str, Any]) -> str:
     reference = details.get("reference")
     names = config["classes"]
     listed = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
+    size = (config["bits"] + 7) // 8
+    if config["backbone"] is None:
+        what, vectors = "vector", config["dimensions"]
+        use = f"hasher.encode_features(x)  # x: (n, {vectors}); uint8, {size} bytes per vector"
+        source = {"input": f"vectors of {vectors} dimensions"}
+    else:
+        what = "image"
+        use = f'hasher.encode(["photo.jpg"])  # uint8, {size} bytes per image'
+        pixels = f"{config['preprocessing']['size']} px"
+        source = {"backbone": config["backbone"], "image size": pixels}
     parts = [
-        f"# {config['bits']}-bit image hasher ({config['method']})\n",
+        f"# {config['bits']}-bit {what} hasher ({config['method']})\n",
         f"Method: {reference}\n" if reference else f"Made by the method `{config['method']}`.\n",
         "## Use\n",
         '```python\nfrom fisherhash import Hasher\n\nhasher = Hasher.load("this folder")\n'
-        'codes = hasher.encode(["photo.jpg"])  '
-        f"# uint8, {(config['bits'] + 7) // 8} bytes per image\n```\n",
+        f"codes = {use}\n```\n",
         "## What it is\n",
         _table(
             {
                 "bits": config["bits"],
-                "backbone": config["backbone"],
-                "image size": f"{config['preprocessing']['size']} px",
+                **source,
                 "classes": f"{len(names)}: {listed}" if names else "none",
                 "fingerprint": config["fingerprint"][:16],
                 **config["versions"],

@@ -21,6 +21,8 @@ from fisherhash.system.version import __version__
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from fisherhash import backbones
+
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 ONNX = "model.onnx"
 ONNX_SUM = "onnx_sha256"
@@ -119,7 +121,6 @@ def read_model(
         UsageError: there is no model in the folder.
         FisherhashError: a file is damaged, or does not belong to the others.
     """
-    from fisherhash import backbones
     from fisherhash.model.heads import restore_head
 
     config = read_config(folder / CONFIG)
@@ -135,9 +136,8 @@ def read_model(
         config = read_config(draft)
     try:
         _check_head(config["head"], shapes, folder)
-        preprocessing = Preprocessing.from_config(config["preprocessing"])
         parts = {
-            "backbone": backbones.restore(config["backbone"], preprocessing, module=backbone),
+            "backbone": _restored(config, backbone),
             "head": restore_head(config["head"]),
             "method": str(config["method"]),
             "classes": tuple(config["classes"]),
@@ -155,6 +155,24 @@ def read_model(
     for part in ("backbone", "head"):
         parts[part].load_state_dict(part_state(state, part))
     return parts, config, state
+
+
+def _restored(config: dict[str, Any], module: nn.Module | None) -> backbones.Backbone:
+    """The backbone that a config describes; a model of vectors has none."""
+    from fisherhash import backbones
+
+    if config["backbone"] is not None:
+        return backbones.restore(
+            config["backbone"],
+            Preprocessing.from_config(config["preprocessing"]),
+            module=module,
+            architecture=config.get("architecture"),
+        )
+    if module is not None:
+        raise UsageError("this model takes vectors and has no backbone; pass no network with it")
+    if config["dimensions"] != config["head"]["in_features"]:
+        raise ValueError("dimensions are not those of the head")
+    return backbones.VectorInput(int(config["dimensions"]))
 
 
 def _fits_weights(config: dict[str, Any], folder: Path) -> bool:

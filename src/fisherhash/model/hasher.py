@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, get_args, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fisherhash import codes
 from fisherhash.data.collection import Collection
@@ -34,6 +34,7 @@ from fisherhash.data.loading import (
 )
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.row_cache import stored_rows
+from fisherhash.data.vectors import VECTORS_AT_ONCE, check_finite, check_shape, vector_blocks
 from fisherhash.errors import NotDefinedError, UsageError, not_installed, unknown_name
 from fisherhash.model import builtin, onnx_runtime
 from fisherhash.model.folder import usable_onnx
@@ -219,6 +220,35 @@ class Hasher(abc.ABC):
     def _row_width(self) -> int:
         """Numbers per row."""
 
+    # Vectors: a model may have no backbone; every other one applies its head to given features.
+
+    @property
+    def vectors_only(self) -> bool:
+        """Whether there is no backbone, so that it encodes vectors and no images."""
+        return False
+
+    @property
+    @abc.abstractmethod
+    def feature_width(self) -> int:
+        """Dimensions of the features that the head takes."""
+
+    @abc.abstractmethod
+    def logits_of_features(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Features (n, d) to logits (n, bits)."""
+
+    def check_takes_images(self) -> None:
+        """Refuse images where there is no backbone.
+
+        Raises:
+            UsageError: it encodes vectors only.
+        """
+        if self.vectors_only:
+            raise UsageError(
+                f"this model ({self.method}) was trained on vectors of {self.feature_width} "
+                "dimensions and has no backbone, so it cannot encode images; give vectors: "
+                "--features FILE.npy, or Hasher.encode_features"
+            )
+
     @property
     def about(self) -> dict[str, Any]:
         """Which model this is, as JSON; an index stores it to find its model again."""
@@ -271,6 +301,42 @@ class Hasher(abc.ABC):
         for part in self.row_blocks(source, indices, block, cached, workers):
             yield self._encoded(part, queries)
 
+    def encode_features(self, features: ArrayLike) -> NDArray[np.uint8]:
+        """Codes (n, bytes) of vectors (n, d), which may be a memory map; one vector is one row.
+
+        A model for images applies its head to them: they are features of its backbone.
+
+        Raises:
+            UsageError: they have other dimensions, are not floats, or hold NaN.
+        """
+        values = np.atleast_2d(np.asanyarray(features))
+        self.check_vectors(values, "the array")
+        return np.concatenate([part.codes for part in self.encode_feature_blocks(values)])
+
+    def check_vectors(self, vectors: NDArray[Any], name: str) -> None:
+        """Refuse vectors that this model cannot encode; ``name`` is theirs in the message.
+
+        Raises:
+            UsageError: they have other dimensions, are not floats, or hold NaN.
+        """
+        check_shape(vectors, name)
+        if vectors.shape[1] != self.feature_width and not self.vectors_only:
+            raise UsageError(
+                f"{name} has vectors of {vectors.shape[1]} dimensions; this model takes images, or "
+                f"the {self.feature_width} features that its backbone {self.backbone_name} "
+                "computes of an image"
+            )
+        check_shape(vectors, name, width=self.feature_width)
+        check_finite(vectors, name)
+
+    def encode_feature_blocks(
+        self, vectors: NDArray[Any], *, block: int = VECTORS_AT_ONCE
+    ) -> Iterator[EncodedBlock]:
+        """Encode vectors (n, d) one block at a time; :meth:`check_vectors` must have passed."""
+        for start, rows in vector_blocks(vectors, block):
+            numbers = np.arange(start, start + len(rows))
+            yield self._cut(self.logits_of_features(rows), Rows(rows, numbers, []), None)
+
     def encode_collection(
         self,
         source: Collection | DecodedSource,
@@ -307,6 +373,7 @@ class Hasher(abc.ABC):
 
         None if there are none; nothing is computed but the codes.
         """
+        self.check_takes_images()
         rows = stored_rows(
             collection,
             self.preprocessing,
@@ -317,9 +384,13 @@ class Hasher(abc.ABC):
         return None if rows is None else self._encoded(rows, queries=False)
 
     def _encoded(self, rows: Rows, queries: bool) -> EncodedBlock:
-        logits = self.logits_of_rows(rows.values)
-        unsure = int(np.count_nonzero(np.abs(logits) < UNSURE))
         real = self.queries_of_rows(rows.values) if queries else None
+        return self._cut(self.logits_of_rows(rows.values), rows, real)
+
+    def _cut(
+        self, logits: NDArray[np.float32], rows: Rows, real: NDArray[np.float32] | None
+    ) -> EncodedBlock:
+        unsure = int(np.count_nonzero(np.abs(logits) < UNSURE))
         return EncodedBlock(rows.indices, codes.pack(logits), real, rows.skipped, unsure)
 
     def row_blocks(
@@ -331,6 +402,7 @@ class Hasher(abc.ABC):
         workers: int | None = None,
     ) -> Iterator[Rows]:
         """The one way from images to rows, for every source."""
+        self.check_takes_images()
         if cached:
             if not isinstance(source, Collection):
                 raise UsageError("only features of a collection can be cached")

@@ -64,6 +64,7 @@ class OnnxHasher(Hasher):
         kind, hamming = str(known["head"]["kind"]), bool(known["hamming"])
         self.head = self._exported = ExportedHead(kind, first or runtime.bits, hamming)
         self._folder = folder
+        self._in_torch: Hasher | None = None
 
     def _truncated(self, bits: int) -> OnnxHasher:
         return OnnxHasher(self.runtime, details=self.details, folder=self._folder, first=bits)
@@ -91,6 +92,31 @@ class OnnxHasher(Hasher):
     @property
     def _row_width(self) -> int:
         return self.runtime.bits
+
+    @property
+    def feature_width(self) -> int:
+        """Dimensions of the features that the head takes."""
+        return int(self.runtime.metadata["head"]["in_features"])
+
+    def logits_of_features(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Features (n, d) to logits (n, bits), by the head in the model folder, with torch.
+
+        Raises:
+            UsageError: there is no such head: the exported network starts from pixels.
+            FisherhashError: torch is not installed.
+        """
+        if self._in_torch is None:
+            folder = self._folder
+            if "builtin" in self.origin and self.origin["builtin"] not in builtin.EXPORTED_ONLY:
+                self._in_torch = Hasher.load_builtin(self.origin["builtin"], runtime="torch")
+            elif folder is not None and (folder / WEIGHTS).is_file():
+                self._in_torch = Hasher.load(folder, runtime="torch")
+            else:
+                raise UsageError(
+                    "an exported network starts from pixels, so it cannot encode features; load "
+                    f"the model folder it was exported from, with its {WEIGHTS}"
+                )
+        return self._in_torch.logits_of_features(features)
 
     def _compute(self, pixels: NDArray[np.uint8] | Tensor) -> NDArray[np.float32]:
         return self.runtime.logits(np.asarray(pixels))

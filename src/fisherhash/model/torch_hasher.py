@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fisherhash.backbones import Backbone
+from fisherhash.backbones import Backbone, VectorInput
 from fisherhash.data.computing import RowFunction
 from fisherhash.data.preprocessing import Preprocessing
-from fisherhash.errors import FisherhashError
+from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.model import builtin
 from fisherhash.model.export import Agreement, export_onnx, missing_package
 from fisherhash.model.finished_heads import CutHead
@@ -30,6 +30,8 @@ from fisherhash.system import storage
 from fisherhash.system.devices import choose_device
 
 logger = logging.getLogger(__name__)
+VECTOR_BATCH = 256
+"""Vectors per batch of a model without a backbone, where nothing else takes time."""
 
 
 @dataclass(repr=False)
@@ -87,6 +89,16 @@ class TorchHasher(Hasher):
         )
 
     @property
+    def vectors_only(self) -> bool:
+        """Whether there is no backbone, so that it encodes vectors and no images."""
+        return isinstance(self.backbone, VectorInput)
+
+    @property
+    def feature_width(self) -> int:
+        """Dimensions of the features that the head takes."""
+        return self.head.in_features
+
+    @property
     def _row_width(self) -> int:
         return self.head.in_features
 
@@ -102,7 +114,12 @@ class TorchHasher(Hasher):
 
     def logits_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Features (n, d) to logits (n, bits)."""
-        return in_fixed_batches(self.head.logits, rows, self.device)
+        size = VECTOR_BATCH if self.vectors_only else None
+        return in_fixed_batches(self.head.logits, rows, self.device, size=size)
+
+    def logits_of_features(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Features (n, d) to logits (n, bits): the rows of this hasher are features."""
+        return self.logits_of_rows(features)
 
     def queries_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Features (n, d) to the real-valued queries that ``head.distances`` takes."""
@@ -111,16 +128,24 @@ class TorchHasher(Hasher):
     def fingerprint(self) -> str:
         """A checksum of everything that decides a code; an index stores it."""
         parts = [self.runtime.checksum, storage.tensors_checksum(self.head.state_dict())]
-        text = f"{parts} {self.backbone.name} {self.preprocessing} {self.head.config()}"
+        how = None if self.vectors_only else self.preprocessing
+        text = f"{parts} {self.backbone.name} {how} {self.head.config()}"
         return hashlib.sha256(text.encode()).hexdigest()
 
     def config(self) -> dict[str, Any]:
         """What describes the model, as JSON."""
+        if self.vectors_only:
+            source: dict[str, Any] = {"kind": "features", "dimensions": self.feature_width}
+            source |= {"backbone": None, "preprocessing": None}
+        else:
+            source = {"backbone": self.backbone.name}
+            source["preprocessing"] = self.preprocessing.to_config()
+            if self.backbone.architecture is not None:
+                source["architecture"] = self.backbone.architecture
         return {
             "bits": self.bits,
             "method": self.method,
-            "backbone": self.backbone.name,
-            "preprocessing": self.preprocessing.to_config(),
+            **source,
             "head": self.head.config(),
             "classes": list(self.classes),
             "fingerprint": self.fingerprint(),
@@ -134,7 +159,7 @@ class TorchHasher(Hasher):
         With the extra ``onnx``, the exported network is among them.
         """
         modules, onnx = {"backbone": self.backbone, "head": self.head}, None
-        if missing_package() is None:
+        if missing_package() is None and not self.vectors_only:
             try:
                 onnx, _ = self.export()
             except FisherhashError as error:
@@ -142,7 +167,14 @@ class TorchHasher(Hasher):
         return model_files(modules, self.config(), onnx=onnx)
 
     def export(self) -> tuple[bytes, Agreement]:
-        """Export the model: the bytes of an ONNX file, and how it agrees with this hasher."""
+        """Export the model: the bytes of an ONNX file, and how it agrees with this hasher.
+
+        Raises:
+            UsageError: the model takes vectors.
+        """
+
+        if self.vectors_only:
+            raise UsageError("a model of vectors has no network to export; it runs in torch")
 
         def logits(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
             return self.logits_of_rows(self._compute(pixels))

@@ -80,10 +80,15 @@ def on_device(backbone: Backbone, device: torch.device) -> Backbone:
 
 @torch.inference_mode()
 def in_fixed_batches(
-    function: Callable[[Tensor], Tensor], values: NDArray, device: torch.device
+    function: Callable[[Tensor], Tensor],
+    values: NDArray,
+    device: torch.device,
+    *,
+    size: int | None = None,
 ) -> NDArray[np.float32]:
     """Apply a function to rows (n, …), always in batches of one size; the last one is padded."""
-    size = MICRO_BATCH if device.type == "cpu" else GPU_BATCH
+    if size is None:
+        size = MICRO_BATCH if device.type == "cpu" else GPU_BATCH
     rows = []
     # No rows at all are one batch of padding: the result has its shape nevertheless.
     for start in range(0, max(1, len(values)), size):

@@ -237,10 +237,7 @@ def fit(
     if nested:
         learner = nested_method(method, nested, bits=bits, classes=classes, options=options)
     if split is None and settings.validation > 0:
-        raise UsageError(
-            f"'{collection.name}' has no labels, so a validation slice cannot be measured; "
-            "leave validation at 0"
-        )
+        raise unmeasurable(collection.name)
     folder = None if out is None else Path(out)
     given = copy.deepcopy(backbone) if isinstance(backbone, nn.Module) else backbone
     network = backbones.create(given, weights=weights, image_size=image_size)
@@ -267,12 +264,7 @@ def fit(
         identity["nested"] = [part.bits for part in learner.parts]
     if folder is not None:
         check_resumable(folder, identity, overwrite=overwrite)
-    if isinstance(learner, HashMethod) and settings.outputs:
-        check_cut(method, learner.head(network.features), bits, settings)
-    elif not isinstance(learner, HashMethod) and (settings.outputs or settings.step_weight):
-        raise UsageError(
-            f"{method} is not trained by gradient; it takes neither outputs nor a class step"
-        )
+    check_settings(learner, network.features, bits, settings)
 
     torch.manual_seed(settings.seed)
     wanted = split.train if split else np.arange(len(collection))
@@ -288,7 +280,7 @@ def fit(
     if isinstance(learner, HashMethod):
         top = None if split is None else held_out_top(split)
         ending = Ending(learner, bits, settings, top)
-        history = _train(ending, network, collection, rows, live, bank, place, folder, identity)
+        history = train_rows(ending, network, collection, rows, live, bank, place, folder, identity)
         head, step = ending.head, ending.step
     else:
         labels = torch.from_numpy(collection.labels[rows.indices]).float().to(place)
@@ -310,10 +302,30 @@ def fit(
         logger.info("trained in %.1f s; measuring", seconds["training"])
         trained.evaluation = trained.evaluate(bank=bank)
     # After measuring, which may find more images that cannot be read.
-    hasher.details = _details(trained, identity)
+    hasher.details = training_details(trained, identity)
     if folder is not None:
         trained.save(folder)
     return trained
+
+
+def check_settings(
+    learner: HashMethod | methods.FeatureMethod, width: int, bits: int, settings: Settings
+) -> None:
+    """Refuse settings that a method has no use for; ``width`` is that of the features."""
+    name = learner.info.name
+    if isinstance(learner, HashMethod) and settings.outputs:
+        check_cut(name, learner.head(width), bits, settings)
+    elif not isinstance(learner, HashMethod) and (settings.outputs or settings.step_weight):
+        raise UsageError(
+            f"{name} is not trained by gradient; it takes neither outputs nor a class step"
+        )
+
+
+def unmeasurable(name: str) -> UsageError:
+    """Return the error of data without labels that should be measured during training."""
+    return UsageError(
+        f"'{name}' has no labels, so a validation slice cannot be measured; leave validation at 0"
+    )
 
 
 def _hasher_of(function: Callable[P, Trained]) -> Callable[P, TorchHasher]:
@@ -351,7 +363,7 @@ def moved_options(
     return kept, dataclasses.replace(settings, **changes)
 
 
-def _train(
+def train_rows(
     ending: Ending,
     network: Backbone,
     collection: Collection,
@@ -432,7 +444,7 @@ def _has_several(collection: Collection, split: Split) -> bool:
     return bool(collection.labels[split.train].sum(1).max(initial=0) > 1)
 
 
-def _details(trained: Trained, identity: dict[str, Any]) -> dict[str, Any]:
+def training_details(trained: Trained, identity: dict[str, Any]) -> dict[str, Any]:
     """How the hasher was made, for its config and its card."""
     split, info = trained.split, trained.method.info
     data: dict[str, Any] = {"name": trained.collection.name, "images": len(trained.collection)}

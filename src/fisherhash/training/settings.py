@@ -93,7 +93,8 @@ class NetworkOptions:
     """Which network is trained, how much of it, and where; shared by every training command.
 
     Attributes:
-        backbone: efficientnet-lite0, squeezenet1.0, alexnet, vgg-f, torchvision:NAME or timm:NAME.
+        backbone: efficientnet-lite0, squeezenet1.0, alexnet, vgg-f, torchvision:NAME,
+            timm:NAME or hf:NAME.
         weights: The backbone's weights file.
         image_size: Side of the images in pixels; by default the backbone's own, 128 in reproduce.
         finetune: Train the whole network, or with --frozen only the head on frozen features. By

@@ -74,7 +74,7 @@ def sync_index(
     if bits is not None and fit is None and not exists:
         raise UsageError("--bits goes with --fit; a model has its own length")
     if exists:
-        with _opened(uri, model, fit, bits, device=device, write=not dry_run) as images:
+        with opened_index(uri, model, fit, bits, device=device, write=not dry_run) as images:
             return images.sync(
                 root,
                 dry_run=dry_run,
@@ -89,7 +89,8 @@ def sync_index(
     if dry_run:
         return SyncReport(added=[file.key for file in found.files], notes=found.notes())
     if fit is None:
-        hasher, description, codes = _load(model, device), None, None
+        hasher, description, codes = load_hasher(model, device), None, None
+        hasher.check_takes_images()
     else:
         hasher, description, codes = fit_hasher(
             root.name, found.files, fit, bits=bits, device=device
@@ -111,15 +112,17 @@ def add_to_index(
 ) -> SyncReport:
     """Add images to an index, see :meth:`ImageIndex.add`; create the index if there is none."""
     if Index.exists(uri):
-        opened = _opened(uri, model, device=device)
+        opened = opened_index(uri, model, device=device)
     else:
-        opened = ImageIndex.create(uri, _load(model, device))
+        hasher = load_hasher(model, device)
+        hasher.check_takes_images()
+        opened = ImageIndex.create(uri, hasher)
     with opened as index:
         return index.add(images, labels=labels, metadata=metadata, workers=workers)
 
 
 @contextlib.contextmanager
-def _opened(
+def opened_index(
     uri: Uri,
     model: str | os.PathLike[str] | None,
     fit: str | None = None,
@@ -132,7 +135,7 @@ def _opened(
     with Index.open(uri, write=write) as index:
         _check_model(index, model, fit, bits)
         # An index that does not say what made its codes takes the model that was given.
-        given = None if index.model or model is None else _load(model, device)
+        given = None if index.model or model is None else load_hasher(model, device)
         yield ImageIndex(index, given, device=device)
 
 
@@ -204,7 +207,8 @@ def fit_hasher(
     return hasher, {"fitted": method, "images": len(known)} | hasher.about, known
 
 
-def _load(model: str | os.PathLike[str] | None, device: str) -> Hasher:
+def load_hasher(model: str | os.PathLike[str] | None, device: str) -> Hasher:
+    """Load the hasher of a model; None for the default built-in one."""
     from fisherhash.model.hasher import Hasher
 
     return Hasher.load(model, device=device)

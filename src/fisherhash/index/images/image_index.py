@@ -36,6 +36,8 @@ from fisherhash.index.images.results import (
 from fisherhash.index.images.syncing import RUNTIMES, Import, add_images, sync_images
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from fisherhash.data.images import ImageLike
     from fisherhash.index.filters import Where
     from fisherhash.model.hasher import Hasher
@@ -190,6 +192,7 @@ class ImageIndex:
         images: ImageLike | Sequence[ImageLike] = (),
         *,
         keys: str | Sequence[str] = (),
+        features: NDArray[Any] | None = None,
         k: int | None = None,
         radius: int | None = None,
         where: Where | None = None,
@@ -200,6 +203,7 @@ class ImageIndex:
         Args:
             images: one or several: paths, Pillow images, bytes of files, or arrays.
             keys: one or several items of the index; an item does not find itself.
+            features: (n, d) vectors, encoded by the hasher; their queries are named "row 0", ….
             k: matches per query; by default 10, or all within a radius.
             radius: only items whose codes differ in at most this many bits.
             where: only items that match this filter; a label may differ in case.
@@ -213,7 +217,7 @@ class ImageIndex:
         bits = self.index.bits
         queries = _listed(images)
         keys = [keys] if isinstance(keys, str) else keys
-        if not queries and not keys:
+        if not queries and not keys and features is None:
             raise UsageError("nothing to search for: give an image, or --key KEY")
         if k is not None and k < 1:
             raise UsageError(f"k must be at least 1, got {k}")
@@ -221,6 +225,12 @@ class ImageIndex:
             raise UsageError(f"radius must be between 0 and {bits} bits, got {radius}")
         where = None if where is None else where_labels(self.index, where)
         results = self._encode(queries, skip_unreadable=skip_unreadable) if queries else []
+        if features is not None:
+            unavailable = self.index.unavailable
+            results += [
+                SearchResult(f"row {row}", None, code.tobytes(), [], unavailable=unavailable)
+                for row, code in enumerate(self.hasher.encode_features(features))
+            ]
         own: list[int | None] = [None] * len(results)
         with self.index.reading():
             items = self.index.get(keys) if keys else []
