@@ -30,14 +30,18 @@ from fisherhash.experiments.request import parse_request
 from fisherhash.model import builtin
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+]
 REASONS = {
     "installs packages",
     "needs a copy of Tiny-ImageNet",
     "needs a GPU",
     "needs CIFAR-10",
     "needs Docker",
-    "needs git",
+    "needs the address of the repository",
     "too slow for the tests",
 }
 # These languages hold nothing that could be run.
@@ -188,6 +192,8 @@ def check_command(line):
             check_command(" ".join(words[words.index("fisherhash") :]))
     elif first == "python":
         assert (ROOT / words[1]).is_file(), line
+    elif first == "git":
+        assert words[1:3] == ["clone", "…"], line
     else:
         pytest.fail(f"nobody checks: {line}")
 
@@ -250,6 +256,10 @@ def test_commands_on_generated_pages_exist():
     assert len(commands) == len(fisherhash.methods.registry())
     for line in commands:
         check_command(line)
+
+
+def test_every_reason_is_used():
+    assert {block.reason for page in PAGES for block in blocks_of(page)} == {None, *REASONS}
 
 
 def test_a_wrong_command_would_be_noticed():
