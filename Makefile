@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-soak format clean
+.PHONY: demo test test-slow test-soak docs format clean
 
 # One installation serves both; it is redone when what it installs from changes.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -30,9 +30,13 @@ test-slow: $(VENV)/installed
 test-soak: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py
 
+# The documentation as a site, in site/index.html. A warning or a broken link is an error.
+docs: $(VENV)/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) fisherhash-demo
+	rm -rf $(VENV) fisherhash-demo site

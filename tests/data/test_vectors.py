@@ -62,14 +62,14 @@ def test_files_that_are_no_arrays_are_refused(tmp_path):
     with pytest.raises(UsageError, match="No such file"):
         open_vectors(tmp_path / "none.npy")
     (tmp_path / "text.npy").write_text("1, 2, 3")
-    with pytest.raises(UsageError, match="not an .npy file"):
+    with pytest.raises(UsageError, match=r"not an \.npy file"):
         open_vectors(tmp_path / "text.npy")
     np.savez(tmp_path / "x.npz", x=np.zeros((2, 2), np.float32))
     with pytest.raises(UsageError, match="archive of arrays"):
         open_vectors(tmp_path / "x.npz")
     whole = saved(tmp_path, np.zeros((100, 10), np.float32))
     whole.write_bytes(whole.read_bytes()[:-1000])
-    with pytest.raises(UsageError, match="not an .npy file"):
+    with pytest.raises(UsageError, match=r"not an \.npy file"):
         open_vectors(whole)
 
 
