@@ -35,9 +35,7 @@ def here(tmp_path, monkeypatch, run):
     np.save("y.npy", np.arange(60) % 3)
     np.save("q.npy", x[[5, 9]])
     Path("keys.txt").write_text("".join(f"doc {i}\n" for i in range(60)))
-    code, _, err = run(
-        "train", *["--features", "x.npy", "--method", "itq", "--bits", "16", "--out", "m"]
-    )
+    code, _, err = run(*words("train --features x.npy --method itq --bits 16 --out m"))
     assert code == 0, err
     assert "60 vectors of 20 dimensions" in err
     return tmp_path
