@@ -110,7 +110,7 @@ def test_keys_by_default_are_row_numbers_and_never_replace_others(here, run):
         ("train --features none.npy --method itq --out n", "none.npy cannot be read"),
         ("train --features x.npy --method itq --out n --backbone tiny", "--backbone is about"),
         ("train . --features x.npy --method itq --out n", "DATA is about images"),
-        ("train --out n", "no data given"),
+        ("train --out n", "DATA is missing"),
         ("train . --labels y.npy --out n", "--labels goes with --features"),
         ("encode a.png --features x.npy --model m", "exclude each other"),
         ("index add n.index --features x.npy", "--model MODEL"),
