@@ -35,9 +35,7 @@ def here(tmp_path, monkeypatch, run):
     np.save("y.npy", np.arange(60) % 3)
     np.save("q.npy", x[[5, 9]])
     Path("keys.txt").write_text("".join(f"doc {i}\n" for i in range(60)))
-    code, _, err = run(
-        "train", *["--features", "x.npy", "--method", "itq", "--bits", "16", "--out", "m"]
-    )
+    code, _, err = run(*words("train --features x.npy --method itq --bits 16 --out m"))
     assert code == 0, err
     assert "60 vectors of 20 dimensions" in err
     return tmp_path
@@ -112,7 +110,7 @@ def test_keys_by_default_are_row_numbers_and_never_replace_others(here, run):
         ("train --features none.npy --method itq --out n", "none.npy cannot be read"),
         ("train --features x.npy --method itq --out n --backbone tiny", "--backbone is about"),
         ("train . --features x.npy --method itq --out n", "DATA is about images"),
-        ("train --out n", "no data given"),
+        ("train --out n", "DATA is missing"),
         ("train . --labels y.npy --out n", "--labels goes with --features"),
         ("encode a.png --features x.npy --model m", "exclude each other"),
         ("index add n.index --features x.npy", "--model MODEL"),

@@ -4,7 +4,7 @@ import pytest
 from fisherhash.data import vectors
 from fisherhash.data.vectors import (
     as_float32,
-    check_finite,
+    check_finite_rows,
     open_vectors,
     read_keys,
     read_labels,
@@ -75,14 +75,14 @@ def test_files_that_are_no_arrays_are_refused(tmp_path):
 
 def test_rows_that_are_not_finite_are_counted_and_named():
     rows = np.zeros((20, 3))
-    check_finite(rows, "x.npy")
+    check_finite_rows(rows, "x.npy")
     rows[[2, 5], 1] = np.nan
     rows[7] = np.inf
     with pytest.raises(UsageError, match=r"x\.npy holds NaN or infinite values in 3 rows: 2, 5, 7"):
-        check_finite(rows, "x.npy")
+        check_finite_rows(rows, "x.npy")
     rows[:] = 1e300  # finite, but not as float32
     with pytest.raises(UsageError, match="20 rows: 0, 1, 2, 3, 4, …"):
-        check_finite(rows, "x.npy")
+        check_finite_rows(rows, "x.npy")
 
 
 @pytest.mark.parametrize(

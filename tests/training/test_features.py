@@ -133,7 +133,10 @@ CHILD = """
 import sys
 import threading
 from fisherhash.data.vectors import open_vectors
+from fisherhash.methods.shallow import itq
 from fisherhash.training.features import fit_features
+
+itq.ROTATED = 10_000  # its sample is in memory, whatever the size of the file
 
 def anonymous():
     with open("/proc/self/status") as file:
@@ -152,7 +155,7 @@ for method in ("itq", "lsh", "sh", "pcah", "hashing_baseline"):
         done.clear()
         watching = threading.Thread(target=watch)
         watching.start()
-        hasher = fit_features(given, method=method, bits=16, device="cpu").hasher
+        hasher = fit_features(given, method=method, bits=4, device="cpu").hasher
         hasher.encode_features(open_vectors(given))
         done.set()
         watching.join()
@@ -162,10 +165,10 @@ for method in ("itq", "lsh", "sh", "pcah", "hashing_baseline"):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_mapped_file_is_not_copied(tmp_path):
-    # 250 MB, in blocks of which each takes 32 MB as float32 and 64 MB as float64.
-    shape = (120_000, 512)
+    # 154 MB, in blocks of 8 MB in double precision.
+    shape = (600_000, 64)
     x = np.lib.format.open_memmap(tmp_path / "x.npy", mode="w+", dtype=np.float32, shape=shape)
-    block = np.random.default_rng(0).standard_normal((10_000, 512), dtype=np.float32)
+    block = np.random.default_rng(0).standard_normal((10_000, 64), dtype=np.float32)
     for start in range(0, len(x), len(block)):
         x[start : start + len(block)] = block
     x.flush()

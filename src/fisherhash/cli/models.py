@@ -149,7 +149,7 @@ def train(
         given = {"DATA": data, "--protocol": protocol, "--download": download, "--nested": nested}
         trained = train_vectors(features, labels, network, given, common)
     elif data is None:
-        raise UsageError("no data given: fisherhash train DATA --out MODEL, or --features FILE.npy")
+        raise UsageError("DATA is missing; see fisherhash train --help")
     elif labels is not None:
         raise UsageError("--labels goes with --features; images have theirs from their folders")
     else:

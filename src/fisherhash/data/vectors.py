@@ -72,12 +72,12 @@ def vector_blocks(
 ) -> Iterator[tuple[int, NDArray[np.float32]]]:
     """Yield the vectors (n, d) in blocks: the number of its first row, a float32 copy."""
     for start in range(0, len(vectors), rows):
-        # A number too large for float32 becomes infinite, which check_finite reports.
+        # A number too large for float32 becomes infinite, which check_finite_rows reports.
         with np.errstate(over="ignore"):
             yield start, np.array(vectors[start : start + rows], np.float32, order="C")
 
 
-def check_finite(vectors: Vectors, name: str) -> None:
+def check_finite_rows(vectors: Vectors, name: str) -> None:
     """Refuse vectors that hold NaN or values that are infinite as float32.
 
     Raises:

@@ -34,7 +34,7 @@ from fisherhash.data.loading import (
 )
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.row_cache import stored_rows
-from fisherhash.data.vectors import VECTORS_AT_ONCE, check_finite, check_shape, vector_blocks
+from fisherhash.data.vectors import VECTORS_AT_ONCE, check_finite_rows, check_shape, vector_blocks
 from fisherhash.errors import NotDefinedError, UsageError, not_installed, unknown_name
 from fisherhash.model import builtin, onnx_runtime
 from fisherhash.model.folder import usable_onnx
@@ -327,7 +327,7 @@ class Hasher(abc.ABC):
                 "computes of an image"
             )
         check_shape(vectors, name, width=self.feature_width)
-        check_finite(vectors, name)
+        check_finite_rows(vectors, name)
 
     def encode_feature_blocks(
         self, vectors: NDArray[Any], *, block: int = VECTORS_AT_ONCE

@@ -22,7 +22,13 @@ from fisherhash import codes, methods
 from fisherhash.backbones import VectorInput
 from fisherhash.data.collection import Collection
 from fisherhash.data.loading import Rows
-from fisherhash.data.vectors import as_float32, check_finite, check_shape, open_vectors, read_labels
+from fisherhash.data.vectors import (
+    as_float32,
+    check_finite_rows,
+    check_shape,
+    open_vectors,
+    read_labels,
+)
 from fisherhash.errors import FisherhashError, NotDefinedError, UsageError
 from fisherhash.methods import HashMethod
 from fisherhash.model.torch_hasher import TorchHasher
@@ -120,7 +126,7 @@ def fit_features(
     if folder is not None:
         check_resumable(folder, identity, overwrite=overwrite)
     check_settings(learner, network.features, bits, settings)
-    check_finite(vectors, collection.name)
+    check_finite_rows(vectors, collection.name)
     checked = time.perf_counter()
 
     torch.manual_seed(settings.seed)
