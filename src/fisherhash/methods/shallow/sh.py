@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fisherhash.errors import NotDefinedError
 from fisherhash.methods.base import FeatureMethod, MethodInfo, register
-from fisherhash.methods.shallow._features import principal
+from fisherhash.methods.shallow._features import ROWS_AT_ONCE, principal
 from fisherhash.model.feature_heads import PeriodicHead
 from fisherhash.model.heads import Head
 
@@ -40,8 +40,12 @@ class SH(FeatureMethod):
         """Return a head fitted on features (N, d); labels are not used."""
         count = min(self.bits, features.shape[1], len(features) - 1)
         found = principal(features, count, name="sh")
-        projected = found.project(features)
-        low, high = projected.amin(0), projected.amax(0)
+        low = torch.full((count,), torch.inf, dtype=torch.float64, device=features.device)
+        high = -low
+        for block in features.split(ROWS_AT_ONCE):
+            projected = found.project(block)
+            low = torch.minimum(low, projected.amin(0))
+            high = torch.maximum(high, projected.amax(0))
         length = high - low
         if not (length > 0).any():
             raise NotDefinedError("sh: all features are equal, so there is no direction to cut")
