@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,13 @@ def session_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FISHERHASH_CACHE", str(tmp_path_factory.mktemp("session-cache")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts_are_not_ignored():
+    """A shell ignores SIGINT in what it starts in the background, and children inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

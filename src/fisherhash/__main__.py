@@ -1,6 +1,6 @@
 """``python -m fisherhash`` is the command ``fisherhash``."""
 
-from fisherhash.cli import main
-
 if __name__ == "__main__":
+    from fisherhash.cli import main
+
     main()
