@@ -235,9 +235,10 @@ def encode(
     notes(collection.notes)
     hasher = Hasher.load(model, device=device)
     if bits is not None:
-        if bits not in (hasher.bits, *hasher.details.get("nested", ())):
-            say(f"the model was not trained for codes of {bits} bits; expect them to be worse")
+        trained_for = (hasher.bits, *hasher.details.get("nested", ()))
         hasher = hasher.truncated(bits)
+        if bits not in trained_for:
+            say(f"the model was not trained for codes of {bits} bits; expect them to be worse")
     hasher.check_takes_images()
     if out is None and not json:
         _print_codes(hasher, collection, processes)

@@ -70,7 +70,7 @@ class KernelHead(Head):
 
     def forward(self, features: Tensor) -> Tensor:
         """Features (n, in_features) to logits (n, bits)."""
-        kernel = torch.exp(-self.gamma * _squared(self.standardise(features), self.points))
+        kernel = torch.exp(-self.gamma * distances_to(self.standardise(features), self.points))
         return (kernel - self.mean) @ self.weight.T + self.offset
 
     @classmethod
@@ -132,7 +132,7 @@ class AnchorGraphHead(Head):
 
     def similarities(self, features: Tensor) -> Tensor:
         """Features (n, in_features) to z (n, anchors), whose rows sum to 1."""
-        distances = _squared(self.standardise(features), self.points)
+        distances = distances_to(self.standardise(features), self.points)
         near, places = distances.topk(self.nearest, dim=1, largest=False)
         return torch.zeros_like(distances).scatter(1, places, torch.softmax(-self.gamma * near, 1))
 
@@ -186,7 +186,7 @@ class CubeHead(Head):
         logits = []
         for number, (part, own) in enumerate(zip(parts, self.subspace_bits, strict=True)):
             words = self.get_buffer(f"words_{number}")
-            distances = _squared(part, words)
+            distances = distances_to(part, words)
             corners = cube_corners(own).to(words) > 0
             for bit in range(own):
                 zero = distances[:, ~corners[:, bit]].amin(1)
@@ -253,7 +253,8 @@ def _pick(table: Tensor, node: Tensor) -> Tensor:
     return table.expand(len(node), *table.shape).gather(3, node[..., None])[..., 0]
 
 
-def _squared(rows: Tensor, others: Tensor) -> Tensor:
+def distances_to(rows: Tensor, others: Tensor) -> Tensor:
+    """Return the squared distances (n, m) of rows (n, d) to others (m, d)."""
     squares = rows.square().sum(1, keepdim=True) + others.square().sum(1)
     return (squares - 2.0 * rows @ others.T).clamp_min(0.0)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fisherhash.errors import NotDefinedError
+from fisherhash.model.feature_heads import distances_to
 
 logger = logging.getLogger(__name__)
 ROWS_AT_ONCE = 16_384
@@ -38,6 +39,12 @@ class Principal:
     mean: Tensor
     directions: Tensor
     variances: Tensor
+
+    @property
+    def whitening(self) -> Tensor:
+        """(count,) what gives each coordinate variance 1; 0 where there is no variance."""
+        known = self.variances > 1e-9 * self.variances.max()
+        return torch.where(known, self.variances.clamp_min(1e-12).rsqrt(), 0.0)
 
     def project(self, features: Tensor) -> Tensor:
         """Return the coordinates (N, count) of features (N, d)."""
@@ -85,12 +92,6 @@ def random_rotation(size: int, generator: torch.Generator) -> Tensor:
 def draw_rows(count: int, wanted: int, generator: torch.Generator) -> Tensor:
     """Draw positions of at most ``wanted`` distinct rows out of ``count``, in order."""
     return torch.randperm(count, generator=generator)[: min(wanted, count)].sort().values
-
-
-def distances_to(rows: Tensor, others: Tensor) -> Tensor:
-    """Return the squared distances (n, m) of rows (n, d) to others (m, d)."""
-    squares = rows.square().sum(1, keepdim=True) + others.square().sum(1)
-    return (squares - 2.0 * rows @ others.T).clamp_min(0.0)
 
 
 def kernel_width(features: Tensor, anchors: Tensor, *, name: str) -> float:

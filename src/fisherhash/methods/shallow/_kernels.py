@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fisherhash.methods.shallow import _features
 from fisherhash.model.feature_heads import KernelHead
+from fisherhash.model.heads import LinearHead
 
 
 class KernelMap:
@@ -117,3 +118,10 @@ def linear_ridge(features: Tensor, targets: Tensor, ridge: float) -> tuple[Tenso
         cross += (block - mean).T @ targets[done : done + len(block)].double()
         done += len(block)
     return torch.linalg.solve(covariance, cross / len(features)), mean, offset
+
+
+def linear_head(weight: Tensor, mean: Tensor, offset: Tensor) -> LinearHead:
+    """Return the head u = W^T (x - mean) + offset, for W (d, bits)."""
+    head = LinearHead.from_matrix(weight.T.float().cpu(), mean.float().cpu())
+    head.linear.bias.data.copy_(offset)
+    return head

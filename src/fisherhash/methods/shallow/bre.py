@@ -56,9 +56,9 @@ class BRE(FeatureMethod):
         kernel = KernelMap(features, anchors=300, width=self.width, name="bre", generator=generator)
         rows, S = drawn_pairs(labels, self.sample, generator)
         phi = kernel.of(features[rows])
-        phi = phi / phi.std(0, correction=0).clamp_min(1e-12)
         # Scaling phi for the search is undone in the weights.
-        scale = kernel.of(features[rows]).std(0, correction=0).clamp_min(1e-12)
+        scale = phi.std(0, correction=0).clamp_min(1e-12)
+        phi = phi / scale
         own = [
             torch.randperm(len(kernel), generator=generator)[: self.anchors].to(rows.device)
             for _ in range(self.bits)

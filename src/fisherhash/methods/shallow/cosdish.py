@@ -8,8 +8,8 @@ from torch import Tensor
 from fisherhash.methods._options import PositiveInt
 from fisherhash.methods.base import FeatureMethod, MethodInfo, register, sign
 from fisherhash.methods.shallow._affinity import best_flips, needed, residue, similarity
-from fisherhash.methods.shallow._kernels import linear_ridge
-from fisherhash.model.heads import Head, LinearHead
+from fisherhash.methods.shallow._kernels import linear_head, linear_ridge
+from fisherhash.model.heads import Head
 from fisherhash.system.options import Range, Tuned
 
 
@@ -76,9 +76,7 @@ class COSDISH(FeatureMethod):
                     codes[others] = torch.where(pull == 0, codes[others], sign(pull))
                 codes[columns] = self.column_step(codes[columns], codes[others], among, across)
         weight, mean, offset = linear_ridge(features, codes, self.ridge)
-        head = LinearHead.from_matrix(weight.T.float().cpu(), mean.float().cpu())
-        head.linear.bias.data.copy_(offset)
-        return head
+        return linear_head(weight, mean, offset)
 
     def column_step(self, columns: Tensor, others: Tensor, among: Tensor, across: Tensor) -> Tensor:
         """Return the columns' codes (m, K) after one pass over the bits.

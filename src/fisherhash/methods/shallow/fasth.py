@@ -32,9 +32,8 @@ class FastH(FeatureMethod):
     decision trees learns the bit.
 
     What differs from the paper: a bit is inferred from the top eigenvector of R by best single
-    flips, in place of graph cuts on blocks; it is inferred for a sample of the images and the
-    others follow their nearest label; boosting is AdaBoost, each tree sees a random share of the
-    features.
+    flips, in place of graph cuts on blocks; past ``sample`` images only a random sample is used;
+    boosting is AdaBoost, and each tree sees a random share of the features.
 
     Args:
         bits: K.

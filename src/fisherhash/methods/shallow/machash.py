@@ -9,7 +9,8 @@ from fisherhash.methods._options import PositiveInt
 from fisherhash.methods.base import FeatureMethod, MethodInfo, register, sign
 from fisherhash.methods.shallow._affinity import best_flips, drawn_pairs, needed, residue
 from fisherhash.methods.shallow._features import principal
-from fisherhash.model.heads import Head, LinearHead
+from fisherhash.methods.shallow._kernels import linear_head
+from fisherhash.model.heads import Head
 from fisherhash.system.options import Range, Tuned
 
 
@@ -58,8 +59,7 @@ class MACHash(FeatureMethod):
         rows, S = drawn_pairs(labels, self.sample, generator)
         count = min(self.dimensions, features.shape[1], len(features) - 1)
         found = principal(features, count, name="machash")
-        scale = found.variances.clamp_min(1e-12).rsqrt()
-        scale = torch.where(found.variances > 1e-9 * found.variances.max(), scale, 0.0)
+        scale = found.whitening
         inputs = found.project(features[rows]) * scale
         codes = sign(torch.randn(len(rows), self.bits, generator=generator)).to(S)
         codes = self.code_step(codes, S, None, 0.0)
@@ -72,9 +72,7 @@ class MACHash(FeatureMethod):
             codes = self.code_step(codes, S, predicted, penalty)
             weight, offset = linear_machines(inputs, codes, self.slack)
         matrix = (found.directions * scale) @ weight
-        head = LinearHead.from_matrix(matrix.T.float().cpu(), found.mean.float().cpu())
-        head.linear.bias.data.copy_(offset)
-        return head
+        return linear_head(matrix, found.mean, offset)
 
     def code_step(
         self, codes: Tensor, S: Tensor, predicted: Tensor | None, penalty: float

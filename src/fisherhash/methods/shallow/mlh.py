@@ -60,9 +60,7 @@ class MLH(FeatureMethod):
         generator = torch.Generator().manual_seed(seed)
         count = min(self.dimensions, features.shape[1], len(features) - 1)
         found = principal(features, count, name="mlh")
-        scale = found.variances.clamp_min(1e-12).rsqrt()
-        # A direction without variance has nothing to tell.
-        scale = torch.where(found.variances > 1e-9 * found.variances.max(), scale, 0.0)
+        scale = found.whitening
         rows = found.project(features) * scale
         W = torch.randn(self.bits, count, generator=generator, dtype=torch.float64).to(rows)
         if count >= self.bits:
