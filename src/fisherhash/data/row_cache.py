@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from fisherhash.data.collection import Collection
-from fisherhash.data.computing import RowFunction, compute_blocks
-from fisherhash.data.loading import Rows, Skipped
+from fisherhash.data.computing import RowFunction, Rows, Skipped, compute_blocks
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.errors import FisherhashError
 from fisherhash.system.cache import cache_dir
@@ -35,13 +34,9 @@ TODO, DONE, SKIPPED = 0, 1, 2
 def cached_rows(
     collection: Collection,
     indices: NDArray[np.int64] | None,
-    preprocessing: Preprocessing,
+    function: RowFunction,
     *,
     what: str,
-    shape: tuple[int, ...],
-    dtype: DTypeLike,
-    compute: Callable[[NDArray], NDArray],
-    portable: bool = False,
     workers: int | None = None,
 ) -> Rows:
     """Rows computed from decoded images; those computed before come from the disk.
@@ -49,21 +44,16 @@ def cached_rows(
     Args:
         collection: the images.
         indices: (n,) which images; None for all.
-        preprocessing: how to decode them.
+        function: computes the rows.
         what: identifies the rows; the first word is shown to the user.
-        shape: shape of one row.
-        dtype: type of its values.
-        compute: bytes (b, 3, size, size) to rows (b, …).
-        portable: whether worker processes may compute, see
-            :class:`~fisherhash.data.computing.RowFunction`.
         workers: number of processes; None lets the work decide.
     """
     total = len(collection)
     wanted = np.arange(total) if indices is None else indices
-    cache = RowCache(_folder(collection, preprocessing, what), total, shape, dtype)
+    folder = _folder(collection, function.preprocessing, what)
+    cache = RowCache(folder, total, function.shape, function.dtype)
     missing = cache.missing(wanted)
     if len(missing):
-        function = RowFunction(compute, preprocessing, shape, dtype, portable)
         with progress(f"{what.split()[0]} of {collection.name}", len(wanted)) as advance:
             advance(len(wanted) - len(missing))
             cache.fill(compute_blocks(collection, missing, function, workers=workers), advance)
