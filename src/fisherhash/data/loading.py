@@ -9,7 +9,6 @@ import itertools
 import os
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +29,7 @@ __all__ = [
     "UnreadableImage",
     "decode",
     "decode_images",
-    "write_skipped",
+    "skipped_csv",
 ]
 
 
@@ -128,10 +127,9 @@ class _MemoryReader:
         raise UsageError("images in memory have no fingerprint, so nothing of them can be cached")
 
 
-def write_skipped(path: str | os.PathLike[str], skipped: Iterable[Skipped]) -> int:
-    """Write the skipped images as a CSV ``name,reason``; returns their number."""
-    rows = [(item.name, item.reason) for item in skipped]
+def skipped_csv(skipped: Iterable[Skipped]) -> str:
+    """The skipped images as a CSV ``name,reason``."""
     text = io.StringIO()
+    rows = ((item.name, item.reason) for item in skipped)
     csv.writer(text, lineterminator="\n").writerows([("name", "reason"), *rows])
-    Path(path).write_text(text.getvalue(), "utf-8", "surrogateescape", newline="")
-    return len(rows)
+    return text.getvalue()

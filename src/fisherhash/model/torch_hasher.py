@@ -173,14 +173,14 @@ class TorchHasher(Hasher):
         Raises:
             UsageError: the model takes vectors.
         """
-
         if self.vectors_only:
             raise UsageError("a model of vectors has no network to export; it runs in torch")
-
-        def logits(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-            return self.logits_of_rows(self._compute(pixels))
-
-        return export_onnx(self.backbone, self.head, self.config(), logits)
+        return export_onnx(
+            self.backbone,
+            self.head,
+            self.config(),
+            lambda pixels: self.logits_of_rows(self._compute(pixels)),
+        )
 
     @classmethod
     def from_folder(
