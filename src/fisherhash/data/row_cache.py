@@ -9,7 +9,6 @@ import logging
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +55,9 @@ def cached_rows(
     if len(missing):
         with progress(f"{what.split()[0]} of {collection.name}", len(wanted)) as advance:
             advance(len(wanted) - len(missing))
-            cache.fill(compute_blocks(collection, missing, function, workers=workers), advance)
+            for block in compute_blocks(collection, missing, function, workers=workers):
+                cache.store(block)
+                advance(len(block.indices) + len(block.skipped))
     kept = cache.readable(wanted)
     return Rows(cache.rows[kept], kept, cache.skipped(wanted))
 
@@ -184,30 +185,19 @@ class RowCache:
                     found[index] = Skipped(**json.loads(line))
         return [found[i] for i in sorted(found)]
 
-    def fill(
-        self,
-        blocks: Iterable[Rows],
-        advance: Callable[[int], None],
-    ) -> None:
-        """Store rows, block by block.
-
-        Args:
-            blocks: the rows.
-            advance: called with the number of images of each block, for a progress bar.
-        """
-        for block in blocks:
-            # An image that cannot be opened now may be there next time: it is not stored.
-            self._passing |= {item.index: item for item in block.skipped if item.passing}
-            damaged = [item for item in block.skipped if not item.passing]
-            try:
-                if len(block.indices):
-                    rows = np.asarray(block.values, dtype=self.rows.dtype)
-                    self._store_rows(block.indices, rows)
-                if damaged:
-                    self._store_skipped(damaged)
-            except OSError as error:
-                raise self._full(error) from error
-            advance(len(block.indices) + len(block.skipped))
+    def store(self, block: Rows) -> None:
+        """Store the rows of a block, and the reasons of the images that could not be read."""
+        # An image that cannot be opened now may be there next time: it is not stored.
+        self._passing |= {item.index: item for item in block.skipped if item.passing}
+        damaged = [item for item in block.skipped if not item.passing]
+        try:
+            if len(block.indices):
+                rows = np.asarray(block.values, dtype=self.rows.dtype)
+                self._store_rows(block.indices, rows)
+            if damaged:
+                self._store_skipped(damaged)
+        except OSError as error:
+            raise self._full(error) from error
 
     def _store_rows(self, indices: NDArray[np.int64], rows: NDArray) -> None:
         self._write("rows.bin", indices, rows)

@@ -45,12 +45,6 @@ class Labels:
         )
         return query, database
 
-    @property
-    def most_shared(self) -> int:
-        """An upper bound on the labels that a query and an item share; at least 1."""
-        counts = (int(np.bitwise_count(m).sum(axis=1, dtype=int).max()) for m in self.masks)
-        return max(1, min(counts))
-
 
 class EvaluationTask:
     """The arguments that an evaluation and its metrics share, checked.
@@ -96,7 +90,9 @@ class EvaluationTask:
         self.empty: Empty = empty
         self.self_rows = check_self(self_index, self.queries, self.database)
         self.ranks = _check_ranks(precision_at, self.database)
-        most = labels.most_shared
+        # An upper bound on the labels that a query and an item share.
+        shared = (int(np.bitwise_count(m).sum(axis=1, dtype=int).max()) for m in labels.masks)
+        most = max(1, min(shared))
         self.graded = most > 1 if graded is None else graded
         self.most = most if self.graded else 1
         self.bits = bits

@@ -108,9 +108,7 @@ def encode_heads(
         cached: store the features on disk.
         bank: the pixels of the images, if they are in memory; nothing is stored then.
     """
-    ways = {
-        head: _outputs(hasher, head, real=also or not head.hamming) for head, also in heads.items()
-    }
+    ways = {head: _outputs(hasher, head) for head in heads}
     wanted = np.unique(np.concatenate([split.query, split.database]))
     source, block = collection, 256
     if bank is not None:
@@ -127,11 +125,14 @@ def encode_heads(
     quiet = nullcontext(lambda _: None)
     with quiet if cached else progress(f"encoding {collection.name}", len(wanted)) as advance:
         for rows in hasher.row_blocks(source, wanted, block, cached):
-            queries = rows.values[is_query[rows.indices]]
+            chosen = is_query[rows.indices]
             for head, (logits_of, queries_of) in ways.items():
-                packed[head].append(pack(logits_of(rows.values)))
+                logits = logits_of(rows.values)
+                packed[head].append(pack(logits))
                 if queries_of is not None:
-                    real[head].append(queries_of(queries))
+                    real[head].append(queries_of(rows.values[chosen]))
+                elif heads[head]:
+                    real[head].append(logits[chosen])
             indices.append(rows.indices)
             skipped += rows.skipped
             advance(len(rows.indices) + len(rows.skipped))
@@ -151,14 +152,17 @@ def encode_heads(
     return encoded
 
 
-def _outputs(hasher: Hasher, head: Any, *, real: bool) -> tuple[Outputs, Outputs | None]:
-    """What computes the logits of a head from rows and, with ``real``, its real-valued queries."""
-    if head is hasher.head:
-        return hasher.logits_of_rows, hasher.queries_of_rows if real else None
+def _outputs(hasher: Hasher, head: Any) -> tuple[Outputs, Outputs | None]:
+    """What computes the logits of a head from rows, and its real-valued queries.
+
+    Where codes have a Hamming distance, the logits are the queries.
+    """
+    if isinstance(head, ExportedHead):
+        return hasher.logits_of_rows, None if head.hamming else hasher.queries_of_rows
     from fisherhash.model.torch_runtime import in_fixed_batches
 
     batches = functools.partial(functools.partial, in_fixed_batches, device=hasher.device)  # type: ignore[attr-defined]
-    return batches(head.logits), batches(head.query) if real else None
+    return batches(head.logits), None if head.hamming else batches(head.query)
 
 
 def held_out_top(split: Split) -> float | None:

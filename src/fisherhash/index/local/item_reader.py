@@ -44,7 +44,8 @@ class ItemReader:
             rows = {decode_text(row[1]): row for row in stored}
             ids = {name: row[0] for name, row in rows.items()}
         else:
-            rows, ids = self._catalogue.rows_of_ids(new), dict(zip(new, new, strict=True))
+            rows = {row[0]: row for row in self._catalogue.rows("id", new)}
+            ids = dict(zip(new, new, strict=True))
         read = _items(snapshot, ids, rows)
         if len(snapshot.items) + len(read) <= 2 * MOST_ITEMS:
             snapshot.items.update(read)
