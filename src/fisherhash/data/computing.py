@@ -10,6 +10,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -142,7 +143,7 @@ def _blocks(
     block: int,
 ) -> Generator[Rows]:
     """The answers of a job in blocks; what it leaves to be computed is computed here."""
-    dtype = np.dtype(job.dtype)
+    dtype, compute = np.dtype(job.dtype), None if function is job else function.compute
     with contextlib.closing(answers):
         for start in range(0, count, block):
             length = min(block, count - start)
@@ -156,8 +157,8 @@ def _blocks(
                 else:
                     values[len(read)] = np.frombuffer(answer, dtype).reshape(job.shape)
                     read.append(index)
-            values = values[: len(read)]
-            if function.compute is not job.compute:
-                values = function.compute(values) if read else np.empty((0, *function.shape))
-                values = np.asarray(values, dtype=function.dtype)
-            yield Rows(values, np.array(read, dtype=np.int64), skipped)
+            rows: NDArray[Any] = values[: len(read)]
+            if compute is not None:
+                rows = compute(rows) if read else np.empty((0, *function.shape))
+                rows = np.asarray(rows, dtype=function.dtype)
+            yield Rows(rows, np.array(read, dtype=np.int64), skipped)

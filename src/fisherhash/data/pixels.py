@@ -74,7 +74,8 @@ class PixelBank:
         skipped = [item for item in self.skipped if item.index in missing]
         for start in range(0, max(1, len(kept)), block):
             some = kept[start : start + block]
-            yield Rows(self.of(some), some, [] if start else skipped)
+            pixels = self.of(some)
+            yield Rows(pixels, some, [] if start else skipped)  # type: ignore[arg-type]
 
 
 def placed(pixels: Tensor, device: torch.device) -> Tensor:

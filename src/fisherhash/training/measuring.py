@@ -92,7 +92,7 @@ def encode_heads(
     hasher: Hasher,
     collection: Collection,
     split: Split,
-    heads: Mapping[AnyHead, bool] | Mapping[Head, bool],
+    heads: Mapping[Any, bool],
     *,
     cached: bool = True,
     bank: PixelBank | None = None,
