@@ -203,7 +203,7 @@ def test_data_that_cannot_be_trained_on(run, write_photos, tmp_path):
     one = write_photos(tmp_path / "one", {"a": 5})
     assert "only one class, 'a'; at least two" in refused(one)
     single = write_photos(tmp_path / "single", {"a": 5, "b": 5, "lonely": 1})
-    assert "have one image only: 'lonely'" in refused(single)
+    assert "with one image only: 'lonely'" in refused(single)
     plain = tmp_path / "plain"
     shutil.copytree(one / "a", plain)
     assert "has no labels and dfh learns from them" in refused(plain)

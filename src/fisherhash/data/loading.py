@@ -27,7 +27,7 @@ from fisherhash.data.images import ImageLike, UnreadableImage, load_image
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.readers import FileReader
 from fisherhash.data.workers import TIMEOUT, Answer, Job, LostWorkerError, run_jobs
-from fisherhash.errors import UsageError
+from fisherhash.errors import UsageError, counted
 from fisherhash.system.cores import available_cores
 
 if TYPE_CHECKING:
@@ -169,7 +169,9 @@ def run_blocks(
         raise UsageError(f"indices must have shape (n,), got {wanted.shape}")
     if wanted.size and not 0 <= wanted.min() <= wanted.max() < total:
         wrong = wanted.min() if wanted.min() < 0 else wanted.max()
-        raise UsageError(f"image {wrong} does not exist: '{collection.name}' has {total} images")
+        raise UsageError(
+            f"image {wrong} does not exist: '{collection.name}' has {counted(total, 'image')}"
+        )
     if block < 1:
         raise UsageError(f"a block must hold at least 1 image, got {block}")
     run = functools.partial(run_jobs, collection.reader, job, names=collection.names)
