@@ -131,6 +131,9 @@ def test_no_verb_is_help_and_the_version_is_the_packages(run):
     [
         (["trian", "x"], 'Did you mean "train"'),
         (["check", "x"], 'Did you mean "check-data"'),
+        (["export", "onnx", "nowhere"], "nowhere does not exist. Make a model with"),
+        (["export", "onnx", "generl-64"], "Did you mean 'general-64'?"),
+        (["export", "onnx", "general-64"], "--out is missing"),
         (["train", "PHOTOS", "--outt", "m"], "--outt. Did you mean --out?"),
         (["train", "PHOTOS", "--out", "m", "--bitz", "8"], "--bitz. Did you mean --bits?"),
         (["train", "PHOTOS", "--out", "m", "--epoch", "8"], "Did you mean --epochs?"),
