@@ -255,7 +255,7 @@ def encode(
             listed = out.with_suffix(".skipped.csv").name
             files[listed] = skipped_csv(encoded.skipped)
         storage.write_files(out.parent, files)
-        say(f"{len(names)} codes of {hasher.bits} bits in {out}")
+        say(f"{counted(len(names), 'code')} of {counted(hasher.bits, 'bit')} in {out}")
     else:
         rows = zip(names, codes.to_hex(encoded.codes), strict=True)
         print_json({"bits": hasher.bits, "codes": [{"name": n, "code": c} for n, c in rows]})

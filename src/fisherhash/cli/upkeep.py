@@ -65,9 +65,9 @@ def backup(index: Path, dest: Path, *, json: Json = False) -> None:
     began = time.perf_counter()
     report = backup_index(index, dest)
     how = "brought up to date" if report.incremental else "made"
-    copied = f"{report.copied:,} bytes of codes copied, {report.kept:,} were there"
+    copied = f"{counted(report.copied, 'byte')} of codes copied, {report.kept:,} were there"
     seconds = time.perf_counter() - began
-    say(f"{dest}: {how} and checked, {report.count:,} items; {copied}, {seconds:.1f} s")
+    say(f"{dest}: {how} and checked, {counted(report.count, 'item')}; {copied}, {seconds:.1f} s")
     if json:
         print_json(report.to_json())
 
@@ -88,8 +88,9 @@ def copy(source: str, target: str, *, json: Json = False) -> None:
     began = time.perf_counter()
     report = copy_index(source, target)
     seconds = time.perf_counter() - began
-    checks = f"{report.checked:,} items and searches compared"
-    say(f"{target}: {report.count:,} items, {report.copied:,} copied, {checks}, {seconds:.1f} s")
+    checks = f"{counted(report.checked, 'item')} and searches compared"
+    items = counted(report.count, "item")
+    say(f"{target}: {items}, {report.copied:,} copied, {checks}, {seconds:.1f} s")
     if json:
         print_json(report.to_json())
 

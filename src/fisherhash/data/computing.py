@@ -19,7 +19,7 @@ from fisherhash.data.collection import Collection, Reader
 from fisherhash.data.images import UnreadableImage
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.workers import TIMEOUT, Answer, run_jobs
-from fisherhash.errors import UsageError
+from fisherhash.errors import UsageError, counted
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,9 @@ def compute_blocks(
         raise UsageError(f"indices must have shape (n,), got {wanted.shape}")
     if wanted.size and not 0 <= wanted.min() <= wanted.max() < total:
         wrong = wanted.min() if wanted.min() < 0 else wanted.max()
-        raise UsageError(f"image {wrong} does not exist: '{collection.name}' has {total} images")
+        raise UsageError(
+            f"image {wrong} does not exist: '{collection.name}' has {counted(total, 'image')}"
+        )
     if block < 1:
         raise UsageError(f"a block must hold at least 1 image, got {block}")
     job = function if function.portable else RowFunction.pixels(function.preprocessing)

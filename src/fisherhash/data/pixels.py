@@ -13,7 +13,7 @@ from fisherhash.data.collection import Collection
 from fisherhash.data.computing import RowFunction, Rows
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.row_cache import cached_rows
-from fisherhash.errors import FisherhashError
+from fisherhash.errors import FisherhashError, counted
 
 GRID_BATCH = 1024
 
@@ -55,10 +55,10 @@ class PixelBank:
         if (rows < 0).any():
             missing = set(indices[rows < 0].tolist())
             reasons = [f"{s.name} ({s.reason})" for s in self.skipped if s.index in missing]
+            first = reasons[0] if reasons else f"number {min(missing)}"
             raise FisherhashError(
-                f"{len(missing)} images could be read before and cannot now, the first is "
-                f"{reasons[0] if reasons else f'number {min(missing)}'}; run the command again "
-                "when the files are back"
+                f"{counted(len(missing), 'image')} could be read before and cannot now, the first "
+                f"is {first}; run the command again when the files are back"
             )
         if np.array_equal(indices, self.indices):
             return self.pixels

@@ -26,7 +26,7 @@ from fisherhash.data.pixels import PixelBank, placed
 from fisherhash.data.protocols import Split, resolve
 from fisherhash.data.sources import Collection, open_data
 from fisherhash.data.splits import hash_order
-from fisherhash.errors import FisherhashError, NotDefinedError, UsageError
+from fisherhash.errors import FisherhashError, NotDefinedError, UsageError, counted
 from fisherhash.evaluation import Evaluation
 from fisherhash.methods import HashMethod
 from fisherhash.methods._nested import Nested
@@ -421,7 +421,7 @@ def _held_out(
     if len(numbers) - cut < 2:
         raise UsageError(
             f"a validation share of {settings.validation:g} leaves {len(numbers) - cut} of "
-            f"{len(numbers)} images to train on; lower it"
+            f"{counted(len(numbers), 'image')} to train on; lower it"
         )
     order = hash_order(collection.names, numbers.tolist(), settings.seed)
     return np.isin(numbers, order[:cut])
