@@ -38,10 +38,10 @@ from fisherhash.model.runtime import feature_rows
 from fisherhash.model.torch_hasher import TorchHasher
 from fisherhash.model.torch_runtime import TorchRuntime, on_device
 from fisherhash.system import storage
-from fisherhash.system.devices import choose_device
 from fisherhash.system.options import options_of
 from fisherhash.training.checkpoints import check_resumable, discard_checkpoint
 from fisherhash.training.class_step import ClassStep
+from fisherhash.training.distributed import current_ranks, join
 from fisherhash.training.finishing import Ending, check_cut
 from fisherhash.training.loop import METRICS, FrozenImages, LiveImages, Loop
 from fisherhash.training.measuring import SPLIT_FILE, WAYS, held_out_top, measure_ways
@@ -207,10 +207,11 @@ def fit(
         FisherhashError: too few images can be read, or the model cannot be written.
     """
     began = time.perf_counter()
-    place = choose_device(device)
+    ranks, place = join(device)
     codes.check_bits(bits)
     options, settings = moved_options(method, options or {}, settings or Settings())
     info = methods.find(method).info
+    ranks.check_trainable(info)
     collection = data if isinstance(data, Collection) else open_data(data)
     split = _split(collection, info, protocol)
     live = info.fit == "gradient" and (place.type == "cuda" if finetune is None else finetune)
@@ -263,12 +264,15 @@ def fit(
     if isinstance(learner, Nested):
         identity["nested"] = [part.bits for part in learner.parts]
     if folder is not None:
-        check_resumable(folder, identity, overwrite=overwrite)
+        ranks.on_first(partial(check_resumable, folder, identity, overwrite=overwrite))
     check_settings(learner, network.features, bits, settings)
 
     torch.manual_seed(settings.seed)
     wanted = split.train if split else np.arange(len(collection))
-    rows = feature_rows(runtime, collection, wanted)
+    with ranks.in_turn():
+        rows = feature_rows(runtime, collection, wanted)
+    seen = (rows.indices.tolist(), len(collection), identity["settings"], resolved)
+    ranks.check_same("training images or settings", repr(seen).encode())
     if len(rows.indices) < 2:
         raise FisherhashError(
             f"only {len(rows.indices)} of {len(wanted)} training images can be read"
@@ -300,11 +304,11 @@ def fit(
     )
     if measured and split is not None:
         logger.info("trained in %.1f s; measuring", seconds["training"])
-        trained.evaluation = trained.evaluate(bank=bank)
+        trained.evaluation = ranks.on_first(partial(trained.evaluate, bank=bank))
     # After measuring, which may find more images that cannot be read.
     hasher.details = training_details(trained, identity)
     if folder is not None:
-        trained.save(folder)
+        ranks.on_first(partial(trained.save, folder))
     return trained
 
 
@@ -386,11 +390,13 @@ def train_rows(
     ending.begin(head)
     images, held_out = (FrozenImages(f, own, head) for f, own in zip(features, labels, strict=True))
     if live:
-        if settings.head_epochs and not is_unfinished(folder):
+        ranks = current_ranks()
+        if settings.head_epochs and not ranks.on_first(partial(is_unfinished, folder)):
             first = dataclasses.replace(settings, epochs=settings.head_epochs, validation=0.0)
             Loop(learner, images, first, title="training the head").run()
         if bank is None:
-            bank = PixelBank(collection, rows.indices, network.preprocessing, device)
+            with ranks.in_turn():
+                bank = PixelBank(collection, rows.indices, network.preprocessing, device)
         pixels = [placed(bank.of(numbers[0]), device), bank.of(numbers[1])]
         images, held_out = (
             LiveImages(p, own, network, head) for p, own in zip(pixels, labels, strict=True)

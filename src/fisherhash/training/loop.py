@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fisherhash.backbones import Backbone
-from fisherhash.data.augment import PLAIN, Strength, augment, masked
+from fisherhash.data.augment import PLAIN, PLAIN_DRAWS, Strength, augment, masked
 from fisherhash.errors import FisherhashError
 from fisherhash.methods.base import Batch, HashMethod, Progress
 from fisherhash.model.folder import joined_state, part_state
@@ -25,6 +26,7 @@ from fisherhash.system import storage
 from fisherhash.system.progress import progress
 from fisherhash.training.captured import GraphStep
 from fisherhash.training.checkpoints import checkpoint_files, is_unfinished, read_checkpoint
+from fisherhash.training.distributed import current_ranks
 from fisherhash.training.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -50,6 +52,8 @@ class FrozenImages:
         self.labels = labels
         self.head = head
         self.modules: dict[str, nn.Module] = {"head": head}
+        self.ranks = current_ranks()
+        self.draws = PLAIN_DRAWS
 
     def batch(self, index: Tensor, strengths: Sequence[Strength] = (PLAIN,)) -> Batch:
         """Return the images at ``index``, in one view per strength."""
@@ -63,7 +67,10 @@ class FrozenImages:
     def batch_features(self, index: Tensor, strengths: Sequence[Strength] = (PLAIN,)) -> Tensor:
         """Return features (views * b, d) of the images at ``index``, with the views' masks."""
         features = self._features[index]
-        found = [masked(features, self.head.shift, strength.masked) for strength in strengths]
+        found = [
+            masked(features, self.head.shift, strength.masked, draws=self.draws)
+            for strength in strengths
+        ]
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def features(self) -> Tensor:
@@ -89,7 +96,7 @@ class LiveImages(FrozenImages):
         """Return features (views * b, d) of randomly augmented images, with gradient."""
         device = self.labels.device
         pixels = self.pixels[index.to(self.pixels.device)].to(device, non_blocking=True)
-        found = [augment(pixels, strength) for strength in strengths]
+        found = [augment(pixels, strength, draws=self.draws) for strength in strengths]
         images = found[0] if len(found) == 1 else torch.cat(found)
         images = images.contiguous(memory_format=torch.channels_last)
         # No cast cache: a captured graph must not reuse a cast made before its replay.
@@ -100,10 +107,14 @@ class LiveImages(FrozenImages):
     def features(self) -> Tensor:
         """Return features (N, d) of the unaugmented images, in evaluation mode."""
         device, order = self.labels.device, torch.channels_last
-        chunks = self.pixels.split(256 if device.type == "cuda" else 8)
+
+        def compute(first: int, last: int) -> Tensor:
+            chunk = self.pixels[first:last].to(device).contiguous(memory_format=order)
+            return self.backbone(chunk).float()
+
+        step = 256 if device.type == "cuda" else 8
         with evaluation_mode(self.backbone):
-            ready = (chunk.to(device).contiguous(memory_format=order) for chunk in chunks)
-            return torch.cat([self.backbone(chunk).float() for chunk in ready])
+            return self.ranks.spread(len(self.labels), step, compute, self.backbone.features)
 
 
 @dataclass(eq=False)
@@ -141,17 +152,21 @@ class Loop:
         self._total = settings.epochs * self.steps
         # A method's own weights (such as a classifier) are trained and saved like the head's.
         self.modules: dict[str, nn.Module] = {**images.modules, "method": self.method}
+        self.ranks = images.ranks
+        images.draws = self.ranks.draws(self.size)
         self.optimizer = _optimizer(self.modules, settings, self.device)
+        self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._run_step = GraphStep(self._step) if self._capturable() else self._step
 
     def run(self) -> list[dict[str, Any]]:
         """Train, from the last checkpoint if there is one; returns one row of metrics per epoch."""
         first = self.start()
-        with progress(self.title, self.settings.epochs) as advance:
+        whole_batches = self.ranks.whole_batches(self.images.modules, self.size)
+        with progress(self.title, self.settings.epochs) as advance, whole_batches:
             advance(first)
             for epoch in range(first, self.settings.epochs):
                 self.history.append(self.epoch(epoch))
-                self._checkpoint(epoch)
+                self.ranks.on_first(partial(self._checkpoint, epoch))
                 advance(1)
         for module in self.modules.values():
             module.eval()
@@ -163,7 +178,8 @@ class Loop:
         if self.validate is not None and self.history:
             self.history[-1] |= self.validate()
             if self.folder is not None:
-                storage.write_files(self.folder, {METRICS: self._metrics()})
+                files = {METRICS: self._metrics()}
+                self.ranks.on_first(partial(storage.write_files, self.folder, files))
         return self.history
 
     def start(self) -> int:
@@ -173,6 +189,7 @@ class Loop:
             self.method.begin(self.images)
         first = self._resume()
         for module in self.modules.values():
+            self.ranks.agree(module)
             module.train()
         return first
 
@@ -190,6 +207,8 @@ class Loop:
             self.method.on_epoch_start(
                 Progress(epoch, self.settings.epochs, epoch * self.steps, self._total)
             )
+        # A GPU does not add in the same order every time, so states computed on each drift apart.
+        self.ranks.agree(self.method)
         sums: dict[str, Tensor] = {}
         for i, index in enumerate(order):
             self._set_rate((epoch * self.steps + i) / self._total)
@@ -217,14 +236,15 @@ class Loop:
         return "".join(json.dumps(row) + "\n" for row in self.history)
 
     def _step(self, index: Tensor) -> dict[str, Tensor]:
-        batch = self.images.batch(index, self.method.strengths)
-        outputs = self.images.head(batch.features)
-        terms = self.method(outputs, batch)
+        own = self.images.batch(self.ranks.share(index), self.method.strengths)
+        outputs = self.images.head(own.features)
+        whole = self.ranks.whole(outputs, own, index, self.images.labels)
+        terms = self.method(whole.outputs, whole.batch)
         self.optimizer.zero_grad(set_to_none=True)
-        terms["loss"].backward()
+        self.ranks.backward(terms["loss"], whole, self._parameters)
         self.optimizer.step()
         with torch.no_grad():
-            self.method.after_step(outputs.detach()[: len(index)], batch.first)
+            self.method.after_step(whole.outputs.detach()[: len(index)], whole.batch.first)
         return {name: term.detach() for name, term in terms.items()}
 
     def _set_rate(self, done: float) -> None:
@@ -238,7 +258,8 @@ class Loop:
     def _capturable(self) -> bool:
         # Pixels that do not fit on the device are copied in every step, which no graph can hold.
         on_device = not isinstance(self.images, LiveImages) or self.images.pixels.is_cuda
-        return self.device.type == "cuda" and on_device and self.method.capturable
+        alone = self.ranks.size == 1
+        return self.device.type == "cuda" and alone and on_device and self.method.capturable
 
     def _checkpoint(self, epoch: int) -> None:
         if self.folder is None:
@@ -258,15 +279,20 @@ class Loop:
         return state
 
     def _resume(self) -> int:
-        if self.folder is None or not is_unfinished(self.folder):
+        folder = self.folder
+        if folder is None or not self.ranks.on_first(partial(is_unfinished, folder)):
             return 0
-        try:
-            checkpoint, state = read_checkpoint(self.folder)
+
+        def read() -> tuple[int, dict[str, Tensor], list[dict[str, Any]]]:
+            checkpoint, state = read_checkpoint(folder)
             epoch = int(checkpoint["epoch"])
+            rows = (folder / METRICS).read_text(encoding="utf-8").splitlines()[:epoch]
+            return epoch, state, [json.loads(row) for row in rows]
+
+        try:
+            epoch, state, self.history = self.ranks.on_first(read)
             for part, module in self.modules.items():
                 module.load_state_dict(part_state(state, part))
-            rows = (self.folder / METRICS).read_text(encoding="utf-8").splitlines()[:epoch]
-            self.history = [json.loads(row) for row in rows]
         except (FisherhashError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())
             raise FisherhashError(
