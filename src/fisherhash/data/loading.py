@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -62,12 +62,13 @@ class Rows:
     """One row per image.
 
     Attributes:
-        values: (n, …) the rows of the images that could be read.
+        values: (n, …) the rows of the images that could be read; if they were left on the disk,
+            :class:`~fisherhash.data.row_cache.StoredRows`.
         indices: (n,) the numbers of these images.
         skipped: the images that could not be read.
     """
 
-    values: NDArray
+    values: Any
     indices: NDArray[np.int64]
     skipped: list[Skipped]
 

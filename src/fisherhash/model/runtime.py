@@ -64,6 +64,7 @@ def feature_rows(
     indices: NDArray[np.int64] | None = None,
     *,
     workers: int | None = None,
+    on_disk: bool = False,
 ) -> Rows:
     """Features (n, width) of a collection's images, stored on disk.
 
@@ -72,9 +73,15 @@ def feature_rows(
         collection: the images.
         indices: (n,) which images; None for all.
         workers: number of worker processes; None lets the work decide.
+        on_disk: leave the rows on the disk, see :func:`~fisherhash.data.row_cache.cached_rows`.
     """
     return cached_function_rows(
-        feature_function(runtime), feature_key(runtime), collection, indices, workers=workers
+        feature_function(runtime),
+        feature_key(runtime),
+        collection,
+        indices,
+        workers=workers,
+        on_disk=on_disk,
     )
 
 
@@ -85,6 +92,7 @@ def cached_function_rows(
     indices: NDArray[np.int64] | None = None,
     *,
     workers: int | None = None,
+    on_disk: bool = False,
 ) -> Rows:
     """The rows of a function, stored on disk; ``what`` identifies them."""
     return cached_rows(
@@ -97,6 +105,7 @@ def cached_function_rows(
         compute=function.compute,
         portable=function.portable,
         workers=workers,
+        on_disk=on_disk,
     )
 
 

@@ -71,9 +71,13 @@ class Ranks:
         """The random numbers of this rank's images in batches of this many."""
         return PLAIN_DRAWS
 
+    def bounds(self, batch: int) -> slice:
+        """Which images of a batch are this rank's."""
+        return slice(0, batch)
+
     def share(self, index: Tensor) -> Tensor:
         """Return this rank's images of a batch, index (b,)."""
-        return index
+        return index[self.bounds(len(index))]
 
     def whole(self, outputs: Tensor, batch: Batch, index: Tensor, labels: Tensor) -> Whole:
         """Gather outputs and features of a batch from all ranks.
@@ -192,9 +196,8 @@ class _Group(Ranks):
     def draws(self, batch: int) -> Draws:
         return _SharedDraws(self, batch)
 
-    def share(self, index: Tensor) -> Tensor:
-        first, last = _bounds(len(index), self.size, self.rank)
-        return index[first:last]
+    def bounds(self, batch: int) -> slice:
+        return slice(*_bounds(batch, self.size, self.rank))
 
     def own_rows(self, whole: Tensor, batch: int) -> Tensor:
         """Those of the rows (views * batch, …) that are of this rank's images."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,105 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fisherhash.backbones import Backbone
-from fisherhash.data.augment import PLAIN, PLAIN_DRAWS, Strength, augment, masked
 from fisherhash.errors import FisherhashError
-from fisherhash.methods.base import Batch, HashMethod, Progress
+from fisherhash.methods.base import HashMethod, Progress
 from fisherhash.model.folder import joined_state, part_state
-from fisherhash.model.heads import Head
 from fisherhash.system import storage
 from fisherhash.system.progress import progress
 from fisherhash.training.captured import GraphStep
 from fisherhash.training.checkpoints import checkpoint_files, is_unfinished, read_checkpoint
-from fisherhash.training.distributed import current_ranks
+from fisherhash.training.images import FrozenImages, LiveImages, evaluation_mode
 from fisherhash.training.settings import Settings
+
+__all__ = ["METRICS", "FrozenImages", "LiveImages", "Loop", "evaluation_mode"]
 
 logger = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
-
-
-@contextlib.contextmanager
-def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Switch a module to evaluation mode, without gradients; afterwards to the mode it was in."""
-    training = module.training
-    module.eval()
-    with torch.no_grad():
-        yield
-    module.train(training)
-
-
-class FrozenImages:
-    """Training images as features, computed once; the backbone does not change."""
-
-    def __init__(self, features: Tensor, labels: Tensor, head: Head) -> None:
-        self._features = features
-        self.labels = labels
-        self.head = head
-        self.modules: dict[str, nn.Module] = {"head": head}
-        self.ranks = current_ranks()
-        self.draws = PLAIN_DRAWS
-
-    def batch(self, index: Tensor, strengths: Sequence[Strength] = (PLAIN,)) -> Batch:
-        """Return the images at ``index``, in one view per strength."""
-        views = len(strengths)
-        features = self.batch_features(index, strengths).float()
-        if views == 1:
-            return Batch(self.labels[index], index, features)
-        rows = index.repeat(views)
-        return Batch(self.labels[rows], rows, features, views)
-
-    def batch_features(self, index: Tensor, strengths: Sequence[Strength] = (PLAIN,)) -> Tensor:
-        """Return features (views * b, d) of the images at ``index``, with the views' masks."""
-        features = self._features[index]
-        found = [
-            masked(features, self.head.shift, strength.masked, draws=self.draws)
-            for strength in strengths
-        ]
-        return found[0] if len(found) == 1 else torch.cat(found)
-
-    def features(self) -> Tensor:
-        """Return all features (N, d)."""
-        return self._features
-
-    def outputs(self) -> Tensor:
-        """Return outputs (N, …) of the head as it is now, in evaluation mode."""
-        with evaluation_mode(self.head):
-            return self.head(self.features())
-
-
-class LiveImages(FrozenImages):
-    """Training images as bytes on the device; the backbone is trained with the head."""
-
-    def __init__(self, pixels: Tensor, labels: Tensor, backbone: Backbone, head: Head) -> None:
-        super().__init__(torch.empty(0), labels, head)
-        self.pixels = pixels
-        self.backbone = backbone
-        self.modules = {"head": head, "backbone": backbone}
-
-    def batch_features(self, index: Tensor, strengths: Sequence[Strength] = (PLAIN,)) -> Tensor:
-        """Return features (views * b, d) of randomly augmented images, with gradient."""
-        device = self.labels.device
-        pixels = self.pixels[index.to(self.pixels.device)].to(device, non_blocking=True)
-        found = [augment(pixels, strength, draws=self.draws) for strength in strengths]
-        images = found[0] if len(found) == 1 else torch.cat(found)
-        images = images.contiguous(memory_format=torch.channels_last)
-        # No cast cache: a captured graph must not reuse a cast made before its replay.
-        enabled = device.type == "cuda"
-        with torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=False):
-            return self.backbone(images)
-
-    def features(self) -> Tensor:
-        """Return features (N, d) of the unaugmented images, in evaluation mode."""
-        device, order = self.labels.device, torch.channels_last
-
-        def compute(first: int, last: int) -> Tensor:
-            chunk = self.pixels[first:last].to(device).contiguous(memory_format=order)
-            return self.backbone(chunk).float()
-
-        step = 256 if device.type == "cuda" else 8
-        with evaluation_mode(self.backbone):
-            return self.ranks.spread(len(self.labels), step, compute, self.backbone.features)
 
 
 @dataclass(eq=False)
@@ -199,10 +114,8 @@ class Loop:
         # Seeded in each epoch, so that a resumed run draws what an uninterrupted one draws.
         seed = self.settings.seed * 1_000_003 + epoch
         torch.manual_seed(seed)
-        order = torch.randperm(
-            len(self.images.labels), generator=torch.Generator().manual_seed(seed)
-        )
-        order = order[: self.steps * self.size].view(self.steps, self.size).to(self.device)
+        order = self.images.rows.order(torch.Generator().manual_seed(seed))
+        order = order[: self.steps * self.size].view(self.steps, self.size)
         with torch.no_grad():
             self.method.on_epoch_start(
                 Progress(epoch, self.settings.epochs, epoch * self.steps, self._total)
@@ -210,7 +123,8 @@ class Loop:
         # A GPU does not add in the same order every time, so states computed on each drift apart.
         self.ranks.agree(self.method)
         sums: dict[str, Tensor] = {}
-        for i, index in enumerate(order):
+        share = self.ranks.bounds(self.size)
+        for i, index in enumerate(self.images.rows.steps(order, share, self.device)):
             self._set_rate((epoch * self.steps + i) / self._total)
             for name, term in self._run_step(index).items():
                 sums[name] = sums[name] + term.detach() if name in sums else term.detach().clone()
@@ -257,7 +171,7 @@ class Loop:
 
     def _capturable(self) -> bool:
         # Pixels that do not fit on the device are copied in every step, which no graph can hold.
-        on_device = not isinstance(self.images, LiveImages) or self.images.pixels.is_cuda
+        on_device = self.images.rows.on_device
         alone = self.ranks.size == 1
         return self.device.type == "cuda" and alone and on_device and self.method.capturable
 
