@@ -45,12 +45,13 @@ class Rows:
 
     Attributes:
         values: (n, …) the rows of the images that could be read. A
-            :class:`~fisherhash.data.pixels.PixelBank` yields tensors, all others arrays.
+            :class:`~fisherhash.data.pixels.PixelBank` yields tensors; rows left on the disk are
+            :class:`~fisherhash.data.row_cache.StoredRows`; all others are arrays.
         indices: (n,) the numbers of these images, in the order requested.
         skipped: the images that could not be read.
     """
 
-    values: NDArray
+    values: Any
     indices: NDArray[np.int64]
     skipped: list[Skipped]
 

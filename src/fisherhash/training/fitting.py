@@ -17,15 +17,17 @@ from typing import Any, ParamSpec
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from fisherhash import backbones, codes, methods
 from fisherhash.backbones import Backbone
 from fisherhash.data.loading import Rows, Skipped, skipped_csv
-from fisherhash.data.pixels import PixelBank, placed
+from fisherhash.data.pixels import PixelBank, check_readable, pixel_rows, placed
 from fisherhash.data.protocols import Split, resolve
+from fisherhash.data.row_cache import StoredRows
 from fisherhash.data.sources import Collection, open_data
 from fisherhash.data.splits import hash_order
+from fisherhash.data.streaming import StreamedRows
 from fisherhash.errors import FisherhashError, NotDefinedError, UsageError, counted
 from fisherhash.evaluation import Evaluation
 from fisherhash.methods import HashMethod
@@ -38,13 +40,14 @@ from fisherhash.model.runtime import feature_rows
 from fisherhash.model.torch_hasher import TorchHasher
 from fisherhash.model.torch_runtime import TorchRuntime, on_device
 from fisherhash.system import storage
-from fisherhash.system.devices import choose_device
 from fisherhash.system.options import options_of
 from fisherhash.training.checkpoints import check_resumable, discard_checkpoint
 from fisherhash.training.class_step import ClassStep
+from fisherhash.training.distributed import current_ranks, join
 from fisherhash.training.finishing import Ending, check_cut
 from fisherhash.training.loop import METRICS, FrozenImages, LiveImages, Loop
 from fisherhash.training.measuring import SPLIT_FILE, WAYS, encode_heads, held_out_top, measure
+from fisherhash.training.placement import STREAM, choose_stream
 from fisherhash.training.recipes import RecipeName, apply_recipe, find_recipe
 from fisherhash.training.settings import Settings
 
@@ -177,6 +180,7 @@ def fit(
     measured: bool = False,
     bank: PixelBank | None = None,
     nested: Sequence[int] = (),
+    stream: bool | None = None,
 ) -> Trained:
     """Train a hasher on a data set.
 
@@ -204,6 +208,8 @@ def fit(
         bank: the decoded pixels of all images of the split, for a grid of trainings.
         nested: shorter lengths to train as well: the first 12 bits are then a 12-bit code, see
             :meth:`Hasher.truncated`.
+        stream: read the decoded training images from the cache on disk while they are used, with
+            bounded memory; by default only if they would take more than half of the free memory.
 
     Raises:
         UsageError: a name, a number or a folder is wrong, or the data has no labels to learn from.
@@ -211,10 +217,11 @@ def fit(
         FisherhashError: too few images can be read, or the model cannot be written.
     """
     began = time.perf_counter()
-    place = choose_device(device)
+    ranks, place = join(device)
     codes.check_bits(bits)
     options, settings = moved_options(method, options or {}, settings or Settings())
     info = methods.find(method).info
+    ranks.check_trainable(info)
     collection = data if isinstance(data, Collection) else open_data(data)
     split = _split(collection, info, protocol)
     live = info.fit == "gradient" and (place.type == "cuda" if finetune is None else finetune)
@@ -266,13 +273,27 @@ def fit(
     }
     if isinstance(learner, Nested):
         identity["nested"] = [part.bits for part in learner.parts]
+    wanted = split.train if split else np.arange(len(collection))
+    size = network.preprocessing.size
+    choose = partial(
+        choose_stream,
+        stream,
+        images=len(wanted),
+        row_bytes=4 * network.features + (3 * size * size if live else 0),
+        folder=None if overwrite else folder,
+        possible=isinstance(learner, HashMethod) and bank is None,
+    )
+    if streamed := ranks.on_first(choose):
+        identity[STREAM] = True
     if folder is not None:
-        check_resumable(folder, identity, overwrite=overwrite)
+        ranks.on_first(partial(check_resumable, folder, identity, overwrite=overwrite))
     check_settings(learner, network.features, bits, settings)
 
     torch.manual_seed(settings.seed)
-    wanted = split.train if split else np.arange(len(collection))
-    rows = feature_rows(runtime, collection, wanted)
+    with ranks.in_turn():
+        rows = feature_rows(runtime, collection, wanted, on_disk=streamed)
+    seen = (rows.indices.tolist(), len(collection), identity["settings"], resolved)
+    ranks.check_same("training images or settings", repr(seen).encode())
     if len(rows.indices) < 2:
         raise FisherhashError(
             f"only {len(rows.indices)} of {len(wanted)} training images can be read"
@@ -304,11 +325,11 @@ def fit(
     )
     if measured and split is not None:
         logger.info("trained in %.1f s; measuring", seconds["training"])
-        trained.evaluation = trained.evaluate(bank=bank)
+        trained.evaluation = ranks.on_first(partial(trained.evaluate, bank=bank))
     # After measuring, which may find more images that cannot be read.
     hasher.details = training_details(trained, identity)
     if folder is not None:
-        trained.save(folder)
+        ranks.on_first(partial(trained.save, folder))
     return trained
 
 
@@ -383,19 +404,27 @@ def train_rows(
     held = _held_out(collection, rows.indices, settings)
     numbers = [rows.indices[part] for part in (~held, held)]
     labels = [torch.from_numpy(collection.labels[some]).float().to(device) for some in numbers]
-    features = [torch.from_numpy(rows.values[part]).to(device) for part in (~held, held)]
+    features = [_placed_rows(rows.values[part], device) for part in (~held, held)]
     head = learner.head(network.features).to(device)
-    head.start(features[0])
+    images, held_out = (FrozenImages(f, own, head) for f, own in zip(features, labels, strict=True))
+    head.start(images.sample()[0])
     learner.to(device)
     ending.begin(head)
-    images, held_out = (FrozenImages(f, own, head) for f, own in zip(features, labels, strict=True))
     if live:
-        if settings.head_epochs and not is_unfinished(folder):
+        ranks = current_ranks()
+        if settings.head_epochs and not ranks.on_first(partial(is_unfinished, folder)):
             first = dataclasses.replace(settings, epochs=settings.head_epochs, validation=0.0)
             Loop(learner, images, first, title="training the head").run()
-        if bank is None:
-            bank = PixelBank(collection, rows.indices, network.preprocessing, device)
-        pixels = [placed(bank.of(numbers[0]), device), bank.of(numbers[1])]
+        pixels: list[Tensor | StreamedRows]
+        with ranks.in_turn():
+            if isinstance(rows.values, StoredRows):
+                stored = pixel_rows(collection, rows.indices, network.preprocessing, on_disk=True)
+                check_readable(np.setdiff1d(rows.indices, stored.indices), stored.skipped)
+                pixels = [_placed_rows(stored.values[part], device) for part in (~held, held)]
+            else:
+                if bank is None:
+                    bank = PixelBank(collection, rows.indices, network.preprocessing, device)
+                pixels = [placed(bank.of(numbers[0]), device), bank.of(numbers[1])]
         images, held_out = (
             LiveImages(p, own, network, head) for p, own in zip(pixels, labels, strict=True)
         )
@@ -411,6 +440,13 @@ def train_rows(
         identity=identity,
     )
     return loop.run()
+
+
+def _placed_rows(values: NDArray | StoredRows, device: torch.device) -> Tensor | StreamedRows:
+    """Rows on the device, or a stream of those that are on the disk."""
+    if isinstance(values, StoredRows):
+        return StreamedRows(values)
+    return torch.from_numpy(values).to(device)
 
 
 def _held_out(
