@@ -52,9 +52,9 @@ from fisherhash.system import storage
 SIZE, GRID = 128, 4
 BLOCKS, WIDTH = 5, 40
 """The blocks of the network that are used, and the channels of the last of them."""
-SETS = {"coco21": (6000, 3000, 6000), "tiny100": (2500, 1500, 6000)}
+SETS = {"coco21": (6000, 3000, 6000), "tiny100": (2500, 1500, 2000)}
 """Images to fit, to choose and to report on."""
-CHANGED = {"coco21": (150, 400), "tiny100": (50, 100)}
+CHANGED = {"coco21": (150, 300), "tiny100": (50, 100)}
 """How many of those to choose and to report on are changed in every way."""
 FALSE_PAIRS = 1e-6
 Floats = NDArray[np.float32]
@@ -121,9 +121,8 @@ class Images:
 
     def features(self, name: str, part: str, what: str, change: Change | None = None) -> Floats:
         """Features (n, d) of a part of a set; of changed images, those that are to be changed."""
-        numbers = self.parts[name][part]
-        if change is not None and part != "fit":
-            numbers = numbers[: CHANGED[name][("choose", "report").index(part)]]
+        measured = change is not None and part != "fit"
+        numbers = self.original_numbers(name, part, changed=measured)
         text = f"{SIZE} {GRID} {BLOCKS} {name} {part} {what} {len(numbers)}"
         file = self.cache / (hashlib.sha256(text.encode()).hexdigest()[:24] + ".npy")
         if file.exists():
@@ -150,6 +149,11 @@ class Images:
     def both(self, part: str, what: str, change: Change | None = None) -> Floats:
         """Features of both sets, one below the other."""
         return np.concatenate([self.features(name, part, what, change) for name in SETS])
+
+    def original_numbers(self, name: str, part: str, *, changed: bool = False) -> NDArray[np.int64]:
+        """The images of a part of a set, or the first of them, which are changed."""
+        numbers = self.parts[name][part]
+        return numbers[: CHANGED[name][("choose", "report").index(part)]] if changed else numbers
 
     def unchanged(self, part: str) -> Floats:
         """Features of the originals of the images that are changed."""
