@@ -11,12 +11,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 import memory  # noqa: F401
 
 BACKENDS = {
-    "local": lambda folder: folder / f"{uuid.uuid4().hex}.index",
-    "memory": lambda _folder: f"memory://{uuid.uuid4().hex}",
+    "local": lambda request: request.getfixturevalue("tmp_path") / f"{uuid.uuid4().hex}.index",
+    "memory": lambda _request: f"memory://{uuid.uuid4().hex}",
+    "postgres": lambda request: request.getfixturevalue("postgres").new_uri(),
 }
 
 
 @pytest.fixture(params=BACKENDS)
-def new_uri(request, tmp_path):
+def new_uri(request):
     """A function that returns the URI of an index that does not exist yet."""
-    return lambda: BACKENDS[request.param](tmp_path)
+    return lambda: BACKENDS[request.param](request)
