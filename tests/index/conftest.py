@@ -59,3 +59,22 @@ def postgres():
     server = PostgresServer()
     yield server
     server.stop()
+
+
+class MilvusFile:
+    """Milvus Lite: the server runs as long as this process, its data is one file."""
+
+    def __init__(self, folder):
+        self.path = folder / "milvus.db"
+
+    def new_uri(self, **options):
+        more = "".join(f"&{name}={value}" for name, value in options.items())
+        return f"milvus://{self.path}?index=i{uuid.uuid4().hex}{more}"
+
+
+@pytest.fixture(scope="session")
+def milvus(tmp_path_factory):
+    # A path to a socket must be short.
+    folder = Path(tempfile.mkdtemp(prefix="fh-milvus-"))
+    yield MilvusFile(folder)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -567,6 +567,7 @@ def _runs(items: Iterable[Item]) -> Iterator[list[Item]]:
 
 BACKEND_MODULES: dict[str, str] = {
     "": "fisherhash.index.local",
+    "milvus": "fisherhash.index.milvus",
     "postgresql": "fisherhash.index.postgres",
 }
 """The module of each back-end by the scheme of its URIs; a path has none."""

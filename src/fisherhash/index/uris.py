@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from fisherhash.errors import UsageError, unknown_name
 
@@ -47,8 +47,9 @@ def read_uri(
             raise unknown_name("option of the URI", name, readers)
         else:
             others.append((name, text))
-    # A socket's folder stays readable.
-    rest = urlunsplit(parts._replace(query=urlencode(others, safe="/"), fragment=""))
+    # By hand: urlunsplit drops the // before an empty host.
+    query = "?" + urlencode(others, safe="/") if others else ""
+    rest = f"{parts.scheme}://{parts.netloc}{parts.path}{query}"
     return ServerUri(without_password(uri), rest, options)
 
 

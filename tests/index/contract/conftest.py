@@ -13,6 +13,7 @@ import memory  # noqa: F401
 BACKENDS = {
     "local": lambda request: request.getfixturevalue("tmp_path") / f"{uuid.uuid4().hex}.index",
     "memory": lambda _request: f"memory://{uuid.uuid4().hex}",
+    "milvus": lambda request: request.getfixturevalue("milvus").new_uri(),
     "postgres": lambda request: request.getfixturevalue("postgres").new_uri(),
 }
 
@@ -21,3 +22,9 @@ BACKENDS = {
 def new_uri(request):
     """A function that returns the URI of an index that does not exist yet."""
     return lambda: BACKENDS[request.param](request)
+
+
+@pytest.fixture
+def effort(request):
+    """The share of random examples that a back-end is worth: a server takes longer for each."""
+    return 1.0 if request.node.callspec.params["new_uri"] in ("local", "memory") else 0.2

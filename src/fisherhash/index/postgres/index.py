@@ -29,7 +29,17 @@ from fisherhash.index.checks import (
     code_blocks,
 )
 from fisherhash.index.filters import All, Where, parse_filter, unknown_field
-from fisherhash.index.items import Codes, FileState, Ids, Item, Matches, Problem, Within
+from fisherhash.index.items import (
+    Codes,
+    FileState,
+    Ids,
+    Item,
+    Matches,
+    Problem,
+    Within,
+    matches_of,
+    within_of,
+)
 from fisherhash.index.postgres.bulk import bit_texts, read_codes
 from fisherhash.index.postgres.change import Change
 from fisherhash.index.postgres.connect import Connections, Cursor
@@ -382,11 +392,7 @@ class PostgresIndex(Index):
                 cursor.execute("SELECT set_config('hnsw.ef_search', %s, true)", [str(width)])
             parameters = [[text, text, k] if hnsw else [text, *values, k] for text in texts]
             rows = _answers(cursor, self._place.sql(query), parameters)
-        # The planner may have refused the graph, but never returns more than there is.
-        found = min(map(len, rows), default=0)
-        parts = np.array([row[:found] for row in rows], dtype=np.int64)
-        parts = parts.reshape(len(rows), found, 2)
-        return Matches(parts[:, :, 0].copy(), parts[:, :, 1].copy())
+        return matches_of(rows)
 
     def _within(self, queries: Codes, radius: int, where: All) -> Within:
         test, values = self._where(where)
@@ -398,9 +404,7 @@ class PostgresIndex(Index):
             self._refuse_unknown(cursor, where)
             parameters = [[text, text, radius, *values] for text in bit_texts(queries, self.bits)]
             rows = _answers(cursor, self._place.sql(query), parameters)
-        offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-        pairs = np.array([pair for row in rows for pair in row], dtype=np.int64).reshape(-1, 2)
-        return Within(offsets, pairs[:, 0].copy(), pairs[:, 1].copy())
+        return within_of(rows)
 
     def _check_model(self, fingerprint: str | None, *, unnamed_codes: bool = False) -> None:
         if fingerprint is not None and self.fingerprint is None and not unnamed_codes:
