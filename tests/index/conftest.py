@@ -78,3 +78,48 @@ def milvus(tmp_path_factory):
     folder = Path(tempfile.mkdtemp(prefix="fh-milvus-"))
     yield MilvusFile(folder)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+class RayCluster:
+    """Three nodes on this machine, on the loopback device only; the first is the head."""
+
+    def __init__(self):
+        from ray.cluster_utils import Cluster
+
+        # A path to a socket must be short.
+        self.folder = Path(tempfile.mkdtemp(prefix="fh-ray-"))
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        head = {**self._node(), "include_dashboard": False, "temp_dir": str(self.folder)}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.address = self._cluster.address
+        self.others = [self.add_node(), self.add_node()]
+
+    def _node(self):
+        # Ray replaces 127.0.0.1 by an address that other machines reach.
+        memory, address = 80 * 2**20, "127.0.0.2"
+        return {"num_cpus": 1, "object_store_memory": memory, "node_ip_address": address}
+
+    def add_node(self):
+        return self._cluster.add_node(**self._node())
+
+    def kill_node(self, node):
+        """End a node as a power cut would."""
+        self.others.remove(node)
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def stop(self):
+        import ray
+
+        ray.shutdown()
+        self._cluster.shutdown()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    cluster = RayCluster()
+    import ray
+
+    ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
+    yield cluster
+    cluster.stop()

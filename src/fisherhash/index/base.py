@@ -569,6 +569,7 @@ BACKEND_MODULES: dict[str, str] = {
     "": "fisherhash.index.local",
     "milvus": "fisherhash.index.milvus",
     "postgresql": "fisherhash.index.postgres",
+    "ray": "fisherhash.index.cluster",
 }
 """The module of each back-end by the scheme of its URIs; a path has none."""
 

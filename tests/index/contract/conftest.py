@@ -10,15 +10,27 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import memory  # noqa: F401
 
+
+def _folder(request):
+    return request.getfixturevalue("tmp_path") / f"{uuid.uuid4().hex}.index"
+
+
+def _on_ray(request):
+    request.getfixturevalue("ray_cluster")
+    return f"ray://{_folder(request)}?shards=3"
+
+
 BACKENDS = {
-    "local": lambda request: request.getfixturevalue("tmp_path") / f"{uuid.uuid4().hex}.index",
+    "local": _folder,
     "memory": lambda _request: f"memory://{uuid.uuid4().hex}",
     "milvus": lambda request: request.getfixturevalue("milvus").new_uri(),
     "postgres": lambda request: request.getfixturevalue("postgres").new_uri(),
+    "ray": _on_ray,
 }
 
 
-@pytest.fixture(params=BACKENDS)
+# With pytest-xdist, each server is started by one worker only.
+@pytest.fixture(params=[pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in BACKENDS])
 def new_uri(request):
     """A function that returns the URI of an index that does not exist yet."""
     return lambda: BACKENDS[request.param](request)
