@@ -1,4 +1,4 @@
-"""Verbs that look after an index: index repair|backup|copy|seal."""
+"""Verbs that look after an index: index repair|backup|copy|build|seal."""
 
 from __future__ import annotations
 
@@ -93,6 +93,25 @@ def copy(source: str, target: str, *, json: Json = False) -> None:
     say(f"{target}: {items}, {report.copied:,} copied, {checks}, {seconds:.1f} s")
     if json:
         print_json(report.to_json())
+
+
+@index_app.command
+def build(index: str, *, json: Json = False) -> None:
+    """Prepare what searches need now, instead of at the first search: tables, or a graph.
+
+    Args:
+        index: The index: a folder, or the URI of another kind of index.
+        json: Print what is known about the index as JSON on stdout.
+    """
+    from fisherhash.index import Index
+
+    began = time.perf_counter()
+    with Index.open(index, write=True) as opened:
+        opened.build()
+        info = opened.info()
+    say(f"{info['uri']}: prepared for searches, {time.perf_counter() - began:.1f} s")
+    if json:
+        print_json(info)
 
 
 @index_app.command
