@@ -219,6 +219,8 @@ def read_config(path: Path) -> dict[str, Any]:
             f"{path} has format {config.get('format')!r}, this version reads {MODEL_FORMAT}; "
             "update fisherhash or train again"
         )
+    if not isinstance(config.setdefault("details", {}), dict):
+        raise FisherhashError(f"{path} is damaged: 'details' is no table; restore it from a copy")
     return config
 
 

@@ -170,7 +170,8 @@ def check_facts(name: str, facts: Any) -> dict[str, Any]:
         bits, fingerprint = facts.get("bits"), facts.get("fingerprint")
         if isinstance(bits, bool) or not isinstance(bits, int) or not 1 <= bits <= 1024:
             raise ValueError("bits is out of range")
-        if not isinstance(fingerprint, str | None) or not isinstance(facts.get("model"), dict):
+        known = "fingerprint" in facts and isinstance(facts.get("model"), dict)
+        if not (known and isinstance(fingerprint, str | None)):
             raise ValueError("fingerprint or model is missing")
     elif not isinstance(facts.get("commits"), list):
         raise ValueError("it holds no list of commits")
