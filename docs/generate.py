@@ -205,8 +205,8 @@ def encoding_table() -> str:
             )
     note = (
         f"Images per second on {result['cores']} cores, medians of "
-        f"{counted(result['repeats'], 'run')}; the load average before was {result['load_average_before'][0]:.1f}. *plain script*: eager "
-        "torch, images decoded by Pillow in the same process. *network alone*: ONNX Runtime on "
+        f"{counted(result['repeats'], 'run')}; the load average before was "
+        f"{result['load_average_before'][0]:.1f}. *plain script*: eager torch, images decoded by Pillow in the same process. *network alone*: ONNX Runtime on "
         "decoded images. The bound is 1 / (1 / decoding + 1 / network), each measured alone. "
         "From `results/encoding-benchmark.json`."
     )
