@@ -203,11 +203,12 @@ def encoding_table() -> str:
                     *(f"{known['times_eager']} ×", f"{100 * known['of_bound']:.0f} %"),
                 ]
             )
+    runs, load = counted(result["repeats"], "run"), result["load_average_before"][0]
     note = (
-        f"Images per second on {result['cores']} cores, medians of "
-        f"{counted(result['repeats'], 'run')}; the load average before was "
-        f"{result['load_average_before'][0]:.1f}. *plain script*: eager torch, images decoded by Pillow in the same process. *network alone*: ONNX Runtime on "
-        "decoded images. The bound is 1 / (1 / decoding + 1 / network), each measured alone. "
+        f"Images per second on {result['cores']} cores, medians of {runs}; the load average before "
+        f"was {load:.1f}. *plain script*: eager torch, images decoded by Pillow in the same "
+        "process. *network alone*: ONNX Runtime on decoded images. The bound is "
+        "1 / (1 / decoding + 1 / network), each measured alone. "
         "From `results/encoding-benchmark.json`."
     )
     header = ["model", "JPEG files", "`index sync`", "plain script", "network alone"]
