@@ -240,10 +240,10 @@ def test_no_name_escapes_from_the_script(new_index, tmp_path):
 
 
 def test_what_to_expect_of_a_radius():
-    found = Duplicates("i", 64, 10_000, 6, [], comparisons=12_345_678.0)
+    found = Duplicates("i", 64, 12_000, 6, [], comparisons=12_345_678.0, distinct=10_000)
     assert found.expectation() == (
         "Within 6 bits of 64, expect one false pair in about 12,000,000 comparisons: about 4 among "
-        "the 49,995,000 pairs here"
+        "the 49,995,000 pairs of different codes here"
     )
     assert Duplicates("i", 64, 10_000, 6, []).expectation() is None
 

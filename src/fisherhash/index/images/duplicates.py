@@ -99,6 +99,7 @@ class Duplicates:
         compared: whether files were compared, see :attr:`Match.same_bytes`.
         pairs: whether the groups are pairs, of which several may share an item.
         comparisons: in how many comparisons one false pair is expected; None if it is not known.
+        distinct: different codes among the items.
         keep: which item of a group comes first: the ``first`` added, or the ``best``.
         code: the built-in hasher of the codes that were compared; None for another one.
         without_code: items of the index that have no such code, because their files cannot be read.
@@ -112,6 +113,7 @@ class Duplicates:
     compared: bool = False
     pairs: bool = False
     comparisons: float | None = None
+    distinct: int = 0
     keep: Keep = "first"
     code: str | None = None
     without_code: int = 0
@@ -152,14 +154,15 @@ class Duplicates:
 
     def expectation(self) -> str | None:
         """What the radius lets through by chance, in one sentence; None if it is not known."""
-        if self.comparisons is None or self.count < 2:
+        if self.comparisons is None or self.distinct < 2:
             return None
-        pairs = self.count * (self.count - 1) // 2
+        pairs = self.distinct * (self.distinct - 1) // 2
         expected = pairs / self.comparisons
         amount = "less than one" if expected < 1 else f"about {expected:,.0f}"
         return (
             f"Within {counted(self.radius, 'bit')} of {self.bits}, expect one false pair in about "
-            f"{_rounded(self.comparisons)} comparisons: {amount} among the {pairs:,} pairs here"
+            f"{_rounded(self.comparisons)} comparisons: {amount} among the {pairs:,} pairs of "
+            "different codes here"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -239,7 +242,8 @@ def duplicates_of(
         raise UsageError(f"keep must be one of {', '.join(KEEP)}, got '{keep}'")
     folder, source = synced_folder(index), index if copies is None else copies
     ids, codes = all_codes(source)
-    chance = Chance.of(codes, source.bits)
+    # Equal codes count once: what a thousand copies of one image have in common is no chance.
+    chance = Chance.of(distinct_codes(codes)[0], source.bits)
     radius = chance.radius() if radius is None else check_radius(radius, source.bits)
     find = find_pairs if pairs else find_duplicates
     found = find(source.uri, ids, codes, source.bits, radius)
@@ -273,6 +277,7 @@ def duplicates_of(
         compared=compare_files,
         pairs=pairs,
         comparisons=1 / rate if rate else None,
+        distinct=chance.count,
         keep=keep,
         code=source.model.get("builtin"),
         without_code=len(index) - len(source),
