@@ -127,10 +127,11 @@ def test_chance_is_measured_and_extrapolated():
 
     exact = [sum(comb(bits, d) for d in range(r + 1)) / 2**bits for r in range(bits + 1)]
     assert chance.rate(24) == pytest.approx(exact[24], rel=0.1)
+    # Independent bits are rarer than that: the estimate may be too high, not too low.
     for radius in (10, 14):
-        assert 0.2 < chance.rate(radius) / exact[radius] < 5
+        assert 0.5 < chance.rate(radius) / exact[radius] < 100
     radius = chance.radius()
-    assert chance.false_pairs(radius) <= 4 < chance.false_pairs(radius + 1)
+    assert chance.rate(radius) <= grouping.MOST_FALSE < chance.rate(radius + 1)
     # Real copies are no chance: a hundred of them change nothing.
     copies = np.concatenate([rows, rows[:100]])
     assert Chance.of(copies, bits).radius() == pytest.approx(radius, abs=1)

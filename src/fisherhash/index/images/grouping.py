@@ -11,6 +11,7 @@ are counted from a sample, and :func:`near_pairs` refuses instead of listing the
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import NamedTuple
@@ -29,15 +30,17 @@ MOST_QUERIES = 1 << 12
 SAMPLED_PAIRS = 1 << 20
 FEWEST_SAMPLED = 5000
 """Pairs below which a sample says too little about how near codes come by chance."""
-FALSE_PAIRS_PER_ITEM = 1e-3
-"""The false pairs that the default radius allows for: one per thousand images."""
+FALSE_PAIRS_PER_ITEM = 1e-2
+"""The false pairs that the default radius allows for: one per hundred images."""
 MOST_FALSE = 1e-6
 """The largest share of false pairs that it allows for, however few images there are."""
 
 _SPREAD = 1.5
 """Standard deviation of distances, as a multiple of that of independent bits, if none is known."""
-_TAIL = (1e-4, 5e-2)
+_TAIL = (1e-4, 2e-3)
 """The part of the distances from which rarer ones are extrapolated; copies are rarer than that."""
+_TIMED = 256
+"""Queries that decide which way of the engine is faster."""
 
 
 class NearPairs(NamedTuple):
@@ -118,8 +121,9 @@ class Chance:
         """The share of pairs of different images that are within a radius.
 
         Where the sample holds too few of them, the rate is extrapolated from distances that it
-        holds often enough, as the tail of a normal distribution. Real copies are rarer than these,
-        so they do not count as chance.
+        holds often enough: with each bit it falls by the same factor, as it does for codes of
+        photos. For independent bits it falls faster, so it is rather too high than too low. Real
+        copies are rarer than all these, so they do not count as chance.
         """
         if self.sampled < FEWEST_SAMPLED:
             spread = _SPREAD * self.bits**0.5 / 2
@@ -129,22 +133,20 @@ class Chance:
         if share[radius] >= low:
             return float(share[radius])
         usable = np.flatnonzero((share >= low) & (share <= high))
-        normal = NormalDist()
         if len(usable) < 2:
-            # Fewer than two distances are in the tail: the middle of the distribution has to do.
-            usable = np.flatnonzero((share >= low) & (share <= 1 - low))
-        if len(usable) < 2:
+            # So few distances are in the tail that the next ones have to do.
+            usable = np.flatnonzero(share >= low)[:3]
+        if len(usable) < 2 or share[usable[0]] == share[usable[-1]]:
             return float(share[radius])
-        z = np.array([normal.inv_cdf(float(part)) for part in share[usable]])
-        slope, offset = np.polyfit(usable, z, 1)
-        return normal.cdf(float(offset + slope * radius))
+        slope, offset = np.polyfit(usable, np.log(share[usable]), 1)
+        return float(np.exp(offset + slope * radius))
 
     def false_pairs(self, radius: int) -> float:
         """How many pairs of different images to expect within a radius."""
         return self.pairs * self.rate(radius)
 
     def radius(self) -> int:
-        """The largest radius with few false pairs: one per thousand images, one in a million."""
+        """The largest radius with few false pairs: one per hundred images, one in a million."""
         allowed = min(MOST_FALSE, FALSE_PAIRS_PER_ITEM * self.count / max(1, self.pairs))
         radius = 0
         while radius < self.bits and self.rate(radius + 1) <= allowed:
@@ -183,7 +185,7 @@ def near_pairs(
     # Near codes are neighbours in their order; far steps spread them evenly over the blocks.
     queries = queries[_spread(len(queries))]
     at_once = int(np.clip(RESULTS_AT_ONCE / (1 + len(codes) * share), 16, MOST_QUERIES))
-    engine, parts, listed = Engine(codes, bits), [], 0
+    engine, parts, listed = _engine(codes, bits, radius, queries), [], 0
     for start in range(0, len(queries), at_once):
         block = queries[start : start + at_once]
         offsets, near, distances = engine.within(codes[block], radius)
@@ -198,6 +200,21 @@ def near_pairs(
         if listed > 2 * MOST_PAIRS:
             raise _too_wide(radius, chance)
     return NearPairs.joined(parts)
+
+
+def _engine(codes: Codes, bits: int, radius: int, queries: NDArray[np.int64]) -> Engine:
+    """The engine that is faster for so many queries; both find the same."""
+    usual = Engine(codes, bits)
+    if len(queries) < 16 * _TIMED:
+        return usual
+    best, least = usual, float("inf")
+    for engine in (usual, Engine(codes, bits, path="scan")):
+        engine.within(codes[queries[:_TIMED]], radius)  # builds its tables, compiles its kernels
+        began = time.perf_counter()
+        engine.within(codes[queries[:_TIMED]], radius)
+        if (seconds := time.perf_counter() - began) < least:
+            best, least = engine, seconds
+    return best
 
 
 def _spread(count: int) -> NDArray[np.int64]:

@@ -316,8 +316,8 @@ class ImageIndex:
 
         Args:
             radius: bits in which any two items of a group may differ; None chooses one from the
-                distances between random items, so that one false pair is expected per thousand
-                items.
+                distances between random items, so that one false pair is expected per hundred
+                items, and one in a million comparisons.
             compare_files: read the files of each group, and mark those with the same bytes.
             pairs: return pairs instead of groups; several pairs may share an item. Among items with
                 equal codes, only the first is paired with all others.
