@@ -63,9 +63,9 @@ def hold_out_classes(
         )
     held = min(max(2, int(share * count + 0.5)), count - 2)
     order = hash_order(collection.classes, range(count), seed)
-    unseen, seen = np.sort(order[:held]), np.sort(order[held:])
-    new = collection.labels[:, unseen].any(axis=1)
-    known = collection.labels[:, seen].any(axis=1) & ~new
+    unseen, seen = np.array(sorted(order[:held])), np.array(sorted(order[held:]))
+    new: NDArray[np.bool_] = collection.labels[:, unseen].sum(axis=1) > 0
+    known: NDArray[np.bool_] = (collection.labels[:, seen].sum(axis=1) > 0) & ~new
     wanted = {"train": known, "query": new, "database": new}
     parts: dict[str, NDArray[np.int64]] = {}
     for name in SPLIT_PARTS:

@@ -46,6 +46,13 @@ class NeighbourAgreement:
             f"{self.k} nearest (chance {self.chance:.3f}, {self.queries:,} queries)"
         )
 
+    def summary(self) -> dict[str, str]:
+        """Its line for a model card; nothing where nothing could be measured."""
+        if self.value is None or self.chance is None:
+            return {}
+        name = f"agreement with its features inside a class, {self.k} nearest"
+        return {name: f"{self.value:.3f} (chance {self.chance:.3f})"}
+
     def to_json(self) -> dict[str, Any]:
         """Its numbers as JSON can hold them."""
         return {
