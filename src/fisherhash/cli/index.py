@@ -76,10 +76,11 @@ def sync(
     Args:
         index: The index: a folder, or the URI of another kind of index.
         folder: The images, in sub-folders of any depth; the first sub-folder is an image's label.
-        model: A model folder, or the name of a built-in hasher; by default the index's own, for a
-            new index the built-in one.
-        fit: For a new index: fit a hasher to these images, without labels; itq is a good choice.
-        bits: With --fit: length of the codes, by default 64.
+        model: A model folder, or the name of a built-in hasher; by default the index's own. A new
+            index of 1,000 images or more fits codes to them, a smaller one takes the built-in
+            hasher.
+        fit: For a new index: fit a hasher to these images by this method, without labels.
+        bits: For a new index: length of the fitted codes, by default 128, or 64 with --fit.
         device: cpu, cuda, … or auto.
         dry_run: Only print what would be done.
         allow_empty: Let an empty folder empty the index.

@@ -57,7 +57,7 @@ HASHERS = {
     "torch": ("fisherhash.model.torch_hasher", "TorchHasher"),
     "fitted": ("fisherhash.model.fitted_hasher", "FittedHasher"),
 }
-"""The hasher of each runtime, and of fitted models; its module is imported when it is first used."""
+"""The hasher of each runtime, and of fitted models; each module is imported at its first use."""
 
 
 @dataclass(frozen=True)
