@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -224,7 +223,7 @@ def encode(
     import numpy as np
 
     from fisherhash import codes
-    from fisherhash.data.loading import write_skipped
+    from fisherhash.data.loading import skipped_csv
     from fisherhash.data.sources import open_paths
     from fisherhash.model.hasher import Hasher
     from fisherhash.system import storage
@@ -265,7 +264,7 @@ def encode(
         files: dict[str, storage.Content] = {out.name: save}
         if encoded.skipped:
             listed = out.with_suffix(".skipped.csv").name
-            files[listed] = partial(write_skipped, skipped=encoded.skipped)
+            files[listed] = skipped_csv(encoded.skipped)
         storage.write_files(out.parent, files)
         say(f"{len(names)} codes of {hasher.bits} bits in {out}")
     else:

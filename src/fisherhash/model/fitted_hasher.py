@@ -27,14 +27,12 @@ from fisherhash.model.folder import (
     read_config,
     versions,
 )
-from fisherhash.model.hasher import ExportedHead, Hasher
+from fisherhash.model.hasher import ComputeRows, ExportedHead, Hasher
 from fisherhash.model.onnx_runtime import OnnxRuntime
 from fisherhash.model.runtime import Runtime, feature_function, feature_key
 from fisherhash.system import storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
 NETWORK_SUM, MATRIX_SUM = "features_sha256", "matrix_sha256"
@@ -102,7 +100,7 @@ class FittedHasher(Hasher):
         return self.runtime.width
 
     @property
-    def _compute(self) -> Callable[[Any], NDArray[np.float32]]:
+    def _compute(self) -> ComputeRows:
         return self.runtime.features
 
     @property

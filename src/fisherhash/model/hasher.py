@@ -11,7 +11,7 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,23 +22,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from fisherhash import codes
 from fisherhash.data.collection import Collection
-from fisherhash.data.computing import RowFunction, compute_blocks
-from fisherhash.data.images import is_one_image
-from fisherhash.data.loading import (
-    DecodedBlock,
-    ImageLike,
-    Rows,
-    Skipped,
-    UnreadableImage,
-    decode_images,
-)
+from fisherhash.data.computing import RowFunction, Rows, Skipped, compute_blocks
+from fisherhash.data.images import ImageLike, UnreadableImage, is_one_image
+from fisherhash.data.loading import decode_images
 from fisherhash.data.preprocessing import Preprocessing
-from fisherhash.data.row_cache import stored_rows
+from fisherhash.data.row_cache import cached_rows, stored_rows
 from fisherhash.data.vectors import VECTORS_AT_ONCE, check_finite_rows, check_shape, vector_blocks
 from fisherhash.errors import NotDefinedError, UsageError, not_installed, unknown_name
 from fisherhash.model import builtin, onnx_runtime
 from fisherhash.model.folder import is_fitted, usable_onnx
-from fisherhash.model.runtime import UNSURE, cached_function_rows
+from fisherhash.model.runtime import UNSURE
 from fisherhash.system import storage
 from fisherhash.system.devices import is_processor
 from fisherhash.system.progress import progress
@@ -51,6 +44,8 @@ if TYPE_CHECKING:
 
     Images = ImageLike | Tensor | Iterable[ImageLike | Tensor]
 
+ComputeRows = Callable[[Any], NDArray[np.float32]]
+"""Bytes (n, 3, size, size), an array or a tensor, to rows."""
 RuntimeName = Literal["auto", "onnx", "torch"]
 HASHERS = {
     "onnx": ("fisherhash.model.onnx_hasher", "OnnxHasher"),
@@ -112,7 +107,7 @@ class DecodedSource(Protocol):
 
     def blocks(
         self, indices: NDArray[np.int64] | None = None, *, block: int = ...
-    ) -> Iterator[DecodedBlock]:
+    ) -> Iterator[Rows]:
         """The decoded images, one block at a time."""
         ...
 
@@ -195,9 +190,10 @@ class Hasher(abc.ABC):
 
     # What a runtime computes of an image is one row: features (torch) or logits (ONNX Runtime).
 
+    @property
     @abc.abstractmethod
-    def _compute(self, pixels: NDArray[np.uint8] | Tensor) -> NDArray[np.float32]:
-        """Bytes (n, 3, size, size) to rows."""
+    def _compute(self) -> ComputeRows:
+        """What computes the rows of images in memory."""
 
     @property
     @abc.abstractmethod
@@ -305,7 +301,7 @@ class Hasher(abc.ABC):
                 work decide. The codes do not depend on it.
         """
         for part in self.row_blocks(source, indices, block, cached, workers):
-            yield self._encoded(part, queries)
+            yield self._encoded(part, self.logits_of_rows(part.values), queries=queries)
 
     def encode_features(self, features: ArrayLike) -> NDArray[np.uint8]:
         """Codes (n, bytes) of vectors (n, d), which may be a memory map; one vector is one row.
@@ -341,7 +337,7 @@ class Hasher(abc.ABC):
         """Encode vectors (n, d) one block at a time; :meth:`check_vectors` must have passed."""
         for start, rows in vector_blocks(vectors, block):
             numbers = np.arange(start, start + len(rows))
-            yield self._cut(self.logits_of_features(rows), Rows(rows, numbers, []), None)
+            yield self._encoded(Rows(rows, numbers, []), self.logits_of_features(rows))
 
     def encode_collection(
         self,
@@ -357,8 +353,8 @@ class Hasher(abc.ABC):
         bar = nullcontext(lambda _: None)  # cached features have a bar of their own
         if isinstance(source, Collection) and not cached:
             bar = progress(f"encoding {source.name}", len(source if indices is None else indices))
-        none = np.empty((0, self._row_width), dtype=np.float32)
-        parts = [self._encoded(Rows(none, np.arange(0), []), queries)]
+        none = Rows(np.empty((0, self._row_width), dtype=np.float32), np.arange(0), [])
+        parts = [self._encoded(none, self.logits_of_rows(none.values), queries=queries)]
         with bar as advance:
             for part in self.encode_blocks(
                 source, indices, block=block, cached=cached, queries=queries, workers=workers
@@ -387,15 +383,12 @@ class Hasher(abc.ABC):
             shape=(self._row_width,),
             dtype=np.float32,
         )
-        return None if rows is None else self._encoded(rows, queries=False)
+        return None if rows is None else self._encoded(rows, self.logits_of_rows(rows.values))
 
-    def _encoded(self, rows: Rows, queries: bool) -> EncodedBlock:
-        real = self.queries_of_rows(rows.values) if queries else None
-        return self._cut(self.logits_of_rows(rows.values), rows, real)
-
-    def _cut(
-        self, logits: NDArray[np.float32], rows: Rows, real: NDArray[np.float32] | None
+    def _encoded(
+        self, rows: Rows, logits: NDArray[np.float32], *, queries: bool = False
     ) -> EncodedBlock:
+        real = self.queries_of_rows(rows.values) if queries else None
         unsure = int(np.count_nonzero(np.abs(logits) < UNSURE))
         return EncodedBlock(rows.indices, codes.pack(logits), real, rows.skipped, unsure)
 
@@ -409,25 +402,22 @@ class Hasher(abc.ABC):
     ) -> Iterator[Rows]:
         """The one way from images to rows, for every source."""
         self.check_takes_images()
-        if cached:
-            if not isinstance(source, Collection):
-                raise UsageError("only features of a collection can be cached")
-            yield cached_function_rows(
-                self._row_function(), self._row_key, source, indices, workers=workers
-            )
-            return
         if isinstance(source, Collection):
             function = self._row_function()
-            yield from compute_blocks(source, indices, function, block=block, workers=workers)
-            return
+            if not cached:
+                return compute_blocks(source, indices, function, block=block, workers=workers)
+            what = self._row_key
+            return iter([cached_rows(source, indices, function, what=what, workers=workers)])
+        if cached:
+            raise UsageError("only features of a collection can be cached")
         if isinstance(source, DecodedSource):
             blocks = source.blocks(indices, block=block)
         elif indices is not None:
             raise UsageError("indices select images of a collection; select from a list yourself")
         else:
             blocks = decode_images(_listed(source), self.preprocessing, block=block)
-        for part in blocks:
-            yield Rows(self._compute(part.pixels), part.indices, part.skipped)
+        compute = self._compute
+        return (Rows(compute(part.values), part.indices, part.skipped) for part in blocks)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model folder; an older model in it is replaced only when all is on disk."""
