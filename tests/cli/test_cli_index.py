@@ -381,7 +381,7 @@ def test_dedup_lists_groups(run, write_photos, model, tmp_path):
         (["index", "sync", "new", "PHOTOS", "--model", "nowhere"], "nowhere does not exist"),
         (["index", "sync", "new", "PHOTOS", "--fit", "itqq"], "Did you mean 'itq'?"),
         (["index", "sync", "new", "PHOTOS", "--fit", "itq", "--bits", "0"], "between 1 and 1024"),
-        (["index", "sync", "new", "PHOTOS", "--bits", "8"], "--bits goes with --fit"),
+        (["index", "sync", "new", "PHOTOS", "--bits", "8"], "--bits 8 needs codes that are fitted"),
         (["index", "sync", "new", "PHOTOS", "--fit", "itq", "--model", "m"], "exclude each other"),
         (["index", "add", "INDEX"], "no image given"),
         (["index", "add", "INDEX", "nowhere.jpg"], "there is no file or folder 'nowhere.jpg'"),

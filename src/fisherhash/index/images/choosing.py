@@ -90,7 +90,6 @@ def fit_sample(
     bits: int | None = None,
     device: str = "cpu",
     workers: int | None = None,
-    fewest: int = FEWEST_FITTED,
 ) -> ChosenHasher | None:
     """Fit a hasher to a sample of image files by iterative quantisation, without torch.
 
@@ -100,7 +99,9 @@ def fit_sample(
         bits: length of the codes; by default 128.
         device: where to encode.
         workers: number of processes.
-        fewest: images that must be readable; with fewer, nothing is returned.
+
+    Returns:
+        None if too few images can be read.
     """
     from fisherhash.model.fitted_hasher import FittedHasher
     from fisherhash.model.itq_fit import fit_itq
@@ -112,7 +113,7 @@ def fit_sample(
     sample = collection_of(name, [files[i] for i in sorted(order)])
     # Stored on disk: after an interruption the same command goes on from there.
     rows = feature_rows(base.runtime, sample, workers=workers)  # type: ignore[arg-type]
-    if len(rows.indices) < fewest:
+    if len(rows.indices) < min(FEWEST_FITTED, FIT_SAMPLE):
         return None
     length = FITTED_BITS if bits is None else bits
     weight, offset = fit_itq(rows.values, length)
