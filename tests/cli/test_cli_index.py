@@ -340,11 +340,24 @@ def test_dedup_lists_groups(run, write_photos, model, tmp_path):
     code, out, err = run("dedup", path, "--compare-files", "--html", page)
     assert code == 0, err
     assert "     0  copy.png  same bytes (1)\n" in out
-    assert "candidates, not a proof" in err
+    assert "3 items, confirmed\n" in out
+    assert "expect one false pair in about" in err
     assert "byte for byte copies of another file: 2" in err
     assert "Likely duplicates" in page.read_text()
-    groups = json.loads(run("dedup", path, "--json", "--radius", "24")[1])["groups"]
+    words = ("dedup", path, "--json", "--radius", "24", "--code", "own", "--no-confirm")
+    groups = json.loads(run(*words)[1])["groups"]
     assert [group["size"] for group in groups] == [8]
+    pairs = json.loads(run(*words[:3], "--pairs")[1])["groups"]
+    assert {group["size"] for group in pairs} == {2}
+    assert [group["span"] for group in pairs if group["confirmed"]] == [0, 0]
+    table, script = tmp_path / "d.csv", tmp_path / "d.sh"
+    code, _, err = run("dedup", path, "--csv", table, "--moves", script)
+    assert code == 0, err
+    assert table.read_text().startswith("group,keep,distance,span,confirmed,same_bytes,key,path\n")
+    assert f"{root}-duplicates" in script.read_text()
+    assert (root / "copy.png").exists()
+    assert run("dedup", path, "--move-to", tmp_path)[0] == 2
+    assert run("dedup", path, "--keep", "worst")[0] == 2
 
 
 @pytest.mark.parametrize(
@@ -368,7 +381,7 @@ def test_dedup_lists_groups(run, write_photos, model, tmp_path):
         (["index", "sync", "new", "PHOTOS", "--model", "nowhere"], "nowhere does not exist"),
         (["index", "sync", "new", "PHOTOS", "--fit", "itqq"], "Did you mean 'itq'?"),
         (["index", "sync", "new", "PHOTOS", "--fit", "itq", "--bits", "0"], "between 1 and 1024"),
-        (["index", "sync", "new", "PHOTOS", "--bits", "8"], "--bits goes with --fit"),
+        (["index", "sync", "new", "PHOTOS", "--bits", "8"], "--bits 8 needs codes that are fitted"),
         (["index", "sync", "new", "PHOTOS", "--fit", "itq", "--model", "m"], "exclude each other"),
         (["index", "add", "INDEX"], "no image given"),
         (["index", "add", "INDEX", "nowhere.jpg"], "there is no file or folder 'nowhere.jpg'"),
@@ -388,7 +401,7 @@ def test_dedup_lists_groups(run, write_photos, model, tmp_path):
         (["search", "PHOTOS/a/00.png", "--index", "INDEX", "--where", "cat"], "label=cat"),
         (["search", "--index", "INDEX", "--key", "zz.png"], "zz.png"),
         (["dedup", "nowhere"], "nowhere"),
-        (["dedup", "INDEX", "--radius", "25"], "0 and 24 bits"),
+        (["dedup", "INDEX", "--radius", "25", "--code", "own"], "0 and 24 bits"),
         (["dedup", "INDEX", "--raduis", "2"], "Did you mean --radius?"),
     ],
 )

@@ -1,6 +1,7 @@
 """Reproducing a table: tuned, resumed, shared by processes, and with “not run” where it was not."""
 
 import dataclasses
+import functools
 import json
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from fisherhash import backbones
 from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.evaluation.looking import neighbour_agreement
 from fisherhash.experiments import planning, specs, tuning
 from fisherhash.experiments.reproduce import reproduce
 from fisherhash.experiments.request import Request, parse_request
@@ -57,6 +59,31 @@ def test_a_table_and_what_belongs_to_it(make_request):
     assert said[-1] == "all 2 runs are done"
     assert again.results == outcome.results
     assert {path: path.stat().st_mtime_ns for path in runs(folder)} == before
+
+
+def test_unseen_classes_take_the_tuning_of_all_classes(make_request, tmp_path, monkeypatch):
+    # The classes have a few images each.
+    agree = functools.partial(neighbour_agreement, k=1)
+    monkeypatch.setattr("fisherhash.experiments.rankings.neighbour_agreement", agree)
+    request = make_request(target="unseen")
+    plan = planning.make_plan(request)
+    (column,) = plan.columns
+    seen = column.bench.with_all_classes
+    assert (column.bench.protocol, seen.protocol) == ("coco21+unseen", "coco21")
+    winner = {"options": {"margin": 3.0}, "settings": {"learning_rate": 0.07}}
+    row = next(row for row in column.part.rows if row.space == "dfh-paper")
+    known = {"winner": winner, "base": dict(row.base)}
+    found = Tuning({seen.slug: {"rows": {"dfh-paper": known}}}).choice(column.bench, row)
+    assert found.settings == {"learning_rate": 0.07}
+    outcome = reproduce(request, say=lambda _: None)
+    assert (outcome.left, outcome.failed) == (0, {})
+    run = json.loads(runs(outcome.page.parent)[0].read_text())
+    assert run["protocol"]["protocol"] == "coco21+unseen"
+    assert "5 of 21 classes are held out" in run["protocol"]["notes"][-2]
+    agreement = run["evaluation"]["agreement"]
+    assert agreement["queries"] > 0
+    assert 0 <= agreement["value"] <= 1
+    assert "| one code per class (chance) | " in outcome.table
 
 
 @pytest.fixture

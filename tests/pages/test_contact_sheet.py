@@ -94,8 +94,8 @@ def test_long_lists_are_cut_and_say_so(tmp_path, monkeypatch):
     assert len(shown_images(html)) == 5
     groups = Duplicates("i", 16, 20, 2, [found[:2]] * 6)
     html = contact_sheet.duplicates_page(groups, folders=["/"])
-    assert "6 groups of codes within 2 bits, 12 of 20 items." in html
-    assert "The 4 largest groups are shown." in html
+    assert "6 groups of codes within 2 bits, 2 of 20 items." in html
+    assert "The 4 surest are shown." in html
     assert "not a proof" in html
     assert len(shown_images(html)) == 8
     assert "Equal or near codes are candidates" in html

@@ -20,7 +20,17 @@ from cyclopts import App, CycloptsError
 from cyclopts.exceptions import MissingArgumentError, UnusedCliTokensError
 
 # Importing a module registers its verbs.
-from fisherhash.cli import cluster, contents, experiments, export, index, models, tools, upkeep
+from fisherhash.cli import (
+    cluster,
+    contents,
+    duplicates,
+    experiments,
+    export,
+    index,
+    models,
+    tools,
+    upkeep,
+)
 from fisherhash.cli.base import app, say
 from fisherhash.errors import FisherhashError, not_installed
 from fisherhash.system.launched import check_alone, launched_rank
@@ -30,6 +40,7 @@ __all__ = [
     "app",
     "cluster",
     "contents",
+    "duplicates",
     "experiments",
     "export",
     "index",

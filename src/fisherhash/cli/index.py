@@ -1,4 +1,4 @@
-"""Verbs of the index: index sync|add|remove|skipped|info|verify|compact, search, dedup.
+"""Verbs of the index: index sync|add|remove|skipped|info|verify|compact, search.
 
 ``contents`` adds the verbs that list what an index holds.
 """
@@ -76,10 +76,11 @@ def sync(
     Args:
         index: The index: a folder, or the URI of another kind of index.
         folder: The images, in sub-folders of any depth; the first sub-folder is an image's label.
-        model: A model folder, or the name of a built-in hasher; by default the index's own, for a
-            new index the built-in one.
-        fit: For a new index: fit a hasher to these images, without labels; itq is a good choice.
-        bits: With --fit: length of the codes, by default 64.
+        model: A model folder, or the name of a built-in hasher; by default the index's own. A new
+            index of 1,000 images or more fits codes to them, a smaller one takes the built-in
+            hasher.
+        fit: For a new index: fit a hasher to these images by this method, without labels.
+        bits: For a new index: length of the fitted codes, by default 128, or 64 with --fit.
         device: cpu, cuda, … or auto.
         dry_run: Only print what would be done.
         allow_empty: Let an empty folder empty the index.
@@ -390,7 +391,7 @@ def search(
 
         name = Path(index).absolute().name
         page = contact_sheet.search_page(
-            results, bits, index=name, count=count, folders=_shown_folders(index, show_from)
+            results, bits, index=name, count=count, folders=shown_folders(index, show_from)
         )
         contact_sheet.write_page(html, page)
         say(f"the page is {html}")
@@ -407,46 +408,6 @@ def search(
             say(left_out(result.unavailable))
     for error in errors:
         say(f"skipped {printable(error)}")
-
-
-@app.command
-def dedup(
-    index: str,
-    *,
-    radius: int = 0,
-    compare_files: Flag = False,
-    html: Path | None = None,
-    show_from: Several = None,
-    json: Json = False,
-) -> None:
-    """List groups of images with equal or nearly equal codes, the largest first.
-
-    Equal or near codes are candidates for duplicates, not a proof. The default finds equal codes;
-    copies that were saved again or scaled often differ in a few bits: --radius 3.
-
-    Args:
-        index: The index: a folder, or the URI of another kind of index.
-        radius: Bits in which neighbours in a group may differ; large ones chain different images.
-        compare_files: Also read the files of each group, and mark those that are the same byte for
-            byte.
-        html: Also write a page with thumbnails.
-        show_from: A folder whose images may be on the page, beside those that the index was filled
-            from on this machine; may be given several times.
-        json: Print JSON instead of text.
-    """
-    with open_images(index) as opened:
-        found = opened.duplicates(radius=radius, compare_files=compare_files)
-    if html is not None:
-        from fisherhash.pages import contact_sheet
-
-        page = contact_sheet.duplicates_page(found, folders=_shown_folders(index, show_from))
-        contact_sheet.write_page(html, page)
-        say(f"the page is {html}")
-    if json:
-        print_json(found.to_json())
-    else:
-        print(found, end="")
-    say(found.summary())
 
 
 def open_images(
@@ -466,7 +427,7 @@ def _printed(index: Index, names: Sequence[str]) -> Sequence[str]:
     return [name if name in index else escaped.get(name, name) for name in names]
 
 
-def _shown_folders(index: str, more: list[str] | None) -> list[str]:
+def shown_folders(index: str, more: list[str] | None) -> list[str]:
     """Whose images a page may embed; tells the user what to do if there are none."""
     from fisherhash.index.images.known import known_folders
 

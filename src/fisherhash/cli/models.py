@@ -96,6 +96,7 @@ def train(
     resume: Flag = False,
     overwrite: Flag = False,
     evaluate: bool = True,
+    unseen: Flag = False,
     download: Flag = False,
     json: Json = False,
 ) -> None:
@@ -124,6 +125,8 @@ def train(
         resume: Require an unfinished run to continue.
         overwrite: Replace what the model folder holds.
         evaluate: Measure mAP on the split's queries and database afterwards.
+        unseen: Also train once more without a quarter of the classes, and measure that among images
+            of these classes; the card prints it. Takes as long again.
         download: Download a named data set that is not on this machine.
         json: Print the result as JSON on stdout.
     """
@@ -132,7 +135,7 @@ def train(
     from fisherhash.data.sources import open_data
     from fisherhash.methods import find
     from fisherhash.training.checkpoints import is_unfinished
-    from fisherhash.training.fitting import fit
+    from fisherhash.training.fitting import UNSEEN_MAP, fit
 
     find(method)  # before the long part: is there such a method?
     options = parse_pairs("--set", set_ or ())
@@ -151,7 +154,7 @@ def train(
     }
     if features is not None:
         given = {"DATA": data, "--protocol": protocol, "--download": download, "--nested": nested}
-        given |= {"--stream": stream}
+        given |= {"--stream": stream, "--unseen": unseen}
         trained = train_vectors(features, labels, network, given, common)
     elif data is None:
         raise UsageError("DATA is missing; see fisherhash train --help")
@@ -171,6 +174,7 @@ def train(
             protocol=split,
             measured=evaluate,
             stream=stream,
+            unseen=unseen,
             **common,
             **asdict(network),
         )
@@ -180,6 +184,12 @@ def train(
     if trained.evaluation is not None:
         say(f"mAP {_map_line(trained.evaluation)}")
         result["evaluation"] = trained.evaluation.to_json()
+    if trained.agreement is not None:
+        say(str(trained.agreement))
+        result["agreement"] = trained.agreement.to_json()
+    if trained.unseen is not None:
+        say(f"{UNSEEN_MAP}: {trained.unseen.map:.4f}")
+        result["unseen"] = trained.unseen.to_json()
     if trained.skipped:
         first = trained.skipped[0]
         say(
@@ -301,6 +311,7 @@ def evaluate(
     protocol: str | None = None,
     compat: str | None = None,
     plots: Path | None = None,
+    agreement: Flag = False,
     device: str = "cpu",
     json: Json = False,
 ) -> None:
@@ -313,6 +324,8 @@ def evaluate(
         compat: Also print what a common evaluator would have printed on the same codes: hashnet,
             dfh, swuxyj or dsh-analysis.
         plots: Folder for precision-recall and other curves, as PNG and SVG.
+        agreement: Measure how codes order the images inside a class also where that takes a second
+            pass over the images, as for an exported model.
         device: cpu, cuda, … or auto.
         json: Print the result as JSON on stdout.
     """
@@ -364,6 +377,13 @@ def evaluate(
         "skipped": [{"name": item.name, "reason": item.reason} for item in encoded.skipped],
         "versions": versions(),
     }
+    if agreement or hasher.rows_are_features:
+        from fisherhash.training.looking import measure_agreement
+
+        looked = measure_agreement(hasher, collection, split)
+        if looked is not None:
+            lines.append(looked)
+            result["agreement"] = looked.to_json()
     if compat is not None:
         then = old_number(
             compat,

@@ -17,11 +17,13 @@ import torch
 from numpy.typing import NDArray
 
 from fisherhash import backbones, methods
+from fisherhash.data.collection import Collection
 from fisherhash.data.lists import is_list_folder
 from fisherhash.data.pixels import PixelBank, pixel_rows
 from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import NAMED, open_data
 from fisherhash.data.splits import Split, split_checksum
+from fisherhash.data.unseen import UNSEEN, hold_out_classes
 from fisherhash.errors import UsageError
 from fisherhash.model.runtime import feature_rows
 from fisherhash.model.torch_runtime import TorchRuntime, on_device
@@ -36,7 +38,8 @@ class Bench:
 
     Attributes:
         data: name or path of the data set.
-        protocol: name of the split; None for the one the data suggests.
+        protocol: name of the split; None for the one the data suggests. Ends in ``+unseen`` where
+            classes are held out from the training.
         backbone: name of the network.
         weights: the network's weights file.
         image_size: side of the images in pixels; None for the backbone's own.
@@ -66,6 +69,12 @@ class Bench:
         parts += [self.backbone, str(self.image_size or "")]
         parts += ["finetuned" if self.finetune else "frozen", "rehearsal" if self.thin else ""]
         return "-".join(part.replace("/", "_").replace(":", "_") for part in parts if part)
+
+    @property
+    def with_all_classes(self) -> Bench:
+        """The bench that trains on all classes, whose hyper-parameters this one takes."""
+        protocol = None if self.protocol is None else self.protocol.removesuffix(UNSEEN)
+        return dataclasses.replace(self, protocol=protocol)
 
     def to_json(self) -> dict[str, Any]:
         """Return it without the path of the weights: results store the checksum of the values.
@@ -152,7 +161,12 @@ class OpenBench:
         self.trials_only = trials_only
         self.device = device
         self.collection = open_data(locate(bench.data) or bench.data)
-        self.split = resolve(self.collection, bench.protocol, bench.split_seed)
+        self.split = resolve(self.collection, bench.with_all_classes.protocol, bench.split_seed)
+        # What the runs are measured on, if not on the classes that they are trained on.
+        self.unseen: Collection | None = None
+        if bench.with_all_classes != bench:
+            parts = hold_out_classes(self.collection, self.split, seed=bench.split_seed)
+            self.collection, self.unseen, self.split = parts.seen, parts.unseen, parts.split
         if bench.thin:
             self.split = thinned(self.split, bench.thin)
         self.network = backbones.create(
@@ -179,11 +193,24 @@ class OpenBench:
             return None
         return PixelBank(self.collection, self.numbers, self.network.preprocessing, self.device)
 
+    @functools.cached_property
+    def reference(self) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+        """Features of queries and database by the initial network, where classes are held out."""
+        if self.unseen is None or self.trials_only:
+            return None
+        query, database = (self._features(part) for part in (self.split.query, self.split.database))
+        # Images that cannot be read are left out of both, and the rows no longer correspond.
+        whole = len(query) == len(self.split.query) and len(database) == len(self.split.database)
+        return (query, database) if whole else None
+
+    def _features(self, wanted: NDArray[np.int64]) -> NDArray[np.float32]:
+        network = on_device(self.network, self.device)
+        return feature_rows(TorchRuntime(network, self.device), self.collection, wanted).values
+
     def prepare(self) -> None:
         """Fill the caches that every run reads, so that processes do not fill them twice."""
-        wanted = self.split.train if self.finetune else self.numbers
-        network = on_device(self.network, self.device)
-        feature_rows(TorchRuntime(network, self.device), self.collection, wanted)
+        self._features(self.split.train if self.finetune else self.numbers)
+        _ = self.reference
         if self.finetune:
             pixel_rows(self.collection, self.numbers, self.network.preprocessing)
 

@@ -32,8 +32,13 @@ def collect(plan: Plan, runner: Runner) -> dict[str, Any]:
         "kind": plan.spec.kind,
         "notes": list(plan.spec.notes),
         "parts": parts,
-        "tuning": {bench.slug: found[bench.slug] for bench in plan.benches if bench.slug in found},
+        "tuning": {slug: found[slug] for slug in _searched(plan) if slug in found},
     }
+
+
+def _searched(plan: Plan) -> list[str]:
+    """The names of the benches whose hyper-parameters a plan takes."""
+    return list(dict.fromkeys(bench.with_all_classes.slug for bench in plan.benches))
 
 
 def collect_part(plan: Plan, column: Column, runner: Runner) -> dict[str, Any]:

@@ -6,18 +6,26 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fisherhash.data.pixels import PixelBank
 from fisherhash.errors import UsageError
 from fisherhash.evaluation.by_code import precision_by_code
+from fisherhash.evaluation.looking import neighbour_agreement
 from fisherhash.experiments.significance import pack_shares
 from fisherhash.training.fitting import Trained
 from fisherhash.training.measuring import EncodedSplit, encode_heads, measure
 from fisherhash.training.settings import Settings
 
+Reference = tuple[NDArray[np.float32], NDArray[np.float32]]
+
 
 def measure_rankings(
-    trained: Trained, settings: Settings, bank: PixelBank | None = None
+    trained: Trained,
+    settings: Settings,
+    bank: PixelBank | None = None,
+    *,
+    reference: Reference | None = None,
 ) -> dict[str, Any]:
     """Measure codes by Hamming distance and with real-valued queries, as JSON.
 
@@ -28,6 +36,8 @@ def measure_rankings(
         trained: the training.
         settings: how it was trained.
         bank: the pixels of the split's images.
+        reference: float features of the queries and the database; the agreement with them inside
+            the classes is added to ``evaluation`` as ``agreement``.
 
     Returns:
         ``evaluation`` (by Hamming distance) and ``real_queries``; with the class step, the same
@@ -51,6 +61,11 @@ def measure_rankings(
     ):
         by_codes = measure(encoded, top=trained.split.top)
         found = by_codes.to_json()
+        if reference is not None and encoded.head.hamming:
+            codes = encoded.query_codes, encoded.database_codes
+            labels = encoded.query_labels, encoded.database_labels
+            agreement = neighbour_agreement(*codes, *reference, *labels, bits=encoded.head.bits)
+            found["agreement"] = agreement.to_json()
         found["average_precision"] = pack_shares(by_codes.average_precision)
         row = {"evaluation": found}
         if encoded.head.hamming:

@@ -30,6 +30,7 @@ TUNING_INTRO = (
     "them queried against the others. The score is the table's own metric, scaled to their number, "
     "as a mean over the code lengths. The queries were not used."
 )
+AGREEMENT = "Agreement with the neighbours of the float features inside a class"
 NOTE = "Bold: the highest mean of the column. †: not significantly lower (95 %, over {})."
 
 
@@ -43,6 +44,7 @@ class PartReport:
         tables: our mAP by the name of the ranking, and the paper's number in brackets.
         verdicts: sentences about the best rows and the paper's numbers.
         ties: bounds of mAP over tie order, and its value in database order.
+        agreement: with the neighbours of float features inside a class; None if not measured.
     """
 
     title: str
@@ -50,6 +52,7 @@ class PartReport:
     tables: dict[str, Table]
     verdicts: list[str]
     ties: Table
+    agreement: Table | None = None
 
     def markdown(self) -> str:
         """Render the table of each ranking as Markdown."""
@@ -73,6 +76,7 @@ def part_report(results: Mapping[str, Any], part: Mapping[str, Any]) -> PartRepo
         measured,
         standing.verdicts(results["target"]),
         _ties_table(part, standing),
+        _agreement_table(part),
     )
 
 
@@ -83,6 +87,8 @@ def markdown(results: Mapping[str, Any], *, level: int = 2) -> str:
     for part in results["parts"]:
         one = part_report(results, part)
         blocks += [f"{mark}# {one.title}", one.intro, one.markdown()]
+        if one.agreement is not None:
+            blocks += [AGREEMENT, one.agreement.markdown()]
         if one.verdicts:
             blocks.append("\n".join(f"- {sentence}" for sentence in one.verdicts))
         blocks += ["What the order within ties can change, as means over the seeds:"]
@@ -104,6 +110,8 @@ def html_page(results: Mapping[str, Any], figures: Sequence[Path] = ()) -> str:
             f"<div><h3>Ranked by {escape(ranking)}</h3>{table.html()}</div>"
             for ranking, table in one.tables.items()
         )
+        if one.agreement is not None:
+            beside += f"<div><h3>{escape(AGREEMENT)}</h3>{one.agreement.html()}</div>"
         body = f'<div style="{SIDE_BY_SIDE}">{beside}</div>'
         body += (f"<ul>{said}</ul>" if said else "") + ties
         blocks.append(pages.section(one.title, body, name=f"part{number}", intro=one.intro))
@@ -226,6 +234,32 @@ def _ties_table(part: Mapping[str, Any], standing: Standing) -> Table:
         if not row.get("real_queries_of")
     ]
     return Table(["method", *(f"{bits} bits" for bits in part["bits"])], rows)
+
+
+def _agreement_table(part: Mapping[str, Any]) -> Table | None:
+    """The agreement of each row as a mean over the seeds, and what collapsed codes would have."""
+    values: dict[tuple[str, int], list[float]] = {}
+    chances: dict[int, float] = {}
+    for run in part["runs"]:
+        found = run.get("evaluation", {}).get("agreement")
+        if found and found["value"] is not None:
+            values.setdefault((run["row"], run["bits"]), []).append(found["value"])
+            chances[run["bits"]] = found["chance"]
+    if not values:
+        return None
+    lines = [
+        [
+            row["name"],
+            *(
+                f"{sum(own) / len(own):.3f}" if (own := values.get((row["name"], bits))) else "–"
+                for bits in part["bits"]
+            ),
+        ]
+        for row in part["rows"]
+    ]
+    chance = [f"{chances[bits]:.3f}" if bits in chances else "–" for bits in part["bits"]]
+    lines.append(["one code per class (chance)", *chance])
+    return Table(["method", *(f"{bits} bits" for bits in part["bits"])], lines)
 
 
 def _winners_table(found: Mapping[str, Any]) -> Table:

@@ -36,6 +36,8 @@ POLL_SECONDS = 0.5
 
 def _run_cell(cell: Cell, stage: OpenBench) -> dict[str, Any]:
     """Train and measure one cell; returns the part of its result that only a run can tell."""
+    # Before training, because it is about the network as it was.
+    reference = stage.reference if cell.measured else None
     trained = fit(
         stage.collection,
         method=cell.method,
@@ -52,7 +54,9 @@ def _run_cell(cell: Cell, stage: OpenBench) -> dict[str, Any]:
     began = time.perf_counter()
     last = trained.history[-1] if trained.history else None
     if cell.measured:
-        row |= measure_rankings(trained, cell.settings, stage.bank)
+        if stage.unseen is not None:
+            trained = dataclasses.replace(trained, collection=stage.unseen)
+        row |= measure_rankings(trained, cell.settings, stage.bank, reference=reference)
     elif last is not None:
         row["validation"] = last.pop("validation", None) or {"plain": last["validation_map"]}
     seconds = trained.seconds | {"measuring": time.perf_counter() - began}

@@ -392,7 +392,9 @@ class Tuning:
 
         A winner that was found with other fixed options than the row has now does not count.
         """
-        entry = self.benches.get(bench.slug, {}).get("rows", {}).get(row.space, {})
+        # Nothing is searched with held-out classes: the search with all of them has to do.
+        known = self.benches.get(bench.slug) or self.benches.get(bench.with_all_classes.slug, {})
+        entry = known.get("rows", {}).get(row.space, {})
         winner = entry.get("winner_step" if row.class_step else "winner")
         if winner is None or entry.get("base", {}) != row.base:
             return UNTUNED

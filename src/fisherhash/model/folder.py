@@ -27,6 +27,8 @@ CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 ONNX = "model.onnx"
 ONNX_SUM = "onnx_sha256"
 """Where the config has the checksum of the exported network; absent where there is none."""
+FITTED_NETWORK, FITTED_MATRIX = "features.onnx", "head.safetensors"
+"""A hasher that was fitted without torch: the network of its features, and its head."""
 CHECKPOINT = "checkpoint.json"
 MODEL_FORMAT = 1
 
@@ -36,6 +38,11 @@ _T = TypeVar("_T")
 def is_unfinished(folder: Path | None) -> bool:
     """Whether a folder holds a checkpoint of a run that can be continued."""
     return folder is not None and (folder / CHECKPOINT).is_file()
+
+
+def is_fitted(folder: Path) -> bool:
+    """Whether a model folder holds a hasher that was fitted without torch."""
+    return (folder / FITTED_MATRIX).is_file() and (folder / FITTED_NETWORK).is_file()
 
 
 def versions() -> dict[str, str]:

@@ -29,7 +29,7 @@ from fisherhash.data.row_cache import cached_rows, stored_rows
 from fisherhash.data.vectors import VECTORS_AT_ONCE, check_finite_rows, check_shape, vector_blocks
 from fisherhash.errors import NotDefinedError, UsageError, not_installed, unknown_name
 from fisherhash.model import builtin, onnx_runtime
-from fisherhash.model.folder import usable_onnx
+from fisherhash.model.folder import is_fitted, usable_onnx
 from fisherhash.model.location import locate_model
 from fisherhash.model.runtime import UNSURE
 from fisherhash.system import storage
@@ -50,8 +50,9 @@ RuntimeName = Literal["auto", "onnx", "torch"]
 HASHERS = {
     "onnx": ("fisherhash.model.onnx_hasher", "OnnxHasher"),
     "torch": ("fisherhash.model.torch_hasher", "TorchHasher"),
+    "fitted": ("fisherhash.model.fitted_hasher", "FittedHasher"),
 }
-"""The hasher of each runtime; its module is imported when a model is first loaded with it."""
+"""The hasher of each runtime, and of fitted models; each module is imported at its first use."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,11 @@ class Hasher(abc.ABC):
     @abc.abstractmethod
     def queries_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Rows to the real-valued queries that ``head.distances`` takes."""
+
+    @property
+    def rows_are_features(self) -> bool:
+        """Whether a row is what the head takes, and not yet the logits."""
+        return True
 
     @property
     @abc.abstractmethod
@@ -453,6 +459,10 @@ class Hasher(abc.ABC):
             if runtime == "torch":
                 raise UsageError(f"{place} is an exported model, which torch cannot load")
             return _hasher("onnx").from_folder(place, device=device)
+        if is_fitted(place):
+            if runtime == "torch":
+                raise UsageError(f"the model in {place} runs in ONNX Runtime only")
+            return _hasher("fitted").from_folder(place, device=device, backbone=backbone)
         exported = runtime != "torch" and backbone is None and usable_onnx(place) is not None
         chosen = _choose(runtime, exported, device, f"the model in {place}")
         return _hasher(chosen).from_folder(place, device=device, backbone=backbone)

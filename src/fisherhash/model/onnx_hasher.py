@@ -89,6 +89,11 @@ class OnnxHasher(Hasher):
         return self.runtime.kind
 
     @property
+    def rows_are_features(self) -> bool:
+        """They are logits: the exported network ends there."""
+        return False
+
+    @property
     def _row_width(self) -> int:
         return self.runtime.bits
 

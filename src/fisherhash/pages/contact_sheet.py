@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 from fisherhash.data.formats import UnreadableImage
 from fisherhash.data.images import load_image
 from fisherhash.errors import counted
-from fisherhash.index.images.duplicates import Duplicates
+from fisherhash.index.images.duplicates import Duplicates, confirmed
 from fisherhash.index.images.known import is_inside
 from fisherhash.index.images.results import Match, SearchResult, left_out
 from fisherhash.pages import html as pages
@@ -68,11 +68,16 @@ def duplicates_page(found: Duplicates, *, folders: Iterable[str | os.PathLike[st
     places = [os.fspath(folder) for folder in folders]
     total, shown = len(found.groups), found.groups[:RESULTS_SHOWN]
     lead = f"{found.summary()}."
+    if expected := found.expectation():
+        lead += f" {expected}."
     if len(shown) < total:
-        lead += f" The {len(shown):,} largest groups are shown."
+        lead += f" The {len(shown):,} surest are shown."
     rows = []
-    for first, *others in shown:
+    for group in shown:
+        first, *others = group
         notes = [counted(len(others) + 1, "image")]
+        if (sure := confirmed(group)) is not None:
+            notes.append("confirmed" if sure else "not confirmed")
         same = {match.same_bytes for match in (first, *others)}
         if len(same) == 1 and None not in same:
             notes.append("the same bytes")

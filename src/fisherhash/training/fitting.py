@@ -28,8 +28,10 @@ from fisherhash.data.row_cache import StoredRows
 from fisherhash.data.sources import Collection, open_data
 from fisherhash.data.splits import hash_order
 from fisherhash.data.streaming import StreamedRows
+from fisherhash.data.unseen import hold_out_classes
 from fisherhash.errors import FisherhashError, NotDefinedError, UsageError, counted
 from fisherhash.evaluation import Evaluation
+from fisherhash.evaluation.looking import NeighbourAgreement
 from fisherhash.methods import HashMethod
 from fisherhash.methods._nested import Nested
 from fisherhash.methods._nested import nested as nested_method
@@ -45,6 +47,7 @@ from fisherhash.training.checkpoints import check_resumable, discard_checkpoint
 from fisherhash.training.class_step import ClassStep
 from fisherhash.training.distributed import current_ranks, join
 from fisherhash.training.finishing import Ending, check_cut
+from fisherhash.training.looking import measure_agreement
 from fisherhash.training.loop import METRICS, FrozenImages, LiveImages, Loop
 from fisherhash.training.measuring import SPLIT_FILE, WAYS, encode_heads, held_out_top, measure
 from fisherhash.training.placement import STREAM, choose_stream
@@ -55,6 +58,8 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 
 SKIPPED_FILE = "skipped.csv"
+UNSEEN_MAP = "mAP on classes that a second training held out"
+"""The line of a model card."""
 
 
 @dataclass
@@ -71,6 +76,8 @@ class Trained:
         seconds: wall time per stage.
         finetuned: whether the backbone was trained too.
         evaluation: its measurement, if it was requested.
+        agreement: of its codes with its features inside a class, likewise.
+        unseen: the measurement of a second training on classes that this one held out.
         step: the head with the class step, whatever the hasher uses; None where there is none.
     """
 
@@ -83,6 +90,8 @@ class Trained:
     seconds: dict[str, float] = field(default_factory=dict)
     finetuned: bool = False
     evaluation: Evaluation | None = None
+    agreement: NeighbourAgreement | None = None
+    unseen: Evaluation | None = None
     step: ClassStepHead | None = None
 
     def evaluate(self, *, bank: PixelBank | None = None) -> Evaluation:
@@ -181,6 +190,7 @@ def fit(
     bank: PixelBank | None = None,
     nested: Sequence[int] = (),
     stream: bool | None = None,
+    unseen: bool = False,
 ) -> Trained:
     """Train a hasher on a data set.
 
@@ -210,6 +220,8 @@ def fit(
             :meth:`Hasher.truncated`.
         stream: read the decoded training images from the cache on disk while they are used, with
             bounded memory; by default only if they would take more than half of the free memory.
+        unseen: also train once more without a quarter of the classes, and measure that hasher among
+            images of these; the hasher that is returned is not changed by it.
 
     Raises:
         UsageError: a name, a number or a folder is wrong, or the data has no labels to learn from.
@@ -219,6 +231,18 @@ def fit(
     began = time.perf_counter()
     ranks, place = join(device)
     codes.check_bits(bits)
+    asked: dict[str, Any] = {
+        "method": method,
+        "bits": bits,
+        "options": options,
+        "backbone": backbone,
+        "weights": weights,
+        "image_size": image_size,
+        "settings": settings,
+        "recipe": recipe,
+        "device": device,
+        "nested": nested,
+    }
     options, settings = moved_options(method, options or {}, settings or Settings())
     info = methods.find(method).info
     ranks.check_trainable(info)
@@ -326,6 +350,14 @@ def fit(
     if measured and split is not None:
         logger.info("trained in %.1f s; measuring", seconds["training"])
         trained.evaluation = ranks.on_first(partial(trained.evaluate, bank=bank))
+        agreement = partial(measure_agreement, hasher, collection, split, cached=not live)
+        trained.agreement = ranks.on_first(agreement)
+    if unseen and split is not None:
+        logger.info("training again without some classes, to measure on these")
+        parts = hold_out_classes(collection, split)
+        again = fit(parts.seen, **asked, finetune=live, protocol=parts.split, stream=stream)
+        there = dataclasses.replace(again, collection=parts.unseen)
+        trained.unseen = ranks.on_first(there.evaluate)
     # After measuring, which may find more images that cannot be read.
     hasher.details = training_details(trained, identity)
     if folder is not None:
@@ -500,5 +532,7 @@ def training_details(trained: Trained, identity: dict[str, Any]) -> dict[str, An
         "settings": settings if trained.history else {"seed": identity["settings"]["seed"]},
         **({"nested": identity["nested"]} if "nested" in identity else {}),
         "results": {f"seconds for {k}": round(v, 1) for k, v in trained.seconds.items()}
-        | (trained.evaluation.summary() if trained.evaluation else {}),
+        | (trained.evaluation.summary() if trained.evaluation else {})
+        | (trained.agreement.summary() if trained.agreement else {})
+        | ({UNSEEN_MAP: f"{trained.unseen.map:.4f}"} if trained.unseen else {}),
     }

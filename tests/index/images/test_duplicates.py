@@ -1,83 +1,81 @@
-"""Groups of likely duplicates, compared with brute force."""
+"""Groups of likely duplicates: their order, what is kept, what confirms them."""
 
+import csv
+import io
 import os
+import subprocess
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from PIL import Image, ImageFilter
 
-from fisherhash import codes
+from fisherhash import ImageIndex, codes
 from fisherhash.errors import UsageError
-from fisherhash.index import Entry
-from fisherhash.index.images.duplicates import duplicates_of, find_duplicates, same_bytes
-
-
-def brute_force(rows, radius):
-    """Connected components by walking from item to item."""
-    distances = codes.hamming(rows, rows)
-    left, groups = set(range(len(rows))), []
-    while left:
-        group, waiting = set(), [min(left)]
-        while waiting:
-            item = waiting.pop()
-            if item not in group:
-                group.add(item)
-                waiting += np.flatnonzero(distances[item] <= radius).tolist()
-        left -= group
-        if len(group) > 1:
-            groups.append(sorted(group))
-    return sorted(groups, key=lambda group: (-len(group), group[0]))
-
-
-class Codes:
-    """As much of an index as the search for duplicates needs."""
-
-    def __init__(self, rows, bits, ids=None):
-        self.rows, self.bits = rows, bits
-        self.ids = np.arange(len(rows)) if ids is None else ids
-
-    def scan(self, block):
-        for start in range(0, len(self.rows), 7):
-            yield self.ids[start : start + 7], self.rows[start : start + 7]
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    bits=st.sampled_from([1, 5, 8, 12, 24, 33, 64, 70, 200]),
-    count=st.integers(0, 60),
-    centres=st.integers(1, 12),
-    radius=st.integers(0, 6),
-    seed=st.integers(0, 2**32 - 1),
+from fisherhash.index import Entry, Index
+from fisherhash.index.images import copies, duplicates
+from fisherhash.index.images.confirming import same_bytes
+from fisherhash.index.images.duplicates import (
+    Duplicates,
+    best_first,
+    duplicates_of,
+    find_duplicates,
+    find_pairs,
 )
-def test_groups_are_those_of_brute_force(bits, count, centres, radius, seed):
-    radius = min(radius, bits)
+from fisherhash.index.images.moves import moves_script
+
+
+def names(found):
+    return [[match.name for match in group] for group in found.groups]
+
+
+def photo(seed, size=(64, 48)):
+    """A smooth random image, as unlike another one as two photos are."""
     rng = np.random.default_rng(seed)
-    middle = rng.random((centres, bits)) < 0.5
-    rows = codes.pack(middle[rng.integers(0, centres, count)] ^ (rng.random((count, bits)) < 0.02))
-    found = find_duplicates(Codes(rows, bits), radius)
-    assert [group.tolist() for group in found] == brute_force(rows, radius)
+    noise = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
+    return noise.resize(size, Image.Resampling.BICUBIC)
 
 
-def test_a_chain_is_one_group_and_ids_need_not_be_positions():
+def test_a_chain_is_several_groups_and_ids_need_not_be_positions():
     rows = codes.pack(np.tri(9, 8, -1))
     ids = np.array([90, 5, 70, 11, 3, 1, 2, 40, 1000])
-    (group,) = find_duplicates(Codes(rows, 8, ids), 1)
-    assert group.tolist() == sorted(ids.tolist())
-    assert find_duplicates(Codes(rows, 8, ids), 0) == []
+    found = find_duplicates("i", ids, rows, 8, 1)
+    assert len(found) == 4
+    for group in found:
+        assert len(group.ids) == 2
+        assert group.span == 1
+    assert find_duplicates("i", ids, rows, 8, 0) == []
+
+
+def test_the_surest_groups_come_first():
+    rows = np.repeat(np.array([[0], [0x0F], [0xF0], [0xF1]], np.uint8), [4, 2, 1, 1], axis=0)
+    found = find_duplicates("i", np.arange(8), rows, 8, 1)
+    assert [(group.ids.tolist(), group.span) for group in found] == [
+        ([4, 5], 0),
+        ([0, 1, 2, 3], 0),
+        ([6, 7], 1),
+    ]
+
+
+def test_pairs_of_equal_codes_are_a_star(new_index):
+    rows = [[0], [0], [0], [1], [3], [255]]
+    new_index.add([Entry(key, row) for key, row in zip("abcdef", rows, strict=True)])
+    found = duplicates_of(new_index, 1, pairs=True)
+    assert names(found) == [["a", "b"], ["a", "c"], ["a", "d"], ["d", "e"]]
+    assert [group.span for group in found.groups] == [0, 0, 1, 1]
 
 
 def test_thousands_of_copies_are_one_group_at_once():
     rng = np.random.default_rng(0)
     rows = np.repeat(rng.integers(0, 256, (3, 8), dtype=np.uint8), 40_000, axis=0)
-    found = find_duplicates(Codes(rows, 64), 4)
-    assert [len(group) for group in found] == [40_000] * 3
+    found = find_duplicates("i", np.arange(len(rows)), rows, 64, 4)
+    assert [len(group.ids) for group in found] == [40_000] * 3
+    assert len(find_pairs("i", np.arange(len(rows)), rows, 64, 4)) == 3
 
 
-@pytest.mark.parametrize("radius", [-1, 25])
-def test_a_radius_that_no_code_has(radius):
-    with pytest.raises(UsageError, match="radius must be between 0 and 24 bits"):
-        find_duplicates(Codes(np.zeros((2, 3), np.uint8), 24), radius)
+@pytest.mark.parametrize("radius", [-1, 9])
+def test_a_radius_that_no_code_has(new_index, radius):
+    with pytest.raises(UsageError, match="radius must be between 0 and 8 bits"):
+        duplicates_of(new_index, radius)
 
 
 def test_files_of_the_same_bytes_are_marked(tmp_path):
@@ -100,11 +98,8 @@ def test_a_report_from_an_index(new_index, tmp_path):
     )
     new_index.add_codes(np.array(rows[2:3], np.uint8))
     found = duplicates_of(new_index, compare_files=True)
-    assert [[match.name for match in group] for group in found.groups] == [
-        ["x", "c", "y", "id 6"],
-        ["a", "b"],
-    ]
-    assert [[m.same_bytes for m in group] for group in found.groups] == [[None] * 4, [0, 0]]
+    assert names(found) == [["a", "b"], ["x", "c", "y", "id 6"]]
+    assert [[m.same_bytes for m in group] for group in found.groups] == [[0, 0], [None] * 4]
     assert "4 items\n     0  x\n" in str(found)
     assert "     0  b  same bytes (1)\n" in str(found)
     assert (
@@ -113,16 +108,33 @@ def test_a_report_from_an_index(new_index, tmp_path):
     )
     assert "not a proof" in found.summary()
     listed = found.to_json()
-    assert [group["size"] for group in listed["groups"]] == [4, 2]
-    assert listed["groups"][1]["items"][1]["same_bytes"] == 0
+    assert [group["size"] for group in listed["groups"]] == [2, 4]
+    assert listed["groups"][0]["items"][1]["same_bytes"] == 0
+    assert listed["groups"][0]["keep"] == "a"
     near = duplicates_of(new_index, radius=2)
     assert [[m.distance for m in group] for group in near.groups] == [[0, 0, 2, 2, 2, 2]]
     assert "Equal or near codes are candidates" in near.summary()
     assert "same_bytes" not in near.to_json()["groups"][0]["items"][0]
+    table = list(csv.DictReader(io.StringIO(found.to_csv())))
+    assert [(row["group"], row["keep"], row["key"]) for row in table[:3]] == [
+        ("1", "yes", "a"),
+        ("1", "", "b"),
+        ("2", "yes", "x"),
+    ]
+    assert table[1]["same_bytes"] == "1"
+    assert table[1]["path"] == str(tmp_path / "b")
+
+
+def test_pairs_share_items_and_are_counted_once(new_index):
+    rows = [[0], [1], [3]]
+    new_index.add([Entry(key, row) for key, row in zip("abc", rows, strict=True)])
+    found = duplicates_of(new_index, 1, pairs=True)
+    assert names(found) == [["a", "b"], ["b", "c"]]
+    assert "2 pairs of codes within 1 bit, 3 of 3 items" in found.summary()
 
 
 def test_items_that_vanish_meanwhile_are_left_out(new_index, monkeypatch):
-    rows = [[0], [1], [3], [255], [254], [15], [15]]
+    rows = [[0], [0], [1], [255], [254], [15], [15]]
     new_index.add([Entry(key, row) for key, row in zip("abcdefg", rows, strict=True)])
     find = find_duplicates
 
@@ -131,11 +143,11 @@ def test_items_that_vanish_meanwhile_are_left_out(new_index, monkeypatch):
         new_index.remove(["a", "e"])
         return found
 
-    monkeypatch.setattr("fisherhash.index.images.duplicates.find_duplicates", late)
+    monkeypatch.setattr(duplicates, "find_duplicates", late)
     found = duplicates_of(new_index, radius=1)
     assert [[(m.name, m.distance) for m in group] for group in found.groups] == [
-        [("b", 0), ("c", 1)],
         [("f", 0), ("g", 0)],
+        [("b", 0), ("c", 1)],
     ]
 
 
@@ -147,3 +159,124 @@ def test_pipes_and_devices_are_never_read(tmp_path):
     paths = [tmp_path / "a.png", tmp_path / "b.png", tmp_path / "c.png", tmp_path / "c.png"]
     marks = same_bytes([*map(str, paths), "/dev/zero", "/dev/zero", "a\0b"])
     assert marks == [None, None, 0, 0, None, None, None]
+
+
+@pytest.fixture
+def changed(new_index, tmp_path):
+    """Two photos of equal codes, with changed copies, and files that cannot be read."""
+    one, two = photo(1), photo(2)
+    images = {
+        "one.png": one,
+        "grey.png": one.convert("L"),
+        "large.png": one.resize((128, 96)),
+        "two.png": two,
+        "blurred.png": two.filter(ImageFilter.GaussianBlur(1)),
+        "other.png": photo(3),
+    }
+    for age, (name, image) in enumerate(images.items()):
+        image.save(tmp_path / name)
+        os.utime(tmp_path / name, ns=(age, age))
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    new_index.add(
+        [
+            Entry(name, [7], path=tmp_path / name, mtime_ns=age)
+            for age, name in enumerate([*images, "bad.png"])
+        ]
+    )
+    return new_index
+
+
+def test_thumbnails_split_a_group_into_what_they_show(changed):
+    found = duplicates_of(changed, confirm=True)
+    assert [group.confirmed for group in found.groups] == [True, True, False]
+    assert [set(group) for group in names(found)] == [
+        {"two.png", "blurred.png"},
+        {"one.png", "grey.png", "large.png"},
+        {"one.png", "other.png", "bad.png"},
+    ]
+    assert "confirmed by their pixels: 2" in found.summary()
+    assert "3 items, not confirmed\n" in str(found)
+    (whole,) = duplicates_of(changed).groups
+    assert whole.confirmed is None
+    assert len(whole) == 7
+
+
+def test_the_best_image_is_the_largest_then_the_oldest(changed):
+    (group,) = duplicates_of(changed, keep="best").groups
+    assert group[0].name == "large.png"
+    one, two = changed.get(["two.png", "one.png"])
+    assert [item.key for item in best_first([one, two], None)] == ["one.png", "two.png"]
+    with pytest.raises(UsageError, match="keep must be one of first, best"):
+        duplicates_of(changed, keep="worst")
+
+
+def test_the_script_moves_what_is_confirmed_and_deletes_nothing(changed, tmp_path):
+    found = duplicates_of(changed, keep="best", confirm=True)
+    target = tmp_path / "to 'move'"
+    script = tmp_path / "move.sh"
+    script.write_text(moves_script(found, target, script="move.sh"))
+    subprocess.run(["sh", script], check=True)
+    moved = sorted(path.name.split("-", 1)[1] for path in target.iterdir())
+    left = sorted(path.name for path in tmp_path.glob("*.png"))
+    assert moved == ["blurred.png", "grey.png", "one.png"]
+    assert left == ["bad.png", "large.png", "other.png", "two.png"]
+
+
+def test_no_name_escapes_from_the_script(new_index, tmp_path):
+    evil = tmp_path / "a'; touch pwned; '\ntouch pwned #.png"
+    for path in (tmp_path / "b.png", evil):
+        photo(1).save(path)
+    photo(2).save(tmp_path / "c\ntouch pwned", "png")
+    files = [tmp_path / "b.png", evil, tmp_path / "c\ntouch pwned"]
+    new_index.add([Entry(str(path), [1], path=path) for path in files])
+    found = duplicates_of(new_index, confirm=True)
+    assert [group.confirmed for group in found.groups] == [True, False]
+    script = tmp_path / "move.sh"
+    script.write_text(moves_script(found, tmp_path / "out\ntouch pwned"))
+    subprocess.run(["sh", script], check=True, cwd=tmp_path)
+    assert not (tmp_path / "pwned").exists()
+    assert not evil.exists()
+    assert files[2].exists()
+
+
+def test_what_to_expect_of_a_radius():
+    found = Duplicates("i", 64, 12_000, 6, [], comparisons=12_345_678.0, distinct=10_000)
+    assert found.expectation() == (
+        "Within 6 bits of 64, expect one false pair in about 12,000,000 comparisons: about 4 among "
+        "the 49,995,000 pairs of different codes here"
+    )
+    assert Duplicates("i", 64, 10_000, 6, []).expectation() is None
+
+
+def test_copy_codes_are_computed_once_and_follow_the_index(tmp_path, monkeypatch):
+    monkeypatch.setenv("FISHERHASH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(copies, "COPY_HASHER", "general-64-int8")
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for number in range(4):
+        photo(number).save(folder / f"{number}.png")
+    photo(0).save(folder / "copy.png")
+    with Index.create(tmp_path / "i", bits=8) as index:
+        index.add([Entry(p.name, [0], path=p, size=1, mtime_ns=1) for p in folder.iterdir()])
+        index.add([Entry("gone.png", [0], path=folder / "gone.png")])
+    with ImageIndex.open(tmp_path / "i") as images:
+        found = images.duplicates(radius=0, code="copy")
+        assert [set(group) for group in names(found)] == [{"0.png", "copy.png"}]
+        assert (found.bits, found.count, found.code) == (64, 5, "general-64-int8")
+        assert found.without_code == 1
+        ids = {match.item.id for match in found.groups[0]}
+        assert ids == {item.id for item in images.index.get(["0.png", "copy.png"])}
+        # Nothing has changed: no image is read again.
+        with monkeypatch.context() as patched:
+            patched.setattr("fisherhash.model.hasher.Hasher.encode_blocks", None)
+            assert len(images.duplicates(radius=0, code="copy").groups) == 1
+    photo(9).save(folder / "copy.png")
+    photo(2).save(folder / "1.png")
+    with Index.open(tmp_path / "i", write=True) as index:
+        index.remove(["3.png"])
+    with ImageIndex.open(tmp_path / "i") as images:
+        found = images.duplicates(radius=0, code="copy")
+        assert [set(group) for group in names(found)] == [{"1.png", "2.png"}]
+        assert found.count == 4
+        with pytest.raises(UsageError, match="code must be one of auto, copy, own"):
+            images.duplicates(code="best")

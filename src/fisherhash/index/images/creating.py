@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import Codes, Index, Uri
+from fisherhash.index.images.choosing import ChosenHasher, choose_hasher
 from fisherhash.index.images.image_index import ImageIndex
 from fisherhash.index.images.results import SyncReport
 from fisherhash.index.images.syncing import (
@@ -24,6 +25,8 @@ from fisherhash.index.images.syncing import (
     find_images,
     sync_images,
 )
+from fisherhash.model.onnx_runtime import installed
+from fisherhash.system.devices import is_processor
 from fisherhash.system.storage import read_json
 
 if TYPE_CHECKING:
@@ -53,10 +56,11 @@ def sync_index(
     Args:
         uri: the index.
         folder: the images, in sub-folders of any depth.
-        model: a model folder or the name of a built-in hasher; by default the index's own, for a
-            new index the default built-in one.
-        fit: for a new index: fit a hasher to these images by this method (``itq``) instead.
-        bits: length of the codes of the fitted hasher.
+        model: a model folder or the name of a built-in hasher; by default the index's own. For a
+            new index, one is fitted to these images if there are enough of them, otherwise it is
+            the default built-in one, see :func:`~fisherhash.index.images.choosing.choose_hasher`.
+        fit: for a new index: fit a hasher to these images by this method.
+        bits: length of the codes of a fitted hasher.
         device: where to encode.
         dry_run: only report what would be done.
         allow_empty: let an empty folder empty the index.
@@ -71,8 +75,8 @@ def sync_index(
     root, exists = check_folder(folder, uri), Index.exists(uri)
     if fit is not None and model is not None:
         raise UsageError("--fit and --model exclude each other")
-    if bits is not None and fit is None and not exists:
-        raise UsageError("--bits goes with --fit; a model has its own length")
+    if bits is not None and model is not None and not exists:
+        raise UsageError("--bits and --model exclude each other; a model has its own length")
     if exists:
         with opened_index(uri, model, fit, bits, device=device, write=not dry_run) as images:
             return images.sync(
@@ -88,16 +92,38 @@ def sync_index(
         raise UsageError(found.nothing(root))
     if dry_run:
         return SyncReport(added=[file.key for file in found.files], notes=found.notes())
-    if fit is None:
-        hasher, description, codes = load_hasher(model, device), None, None
-        hasher.check_takes_images()
-    else:
-        hasher, description, codes = fit_hasher(
-            root.name, found.files, fit, bits=bits, device=device
-        )
-    with ImageIndex.create(uri, hasher, model=description) as images:
-        work = Import(images.index, lambda: hasher, codes, workers=workers)
-        return sync_images(work, root, found=found)
+    chosen = _chosen_hasher(
+        root.name, found.files, model, fit, bits=bits, device=device, workers=workers
+    )
+    with ImageIndex.create(uri, chosen.hasher, model=chosen.model) as images:
+        work = Import(images.index, lambda: chosen.hasher, chosen.codes, workers=workers)
+        report = sync_images(work, root, found=found)
+    if chosen.reason:
+        report.notes.append(f"the codes: {chosen.reason}")
+    return report
+
+
+def _chosen_hasher(
+    name: str,
+    files: Sequence[ImageFile],
+    model: str | os.PathLike[str] | None,
+    fit: str | None,
+    *,
+    bits: int | None,
+    device: str,
+    workers: int | None,
+) -> ChosenHasher:
+    """The hasher of a new index: the one that was named, fitted as requested, or chosen."""
+    if fit is not None:
+        hasher, description, codes = fit_hasher(name, files, fit, bits=bits, device=device)
+        return ChosenHasher(hasher, description, codes, "")
+    if model is None and is_processor(device) and installed():
+        return choose_hasher(name, files, bits=bits, device=device, workers=workers)
+    if bits is not None:
+        raise UsageError(f"--bits goes with --fit on {device}; the built-in hasher has its own")
+    hasher = load_hasher(model, device)
+    hasher.check_takes_images()
+    return ChosenHasher(hasher, hasher.about, {}, "")
 
 
 def add_to_index(
@@ -171,9 +197,12 @@ def _check_model(
 def describe_model(model: Mapping[str, Any]) -> str:
     """The description of an index's model in words."""
     if "builtin" in model:
-        return f"the built-in hasher {model['builtin']}"
+        why = f" ({model['chosen']})" if "chosen" in model else ""
+        return f"the built-in hasher {model['builtin']}{why}"
     if "fitted" in model:
-        return f"{model['fitted']}, fitted to {model.get('images', '?')} of its images"
+        images = model.get("images", "?")
+        count = f"{images:,}" if isinstance(images, int) else images
+        return f"{model['fitted']}, fitted to {count} of its images"
     return str(model.get("path", "unknown"))
 
 

@@ -22,7 +22,8 @@ import numpy as np
 
 from fisherhash.errors import FisherhashError, UsageError, counted
 from fisherhash.index.base import Index, Problem, Uri
-from fisherhash.index.images.duplicates import Duplicates, duplicates_of
+from fisherhash.index.images.copies import CODES, DuplicateCode, copy_codes, has_files
+from fisherhash.index.images.duplicates import Duplicates, Keep, duplicates_of
 from fisherhash.index.images.labels import where_labels
 from fisherhash.index.images.results import (
     Match,
@@ -296,14 +297,49 @@ class ImageIndex:
             for number, path in enumerate(paths)
         ]
 
-    def duplicates(self, *, radius: int = 0, compare_files: bool = False) -> Duplicates:
+    def duplicates(
+        self,
+        *,
+        radius: int | None = 0,
+        compare_files: bool = False,
+        pairs: bool = False,
+        keep: Keep = "first",
+        confirm: bool = False,
+        code: DuplicateCode = "own",
+        workers: int | None = None,
+    ) -> Duplicates:
         """Find groups of items with equal or nearly equal codes: candidates for duplicates.
 
+        Any two items of a group are within the radius, so no chain of neighbours connects different
+        images. ``groups`` holds the surest first: those confirmed, then by the largest distance in
+        the group, then the smaller group. The first item of a group is the one to keep.
+
         Args:
-            radius: bits in which neighbours in a group may differ.
+            radius: bits in which any two items of a group may differ; None chooses one from the
+                distances between random items, so that one false pair is expected per hundred
+                items, and one in a million comparisons.
             compare_files: read the files of each group, and mark those with the same bytes.
+            pairs: return pairs instead of groups; several pairs may share an item. Among items with
+                equal codes, only the first is paired with all others.
+            keep: the item of a group to keep: the ``first`` that was added, or the ``best``, which
+                has the most pixels, then the oldest file.
+            confirm: compare thumbnails of the files; a group of images that show the same is
+                ``confirmed``, and the images that do not form groups that are not.
+            code: compare the index's ``own`` codes, or ``copy`` codes, which are made for copies.
+                They are computed from the image files once and stored in this user's cache.
+                ``auto`` takes copy codes where the files are there.
+            workers: number of processes that compute copy codes, as for :meth:`sync`.
+
+        Raises:
+            UsageError: the radius is out of range, or so wide that a code is near most others.
         """
-        return duplicates_of(self.index, radius, compare_files=compare_files)
+        if code not in CODES:
+            raise UsageError(f"code must be one of {', '.join(CODES)}, got '{code}'")
+        options = {"compare_files": compare_files, "pairs": pairs, "keep": keep, "confirm": confirm}
+        if code == "own" or (code == "auto" and not has_files(self.index)):
+            return duplicates_of(self.index, radius, **options)
+        with copy_codes(self.index, device=self._device, workers=workers) as copies:
+            return duplicates_of(self.index, radius, copies=copies, **options)
 
     # Health
 

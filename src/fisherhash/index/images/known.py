@@ -26,7 +26,9 @@ _MOST_BYTES = 4 << 20
 def known_folders(uri: Uri) -> list[str]:
     """The folders that an index was filled from on this machine."""
     try:
-        folders = json.loads(read_bounded(_record(uri), _MOST_BYTES))["folders"]
+        folders = json.loads(read_bounded(cache_place(uri, "indexes", ".json"), _MOST_BYTES))[
+            "folders"
+        ]
         return [folder for folder in folders if isinstance(folder, str)]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
@@ -39,7 +41,7 @@ def remember_folders(uri: Uri, folders: Iterable[str | os.PathLike[str]]) -> Non
     if new:
         text = dump_json({"index": _name(uri), "folders": sorted([*known, *new])})
         with contextlib.suppress(FisherhashError, OSError):
-            write_file(_record(uri), text)
+            write_file(cache_place(uri, "indexes", ".json"), text)
 
 
 def is_inside(path: str | os.PathLike[str], folders: Iterable[str]) -> bool:
@@ -56,6 +58,7 @@ def _name(uri: Uri) -> str:
     return text if "://" in text else os.path.realpath(text)
 
 
-def _record(uri: Uri) -> Path:
+def cache_place(uri: Uri, kind: str, suffix: str) -> Path:
+    """Where this user's cache keeps something about an index, whatever kind of index it is."""
     digest = hashlib.sha256(_name(uri).encode(errors="surrogateescape")).hexdigest()
-    return cache_dir() / "indexes" / f"{digest[:32]}.json"
+    return cache_dir() / kind / f"{digest[:32]}{suffix}"

@@ -1,0 +1,150 @@
+"""Which hasher is best for a folder without labels: the built-in one, or one fitted to its images.
+
+    python benchmarks/default_hasher.py [--data tiny100 coco21 cifar10] [--images 3000]
+        [--bits 64] [--rows FOLDER] [--json results/default-hasher.json]
+
+Each data set is treated as a folder of unlabelled images. Only images are used that no built-in
+hasher was trained on: those outside of the protocol's training set. Every method is fitted to the
+same features of the same images. Each image then queries all others. P@10 is the share of the ten
+nearest that share a label with it, in expectation over ties. ``float`` is the cosine of the
+features themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fisherhash import methods
+from fisherhash.codes import pack
+from fisherhash.data.protocols import resolve
+from fisherhash.data.sources import open_data
+from fisherhash.data.splits import hash_order
+from fisherhash.errors import FisherhashError
+from fisherhash.evaluation import evaluate, metrics
+from fisherhash.methods import FeatureMethod
+from fisherhash.model.onnx_hasher import OnnxHasher
+from fisherhash.model.runtime import feature_rows
+from fisherhash.system.storage import write_file
+
+K = 10
+Rows = NDArray[np.float32]
+
+
+def images_of(data: str, count: int) -> tuple[Any, NDArray[np.int64]]:
+    """A collection, and images of it that are in no training set."""
+    collection = open_data(data)
+    split = resolve(collection, None)
+    free = np.setdiff1d(np.concatenate([split.query, split.database]), split.train)
+    order = hash_order([collection.names[i] for i in free], range(len(free)), seed=0)
+    return collection, np.sort(free[np.asarray(order[:count])])
+
+
+def rows_of(data: str, count: int, hasher: OnnxHasher, folder: Path | None) -> dict[str, Rows]:
+    """Features, logits and labels of the images of a data set, computed once."""
+    place = None if folder is None else folder / f"{data}-{count}-{hasher.fingerprint()[:12]}.npz"
+    if place is not None and place.exists():
+        with np.load(place) as stored:
+            return dict(stored)
+    collection, chosen = images_of(data, count)
+    found = feature_rows(hasher.runtime, collection, chosen)
+    rows = {
+        "features": found.values,
+        "logits": hasher.logits_of_features(found.values),
+        "labels": collection.labels[found.indices],
+    }
+    if place is not None:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(place, **rows)
+    return rows
+
+
+def precision(logits: Rows, labels: Rows) -> float:
+    """P@10 of codes, each image against all others."""
+    codes = pack(logits)
+    found = evaluate(
+        codes,
+        codes,
+        labels,
+        labels,
+        bits=logits.shape[1],
+        self_index=np.arange(len(codes)),
+        precision_at=[K],
+    )
+    return found.precision_at[K]
+
+
+def float_precision(features: Rows, labels: Rows) -> float:
+    """P@10 of the features by cosine."""
+    unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+    blocks = (-(unit[i : i + 500] @ unit.T) for i in range(0, len(unit), 500))
+    found = metrics(blocks, labels, labels, self_index=np.arange(len(unit)), precision_at=[K])
+    return found.precision_at[K]
+
+
+def main() -> None:
+    """Compute features, fit, measure, and write JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", nargs="+", default=["tiny100", "coco21", "cifar10"])
+    parser.add_argument("--images", type=int, default=3000)
+    parser.add_argument("--bits", type=int, nargs="+", default=[64])
+    parser.add_argument("--methods", nargs="+", default=[])
+    parser.add_argument("--hasher", default="general-64")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rows", type=Path, help="a folder that keeps features between runs")
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args()
+    hasher = OnnxHasher.from_package(chosen.hasher, device="cpu")
+    unsupervised = {
+        name: method
+        for name, method in methods.registry().items()
+        if issubclass(method, FeatureMethod)
+        and not method.info.needs_labels
+        and (not chosen.methods or name in chosen.methods)
+    }
+    results: dict[str, Any] = {
+        "what": "P@10 in folders without labels: built-in hashers and fitted ones",
+        "images": chosen.images,
+        "hasher": chosen.hasher,
+        "fingerprint": hasher.fingerprint(),
+        "rows": [],
+    }
+
+    def note(data: str, method: str, bits: int | None, value: float, seconds: float) -> None:
+        row = {"data": data, "method": method, "bits": bits, f"p@{K}": round(value, 4)}
+        results["rows"].append(row | {"fit_seconds": round(seconds, 2)})
+        print(f"{data:8} {method:18} {bits or 'float':>5} bits  P@{K} {value:.4f}", flush=True)
+        if chosen.json is not None:
+            write_file(chosen.json, json.dumps(results, indent=1) + "\n")
+
+    for data in chosen.data:
+        rows = rows_of(data, chosen.images, hasher, chosen.rows)
+        features, labels = rows["features"], rows["labels"]
+        note(data, "float", None, float_precision(features, labels), 0.0)
+        note(data, chosen.hasher, hasher.bits, precision(rows["logits"], labels), 0.0)
+        for name, method in unsupervised.items():
+            for bits in chosen.bits:
+                began = time.perf_counter()
+                try:
+                    head = method(bits=bits, classes=0).fit(
+                        torch.from_numpy(features), seed=chosen.seed
+                    )
+                    with torch.no_grad():
+                        logits = head.logits(torch.from_numpy(features)).numpy()
+                except FisherhashError as error:
+                    print(f"{data:8} {name:18} {bits:5} bits  {error}")
+                    continue
+                if head.hamming:
+                    seconds = time.perf_counter() - began
+                    note(data, name, bits, precision(logits, labels), seconds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Whether image files are copies: by their bytes, or by the pixels of their thumbnails.
+
+Near codes are only candidates. Their files are reduced to small grey thumbnails, and one is
+laid over the other at the scales and places that crops, borders and bars produce. The best
+correlation is their *likeness*. It ignores brightness, contrast and colour.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fisherhash.data.formats import UnreadableImage, open_image
+from fisherhash.data.images import current_limits, load_image
+from fisherhash.system.files import open_regular
+
+Thumbnail = NDArray[np.float32]
+
+SIDE = 24
+ALIKE = 0.8
+"""The likeness from which on two images count as copies; see docs/duplicates.md."""
+_READ_AT_ONCE = 1 << 20
+_EDGE = 2
+"""Pixels at the border that are not compared: frames and captions are there."""
+_SCALES = (
+    (1.0, 1.0),
+    *((share, share) for share in (0.95, 0.9, 0.8, 0.7)),
+    *((share, 1.0) for share in (0.9, 0.8, 0.7)),
+    *((1.0, share) for share in (0.9, 0.8, 0.7)),
+)
+"""Shares of width and height that one image may show of the other; the whole image first."""
+_FLAT = 2.0
+"""Standard deviation of grey levels below which there is nothing to correlate."""
+_FLAT_RANGE = 8.0
+"""Difference of grey levels at which the likeness of plain images is 1/e."""
+
+
+def load_thumbnail(path: str | None) -> Thumbnail | None:
+    """A file as (side, side) grey levels; None if it cannot be read."""
+    if path is None:
+        return None
+    try:
+        image = load_image(path, enough=2 * SIDE)
+    except UnreadableImage:
+        return None
+    small = image.convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)
+    return np.asarray(small, dtype=np.float32)
+
+
+def likeness(first: Thumbnail, second: Thumbnail) -> float:
+    """How much two thumbnails show the same: 1 for a copy, near 0 for different images.
+
+    It is the best correlation found by the time that it suffices for a copy.
+
+    >>> rng = np.random.default_rng(0)
+    >>> image = rng.normal(128, 40, (SIDE, SIDE)).astype(np.float32)
+    >>> round(likeness(image, 0.5 * image + 10), 3)
+    1.0
+    >>> likeness(image, rng.normal(128, 40, (SIDE, SIDE)).astype(np.float32)) < ALIKE
+    True
+    """
+    if min(first.std(), second.std()) < _FLAT:
+        # Plain areas have no structure: compare the grey levels themselves.
+        return float(np.exp(-np.abs(first - second).mean() / _FLAT_RANGE))
+    best = 0.0
+    for shares in _SCALES:
+        for whole, part in ((first, second), (second, first)):
+            best = max(best, _best_place(part, whole, shares))
+            if best >= ALIKE:
+                return best
+    return best
+
+
+def _best_place(part: Thumbnail, whole: Thumbnail, shares: tuple[float, float]) -> float:
+    """The best correlation of one thumbnail with any place of another that is enlarged."""
+    part = part[_EDGE:-_EDGE, _EDGE:-_EDGE]
+    size = (round(SIDE / shares[0]), round(SIDE / shares[1]))
+    if size != (SIDE, SIDE):
+        large = Image.fromarray(whole).resize(size, Image.Resampling.BILINEAR)
+        whole = np.asarray(large, dtype=np.float32)
+    places = np.lib.stride_tricks.sliding_window_view(whole, part.shape).reshape(-1, part.size)
+    mine = part.ravel() - part.mean()
+    products = places @ mine
+    means = places.mean(axis=1)
+    spread = np.einsum("ij,ij->i", places, places) - part.size * means**2
+    spread = np.sqrt(np.maximum(spread, 1e-6)) * np.sqrt((mine**2).sum())
+    return float(np.max(products / spread))
+
+
+def pixel_count(path: str | None) -> int:
+    """Pixels of an image file, from its header; 0 if that cannot be read."""
+    if path is None:
+        return 0
+    try:
+        with open_regular(path) as file:
+            width, height = open_image(file, pixels=current_limits().pixels).size
+    except (UnreadableImage, OSError, ValueError):
+        return 0
+    return width * height
+
+
+def same_bytes(paths: Sequence[str | None]) -> list[int | None]:
+    """For each file the number of its set of byte-identical files; None for one that is unique.
+
+    Only files of equal size are read; a pipe or a device is never opened.
+    """
+    by_size: dict[int, list[int]] = {}
+    for number, path in enumerate(paths):
+        with contextlib.suppress(OSError, ValueError):
+            if path is not None and stat.S_ISREG((state := os.stat(path)).st_mode):
+                by_size.setdefault(state.st_size, []).append(number)
+    by_content: dict[str, list[int]] = {}
+    for size, numbers in by_size.items():
+        for number in numbers if len(numbers) > 1 else ():
+            with contextlib.suppress(OSError, ValueError):
+                by_content.setdefault(_digest(paths[number] or "", size), []).append(number)
+    found: list[int | None] = [None] * len(paths)
+    for mark, numbers in enumerate(sorted(n for n in by_content.values() if len(n) > 1)):
+        for number in numbers:
+            found[number] = mark
+    return found
+
+
+def _digest(path: str, size: int) -> str:
+    """A checksum of the first ``size`` bytes of a file: some that grow are endless."""
+    digest = hashlib.sha256(f"{size}\n".encode())
+    with open_regular(path) as file:
+        while size > 0 and (block := file.read(min(size, _READ_AT_ONCE))):
+            digest.update(block)
+            size -= len(block)
+    return digest.hexdigest()

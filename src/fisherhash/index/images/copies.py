@@ -1,0 +1,113 @@
+"""Codes that are made for copies, beside the codes of an index, which are made for similar content.
+
+They are a second index in this user's cache, with the same keys. It is brought up to date before it
+is used: only files that are new or have changed are encoded. Deleting it loses nothing but time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+from fisherhash.data.folders import ImageFile
+from fisherhash.data.images import read_failure
+from fisherhash.index.base import DamagedError, Index
+from fisherhash.index.images.known import cache_place
+from fisherhash.index.images.results import image_path, synced_folder
+from fisherhash.index.images.syncing import Import
+from fisherhash.model import builtin
+
+if TYPE_CHECKING:
+    from fisherhash.model.hasher import Hasher
+
+DuplicateCode = Literal["auto", "copy", "own"]
+CODES: tuple[DuplicateCode, ...] = ("auto", "copy", "own")
+COPY_HASHER = "copy-64"
+"""The built-in hasher whose codes are compared."""
+
+_log = logging.getLogger(__name__)
+
+
+def has_files(index: Index) -> bool:
+    """Whether an index is about image files that are there, judged by its first items."""
+    if COPY_HASHER not in builtin.NAMES:
+        return False
+    folder = synced_folder(index)
+    for number, item in enumerate(index.items()):
+        path = image_path(item, folder)
+        if path is not None and os.path.exists(path):
+            return True
+        if number >= 100:
+            break
+    return False
+
+
+def is_copy_index(index: Index) -> bool:
+    """Whether the codes of an index are made for copies already."""
+    return str(index.model.get("builtin", "")).startswith("copy-")
+
+
+@contextlib.contextmanager
+def copy_codes(index: Index, *, device: str = "cpu", workers: int | None = None) -> Iterator[Index]:
+    """An index of copy codes with the keys of another index, brought up to date.
+
+    Args:
+        index: the index of images.
+        device: where to encode.
+        workers: number of processes that encode; None lets the work decide.
+    """
+    if is_copy_index(index):
+        yield index
+        return
+    from fisherhash.model.hasher import Hasher
+
+    hasher = Hasher.load_builtin(COPY_HASHER, device=device)
+    with _opened(index, hasher) as copies:
+        _update(index, copies, hasher, workers)
+        yield copies
+
+
+def _opened(index: Index, hasher: Hasher) -> Index:
+    """The copy codes of an index, to be written; they begin empty if they cannot be used."""
+    place = cache_place(index.uri, "copies", ".index")
+    if Index.exists(place):
+        copies = None
+        # A damaged index is computed again; one that another process writes to is not touched.
+        with contextlib.suppress(DamagedError):
+            copies = Index.open(place, write=True)
+        if copies is not None and copies.fingerprint == hasher.fingerprint():
+            return copies
+        if copies is not None:
+            copies.close()
+        _log.info("the copy codes of %s are of another version, and are computed again", index.uri)
+        shutil.rmtree(place)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    return Index.create(
+        place, bits=hasher.bits, fingerprint=hasher.fingerprint(), model=hasher.about
+    )
+
+
+def _update(index: Index, copies: Index, hasher: Hasher, workers: int | None) -> None:
+    work, folder = Import(copies, lambda: hasher, workers=workers), synced_folder(index)
+    keys, todo = set(), []
+    for item in index.items():
+        path = image_path(item, folder)
+        if item.key is None or path is None:
+            continue
+        keys.add(item.key)
+        try:
+            file = ImageFile.from_state(item.key, path, os.stat(path))
+        except (OSError, ValueError) as error:
+            work.skip(item.key, read_failure(error))
+            continue
+        if not work.is_unchanged(file) and work.may_be_readable(file):
+            todo.append(file)
+    with work.writing():
+        work.forget(work.skipped.keys() - keys)
+        work.commit(gone=sorted(work.files.keys() - keys))
+        name = os.path.basename(os.path.abspath(index.uri))
+        work.encode(f"{name} for copies", todo, labels=())

@@ -1,0 +1,328 @@
+"""Groups of codes that are near each other, without chains, through the search engine.
+
+Equal codes are put together first, so that thousands of copies of one image cost no more than one.
+The pairs of distinct codes within a radius come from the engine. Complete linkage then builds the
+groups: any two codes of a group are within the radius. A chain of near neighbours, whose ends have
+nothing in common, is therefore never one group.
+
+Nothing here is quadratic. Where a radius is so wide that most codes are near most others, the pairs
+are counted from a sample, and :func:`near_pairs` refuses instead of listing them all.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fisherhash.errors import UsageError
+from fisherhash.index.engine import Engine
+from fisherhash.index.items import Codes, Ids
+
+MOST_PAIRS = 1 << 25
+"""Pairs of distinct codes that are listed; about half a GiB of memory."""
+RESULTS_AT_ONCE = 1 << 22
+MOST_QUERIES = 1 << 12
+SAMPLED_PAIRS = 1 << 20
+FEWEST_SAMPLED = 5000
+"""Pairs below which a sample says too little about how near codes come by chance."""
+FALSE_PAIRS_PER_ITEM = 1e-2
+"""The false pairs that the default radius allows for: one per hundred images."""
+MOST_FALSE = 1e-6
+"""The largest share of false pairs that it allows for, however few images there are."""
+
+_SPREAD = 1.5
+"""Standard deviation of distances, as a multiple of that of independent bits, if none is known."""
+_TAIL = (1e-4, 2e-3)
+"""The part of the distances from which rarer ones are extrapolated; copies are rarer than that."""
+_TIMED = 256
+"""Queries that decide which way of the engine is faster."""
+
+
+class NearPairs(NamedTuple):
+    """Pairs of distinct codes within a radius, ordered by (left, right).
+
+    Attributes:
+        left: (pairs,) numbers of codes.
+        right: (pairs,) numbers of codes, each above ``left``.
+        distances: (pairs,) in bits.
+    """
+
+    left: NDArray[np.int64]
+    right: NDArray[np.int64]
+    distances: NDArray[np.uint16]
+
+    @classmethod
+    def joined(cls, parts: list[NearPairs]) -> NearPairs:
+        """Several lists as one, in order and without repetitions."""
+        left = np.concatenate([np.empty(0, np.int64), *(part.left for part in parts)])
+        right = np.concatenate([np.empty(0, np.int64), *(part.right for part in parts)])
+        distances = np.concatenate([np.empty(0, np.uint16), *(part.distances for part in parts)])
+        order = np.lexsort((right, left))
+        left, right, distances = left[order], right[order], distances[order]
+        new = np.ones(len(left), dtype=bool)
+        new[1:] = (left[1:] != left[:-1]) | (right[1:] != right[:-1])
+        return cls(left[new], right[new], distances[new])
+
+
+def distinct_codes(codes: Codes) -> tuple[Codes, NDArray[np.int64]]:
+    """The distinct codes in a fixed order, and for each row the number of its code."""
+    width = codes.shape[1]
+    if width <= 8:
+        # As one number: numpy sorts numbers much faster than strings of bytes.
+        rows = np.pad(codes, ((0, 0), (0, 8 - width))).view(np.uint64).ravel()
+    else:
+        rows = np.ascontiguousarray(codes).view(f"V{width}").ravel()
+    _, first, number = np.unique(rows, return_index=True, return_inverse=True)
+    return np.ascontiguousarray(codes[first]), number.ravel().astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Chance:
+    """How near two codes of a collection come by chance, from pairs drawn at random.
+
+    Attributes:
+        bits: length of a code.
+        count: codes in the collection.
+        sampled: pairs that were drawn.
+        within: (bits + 1,) how many of them are within each distance.
+    """
+
+    bits: int
+    count: int
+    sampled: int
+    within: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, codes: Codes, bits: int) -> Chance:
+        """Draw pairs of different rows; the same codes have the same pairs every time."""
+        count = len(codes)
+        rng = np.random.default_rng(count)
+        total = count * (count - 1) // 2
+        if total <= SAMPLED_PAIRS:
+            left, right = np.triu_indices(count, 1)
+        else:
+            left = rng.integers(0, count, SAMPLED_PAIRS)
+            right = (left + rng.integers(1, count, SAMPLED_PAIRS)) % count
+        differ = np.bitwise_count(codes[left] ^ codes[right]).sum(axis=1, dtype=np.int64)
+        within = np.cumsum(np.bincount(differ, minlength=bits + 1))
+        return cls(bits, count, len(left), within)
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of codes in the collection."""
+        return self.count * (self.count - 1) // 2
+
+    def rate(self, radius: int) -> float:
+        """The share of pairs of different images that are within a radius.
+
+        Where the sample holds too few of them, the rate is extrapolated from distances that it
+        holds often enough: with each bit it falls by the same factor, as it does for codes of
+        photos. For independent bits it falls faster, so it is rather too high than too low. Real
+        copies are rarer than all these, so they do not count as chance.
+        """
+        if self.sampled < FEWEST_SAMPLED:
+            spread = _SPREAD * self.bits**0.5 / 2
+            return NormalDist(self.bits / 2, spread).cdf(radius + 0.5)
+        share = self.within / self.sampled
+        low, high = max(_TAIL[0], 100 / self.sampled), _TAIL[1]
+        if share[radius] >= low:
+            return float(share[radius])
+        usable = np.flatnonzero((share >= low) & (share <= high))
+        if len(usable) < 2:
+            # So few distances are in the tail that the next ones have to do.
+            usable = np.flatnonzero(share >= low)[:3]
+        if len(usable) < 2 or share[usable[0]] == share[usable[-1]]:
+            return float(share[radius])
+        slope, offset = np.polyfit(usable, np.log(share[usable]), 1)
+        return float(np.exp(offset + slope * radius))
+
+    def false_pairs(self, radius: int) -> float:
+        """How many pairs of different images to expect within a radius."""
+        return self.pairs * self.rate(radius)
+
+    def radius(self) -> int:
+        """The largest radius with few false pairs: one per hundred images, one in a million."""
+        allowed = min(MOST_FALSE, FALSE_PAIRS_PER_ITEM * self.count / max(1, self.pairs))
+        radius = 0
+        while radius < self.bits and self.rate(radius + 1) <= allowed:
+            radius += 1
+        return radius
+
+
+def check_radius(radius: int, bits: int) -> int:
+    """Return the radius if codes of this length have it, else raise a :class:`UsageError`."""
+    if isinstance(radius, bool) or not 0 <= radius <= bits:
+        raise UsageError(f"radius must be between 0 and {bits} bits, got {radius}")
+    return int(radius)
+
+
+def near_pairs(
+    codes: Codes, bits: int, radius: int, *, new: NDArray[np.int64] | None = None
+) -> NearPairs:
+    """All pairs of distinct codes within a radius, through the engine.
+
+    Args:
+        codes: (n, bytes) distinct codes.
+        bits: their length.
+        radius: the most bits in which a pair may differ.
+        new: only the pairs of these codes, with each other and with all others.
+
+    Raises:
+        UsageError: the radius is so wide that there are more than ``MOST_PAIRS``.
+    """
+    queries = np.arange(len(codes)) if new is None else new
+    if not radius or len(codes) < 2 or not len(queries):
+        return NearPairs.joined([])
+    chance = Chance.of(codes, bits)
+    share = chance.within[radius] / chance.sampled
+    if chance.pairs * share > MOST_PAIRS:
+        raise _too_wide(radius, chance)
+    # Near codes are neighbours in their order; far steps spread them evenly over the blocks.
+    queries = queries[_spread(len(queries))]
+    at_once = int(np.clip(RESULTS_AT_ONCE / (1 + len(codes) * share), 16, MOST_QUERIES))
+    engine, parts, listed = _engine(codes, bits, radius, queries), [], 0
+    for start in range(0, len(queries), at_once):
+        block = queries[start : start + at_once]
+        offsets, near, distances = engine.within(codes[block], radius)
+        own = np.repeat(block, np.diff(offsets))
+        near = np.asarray(near)
+        # Among old and new codes, a pair is found from its new one only.
+        keep = own != near if new is not None else own < near
+        own, near = own[keep], near[keep]
+        part = NearPairs(np.minimum(own, near), np.maximum(own, near), distances[keep].astype("u2"))
+        parts.append(part)
+        listed += len(own)
+        if listed > 2 * MOST_PAIRS:
+            raise _too_wide(radius, chance)
+    return NearPairs.joined(parts)
+
+
+def _engine(codes: Codes, bits: int, radius: int, queries: NDArray[np.int64]) -> Engine:
+    """The engine that is faster for so many queries; both find the same."""
+    usual = Engine(codes, bits)
+    if len(queries) < 16 * _TIMED:
+        return usual
+    best, least = usual, float("inf")
+    for engine in (usual, Engine(codes, bits, path="scan")):
+        engine.within(codes[queries[:_TIMED]], radius)  # builds its tables, compiles its kernels
+        began = time.perf_counter()
+        engine.within(codes[queries[:_TIMED]], radius)
+        if (seconds := time.perf_counter() - began) < least:
+            best, least = engine, seconds
+    return best
+
+
+def _spread(count: int) -> NDArray[np.int64]:
+    """All numbers below ``count``, in steps of about its golden section."""
+    step = max(1, int(count * 0.6180339887))
+    while np.gcd(step, count) != 1:
+        step += 1
+    return np.arange(count, dtype=np.int64) * step % count
+
+
+def _too_wide(radius: int, chance: Chance) -> UsageError:
+    expected = chance.pairs * chance.within / chance.sampled
+    fits = np.flatnonzero(expected <= MOST_PAIRS)
+    best = f"at most --radius {fits[-1]}" if len(fits) else "codes of more bits"
+    mean = 2 * expected[radius] / chance.count
+    return UsageError(
+        f"a radius of {radius} bits is too wide for these codes: a code has about {mean:,.0f} "
+        f"others within it. Take {best}"
+    )
+
+
+def complete_groups(names: Ids, pairs: NearPairs) -> tuple[NDArray[np.int64], NDArray[np.uint16]]:
+    """Complete linkage over near pairs: any two codes of a group are one of the pairs.
+
+    The nearest two groups are joined first, as long as all of their codes are pairwise near. All
+    groups that are each other's nearest are joined in one round. A fixed mixture of their names
+    decides between equal distances, so that long rows of equal distances take few rounds.
+
+    Args:
+        names: (codes,) a number for each code that stays the same when codes are added.
+        pairs: the pairs of codes that are near.
+
+    Returns:
+        For each code the number of its group's first code, and for each such code the largest
+        distance inside its group.
+    """
+    count = len(names)
+    group, size = np.arange(count), np.ones(count, dtype=np.int64)
+    names, widest = names.copy(), np.zeros(count, dtype=np.uint16)
+    left, right, distance = pairs
+    between = np.ones(len(left), dtype=np.int64)
+    while True:
+        # A pair of groups with a missing pair of codes can never be joined.
+        whole = between == size[left] * size[right]
+        left, right, distance = left[whole], right[whole], distance[whole]
+        between = between[whole]
+        if not len(left):
+            break
+        order = distance.astype(np.uint64) << np.uint64(48) | _mixed(names[left], names[right])
+        nearest = np.full(count, np.iinfo(np.uint64).max, dtype=np.uint64)
+        np.minimum.at(nearest, left, order)
+        np.minimum.at(nearest, right, order)
+        joins = np.flatnonzero((nearest[left] == order) & (nearest[right] == order))
+        joins = joins[_disjoint(left[joins], right[joins])]
+        into, gone = left[joins], right[joins]
+        widest[into] = np.maximum(np.maximum(widest[into], widest[gone]), distance[joins])
+        names[into] = np.minimum(names[into], names[gone])
+        size[into] += size[gone]
+        target = np.arange(count)
+        target[gone] = into
+        group = target[group]
+        changed = np.zeros(count, dtype=bool)
+        changed[into] = changed[gone] = True
+        touched = changed[left] | changed[right]
+        ends = target[left[touched]], target[right[touched]]
+        new = _combined(*ends, distance[touched], between[touched], count)
+        left = np.concatenate([left[~touched], new[0]])
+        right = np.concatenate([right[~touched], new[1]])
+        distance = np.concatenate([distance[~touched], new[2]])
+        between = np.concatenate([between[~touched], new[3]])
+    return group, widest
+
+
+def _mixed(left: Ids, right: Ids) -> NDArray[np.uint64]:
+    """48 bits that two names decide, whichever comes first."""
+    low = np.minimum(left, right).astype(np.uint64)
+    high = np.maximum(left, right).astype(np.uint64)
+    mixed = low * np.uint64(0x9E3779B97F4A7C15) ^ high * np.uint64(0xC2B2AE3D27D4EB4F)
+    mixed ^= mixed >> np.uint64(29)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    return mixed >> np.uint64(16)
+
+
+def _disjoint(left: Ids, right: Ids) -> NDArray[np.int64]:
+    """Which joins share no group with an earlier one; they do only if two mixtures are equal."""
+    both = np.stack([left, right], axis=1).ravel()
+    _, first = np.unique(both, return_index=True)
+    alone = np.zeros(len(both), dtype=bool)
+    alone[first] = True
+    return np.flatnonzero(alone.reshape(-1, 2).all(axis=1))
+
+
+def _combined(
+    left: Ids, right: Ids, distance: NDArray[np.uint16], between: Ids, count: int
+) -> tuple[Ids, Ids, NDArray[np.uint16], Ids]:
+    """One row per pair of groups: the largest distance, the number of near pairs."""
+    apart = left != right
+    left, right = np.minimum(left, right)[apart], np.maximum(left, right)[apart]
+    distance, between = distance[apart], between[apart]
+    key = left * count + right
+    order = np.argsort(key, kind="stable")
+    starts = np.flatnonzero(np.diff(key[order], prepend=-1))
+    if not len(starts):
+        return left, right, distance, between
+    first = order[starts]
+    return (
+        left[first],
+        right[first],
+        np.maximum.reduceat(distance[order], starts),
+        np.add.reduceat(between[order], starts),
+    )

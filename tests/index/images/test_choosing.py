@@ -1,0 +1,89 @@
+"""Which hasher a new index gets, and that it stays."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fisherhash import ImageIndex
+from fisherhash.errors import UsageError
+from fisherhash.index.images import choosing
+from fisherhash.index.images.creating import describe_model, sync_index
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    """A function that writes some photos; the cache is empty."""
+    monkeypatch.setenv("FISHERHASH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(choosing, "FEWEST_FITTED", 12)
+    monkeypatch.setattr(choosing, "FITTED_BITS", 8)
+    folder = tmp_path / "photos"
+    folder.mkdir()
+
+    def write(first, last):
+        for number in range(first, last):
+            rng = np.random.default_rng(number)
+            pixels = rng.integers(0, 256, (4, 4, 3), dtype=np.uint8)
+            image = Image.fromarray(pixels).resize((48, 48), Image.Resampling.BICUBIC)
+            image.save(folder / f"{number:02}.png")
+        return folder
+
+    return write
+
+
+def test_few_images_get_the_built_in_hasher(photos, tmp_path):
+    report = sync_index(tmp_path / "i", photos(0, 5), workers=0)
+    assert "fewer than 12 images are too few" in report.notes[-1]
+    with ImageIndex.open(tmp_path / "i") as images:
+        assert images.index.bits == 64
+        assert "general-64 (fewer than 12 images" in describe_model(images.index.model)
+    photos(5, 14)
+    report = sync_index(tmp_path / "i", tmp_path / "photos", workers=0)
+    assert len(report.added) == 9
+    assert report.notes == []
+    (tmp_path / "other").mkdir()
+    (tmp_path / "photos" / "00.png").rename(tmp_path / "other" / "00.png")
+    with pytest.raises(UsageError, match="--bits 16 needs codes that are fitted"):
+        sync_index(tmp_path / "j", tmp_path / "other", bits=16, workers=0)
+
+
+def test_enough_images_get_codes_of_their_own_which_stay(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(choosing, "FIT_SAMPLE", 13)
+    report = sync_index(tmp_path / "i", photos(0, 14), workers=0)
+    assert "8 bits, fitted to 13 of 14 images (itq)" in report.notes[-1]
+    assert len(report.added) == 14
+    with ImageIndex.open(tmp_path / "i") as images:
+        assert images.index.bits == 8
+        assert describe_model(images.index.model) == "itq, fitted to 13 of its images"
+        before = {item.key: item.code for item in images.index.items()}
+        fingerprint = images.index.fingerprint
+        # Codes from fitting are those that the hasher computes.
+        paths = [tmp_path / "photos" / key for key in before]
+        assert images.hasher.encode(paths).tobytes() == b"".join(before.values())
+        found = images.search(tmp_path / "photos" / "03.png", k=1)[0]
+        assert found[0].distance == 0
+    photos(14, 18)
+    assert len(sync_index(tmp_path / "i", tmp_path / "photos", workers=0).added) == 4
+    with ImageIndex.open(tmp_path / "i") as images:
+        assert images.index.fingerprint == fingerprint
+        after = {item.key: item.code for item in images.index.items()}
+        assert before.items() <= after.items()
+        assert images.verify() == []
+
+
+def test_a_named_model_and_a_named_length_are_taken(photos, tmp_path):
+    sync_index(tmp_path / "i", photos(0, 12), model="general-64-int8", workers=0)
+    with ImageIndex.open(tmp_path / "i") as images:
+        assert images.index.model == {"builtin": "general-64-int8"}
+    report = sync_index(tmp_path / "j", tmp_path / "photos", bits=5, workers=0)
+    assert "5 bits, fitted to 12 of 12 images" in report.notes[-1]
+    with pytest.raises(UsageError, match="--bits and --model exclude each other"):
+        sync_index(tmp_path / "k", tmp_path / "photos", bits=5, model="general-64")
+
+
+def test_unreadable_images_do_not_count(photos, tmp_path):
+    folder = photos(0, 11)
+    for number in range(5):
+        (folder / f"bad{number}.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    report = sync_index(tmp_path / "i", folder, workers=0)
+    assert "too few to fit codes to" in report.notes[-1]
+    assert len(report.skipped) == 5
