@@ -18,12 +18,23 @@ from cyclopts import App, CycloptsError
 from cyclopts.exceptions import MissingArgumentError, UnusedCliTokensError
 
 # Importing a module registers its verbs.
-from fisherhash.cli import contents, experiments, export, index, models, tools, upkeep
+from fisherhash.cli import contents, experiments, export, index, models, serve, tools, upkeep
 from fisherhash.cli.base import app, say
 from fisherhash.errors import FisherhashError, not_installed
 from fisherhash.system.options import unknown_option
 
-__all__ = ["app", "contents", "experiments", "export", "index", "main", "models", "tools", "upkeep"]
+__all__ = [
+    "app",
+    "contents",
+    "experiments",
+    "export",
+    "index",
+    "main",
+    "models",
+    "serve",
+    "tools",
+    "upkeep",
+]
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

@@ -83,7 +83,10 @@ class Series:
 
 def page(title: str, body: str, *, description: str = "") -> str:
     """Wrap blocks of HTML into a page; only ``title`` and ``description`` are escaped here."""
-    style = resources.files("fisherhash.pages").joinpath("pages.css").read_text(encoding="utf-8")
+    files = resources.files("fisherhash.pages")
+    # What the search page of the server shares comes first.
+    sheets = (files.joinpath(name).read_text("utf-8") for name in ("design.css", "pages.css"))
+    style = "".join(sheets)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -93,6 +96,18 @@ def page(title: str, body: str, *, description: str = "") -> str:
         f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n'
         f"<style>\n{style}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
+
+
+def shorten_middle(name: str, most: int = 40) -> str:
+    """A name of at most so many characters: the middle of a long one says the least.
+
+    >>> shorten_middle("holiday/2019/IMG_20190714_180312_HDR.jpg", 24)
+    'holiday/201…80312_HDR.jpg'
+    """
+    if len(name) <= most:
+        return name
+    front = (most - 1) * 9 // 20
+    return f"{name[:front]}…{name[len(name) - (most - 1 - front) :]}"
 
 
 def header(eyebrow: str, title: str, lead: str) -> str:
