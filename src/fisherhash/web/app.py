@@ -68,12 +68,6 @@ def create_app(images: ImageIndex, options: ServeOptions) -> ASGIApp:
     return Guard(app, options=options, metrics=metrics, refuse=serving.refusal)
 
 
-def app_of_environment() -> ASGIApp:
-    """The application of a worker process, which finds its options in the environment."""
-    options = ServeOptions.load()
-    return create_app(open_served(options), options)
-
-
 def open_served(options: ServeOptions) -> ImageIndex:
     """Open the index that is to be served."""
     return ImageIndex.open(options.index, device=options.device, skip_damaged=options.skip_damaged)

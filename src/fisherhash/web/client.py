@@ -116,13 +116,11 @@ class Client:
         """Send an image file to a writable server, which stores it and adds it to the index."""
         mark = secrets.token_hex(16)
         name = urllib.parse.quote(os.path.basename(image), safe=" ()[]{}+,=@!~'&$#")
-        head = (
-            f'--{mark}\r\nContent-Disposition: form-data; name="image"; filename="{name}"\r\n\r\n'
-        )
-        body = head.encode() + Path(image).read_bytes() + b"\r\n"
+        head = f"--{mark}\r\nContent-Disposition: form-data; name="
+        body = f'{head}"image"; filename="{name}"\r\n\r\n'.encode()
+        body += Path(image).read_bytes() + b"\r\n"
         for label in labels or ():
-            part = f'--{mark}\r\nContent-Disposition: form-data; name="label"\r\n\r\n{label}\r\n'
-            body += part.encode()
+            body += f'{head}"label"\r\n\r\n{label}\r\n'.encode()
         kind = {"Content-Type": f"multipart/form-data; boundary={mark}"}
         return self._item(self._call("POST", "/api/items", {}, body + f"--{mark}--".encode(), kind))
 

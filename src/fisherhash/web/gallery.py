@@ -201,9 +201,9 @@ class Gallery:
 
     def rankings(self) -> tuple[str, ...]:
         """The orders of results that the index offers, the usual one first."""
-        offered = getattr(self.images, "rankings", None)
+        offered: Any = getattr(self.images, "rankings", ())
         found = offered() if callable(offered) else offered
-        return ("hamming", *(one for one in found or () if one != "hamming"))
+        return ("hamming", *(str(one) for one in found if one != "hamming"))
 
     # Uploaded images
 
@@ -282,7 +282,8 @@ class Gallery:
             with open_regular(self.file_of(item)) as file:
                 image = open_image(file, pixels=current_limits().pixels)
                 turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
-                return image.size[::-1] if turned else image.size
+                width, height = image.size
+                return (height, width) if turned else (width, height)
         except Exception:
             # On broken files and broken EXIF data, decoders raise almost anything.
             return None

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-import json
-import os
-from dataclasses import asdict, dataclass
-from typing import Self
+from dataclasses import dataclass
 
 from fisherhash.errors import UsageError
 
 DEFAULT_PORT = 8765
-OPTIONS_VARIABLE = "FISHERHASH_SERVE"
-"""The environment variable through which worker processes get the options."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +62,6 @@ class ServeOptions:
     def local(self) -> bool:
         """Whether only this machine can reach the server."""
         return is_loopback(self.host)
-
-    def dump(self) -> str:
-        """As a text, for :meth:`load`."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def load(cls) -> Self:
-        """The options that the environment holds."""
-        fields = json.loads(os.environ[OPTIONS_VARIABLE])
-        return cls(**fields | {"show_from": tuple(fields["show_from"])})
 
 
 def is_loopback(host: str) -> bool:
