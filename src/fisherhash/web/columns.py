@@ -23,22 +23,23 @@ Value = str | int | float | bool
 
 
 @dataclass(frozen=True)
-class Column:
+class ValueColumn:
     """One property of every item, as the number of its value; -1 where an item has none."""
 
     values: list[Any]
     numbers: NDArray[np.int32]
 
-    def count(self, rows: NDArray[np.int64] | None) -> Counter[Any]:
-        """How many items have each value.
+    def count(self, rows: NDArray[np.int64] | None) -> list[tuple[Any, int]]:
+        """How many items have each value, the most frequent first.
 
         Args:
             rows: only these items; None for all.
         """
         numbers = self.numbers if rows is None else self.numbers[rows]
-        counts = np.bincount(numbers[numbers >= 0], minlength=len(self.values))
-        pairs = zip(self.values, counts.tolist(), strict=True)
-        return Counter({value: count for value, count in pairs if count})
+        counts = np.bincount(numbers[numbers >= 0], minlength=len(self.values)).tolist()
+        # Not a mapping: 1 and True are equal, but two values.
+        pairs = [pair for pair in zip(self.values, counts, strict=True) if pair[1]]
+        return sorted(pairs, key=lambda pair: -pair[1])
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,10 @@ class Columns:
     """
 
     ids: Ids
-    labels: Column
+    labels: ValueColumn
     more: tuple[NDArray[np.int64], NDArray[np.int32]]
     months: NDArray[np.int32]
-    fields: dict[str, Column]
+    fields: dict[str, ValueColumn]
 
     def rows(self, ids: Ids) -> NDArray[np.int64]:
         """Where some items are in the columns; those that are not there are left out."""
@@ -68,7 +69,7 @@ class Columns:
 
     def count_labels_of(self, rows: NDArray[np.int64] | None) -> Counter[str]:
         """How many items have each label; the empty text counts those without one."""
-        counts = self.labels.count(rows)
+        counts = Counter(dict(self.labels.count(rows)))
         items, numbers = self.more
         if rows is not None:
             chosen = np.isin(items, rows)
@@ -153,10 +154,10 @@ class _Growing:
             self.useful = False
             self._rows, self._values = [], []
 
-    def column(self, count: int) -> Column:
+    def column(self, count: int) -> ValueColumn:
         numbers = np.full(count, -1, dtype=np.int32)
         numbers[self._rows] = self._values
-        return Column([value for _, value in self._numbers], numbers)
+        return ValueColumn([value for _, value in self._numbers], numbers)
 
 
 def _month(item: Item) -> int:

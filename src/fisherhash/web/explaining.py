@@ -43,7 +43,7 @@ class Centres:
 
 def label_centres(index: Index, columns: Columns) -> Centres:
     """The centres of the most frequent labels."""
-    frequent = columns.labels.count(None).most_common(MOST_CENTRES + 1)
+    frequent = columns.labels.count(None)[: MOST_CENTRES + 1]
     names = sorted(name for name, _ in frequent if name)[:MOST_CENTRES]
     counts, centres, spread = [], [], []
     for name in names:

@@ -228,7 +228,7 @@ def _colours(columns: Columns | None, ids: Any) -> tuple[list[str], Any]:
     colours = np.full(len(ids), 255, dtype=np.uint8)
     if columns is None or not len(columns.ids):
         return [], colours
-    frequent = [name for name, _ in columns.labels.count(None).most_common(COLOURS + 1) if name]
+    frequent = [name for name, _ in columns.labels.count(None)[: COLOURS + 1] if name]
     names = frequent[:COLOURS]
     table = np.full(len(columns.labels.values) + 1, 255, dtype=np.uint8)
     for number, name in enumerate(names):

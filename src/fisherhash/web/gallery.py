@@ -20,7 +20,7 @@ from fisherhash.codes import hamming
 from fisherhash.data.formats import IMAGE_EXTENSIONS, UnreadableImage, open_image
 from fisherhash.data.images import current_limits, read_failure
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.base import Index
+from fisherhash.index.base import CannotReadError, DamagedError, Index
 from fisherhash.index.images.duplicates import Duplicates
 from fisherhash.index.images.image_index import ImageIndex
 from fisherhash.index.images.known import is_inside, known_folders
@@ -41,6 +41,8 @@ _BLOCK = 1 << 18
 _FOLDERS_SECONDS = 2.0
 MOST_DUPLICATE_BITS = 12
 """The largest radius of the duplicates page."""
+WRITER_SECONDS = 2.0
+"""How long a change waits for another writer."""
 MOST_BUCKETS = 200
 BUCKET_SHOWN = 12
 """Items of a bucket that are shown."""
@@ -48,6 +50,10 @@ BUCKET_SHOWN = 12
 
 class MissingError(UsageError):
     """There is no such item, or its image may not be shown."""
+
+
+class BusyError(FisherhashError):
+    """Another process writes to the index."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +208,7 @@ class Gallery:
     def rankings(self) -> tuple[str, ...]:
         """The orders of results that the index offers, the usual one first."""
         offered: Any = getattr(self.images, "rankings", ())
-        found = offered() if callable(offered) else offered
+        found: Any = offered() if callable(offered) else offered
         return ("hamming", *(str(one) for one in found if one != "hamming"))
 
     # Uploaded images
@@ -346,8 +352,23 @@ class Gallery:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[ImageIndex]:
-        """The index, open for writing for as short a time as possible."""
-        with Index.open(self.index.uri, write=True) as index:
+        """The index, open for writing for as short a time as possible.
+
+        Raises:
+            BusyError: it is being written already.
+        """
+        until = time.monotonic() + WRITER_SECONDS
+        while True:
+            try:
+                index = Index.open(self.index.uri, write=True)
+                break
+            except (UsageError, DamagedError, CannotReadError):
+                raise
+            except FisherhashError as error:
+                if time.monotonic() > until:
+                    raise BusyError(str(error)) from None
+            time.sleep(0.1)
+        with index:
             yield ImageIndex(index, self.images.hasher)
 
     def upload_folder(self) -> Path:

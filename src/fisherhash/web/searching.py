@@ -24,7 +24,7 @@ HISTOGRAM_HIGH = 36
 
 
 @dataclass(frozen=True)
-class Choice:
+class FilterChoice:
     """One value of a filter, as it is offered.
 
     Attributes:
@@ -45,7 +45,7 @@ class Filter:
     """A property to filter by, with its values."""
 
     title: str
-    choices: list[Choice]
+    choices: list[FilterChoice]
     more: int = 0
 
     @property
@@ -166,9 +166,14 @@ def filters_of(gallery: Gallery, query: SearchQuery) -> list[Filter]:
     labels, months = columns.count_labels_of(rows), columns.count_months(rows)
     found = [_labels(labels, query), _dates(months, query)]
     for name, column in columns.fields.items():
-        counts = [(str(value), count) for value, count in column.count(rows).most_common()]
+        counts = [(_text(value), count) for value, count in column.count(rows)]
         found.append(_filter(name, name, counts, query))
     return [one for one in found if len(one.choices) > 1 or one.active]
+
+
+def _text(value: object) -> str:
+    """A value as a filter says it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _labels(counts: Any, query: SearchQuery) -> Filter:
@@ -197,5 +202,5 @@ def _filter(title: str, field: str, counts: list[tuple[str, int]], query: Search
         chosen = text in query.where
         if chosen or len(choices) < MOST_CHOICES:
             shown = value or "no label"
-            choices.append(Choice(shown, count, query.with_filter(text), chosen))
+            choices.append(FilterChoice(shown, count, query.with_filter(text), chosen))
     return Filter(title.capitalize(), choices, max(0, len(counts) - len(choices)))

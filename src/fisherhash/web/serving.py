@@ -23,7 +23,7 @@ from fisherhash.data.formats import UnreadableImage
 from fisherhash.errors import FisherhashError, UsageError, counted
 from fisherhash.index.base import CannotWriteError
 from fisherhash.pages.html import shorten_middle
-from fisherhash.web.gallery import Gallery, MissingError
+from fisherhash.web.gallery import BusyError, Gallery, MissingError
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +74,8 @@ def status_of(error: FisherhashError) -> int:
         return 404
     if isinstance(error, UnreadableImage):
         return 422
+    if isinstance(error, BusyError):
+        return 409
     if isinstance(error, CannotWriteError):
         return 507
     return 400 if isinstance(error, UsageError) else 503
@@ -82,11 +84,14 @@ def status_of(error: FisherhashError) -> int:
 def sentence(text: str) -> str:
     """A message as a sentence of its own.
 
-    >>> sentence("k must be at least 1")
-    'K must be at least 1.'
+    >>> sentence("nothing to search for")
+    'Nothing to search for.'
     """
     text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace").strip()
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?", "!")) else ".")
+    first = text.partition(" ")[0]
+    # A parameter of one letter is a name.
+    start = text[:1] if len(first) == 1 else text[:1].upper()
+    return start + text[1:] + ("" if text.endswith((".", "?", "!")) else ".")
 
 
 def wants_html(scope: Scope) -> bool:
@@ -130,7 +135,9 @@ async def on_own_error(request: Request, error: Exception) -> Response:
     status = status_of(error)
     if status >= 500:
         logger.warning("%s: %s", request.url.path, error)
-    return error_answer(request.scope, status, str(error))
+    # Where the index is on this machine is nobody's business.
+    text = str(error).replace(request.app.state.options.index, "the index")
+    return error_answer(request.scope, status, text)
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
