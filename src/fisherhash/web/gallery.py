@@ -109,9 +109,7 @@ class Gallery:
         digest = hashlib.sha256(place.encode(errors="surrogateescape")).hexdigest()[:24]
         self.cache = cache_dir() / "web" / digest
         self.thumbnails = ThumbnailCache(cache_dir() / "web" / "images", options.cache_bytes)
-        self.columns: Derived[Columns] = Derived(
-            self.version, lambda: read_columns(self.index.items())
-        )
+        self.columns: Derived[Columns] = Derived(self.version, self._columns)
         self.map: Derived[MapLayout] = Derived(self.version, self._lay_out)
         self.buckets: Derived[list[Bucket]] = Derived(self.version, self._buckets)
         self._duplicates: dict[int, Derived[Duplicates]] = {}
@@ -213,8 +211,12 @@ class Gallery:
 
     # Uploaded images
 
-    def encode(self, data: bytes) -> tuple[bytes, str]:
+    def encode(self, data: bytes, *, preview: bool = False) -> tuple[bytes, str]:
         """The code of an uploaded image, and the name under which its preview is kept.
+
+        Args:
+            data: the bytes of its file.
+            preview: keep a preview of it.
 
         Raises:
             UnreadableImage: it is no image, damaged, or too large.
@@ -224,7 +226,7 @@ class Gallery:
         name = hashlib.sha256(b"query\n" + data).hexdigest()[:40]
         with self._encoding:
             code = self.images.hasher.encode(data)[0].tobytes()
-            if self.thumbnails.read(name) is None:
+            if preview and self.thumbnails.read(name) is None:
                 self.thumbnails.write(name, encode_jpeg(data, SIDES["medium"]))
         return code, name
 
@@ -312,6 +314,11 @@ class Gallery:
                     self.version, lambda: self.images.duplicates(radius=radius)
                 )
             return self._duplicates[radius]
+
+    def _columns(self) -> Columns:
+        # Only items with a key match a filter; there may be millions of codes without one.
+        keyed = self.index.info()["keyed"]
+        return read_columns(self.index.items("id>=0") if keyed else ())
 
     def _buckets(self) -> list[Bucket]:
         """The largest groups of equal codes."""
