@@ -25,7 +25,7 @@ def test_info_says_no_path(server, collection):
     assert facts["count"] == 30
     assert facts["skipped"] == 1
     assert facts["writable"] is False
-    assert facts["rankings"] == ["hamming"]
+    assert facts["rankings"][0] == "hamming"
     assert str(collection.folder) not in json.dumps(facts)
 
 
@@ -168,3 +168,26 @@ def test_bulk_codes_without_keys_are_served_too(serve, tmp_path):
         assert served.ask("/?like=7").status == 200
         assert served.ask("/images/7/medium").status == 404
         assert served.ask("/map").status == 200
+
+
+def test_uploaded_images_may_be_ranked_by_real_values(server, png):
+    client = fisherhash.Client(server.url)
+    if "real" not in client.info()["rankings"]:
+        pytest.skip("this index ranks by Hamming distance only")
+    (found,) = client.search(png, k=10, ranking="real")
+    (same,) = server.images.search([png], k=10, ranking="real")
+    assert [one.id for one in found] == [match.item.id for match in same]
+    apart = [one.distance for one in found]
+    assert apart == sorted(apart)
+    # Weights are rounded to a byte each in the address.
+    assert np.allclose(apart, [match.distance for match in same], atol=0.5)
+    (plain,) = client.search(png, k=10, ranking="hamming")
+    assert [one.distance for one in plain] == [
+        match.distance for match in server.images.search([png], k=10, ranking="hamming")[0]
+    ]
+
+
+def test_an_item_has_no_real_values(server):
+    answer = server.ask("/api/search?like=1&ranking=real")
+    assert answer.status == 400
+    assert "for uploaded images" in answer.json["error"]

@@ -54,7 +54,7 @@ def shown_ids(text):
 
 
 def distances_of(text):
-    return [int(n) for n in re.findall(r'class="hidden">, </span>(\d+)<', text)]
+    return [int(n) for n in re.findall(r'class="hidden">, distance </span>(\d+)<', text)]
 
 
 def test_the_first_page_offers_random_images_and_others(server):

@@ -53,10 +53,10 @@ class Api:
         bits = self.gallery.index.bits
         query = await in_thread(request, lambda: self._query(request, bits))
         if request.method == "POST":
-            data = await read_upload(request)
-            code, name = await in_thread(request, lambda: self.gallery.encode(data))
-            query = SearchQuery(
-                code=code, image=name, k=query.k, radius=query.radius, where=query.where
+            data, given = await read_upload(request), query
+            ranking = query.ranking if request.query_params.get("ranking") else None
+            query = await in_thread(
+                request, lambda: self.gallery.encode(data, given, ranking=ranking)
             )
         elif not query.searches:
             raise UsageError("nothing to search for: give like, key or code, or POST an image")
@@ -87,6 +87,7 @@ class Api:
         return {
             "query": None if answer.subject is None else self.describe(answer.subject),
             "code": (answer.code or b"").hex(),
+            "ranking": answer.query.ranking,
             "results": rows,
             "compared": answer.compared,
             "seconds": round(answer.seconds, 6),

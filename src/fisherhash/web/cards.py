@@ -37,8 +37,13 @@ class Card:
     camera: str | None
     size: int | None
     version: str
-    distance: int | None = None
+    distance: float | None = None
     code: Markup | None = None
+
+    @property
+    def apart(self) -> str:
+        """The distance for people; a real-valued one has a decimal."""
+        return str(self.distance) if isinstance(self.distance, int) else f"{self.distance:.1f}"
 
     def image(self, size: str = "medium") -> str:
         """The address of its image."""
@@ -48,7 +53,7 @@ class Card:
 def card_of(
     gallery: Gallery,
     item: Item,
-    distance: int | None = None,
+    distance: float | None = None,
     *,
     bits: bool = False,
     against: bytes | None = None,

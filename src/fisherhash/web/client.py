@@ -38,7 +38,7 @@ class RemoteItem:
     labels: tuple[str, ...]
     metadata: dict[str, Any]
     image: str
-    distance: int | None = None
+    distance: float | None = None
 
     @property
     def name(self) -> str:
@@ -74,6 +74,7 @@ class Client:
         k: int | None = None,
         radius: int | None = None,
         where: str | Sequence[str] = (),
+        ranking: str | None = None,
     ) -> list[list[RemoteItem]]:
         """Search with images and with items of the index; one list per query, nearest first.
 
@@ -83,6 +84,7 @@ class Client:
             k: the most results per query.
             radius: only items whose codes differ in at most this many bits.
             where: filters such as ``label=cat``; all must match.
+            ranking: of images: ``hamming`` or, where ``info()["rankings"]`` has it, ``real``.
         """
         wanted = {"k": k, "radius": radius, "where": [where] if isinstance(where, str) else where}
         found = []
@@ -90,7 +92,9 @@ class Client:
         for image in several:
             data = image if isinstance(image, bytes) else Path(image).read_bytes()
             kind = {"Content-Type": "application/octet-stream"}
-            found.append(self._call("POST", "/api/search", wanted, data, kind))
+            found.append(
+                self._call("POST", "/api/search", {**wanted, "ranking": ranking}, data, kind)
+            )
         for key in [keys] if isinstance(keys, str) else keys:
             found.append(self._call("GET", "/api/search", {**wanted, "key": key}))
         return [list(map(self._item, answer["results"])) for answer in found]

@@ -60,7 +60,9 @@ class Derived(Generic[T]):
                 if left <= 0 or not self._changed.wait(left):
                     break
             if self._error is not None and self._value is None:
-                raise FisherhashError(str(self._error))
+                if isinstance(self._error, FisherhashError):
+                    raise self._error
+                raise FisherhashError(str(self._error)) from self._error
             return self._value
 
     @property

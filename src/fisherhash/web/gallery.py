@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import io
 import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fisherhash.codes import hamming
+from fisherhash.codes import hamming, unpack
 from fisherhash.data.formats import IMAGE_EXTENSIONS, UnreadableImage, open_image
 from fisherhash.data.images import current_limits, read_failure
 from fisherhash.errors import FisherhashError, UsageError
@@ -34,9 +35,11 @@ from fisherhash.web.columns import Columns, read_columns
 from fisherhash.web.derived import Derived, Version
 from fisherhash.web.layout import MapLayout, lay_out, load_layout, save_layout
 from fisherhash.web.options import ServeOptions
-from fisherhash.web.queries import SearchQuery
+from fisherhash.web.queries import KNOWN_RANKINGS, SearchQuery
 from fisherhash.web.thumbnails import SIDES, ThumbnailCache, encode_jpeg
 
+# Whether indexes rank by real-valued queries, too.
+_RANKS = "logits" in inspect.signature(Index.search).parameters
 _BLOCK = 1 << 18
 _FOLDERS_SECONDS = 2.0
 MOST_DUPLICATE_BITS = 12
@@ -61,7 +64,7 @@ class Found:
     """One item that a search found; the distance is None where nothing was searched for."""
 
     item: Item
-    distance: int | None
+    distance: float | None
 
 
 @dataclass(frozen=True)
@@ -152,12 +155,14 @@ class Gallery:
                 ids, distances = self._chosen(query, where), None
             else:
                 more = query.k + (subject is not None)
-                found = index.search(joined_codes([code]), more, where=where)
+                finer = self._finer(query, subject)
+                found = index.search(joined_codes([code]), more, where=where, **finer)
                 ids, distances = found.ids[0], found.distances[0]
                 keep = np.ones(len(ids), dtype=bool)
                 if subject is not None:
                     keep &= ids != subject.id
-                if query.radius is not None:
+                # A radius is a number of bits.
+                if query.radius is not None and query.ranking == "hamming":
                     keep &= distances <= query.radius
                 ids, distances = ids[keep][: query.k], distances[keep][: query.k]
             items = index.get_items(ids)
@@ -204,19 +209,40 @@ class Gallery:
             yield self.index.codes(ids[start : start + _BLOCK])
 
     def rankings(self) -> tuple[str, ...]:
-        """The orders of results that the index offers, the usual one first."""
-        offered: Any = getattr(self.images, "rankings", ())
-        found: Any = offered() if callable(offered) else offered
-        return ("hamming", *(str(one) for one in found if one != "hamming"))
+        """The orders of results that the index offers to uploaded images, the usual one first."""
+        return KNOWN_RANKINGS if _RANKS else KNOWN_RANKINGS[:1]
+
+    def _finer(self, query: SearchQuery, subject: Item | None) -> dict[str, Any]:
+        """What orders results beyond the bits that differ, where the index has it."""
+        finer: dict[str, Any] = {}
+        if getattr(self.index, "fine_bits", 0):
+            fine = query.fine if subject is None else getattr(subject, "fine", None)
+            if fine:
+                finer["fine"] = joined_codes([fine])
+        if query.ranking == "real":
+            if not _RANKS or query.code is None or query.weights is None:
+                raise UsageError(
+                    "the ranking 'real' is for uploaded images, of which it needs more"
+                )
+            signs = unpack(joined_codes([query.code]), self.index.bits).astype(np.float32) * 2 - 1
+            # Never 0, which would be a sign of its own.
+            sizes = np.maximum(np.frombuffer(query.weights, np.uint8).astype(np.float32), 0.25)
+            finer |= {"ranking": "real", "logits": signs * sizes}
+        return finer
 
     # Uploaded images
 
-    def encode(self, data: bytes, *, preview: bool = False) -> tuple[bytes, str]:
-        """The code of an uploaded image, and the name under which its preview is kept.
+    def encode(
+        self, data: bytes, query: SearchQuery, *, preview: bool = False, ranking: str | None = None
+    ) -> SearchQuery:
+        """The query with the code of an uploaded image.
 
         Args:
             data: the bytes of its file.
+            query: the other parts of the query.
             preview: keep a preview of it.
+            ranking: how to order results; by default as the model's card says is better, where
+                nothing else was asked for.
 
         Raises:
             UnreadableImage: it is no image, damaged, or too large.
@@ -224,11 +250,30 @@ class Gallery:
         """
         open_image(io.BytesIO(data), pixels=self.options.max_pixels)
         name = hashlib.sha256(b"query\n" + data).hexdigest()[:40]
+        hasher = self.images.hasher
         with self._encoding:
-            code = self.images.hasher.encode(data)[0].tobytes()
+            block = next(hasher.encode_blocks([data], queries=_RANKS))
+            for skip in block.skipped:
+                raise UnreadableImage(skip.reason)
             if preview and self.thumbnails.read(name) is None:
                 self.thumbnails.write(name, encode_jpeg(data, SIDES["medium"]))
-        return code, name
+        fine: Any = getattr(block, "fine", None)
+        weights = None
+        if block.queries is not None and block.queries.shape[1:] == (self.index.bits,):
+            sizes = np.abs(block.queries[0])
+            weights = np.rint(sizes * (255 / max(float(sizes.max()), 1e-9))).astype(np.uint8)
+        if ranking is None:
+            ranking = getattr(hasher, "ranking", "hamming") if query.radius is None else "hamming"
+        return replace(
+            query,
+            item=None,
+            code=block.codes[0].tobytes(),
+            image=name if preview else None,
+            weights=None if weights is None else weights.tobytes(),
+            fine=None if fine is None else fine[0].tobytes(),
+            ranking=ranking if weights is not None else "hamming",
+            seed=0,
+        )
 
     # Items and their files
 

@@ -27,10 +27,11 @@ def describe_api(bits: int, *, writable: bool, limit: int) -> dict[str, Any]:
     code = {"type": "string", "pattern": f"^[0-9a-f]{{{2 * -(-bits // 8)}}}$"}
     result = {
         "type": "object",
-        "required": ["query", "code", "results", "compared", "seconds"],
+        "required": ["query", "code", "ranking", "results", "compared", "seconds"],
         "properties": {
             "query": {"anyOf": [_ref("Item"), {"type": "null"}]},
             "code": {"type": "string"},
+            "ranking": {"type": "string"},
             "results": {
                 "type": "array",
                 "items": {
@@ -41,7 +42,7 @@ def describe_api(bits: int, *, writable: bool, limit: int) -> dict[str, Any]:
                             "required": ["rank", "distance"],
                             "properties": {
                                 "rank": {"type": "integer", "minimum": 1},
-                                "distance": {"type": "integer", "minimum": 0, "maximum": bits},
+                                "distance": {"type": "number", "minimum": 0},
                             },
                         },
                     ]

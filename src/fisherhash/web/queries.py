@@ -17,7 +17,16 @@ MOST_SHOWN = 500
 """Results of one search."""
 MOST_FILTERS = 20
 _LARGEST_ID = 2**62
-RANKINGS = ("hamming", "real")
+KNOWN_RANKINGS = ("hamming", "real")
+_LONGEST_CODE = 128
+UNASKED: dict[str, Any] = {
+    "code": None,
+    "image": None,
+    "weights": None,
+    "fine": None,
+    "ranking": "hamming",
+}
+"""What only a query with an uploaded image has."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,8 @@ class SearchQuery:
         item: the id of the item to search with.
         code: the packed code to search with.
         image: the name of an uploaded image whose code this is.
+        weights: how sure the model is of each bit of the code, 0 to 255, for the ranking ``real``.
+        fine: the second code of an uploaded image, which orders equal distances.
         k: the most results.
         radius: only items whose codes differ in at most this many bits.
         where: filters, all of which must match.
@@ -39,6 +50,8 @@ class SearchQuery:
     item: int | None = None
     code: bytes | None = None
     image: str | None = None
+    weights: bytes | None = None
+    fine: bytes | None = None
     k: int = DEFAULT_SHOWN
     radius: int | None = None
     where: tuple[str, ...] = ()
@@ -67,13 +80,15 @@ class SearchQuery:
         if len(where) > MOST_FILTERS:
             raise UsageError(f"{len(where)} filters are too many, the most is {MOST_FILTERS}")
         ranking = params.get("ranking") or "hamming"
-        if ranking not in RANKINGS:
-            raise UsageError(f"ranking must be one of {', '.join(RANKINGS)}, got {ranking!r}")
+        if ranking not in KNOWN_RANKINGS:
+            raise UsageError(f"ranking must be one of {', '.join(KNOWN_RANKINGS)}, got {ranking!r}")
         k = _number(params, "k", 1, MOST_SHOWN)
         return cls(
             item=item,
             code=None if not code else from_hex([code], bits)[0].tobytes(),
             image=image if code else None,
+            weights=_bytes(params, "weights", bits) if code else None,
+            fine=_bytes(params, "fine") if code else None,
             k=DEFAULT_SHOWN if k is None else k,
             radius=_number(params, "radius", 0, bits),
             where=where,
@@ -96,6 +111,10 @@ class SearchQuery:
             pairs.append(("code", self.code.hex()))
         if self.image is not None:
             pairs.append(("image", self.image))
+        if self.weights is not None:
+            pairs.append(("weights", self.weights.hex()))
+        if self.fine is not None:
+            pairs.append(("fine", self.fine.hex()))
         if self.k != DEFAULT_SHOWN:
             pairs.append(("k", self.k))
         if self.radius is not None:
@@ -116,13 +135,26 @@ class SearchQuery:
 
     def like(self, item: int) -> str:
         """The address that searches with an item, with the same filters and sliders."""
-        return self.url(item=item, code=None, image=None, seed=0)
+        return self.url(item=item, seed=0, **UNASKED)
 
     def with_filter(self, text: str) -> str:
         """The address with one more filter, or without it where it is there already."""
         if text in self.where:
             return self.url(where=tuple(one for one in self.where if one != text))
         return self.url(where=(*self.where, text))
+
+
+def _bytes(params: Params, name: str, length: int | None = None) -> bytes | None:
+    text = params.get(name)
+    if not text:
+        return None
+    try:
+        found = bytes.fromhex(text)
+    except ValueError:
+        raise UsageError(f"{name} must be hexadecimal") from None
+    if len(found) != length if length is not None else len(found) > _LONGEST_CODE:
+        raise UsageError(f"{name} has {len(found):,} bytes, which is not their number here")
+    return found
 
 
 def _number(params: Params, name: str, least: int, most: int) -> int | None:

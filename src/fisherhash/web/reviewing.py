@@ -6,6 +6,7 @@ import csv
 import io
 import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +14,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fisherhash.errors import counted
+from fisherhash.errors import UsageError, counted
 from fisherhash.index.images.results import Match, image_path, synced_folder
 from fisherhash.web.cards import Card, card_of
 from fisherhash.web.gallery import MOST_DUPLICATE_BITS, Gallery, MissingError
 from fisherhash.web.queries import parse_number_of
-from fisherhash.web.serving import in_thread, render_page, threaded
+from fisherhash.web.serving import in_thread, render_page, sentence, threaded
 
 GROUPS_ON_PAGE = 40
 GROUP_SHOWN = 24
@@ -58,7 +59,12 @@ class DuplicatePages:
         params = request.query_params
         radius = parse_number_of(params, "radius", min(DEFAULT_RADIUS, most), 0, most)
         start = parse_number_of(params, "start", 0, 0, 10**9)
-        found = self.gallery.duplicates(radius).get(_WAIT)
+        problem = ""
+        try:
+            found = self.gallery.duplicates(radius).get(_WAIT)
+        except UsageError as error:
+            # A radius so wide that everything would be a duplicate.
+            found, problem = None, sentence(str(error))
         groups = [] if found is None else found.groups
         part = groups[start : start + GROUPS_ON_PAGE]
         return {
@@ -66,7 +72,8 @@ class DuplicatePages:
             "most": most,
             "start": start,
             "step": GROUPS_ON_PAGE,
-            "ready": found is not None,
+            "ready": found is not None or bool(problem),
+            "problem": problem,
             "total": len(groups),
             "items": sum(map(len, groups)),
             "groups": [
@@ -74,7 +81,7 @@ class DuplicatePages:
             ],
         }
 
-    def _copies(self, group: list[Match]) -> list[Copy]:
+    def _copies(self, group: Sequence[Match]) -> list[Copy]:
         pixels = [self.gallery.pixels(match.item) for match in group]
         best = _best(group, pixels)
         return [
@@ -110,7 +117,7 @@ class DuplicatePages:
         return paths
 
 
-def _best(group: list[Match], pixels: list[tuple[int, int] | None]) -> int:
+def _best(group: Sequence[Match], pixels: list[tuple[int, int] | None]) -> int:
     """Which image of a group to keep: most pixels, then most bytes, then the shortest name."""
     ranks = [
         (-(size[0] * size[1]) if size else 0, -(match.item.size or 0), len(match.name), match.name)

@@ -122,9 +122,9 @@ class SearchPages:
     async def upload(self, request: Request) -> Response:
         """Encode an uploaded image, and lead to the page that searches with its code."""
         data = await read_upload(request)
-        code, name = await in_thread(request, lambda: self.gallery.encode(data, preview=True))
-        params = SearchQuery.parse(request.query_params, self.gallery.index.bits)
-        url = params.url(item=None, code=code, image=name, seed=0)
+        query = SearchQuery.parse(request.query_params, self.gallery.index.bits)
+        found = await in_thread(request, lambda: self.gallery.encode(data, query, preview=True))
+        url = found.url()
         if wants_html(request.scope):
             return RedirectResponse(url, 303)
         return JsonAnswer({"url": url})

@@ -79,7 +79,7 @@ function bits(number) {
 function params() {
   const chosen = new URLSearchParams();
   for (const [name, value] of new FormData(controls)) {
-    if (name === "radius" && value === radius.dataset.any) continue;
+    if (name === "radius" && value === radius?.dataset.any) continue;
     if (name === "k" && value === count.dataset.usual) continue;
     if (name === "ranking" && value === "hamming") continue;
     chosen.append(name, value);
@@ -128,7 +128,12 @@ async function refresh() {
   running = false;
 }
 
-controls.addEventListener("input", () => {
+controls.addEventListener("input", (event) => {
+  // Another order has other controls.
+  if (event.target.name === "ranking") {
+    location.assign(`/?${params()}`);
+    return;
+  }
   label();
   refresh();
 });
