@@ -36,6 +36,7 @@ PAGES = [
     *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
 ]
 REASONS = {
+    "a server runs until it is ended",
     "installs packages",
     "needs a copy of Tiny-ImageNet",
     "needs a GPU",

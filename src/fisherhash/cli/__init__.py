@@ -28,6 +28,7 @@ from fisherhash.cli import (
     export,
     index,
     models,
+    serve,
     tools,
     upkeep,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "index",
     "main",
     "models",
+    "serve",
     "tools",
     "upkeep",
 ]

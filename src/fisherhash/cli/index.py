@@ -65,6 +65,7 @@ def sync(
     allow_empty: Flag = False,
     moved: Flag = False,
     refresh_fields: Flag = False,
+    watch: Flag = False,
     limits: LimitFlags = DEFAULT_LIMITS,
     json: Json = False,
 ) -> None:
@@ -86,8 +87,11 @@ def sync(
         allow_empty: Let an empty folder empty the index.
         moved: The index was in sync with another folder, and this one takes its place.
         refresh_fields: Read date, camera and position of photos that have not changed, too.
+        watch: Stay, and sync again whenever an image in the folder changes; Ctrl-C ends it.
         json: Print the result as JSON on stdout.
     """
+    if watch and dry_run:
+        raise UsageError("--watch and --dry-run exclude each other")
     began = time.perf_counter()
     limits.apply()
     from fisherhash.index.images.creating import sync_index
@@ -107,6 +111,8 @@ def sync(
     )
     if not dry_run:
         _report(report, index, began, as_json=json)
+        if watch:
+            _watch(index, folder, device, parse_workers(workers), as_json=json)
         return
     notes(report.notes)
     changes = {"add": report.added, "update": report.updated, "remove": report.removed}
@@ -490,6 +496,14 @@ def _report(report: SyncReport, index: str, began: float, *, as_json: bool) -> N
         print_json(report.to_json() | {"index": index, "seconds": round(seconds, 2)})
     if not report.count and report.skipped:
         raise FisherhashError("no image could be read")
+
+
+def _watch(index: str, folder: Path, device: str, workers: int | None, *, as_json: bool) -> None:
+    from fisherhash.index.images.watching import watch_folder
+
+    say(f"watching {folder}; Ctrl-C ends it")
+    for report in watch_folder(index, folder, device=device, workers=workers, say=say):
+        _report(report, index, time.perf_counter(), as_json=as_json)
 
 
 def _planned(changes: dict[str, list[str]]) -> Iterator[str]:
