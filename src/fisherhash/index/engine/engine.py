@@ -1,7 +1,8 @@
-"""Exact Hamming search over an array of codes, by position.
+"""Exact search over an array of codes, by position.
 
 Four ways return the same results in the same order: plain numpy (small collections), a scan of all
-codes, a scan of the distinct codes, and buckets (see tables.py). The planner chooses.
+codes, a scan of the distinct codes, and buckets (see tables.py). The planner chooses. ``search``
+and ``within`` go by Hamming distance, ``rank`` also by weights and by a second code.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from fisherhash.codes import check_bits, check_codes, code_bytes
 from fisherhash.errors import UsageError
 from fisherhash.index.checks import whole_number
-from fisherhash.index.engine import planner, small
+from fisherhash.index.engine import planner, ranking, small
 from fisherhash.index.engine import tables as search_tables
 from fisherhash.index.engine.tables import Tables
 from fisherhash.system.cores import available_cores
@@ -69,6 +70,7 @@ class Engine:
         tables: the result of :meth:`tables` of an engine over the same codes.
         threads: the most threads to use; all cores if None.
         path: one of PATHS, to force one way; ``auto`` lets the planner choose.
+        fine: (n, fine bytes) second codes, by which :meth:`rank` orders ties.
 
     Attributes:
         rejected: the given tables were not those of the codes, and were built again.
@@ -82,6 +84,7 @@ class Engine:
         tables: Mapping[str, NDArray[Any]] | None = None,
         threads: int | None = None,
         path: str = "auto",
+        fine: NDArray[np.uint8] | None = None,
     ) -> None:
         self.bits = check_bits(bits)
         if codes.ndim != 2 or codes.dtype != np.uint8 or codes.shape[1] != code_bytes(bits):
@@ -93,13 +96,23 @@ class Engine:
             raise UsageError(f"an engine can hold at most {MOST_CODES} codes, got {len(codes)}")
         if path not in PATHS:
             raise UsageError(f"unknown path '{path}'. Known: {', '.join(PATHS)}")
+        if fine is not None and (
+            fine.ndim != 2 or fine.dtype != np.uint8 or len(fine) != len(codes)
+        ):
+            raise UsageError(
+                f"the second codes of {len(codes)} codes must be uint8 of shape ({len(codes)}, "
+                f"bytes), got {fine.dtype} of shape {fine.shape}"
+            )
         self.codes = _plain(codes)
+        self.fine = fine
+        self._fine_words: NDArray[np.uint64] | None = None
         self.threads = available_cores() if threads is None else max(1, threads)
         self.path = path
         self._lock = threading.Lock()
         self._planes: Tables | None = None
         self._tables: Tables | None = None
         self._plan = planner.Planner()
+        self._rank_plan = planner.Planner()
         self._build_seconds: float | None = None
         self.rejected = False
         self._proven = tables is None
@@ -121,7 +134,7 @@ class Engine:
         codes = _plain(codes)
         tables = self._ready(len(codes))
         planner.loaded.add(self._kernels("search"))
-        budget = self._budget(tables, len(codes), k)
+        budget = self._budget(tables, len(codes), k, self._plan)
         if not budget:
             return scan.nearest_by_scan(tables, codes, k, self.threads)
         found, distances, done, guess = multi_index.nearest_by_buckets(
@@ -131,6 +144,98 @@ class Engine:
         self._plan.learn(k, len(codes), len(left), guess)
         found[left], distances[left] = scan.nearest_by_scan(tables, codes[left], k, self.threads)
         return found, distances
+
+    def rank(
+        self,
+        queries: ArrayLike,
+        k: int,
+        *,
+        weights: ArrayLike | None = None,
+        fine: ArrayLike | None = None,
+        fine_weight: ArrayLike | None = None,
+    ) -> ranking.Ranked:
+        """The best codes (n_queries, min(k, n)) by (cost, fine distance, position).
+
+        Args:
+            queries: (n_queries, bytes) packed codes.
+            k: how many.
+            weights: (n_queries, bits) what a differing bit costs, whole numbers with a sum below
+                2 ** 31, see :func:`ranking.real_queries`; without them it costs 1.
+            fine: (n_queries, fine bytes) the queries' second codes; without them ties are ordered
+                by position.
+            fine_weight: (n_queries,) whole numbers: order by the sum of the cost and this weight
+                times the fine distance, then by position.
+        """
+        codes = check_codes(queries, self.bits)
+        k = min(whole_number("k", k, 1), len(self))
+        costs = None
+        if weights is not None:
+            costs = ranking.check_weights(weights, len(codes), self.bits)
+        second = None if fine is None else self._check_fine(fine, len(codes))
+        if fine_weight is None:
+            return self._rank(codes, k, costs, second)
+        extra = np.asarray(fine_weight)
+        if second is None or extra.shape != (len(codes),) or extra.dtype.kind not in "iu":
+            raise UsageError("fine_weight needs second codes, and a whole number per query")
+        if extra.size and (extra.min() < 0 or extra.max() >= 1 << ranking.COST_BITS):
+            raise UsageError(f"fine_weight must be from 0 to 2**{ranking.COST_BITS} - 1")
+
+        def rank(some: NDArray[np.int64], fetch: int) -> ranking.Ranked:
+            own = None if costs is None else costs[some]
+            return self._rank(codes[some], fetch, own, second[some])
+
+        return ranking.ranked_by_sum(rank, len(codes), len(self), k, extra.astype(np.int64))
+
+    def _check_fine(self, fine: ArrayLike, queries: int) -> NDArray[np.uint8]:
+        if self.fine is None:
+            raise UsageError("there are no second codes to compare the queries' with")
+        codes = np.asarray(fine)
+        if codes.dtype != np.uint8 or codes.shape != (queries, self.fine.shape[1]):
+            raise UsageError(
+                f"second codes must be uint8 of shape ({queries}, {self.fine.shape[1]}), "
+                f"got {codes.dtype} of shape {codes.shape}"
+            )
+        return codes
+
+    def _rank(
+        self,
+        codes: NDArray[np.uint8],
+        k: int,
+        weights: NDArray[np.int64] | None,
+        fine: NDArray[np.uint8] | None,
+    ) -> ranking.Ranked:
+        # numpy has no fast way to add weights
+        effort = 1 if weights is None else self.codes.shape[1]
+        if not k or not len(codes) or self._is_small(effort * len(codes), "rank"):
+            return ranking.ranked_by_numpy(codes, self.codes, k, weights, fine, self.fine)
+        if weights is None:
+            weights = np.ones((len(codes), self.bits), dtype=np.int64)
+        codes = _plain(codes)
+        tables = self._ready(len(codes))
+        planner.loaded.add(self._kernels("rank"))
+        none = np.zeros((0, 1), dtype=np.uint64)
+        stored, own = none, np.zeros((len(codes), 1), dtype=np.uint64)
+        if fine is not None:
+            stored, own = self._fine(), ranking.as_words(fine)
+        args = (k, weights, own, stored, self.threads)
+        budget = self._budget(tables, len(codes), k, self._rank_plan)
+        if not budget:
+            return ranking.ranked_by_scan(tables, codes, *args)
+        results, done = ranking.ranked_by_buckets(tables, codes, *args, budget)
+        left = np.flatnonzero(done == 0)
+        self._rank_plan.learn(k, len(codes), len(left), 0)
+        if len(left):
+            args = (k, weights[left], own[left], stored, self.threads)
+            rest = ranking.ranked_by_scan(tables, codes[left], *args)
+            for result, values in zip(results, rest, strict=True):
+                result[left] = values
+        return results
+
+    def _fine(self) -> NDArray[np.uint64]:
+        with self._lock:
+            if self._fine_words is None and self.fine is not None:
+                self._fine_words = _plain(ranking.as_words(self.fine))
+            return self._fine_words  # type: ignore[return-value]
 
     def within(
         self, queries: ArrayLike, radius: int
@@ -160,7 +265,7 @@ class Engine:
 
         records = []
         left = np.arange(len(queries))
-        budget = self._budget(tables, len(queries), 0)
+        budget = self._budget(tables, len(queries), 0, self._plan)
         if budget:
             near, done = multi_index.within_by_buckets(
                 tables, queries, radius, self.threads, budget
@@ -251,13 +356,13 @@ class Engine:
                 )
             return self._planes
 
-    def _budget(self, tables: Tables, queries: int, k: int) -> int:
+    def _budget(self, tables: Tables, queries: int, k: int, plan: planner.Planner) -> int:
         """Work that the buckets may do per query; 0 if they are not to be used."""
         if not tables.length or self.path == "unique":
             return 0
         if self.path == "buckets":
             return UNLIMITED
-        return self._plan.budget(tables, queries, self.threads, k)
+        return plan.budget(tables, queries, self.threads, k)
 
     def _prove(self) -> None:
         """Compare given tables with the codes, before the first kernel sees them."""
