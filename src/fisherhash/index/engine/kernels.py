@@ -594,7 +594,8 @@ def _expand(
 ) -> None:
     """Fill found and distances (k,) from sorted keys (distance << 32 | item).
 
-    distance_bits masks the distance where a key holds more above it. The lists of one distance are merged by position, with a heap of those that have begun.
+    distance_bits masks the distance where a key holds more above it. The lists of one distance are
+    merged by position, with a heap of those that have begun.
     """
     k = len(found)
     if len(starts) == 0:
