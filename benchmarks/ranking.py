@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fisherhash.index.engine import Engine
-from fisherhash.index.engine.ranking import real_queries
+from fisherhash.index.ranking import RankedQueries, ranked_queries
 from fisherhash.system.cores import available_cores
 
 Floats = NDArray[np.float32]
@@ -133,29 +133,30 @@ def main() -> None:
     fine = rng.integers(0, 256, (n, FINE_BITS // 8), dtype=np.uint8)
     logits = make(args.queries, bits, 0)
     fine_queries = rng.integers(0, 256, (len(logits), FINE_BITS // 8), dtype=np.uint8)
-    own = real_queries(logits)
+    own = ranked_queries(None, bits, ranking="real", logits=logits)
     engine = Engine(codes, bits, fine=fine)
     engine.build()
     start = time.perf_counter()
-    engine.rank(own.codes[:1], 1, fine=fine_queries[:1])
+    engine.rank(RankedQueries(own.codes[:9], fine=fine_queries[:9]), 1)
     fine_seconds = time.perf_counter() - start
 
-    def rank(part: slice, *, real: bool, second: bool) -> Any:
-        weights = real_queries(logits[part]).weights if real else None
+    def rank(part: slice, *, real: bool, fine_too: bool) -> Any:
+        way = "real" if real else "hamming"
+        second = {"fine": fine_queries[part], "fine_bits": FINE_BITS} if fine_too else {}
         return engine.rank(
-            own.codes[part], k, weights=weights, fine=fine_queries[part] if second else None
+            ranked_queries(own.codes[part], bits, ranking=way, logits=logits[part], **second), k
         )
 
     found: dict[str, Search] = {
         "hamming": lambda part: engine.search(own.codes[part], k),
-        "real": lambda part: rank(part, real=True, second=False),
-        "hamming, fine code": lambda part: rank(part, real=False, second=True),
-        "real, fine code": lambda part: rank(part, real=True, second=True),
+        "real": lambda part: rank(part, real=True, fine_too=False),
+        "hamming, fine code": lambda part: rank(part, real=False, fine_too=True),
+        "real, fine code": lambda part: rank(part, real=True, fine_too=True),
     }
     if not args.no_float:
         values = signs(codes, bits)
         check = slice(0, 5)
-        ours = engine.rank(own.codes[check], k, weights=own.weights[check]).positions
+        ours = engine.rank(own.part(check), k).positions
         scans = {"float numpy": lambda part: numpy_scan(values, logits[part], k)}
         faiss = faiss_scan(values, threads)
         if faiss is not None:

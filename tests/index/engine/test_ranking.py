@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,7 +11,15 @@ from numpy.typing import NDArray
 from fisherhash.codes import unpack
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.engine import PATHS, Engine, kernels
-from fisherhash.index.engine.ranking import COST_BITS, Ranked, real_queries, whole_weights
+from fisherhash.index.ranking import (
+    COST_BITS,
+    Ranked,
+    RankedQueries,
+    merge_ranked,
+    ranked_by_numpy,
+    ranked_queries,
+    real_weights,
+)
 
 Codes = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
@@ -26,6 +32,10 @@ def make(rng: np.random.Generator, n: int, bits: int, centres: int) -> NDArray[n
         return noise
     middle = np.sign(np.random.default_rng(bits).standard_normal((centres, bits)))
     return middle[rng.integers(0, centres, n)] + 0.5 * noise
+
+
+def real_queries(logits: NDArray[np.float64]) -> RankedQueries:
+    return ranked_queries(None, logits.shape[1], ranking="real", logits=logits)
 
 
 def brute(
@@ -79,13 +89,13 @@ def test_every_path_equals_brute_force(path: str, centres: int, bits: int) -> No
     for k in (1, 40, 700):
         for weights in (None, own.weights):
             costs = ones if weights is None else weights
-            got = engine.rank(own.codes, k, weights=weights)
+            got = engine.rank(RankedQueries(own.codes, weights), k)
             assert_ranked(got, brute(own.codes, codes, costs, k))
-            got = engine.rank(own.codes, k, weights=weights, fine=second)
+            got = engine.rank(RankedQueries(own.codes, weights, second), k)
             assert_ranked(got, brute(own.codes, codes, costs, k, second, fine))
     for extra in (np.zeros(6, int), np.arange(6), own.weights.max(axis=1) // 3):
         weights = None if extra.max() < 6 else own.weights
-        got = engine.rank(own.codes, 20, weights=weights, fine=second, fine_weight=extra)
+        got = engine.rank(RankedQueries(own.codes, weights, second, extra), 20)
         costs = ones if weights is None else weights
         assert_ranked(got, brute(own.codes, codes, costs, 20, second, fine, extra))
 
@@ -115,7 +125,7 @@ def test_any_small_collection(data: st.DataObject) -> None:
     for path in PATHS:
         threads = data.draw(st.integers(1, 3))
         engine = Engine(codes, bits, path=path, threads=threads, fine=fine)
-        assert_ranked(engine.rank(queries, k, weights=weights, fine=second), want)
+        assert_ranked(engine.rank(RankedQueries(queries, weights, second), k), want)
 
 
 @pytest.mark.parametrize("path", ["auto", "scan", "unique", "buckets"])
@@ -134,11 +144,10 @@ def test_large_collections_agree_between_paths(path: str, bits: int, centres: in
     for k in (1, 100, 3000):
         for weights in (None, own.weights):
             for fine_queries in (None, second):
-                args: dict[str, Any] = {"weights": weights, "fine": fine_queries}
-                assert_ranked(engine.rank(own.codes, k, **args), plain.rank(own.codes, k, **args))
-        one = {"weights": own.weights[:1], "fine": second[:1]}
-        got, want = (e.rank(own.codes[:1], k, **one) for e in (engine, plain))
-        assert_ranked(got, want)
+                queries = RankedQueries(own.codes, weights, fine_queries)
+                assert_ranked(engine.rank(queries, k), plain.rank(queries, k))
+        one = RankedQueries(own.codes[:1], own.weights[:1], second[:1])
+        assert_ranked(engine.rank(one, k), plain.rank(one, k))
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -147,14 +156,16 @@ def test_thousands_of_ties_are_ordered_by_the_second_code(path: str) -> None:
     codes = np.full((9000, 5), 7, dtype=np.uint8)
     fine = rng.integers(0, 256, (9000, 2), dtype=np.uint8)
     engine = Engine(codes, 40, path=path, fine=fine)
-    got = engine.rank(codes[:2] ^ 1, 50, fine=fine[:2])
+    got = engine.rank(RankedQueries(codes[:2] ^ 1, fine=fine[:2]), 50)
     assert (got.costs == 5).all()
     assert got.positions[0, 0] == np.flatnonzero((fine == fine[0]).all(axis=1))[0]
     want = np.bitwise_count(fine[None] ^ fine[:2, None]).astype(int).sum(axis=2)
     order = np.argsort(want, axis=1, kind="stable")[:, :50]
     np.testing.assert_array_equal(got.positions, order)
     # without it, by position
-    np.testing.assert_array_equal(engine.rank(codes[:1], 5).positions, [[0, 1, 2, 3, 4]])
+    np.testing.assert_array_equal(
+        engine.rank(RankedQueries(codes[:1]), 5).positions, [[0, 1, 2, 3, 4]]
+    )
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -165,9 +176,9 @@ def test_equal_weights_are_the_hamming_distance(path: str) -> None:
     positions, distances = engine.search(codes[:9], 70)
     for logits in (0.25, 1.0, 3e30, 1e-300):
         own = real_queries(np.where(unpack(codes[:9], 32), logits, -logits))
-        got = engine.rank(own.codes, 70, weights=own.weights)
+        got = engine.rank(own, 70)
         np.testing.assert_array_equal(got.positions, positions)
-        np.testing.assert_array_equal(got.costs // own.weights[:, :1], distances)
+        np.testing.assert_array_equal(own.distances(got.costs), distances)
 
 
 def test_whole_weights_keep_the_order_of_real_ones() -> None:
@@ -177,26 +188,23 @@ def test_whole_weights_keep_the_order_of_real_ones() -> None:
     own = real_queries(logits)
     assert own.weights.sum(axis=1).max() < 1 << COST_BITS
     assert own.weights.sum(axis=1).min() > 1 << (COST_BITS - 3)
-    got = Engine(codes, 64).rank(own.codes, 500, weights=own.weights)
+    got = Engine(codes, 64).rank(own, 500)
     products = (logits / np.abs(logits).max(axis=1, keepdims=True)) @ (
         2.0 * unpack(codes, 64).T.astype(float) - 1
     )
     ranked = np.take_along_axis(products, got.positions, axis=1)
     assert (np.diff(ranked, axis=1) <= 1e-6).all()
-    # a cost is half the difference to the best inner product
-    best = np.abs(logits).sum(axis=1, keepdims=True)
-    found = got.costs[:4] / own.scales[:4, None]
-    shown = ranked[:4] * np.abs(logits).max(axis=1, keepdims=True)[:4]
-    np.testing.assert_allclose(found, (best[:4] - shown) / 2, rtol=1e-6)
+    # a distance is half the difference to the best inner product, in mean weights
+    best = np.abs(logits).sum(axis=1, keepdims=True) / np.abs(logits).max(axis=1, keepdims=True)
+    np.testing.assert_allclose(own.distances(got.costs), 32 * (1 - ranked / best), rtol=1e-6)
 
 
 def test_weights_may_all_be_zero() -> None:
-    whole, scales = whole_weights(np.zeros((2, 5)))
-    assert not whole.any()
-    assert np.isfinite(scales).all()
+    assert not real_weights(np.zeros((2, 5))).any()
     own = real_queries(np.zeros((1, 5)))
     codes = np.array([[8], [16], [24]], dtype=np.uint8)
-    got = Engine(codes, 5).rank(own.codes, 3, weights=own.weights)
+    got = Engine(codes, 5).rank(own, 3)
+    assert own.distances(got.costs).tolist() == [[0, 0, 0]]
     assert got.positions.tolist() == [[0, 1, 2]]
 
 
@@ -212,8 +220,8 @@ def test_processors_without_the_shuffle_return_the_same(monkeypatch) -> None:
     # compiled again, and not taken from the cache
     compiled = kernels.numba.njit(nogil=True, error_model="numpy")(kernels.scan_ranked.py_func)
     monkeypatch.setattr(kernels, "scan_ranked", compiled)
-    got = Engine(codes, 64, path="scan").rank(own.codes, 50, weights=own.weights)
-    want = Engine(codes, 64, path="numpy").rank(own.codes, 50, weights=own.weights)
+    got = Engine(codes, 64, path="scan").rank(own, 50)
+    want = Engine(codes, 64, path="numpy").rank(own, 50)
     assert_ranked(got, want)
 
 
@@ -221,30 +229,68 @@ def test_nothing_to_find_and_nothing_queried() -> None:
     none = np.zeros((0, 4), dtype=np.uint8)
     some = np.arange(40, dtype=np.uint8).reshape(10, 4)
     for path in PATHS:
-        assert Engine(none, 32, path=path).rank(some, 5).positions.shape == (10, 0)
-        assert Engine(some, 32, path=path).rank(none, 5).positions.shape == (0, 5)
+        assert Engine(none, 32, path=path).rank(RankedQueries(some), 5).positions.shape == (10, 0)
+        assert Engine(some, 32, path=path).rank(RankedQueries(none), 5).positions.shape == (0, 5)
+        queries = RankedQueries(some, None, some, np.ones(10, int))
         engine = Engine(none, 32, path=path, fine=none)
-        assert engine.rank(some, 5, fine=some, fine_weight=np.ones(10, int)).fines.shape == (10, 0)
+        assert engine.rank(queries, 5).fines.shape == (10, 0)
 
 
 def test_bad_arguments() -> None:
     codes = np.zeros((3, 1), dtype=np.uint8)
+    one = codes[:1]
     engine = Engine(codes, 8, fine=codes)
     ones = np.ones((1, 8), dtype=np.int64)
     for bad in (ones.astype(float), ones[:, :7], -ones, ones << 30):
         with pytest.raises(UsageError, match="weights must"):
-            engine.rank(codes[:1], 1, weights=bad)
+            engine.rank(RankedQueries(one, bad), 1)
     with pytest.raises(UsageError, match="second codes must be uint8 of shape"):
-        engine.rank(codes[:1], 1, fine=np.zeros((1, 2), np.uint8))
+        engine.rank(RankedQueries(one, fine=np.zeros((1, 2), np.uint8)), 1)
     with pytest.raises(UsageError, match="no second codes"):
-        Engine(codes, 8).rank(codes[:1], 1, fine=codes[:1])
+        Engine(codes, 8).rank(RankedQueries(one, fine=one), 1)
     with pytest.raises(UsageError, match="fine_weight needs"):
-        engine.rank(codes[:1], 1, fine_weight=np.ones(1, int))
-    with pytest.raises(UsageError, match="fine_weight must be from 0"):
-        engine.rank(codes[:1], 1, fine=codes[:1], fine_weight=[-1])
+        engine.rank(RankedQueries(one, fine_weight=np.ones(1, int)), 1)
+    with pytest.raises(UsageError, match="fine_weight must not be negative"):
+        engine.rank(RankedQueries(one, None, one, np.array([-1])), 1)
     with pytest.raises(UsageError, match="must be uint8 of shape"):
         Engine(codes, 8, fine=codes[:2])
     with pytest.raises(UsageError, match="finite"):
-        real_queries([[np.inf]])
+        real_queries(np.array([[np.inf]]))
     with pytest.raises(FisherhashError, match="NaN"):
-        real_queries([[np.nan]])
+        real_queries(np.array([[np.nan]]))
+
+
+def test_bad_queries() -> None:
+    one, logits = np.zeros((1, 1), np.uint8), -np.ones((1, 8))
+    bad = {
+        "unknown ranking 'best'": {"codes": one, "ranking": "best"},
+        "needs the queries' logits": {"codes": one, "ranking": "real"},
+        "needs the queries' codes": {"codes": None},
+        "must have 8 columns, got 7": {"codes": None, "ranking": "real", "logits": logits[:, :7]},
+        "not the signs": {"codes": one + 1, "ranking": "real", "logits": logits},
+        "fine_weight needs": {"codes": one, "fine_weight": 0.5},
+        "holds no second codes": {"codes": one, "fine": one},
+        "1 queries have 2": {"codes": one, "fine": np.repeat(one, 2, axis=0), "fine_bits": 8},
+        "from 0 to 1024": {"codes": one, "fine": one, "fine_bits": 8, "fine_weight": -1},
+    }
+    for text, args in bad.items():
+        with pytest.raises(UsageError, match=text):
+            ranked_queries(args.pop("codes"), 8, **args)
+    same = ranked_queries(one, 8, ranking="real", logits=logits)
+    assert (same.weights == same.weights[0, 0]).all()
+
+
+def test_parts_are_merged_in_the_order_of_the_ranking() -> None:
+    rng = np.random.default_rng(5)
+    codes = rng.integers(0, 4, (60, 1), dtype=np.uint8)
+    fine = rng.integers(0, 4, (60, 1), dtype=np.uint8)
+    for weight in (None, 0.5):
+        args = {"fine": fine[:4], "fine_bits": 8, "fine_weight": weight}
+        queries = ranked_queries(codes[:4], 8, **args)
+        parts = []
+        for numbers in (np.arange(0, 60, 2), np.arange(1, 60, 2)):
+            found = ranked_by_numpy(queries, codes[numbers], 20, fine[numbers])
+            parts.append(found._replace(positions=numbers[found.positions]))
+        want = ranked_by_numpy(queries, codes, 20, fine)
+        assert_ranked(merge_ranked(parts, queries, 20), want)
+    assert merge_ranked([], queries, 5).positions.shape == (4, 0)

@@ -20,9 +20,17 @@ from numpy.typing import ArrayLike, NDArray
 from fisherhash.codes import check_bits, check_codes, code_bytes
 from fisherhash.errors import UsageError
 from fisherhash.index.checks import whole_number
-from fisherhash.index.engine import planner, ranking, small
+from fisherhash.index.engine import planner, small
+from fisherhash.index.engine import ranking as by_kernels
 from fisherhash.index.engine import tables as search_tables
 from fisherhash.index.engine.tables import Tables
+from fisherhash.index.ranking import (
+    COST_BITS,
+    Ranked,
+    RankedQueries,
+    check_weights,
+    ranked_by_numpy,
+)
 from fisherhash.system.cores import available_cores
 
 PATHS = ("auto", "numpy", "scan", "unique", "buckets")
@@ -145,88 +153,60 @@ class Engine:
         found[left], distances[left] = scan.nearest_by_scan(tables, codes[left], k, self.threads)
         return found, distances
 
-    def rank(
-        self,
-        queries: ArrayLike,
-        k: int,
-        *,
-        weights: ArrayLike | None = None,
-        fine: ArrayLike | None = None,
-        fine_weight: ArrayLike | None = None,
-    ) -> ranking.Ranked:
-        """The best codes (n_queries, min(k, n)) by (cost, fine distance, position).
-
-        Args:
-            queries: (n_queries, bytes) packed codes.
-            k: how many.
-            weights: (n_queries, bits) what a differing bit costs, whole numbers with a sum below
-                2 ** 31, see :func:`ranking.real_queries`; without them it costs 1.
-            fine: (n_queries, fine bytes) the queries' second codes; without them ties are ordered
-                by position.
-            fine_weight: (n_queries,) whole numbers: order by the sum of the cost and this weight
-                times the fine distance, then by position.
-        """
-        codes = check_codes(queries, self.bits)
-        k = min(whole_number("k", k, 1), len(self))
-        costs = None
+    def rank(self, queries: RankedQueries, k: int) -> Ranked:
+        """The best codes (n_queries, min(k, n)), in the order of the queries' ranking."""
+        codes, k = check_codes(queries.codes, self.bits), min(whole_number("k", k, 1), len(self))
+        fine, extra, weights = queries.fine, queries.fine_weight, queries.weights
+        if fine is not None:
+            fine = self._check_fine(fine, len(codes))
         if weights is not None:
-            costs = ranking.check_weights(weights, len(codes), self.bits)
-        second = None if fine is None else self._check_fine(fine, len(codes))
-        if fine_weight is None:
-            return self._rank(codes, k, costs, second)
-        extra = np.asarray(fine_weight)
-        if second is None or extra.shape != (len(codes),) or extra.dtype.kind not in "iu":
+            weights = check_weights(weights, len(codes), self.bits)
+        plain = RankedQueries(codes, weights, fine)
+        if extra is None:
+            return self._rank(plain, k)
+        if fine is None or extra.shape != (len(codes),) or extra.dtype.kind not in "iu":
             raise UsageError("fine_weight needs second codes, and a whole number per query")
-        if extra.size and (extra.min() < 0 or extra.max() >= 1 << ranking.COST_BITS):
-            raise UsageError(f"fine_weight must be from 0 to 2**{ranking.COST_BITS} - 1")
+        if extra.size and (extra.min() < 0 or extra.max() >= 1 << (2 * COST_BITS - 10)):
+            raise UsageError("fine_weight must not be negative, and not that large")
+        return by_kernels.ranked_by_sum(
+            lambda some, fetch: self._rank(plain.part(some), fetch),
+            *(len(codes), len(self), k, extra.astype(np.int64)),
+        )
 
-        def rank(some: NDArray[np.int64], fetch: int) -> ranking.Ranked:
-            own = None if costs is None else costs[some]
-            return self._rank(codes[some], fetch, own, second[some])
-
-        return ranking.ranked_by_sum(rank, len(codes), len(self), k, extra.astype(np.int64))
-
-    def _check_fine(self, fine: ArrayLike, queries: int) -> NDArray[np.uint8]:
+    def _check_fine(self, fine: NDArray[np.uint8], queries: int) -> NDArray[np.uint8]:
         if self.fine is None:
             raise UsageError("there are no second codes to compare the queries' with")
-        codes = np.asarray(fine)
-        if codes.dtype != np.uint8 or codes.shape != (queries, self.fine.shape[1]):
+        if fine.dtype != np.uint8 or fine.shape != (queries, self.fine.shape[1]):
             raise UsageError(
                 f"second codes must be uint8 of shape ({queries}, {self.fine.shape[1]}), "
-                f"got {codes.dtype} of shape {codes.shape}"
+                f"got {fine.dtype} of shape {fine.shape}"
             )
-        return codes
+        return fine
 
-    def _rank(
-        self,
-        codes: NDArray[np.uint8],
-        k: int,
-        weights: NDArray[np.int64] | None,
-        fine: NDArray[np.uint8] | None,
-    ) -> ranking.Ranked:
+    def _rank(self, queries: RankedQueries, k: int) -> Ranked:
+        codes, weights, fine, _ = queries
         # numpy has no fast way to add weights
         effort = 1 if weights is None else self.codes.shape[1]
         if not k or not len(codes) or self._is_small(effort * len(codes), "rank"):
-            return ranking.ranked_by_numpy(codes, self.codes, k, weights, fine, self.fine)
+            return ranked_by_numpy(queries, self.codes, k, self.fine)
+        codes = _plain(codes)
         if weights is None:
             weights = np.ones((len(codes), self.bits), dtype=np.int64)
-        codes = _plain(codes)
         tables = self._ready(len(codes))
         planner.loaded.add(self._kernels("rank"))
-        none = np.zeros((0, 1), dtype=np.uint64)
-        stored, own = none, np.zeros((len(codes), 1), dtype=np.uint64)
+        stored, own = np.zeros((0, 1), np.uint64), np.zeros((len(codes), 1), np.uint64)
         if fine is not None:
-            stored, own = self._fine(), ranking.as_words(fine)
+            stored, own = self._fine(), by_kernels.as_words(fine)
         args = (k, weights, own, stored, self.threads)
         budget = self._budget(tables, len(codes), k, self._rank_plan)
         if not budget:
-            return ranking.ranked_by_scan(tables, codes, *args)
-        results, done = ranking.ranked_by_buckets(tables, codes, *args, budget)
+            return by_kernels.ranked_by_scan(tables, codes, *args)
+        results, done = by_kernels.ranked_by_buckets(tables, codes, *args, budget)
         left = np.flatnonzero(done == 0)
         self._rank_plan.learn(k, len(codes), len(left), 0)
         if len(left):
             args = (k, weights[left], own[left], stored, self.threads)
-            rest = ranking.ranked_by_scan(tables, codes[left], *args)
+            rest = by_kernels.ranked_by_scan(tables, codes[left], *args)
             for result, values in zip(results, rest, strict=True):
                 result[left] = values
         return results
@@ -234,7 +214,7 @@ class Engine:
     def _fine(self) -> NDArray[np.uint64]:
         with self._lock:
             if self._fine_words is None and self.fine is not None:
-                self._fine_words = _plain(ranking.as_words(self.fine))
+                self._fine_words = _plain(by_kernels.as_words(self.fine))
             return self._fine_words  # type: ignore[return-value]
 
     def within(

@@ -29,14 +29,15 @@ from fisherhash.index.local.rows import encode_text, note_columns
 from fisherhash.index.local.schema import (
     APPLICATION,
     CATALOGUE,
-    CATALOGUE_FORMAT,
     ITEM_COLUMNS,
     NOTES_SCHEMA,
+    PLAIN_FORMAT,
     SCHEMA,
     SUMS,
     FileRow,
     RemovedRow,
     State,
+    format_of,
 )
 from fisherhash.index.local.spare import Spare, save_spare
 from fisherhash.system.storage import fsync_file, fsync_folder
@@ -55,7 +56,7 @@ def create_catalogue(folder: Path, facts: dict[str, Any]) -> None:
         # One flush at the end is enough: the folder gets its name after that.
         db.execute("PRAGMA synchronous = OFF")
         db.execute(f"PRAGMA application_id = {APPLICATION}")
-        db.execute(f"PRAGMA user_version = {CATALOGUE_FORMAT}")
+        db.execute(f"PRAGMA user_version = {format_of(facts)}")
         db.executescript(SCHEMA)
         _put_fact(db, "index", facts)
         _put_fact(db, "state", State()._asdict())
@@ -164,7 +165,7 @@ class CatalogueWriter(Catalogue):
         with self._reading() as db:
             if notes:
                 db.execute(NOTES_SCHEMA)
-            db.execute(f"PRAGMA user_version = {CATALOGUE_FORMAT}")
+            db.execute(f"PRAGMA user_version = {PLAIN_FORMAT}")
 
     def put_notes(self, notes: NoteTexts) -> tuple[int, int] | None:
         """Write notes; returns by how much their number and the sum of their checksums grow.
