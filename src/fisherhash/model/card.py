@@ -31,6 +31,7 @@ def model_card(config: dict[str, Any]) -> str:
         _table(
             {
                 "bits": config["bits"],
+                **second_code(config),
                 **source,
                 "classes": f"{len(names)}: {listed}" if names else "none",
                 "fingerprint": config["fingerprint"][:16],
@@ -42,6 +43,15 @@ def model_card(config: dict[str, Any]) -> str:
         if details.get(title):
             parts += [f"## {title.capitalize()}\n", _table(details[title])]
     return "\n".join(parts)
+
+
+def second_code(config: dict[str, Any]) -> dict[str, str]:
+    """What a card says about the second code, if there is one."""
+    bits = config.get("fine_bits")
+    if not bits:
+        return {}
+    size = (bits + 7) // 8
+    return {"second code": f"{bits} bits, {size} bytes per image; orders equal distances"}
 
 
 def _table(rows: dict[str, Any]) -> str:

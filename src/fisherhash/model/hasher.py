@@ -70,6 +70,7 @@ class EncodedBlock:
         skipped: the images that could not be read.
         unsure: bits of these codes whose logit is within 1e-4 of zero: another runtime, which
             rounds differently, may set them differently.
+        fine: (n, fine bytes) their second codes, where the hasher makes those.
     """
 
     indices: NDArray[np.int64]
@@ -77,6 +78,7 @@ class EncodedBlock:
     queries: NDArray[np.float32] | None
     skipped: list[Skipped]
     unsure: int = 0
+    fine: NDArray[np.uint8] | None = None
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,11 @@ class Hasher(abc.ABC):
     def bits(self) -> int:
         """Number of bits of a code."""
         return self.head.bits
+
+    @property
+    @abc.abstractmethod
+    def fine_bits(self) -> int:
+        """Number of bits of the second code, which orders ties in an index; 0 without one."""
 
     @property
     @abc.abstractmethod
@@ -210,6 +217,10 @@ class Hasher(abc.ABC):
     @abc.abstractmethod
     def logits_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Rows to logits (n, bits)."""
+
+    @abc.abstractmethod
+    def fine_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Rows to the logits of the second code (n, fine_bits)."""
 
     @abc.abstractmethod
     def queries_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -360,12 +371,14 @@ class Hasher(abc.ABC):
                 parts.append(part)
                 advance(len(part.indices) + len(part.skipped))
         real = [part.queries for part in parts if part.queries is not None]
+        fine = [part.fine for part in parts if part.fine is not None]
         return EncodedBlock(
             np.concatenate([part.indices for part in parts]),
             np.concatenate([part.codes for part in parts]),
             np.concatenate(real) if real else None,
             [item for part in parts for item in part.skipped],
             sum(part.unsure for part in parts),
+            np.concatenate(fine) if fine else None,
         )
 
     def encode_stored(self, collection: Collection) -> EncodedBlock | None:
@@ -391,7 +404,8 @@ class Hasher(abc.ABC):
         self, logits: NDArray[np.float32], rows: Rows, real: NDArray[np.float32] | None
     ) -> EncodedBlock:
         unsure = int(np.count_nonzero(np.abs(logits) < UNSURE))
-        return EncodedBlock(rows.indices, codes.pack(logits), real, rows.skipped, unsure)
+        fine = codes.pack(self.fine_of_rows(rows.values)) if self.fine_bits else None
+        return EncodedBlock(rows.indices, codes.pack(logits), real, rows.skipped, unsure, fine)
 
     def row_blocks(
         self,

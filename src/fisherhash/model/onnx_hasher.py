@@ -27,7 +27,7 @@ from fisherhash.model.folder import (
     versions,
 )
 from fisherhash.model.hasher import EncodedBlock, ExportedHead, Hasher
-from fisherhash.model.onnx_runtime import LOGITS, OnnxRuntime
+from fisherhash.model.onnx_runtime import OnnxRuntime
 from fisherhash.system import storage
 
 if TYPE_CHECKING:
@@ -90,8 +90,13 @@ class OnnxHasher(Hasher):
         return self.runtime.kind
 
     @property
+    def fine_bits(self) -> int:
+        """Number of bits of the second code; 0 without one."""
+        return self.runtime.fine_bits
+
+    @property
     def _row_width(self) -> int:
-        return self.runtime.bits
+        return self.runtime.bits + self.runtime.fine_bits
 
     @property
     def feature_width(self) -> int:
@@ -119,17 +124,17 @@ class OnnxHasher(Hasher):
         return self._in_torch.logits_of_features(features)
 
     def _compute(self, pixels: NDArray[np.uint8] | Tensor) -> NDArray[np.float32]:
-        return self.runtime.logits(np.asarray(pixels))
+        return self.runtime.all_logits(np.asarray(pixels))
 
     @property
     def _row_key(self) -> str:
         return f"logits {self.runtime.metadata['fingerprint']} {self.runtime.kind}"
 
     def _row_function(self) -> RowFunction:
-        copy = self.runtime.worker_copy(LOGITS)
-        compute = self.runtime.logits if copy is None else copy
+        copy = self.runtime.worker_copy(self.runtime.output)
+        compute = self.runtime.all_logits if copy is None else copy
         return RowFunction(
-            compute, self.preprocessing, (self.runtime.bits,), portable=copy is not None
+            compute, self.preprocessing, (self._row_width,), portable=copy is not None
         )
 
     def encode_stored(self, collection: Collection) -> EncodedBlock | None:
@@ -149,6 +154,10 @@ class OnnxHasher(Hasher):
     def logits_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """The rows are the logits (n, bits), of which a truncated code has the first."""
         return np.asarray(rows)[:, : self.bits]
+
+    def fine_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Those of the second code (n, fine_bits) come behind."""
+        return np.asarray(rows)[:, self.runtime.bits :]
 
     def queries_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Logits are the queries of codes that are ranked by Hamming distance.
@@ -171,6 +180,8 @@ class OnnxHasher(Hasher):
         """What describes the model, as JSON."""
         known = self.runtime.metadata
         described = {key: known[key] for key in (*DECIDING, "method", "classes")}
+        if self.fine_bits:
+            described["fine_bits"] = self.fine_bits
         return described | {"versions": versions(), "details": self.details}
 
     def files(self) -> dict[str, storage.Content]:
