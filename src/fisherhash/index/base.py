@@ -172,6 +172,11 @@ class Index(ABC):
         return _backend(uri).exists_at(uri)
 
     @staticmethod
+    def may_hold_fine(uri: Uri) -> bool:
+        """Whether an index at ``uri`` could have second codes, see :meth:`create`."""
+        return _backend(uri).can_hold_fine
+
+    @staticmethod
     def is_index(uri: Uri) -> bool:
         """Whether there is an index at ``uri``, even a damaged one."""
         return _backend(uri).is_index_at(uri)

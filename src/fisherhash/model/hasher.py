@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     Images = ImageLike | Tensor | Iterable[ImageLike | Tensor]
 
+_DISTANCES_AT_ONCE = 2**20
 RuntimeName = Literal["auto", "onnx", "torch"]
 HASHERS = {
     "onnx": ("fisherhash.model.onnx_hasher", "OnnxHasher"),
@@ -96,15 +97,29 @@ class ExportedHead:
     hamming: bool
 
     def distances(self, queries: Any, codes: NDArray[np.uint8]) -> Iterator[Any]:
-        """An exported network has no real-valued queries.
+        """Distances of logits (q, bits) to packed codes (n, bytes), in blocks (b, n).
+
+        They are those of :meth:`Head.distances`.
 
         Raises:
-            UsageError: always.
+            UsageError: the codes have no Hamming distance; then logits are no queries.
         """
+        if self.hamming:
+            return self._inner_products(np.asarray(queries), codes)
         raise UsageError(
             f"codes of the head '{self.kind}' are ranked by distances of real-valued queries, "
             "which an exported model does not compute; load it with runtime='torch'"
         )
+
+    def _inner_products(
+        self, queries: NDArray[np.float32], packed: NDArray[np.uint8]
+    ) -> Iterator[NDArray[np.float32]]:
+        # Each distinct code once, so that equal codes are at exactly equal distances.
+        distinct, places = np.unique(packed, axis=0, return_inverse=True)
+        signs = 2 * codes.unpack(distinct, self.bits).astype(np.float32) - 1
+        step = max(1, _DISTANCES_AT_ONCE // max(1, len(packed)))
+        for start in range(0, len(queries), step):
+            yield (-2 * queries[start : start + step] @ signs.T)[:, places.reshape(-1)]
 
 
 @runtime_checkable
@@ -147,6 +162,13 @@ class Hasher(abc.ABC):
     @abc.abstractmethod
     def fine_bits(self) -> int:
         """Number of bits of the second code, which orders ties in an index; 0 without one."""
+
+    @property
+    def ranking(self) -> Literal["hamming", "real"]:
+        """How searches with its queries rank best, as measured when it was trained."""
+        found = self.details.get("ranking")
+        real = isinstance(found, dict) and found.get("default") == "real" and self.head.hamming
+        return "real" if real else "hamming"
 
     @property
     @abc.abstractmethod
@@ -247,6 +269,10 @@ class Hasher(abc.ABC):
     def logits_of_features(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """Features (n, d) to logits (n, bits)."""
 
+    @abc.abstractmethod
+    def fine_of_features(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Features (n, d) to the logits of the second code (n, fine_bits)."""
+
     def check_takes_images(self) -> None:
         """Refuse images where there is no backbone.
 
@@ -341,12 +367,18 @@ class Hasher(abc.ABC):
         check_finite_rows(vectors, name)
 
     def encode_feature_blocks(
-        self, vectors: NDArray[Any], *, block: int = VECTORS_AT_ONCE
+        self, vectors: NDArray[Any], *, block: int = VECTORS_AT_ONCE, queries: bool = False
     ) -> Iterator[EncodedBlock]:
-        """Encode vectors (n, d) one block at a time; :meth:`check_vectors` must have passed."""
+        """Encode vectors (n, d) one block at a time; :meth:`check_vectors` must have passed.
+
+        With ``queries``, the blocks also hold the logits.
+        """
         for start, rows in vector_blocks(vectors, block):
             numbers = np.arange(start, start + len(rows))
-            yield self._cut(self.logits_of_features(rows), Rows(rows, numbers, []), None)
+            logits = self.logits_of_features(rows)
+            fine = self.fine_of_features(rows) if self.fine_bits else None
+            real = logits if queries else None
+            yield self._cut(logits, Rows(rows, numbers, []), real, fine)
 
     def encode_collection(
         self,
@@ -398,14 +430,19 @@ class Hasher(abc.ABC):
 
     def _encoded(self, rows: Rows, queries: bool) -> EncodedBlock:
         real = self.queries_of_rows(rows.values) if queries else None
-        return self._cut(self.logits_of_rows(rows.values), rows, real)
+        fine = self.fine_of_rows(rows.values) if self.fine_bits else None
+        return self._cut(self.logits_of_rows(rows.values), rows, real, fine)
 
     def _cut(
-        self, logits: NDArray[np.float32], rows: Rows, real: NDArray[np.float32] | None
+        self,
+        logits: NDArray[np.float32],
+        rows: Rows,
+        real: NDArray[np.float32] | None,
+        fine: NDArray[np.float32] | None,
     ) -> EncodedBlock:
         unsure = int(np.count_nonzero(np.abs(logits) < UNSURE))
-        fine = codes.pack(self.fine_of_rows(rows.values)) if self.fine_bits else None
-        return EncodedBlock(rows.indices, codes.pack(logits), real, rows.skipped, unsure, fine)
+        second = None if fine is None else codes.pack(fine)
+        return EncodedBlock(rows.indices, codes.pack(logits), real, rows.skipped, unsure, second)
 
     def row_blocks(
         self,

@@ -110,6 +110,13 @@ class OnnxHasher(Hasher):
             UsageError: there is no such head: the exported network starts from pixels.
             FisherhashError: torch is not installed.
         """
+        return self._with_torch().logits_of_features(features)
+
+    def fine_of_features(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Features (n, d) to the logits of the second code (n, fine_bits), likewise."""
+        return self._with_torch().fine_of_features(features)
+
+    def _with_torch(self) -> Hasher:
         if self._in_torch is None:
             folder = self._folder
             if "builtin" in self.origin and self.origin["builtin"] not in builtin.EXPORTED_ONLY:
@@ -121,7 +128,7 @@ class OnnxHasher(Hasher):
                     "an exported network starts from pixels, so it cannot encode features; load "
                     f"the model folder it was exported from, with its {WEIGHTS}"
                 )
-        return self._in_torch.logits_of_features(features)
+        return self._in_torch
 
     def _compute(self, pixels: NDArray[np.uint8] | Tensor) -> NDArray[np.float32]:
         return self.runtime.all_logits(np.asarray(pixels))

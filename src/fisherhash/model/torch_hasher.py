@@ -136,6 +136,10 @@ class TorchHasher(Hasher):
         """Features (n, d) to logits (n, bits): the rows of this hasher are features."""
         return self.logits_of_rows(features)
 
+    def fine_of_features(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Features (n, d) to the logits of the second code (n, fine_bits)."""
+        return self.fine_of_rows(features)
+
     def queries_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Features (n, d) to the real-valued queries that ``head.distances`` takes."""
         return in_fixed_batches(self.head.query, rows, self.device)

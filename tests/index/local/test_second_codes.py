@@ -85,7 +85,7 @@ def test_an_index_on_disk_is_ranked_by_both_codes(path):
     assert (info["format"], info["fine_bits"]) == (4, FINE)
     # removed ones and those before the update are still there, and ids of the updated ones
     assert info["bytes"]["codes"] == 3450 * (WIDTH + FINE_WIDTH) + 50 * 8
-    assert info["bytes"]["fine"] == 3450 * FINE_WIDTH
+    assert info["fine_bytes"] == 3450 * FINE_WIDTH
 
 
 def test_compaction_backup_and_repair_keep_second_codes(path, tmp_path):
@@ -132,7 +132,7 @@ def test_without_second_codes_the_format_is_as_before(tmp_path):
     with Index.create(tmp_path / "plain", bits=BITS) as index:
         index.add_codes(codes(10))
         assert index.info()["format"] == 3
-        assert index.info()["bytes"]["fine"] == 0
+        assert index.info()["fine_bytes"] == 0
         assert "fine_bits" not in index._catalogue.facts
     fixture = Path(__file__).parents[2] / "fixtures" / "format-1.tar.xz"
     with tarfile.open(fixture) as archive:

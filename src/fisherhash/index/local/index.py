@@ -642,6 +642,7 @@ class LocalIndex(Index):
                 "format": self._catalogue.format(),
                 "bits": self.bits,
                 "fine_bits": self.fine_bits,
+                "fine_bytes": (self._form.width - self._form.code_width) * snapshot.length(),
                 "fingerprint": self.fingerprint,
                 "model": self.model,
                 "count": state.live,
@@ -651,7 +652,6 @@ class LocalIndex(Index):
                 "removed": snapshot.removed(),
                 "bytes": {
                     "codes": snapshot.code_bytes(),
-                    "fine": (self._form.width - self._form.code_width) * snapshot.length(),
                     "catalogue": self._catalogue.path.stat().st_size,
                     "tables": table_bytes(self.path),
                 },
