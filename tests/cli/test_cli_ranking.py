@@ -8,16 +8,6 @@ import pytest
 from fisherhash import cli
 
 TINY = ["--backbone", "tiny", "--epochs", "2", "--batch-size", "8", "--frozen"]
-    "--backbone",
-    "tiny",
-    "--epochs",
-    "2",
-    "--batch-size",
-    "8",
-    "--learning-rate",
-    "0.002",
-    "--frozen",
-]
 
 
 @pytest.fixture
