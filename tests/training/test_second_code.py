@@ -8,6 +8,7 @@ from fisherhash.data.sources import open_data
 from fisherhash.index.images.image_index import ImageIndex
 from fisherhash.model.hasher import Hasher
 from fisherhash.training import second_code
+from fisherhash.training.features import fit_features
 from fisherhash.training.fitting import fit, train
 from fisherhash.training.loop import Settings
 from fisherhash.training.second_code import FINE_BITS, fit_second_code
@@ -66,6 +67,17 @@ def test_train_makes_one_by_default_and_codes_without_distance_have_none(photos)
     hasher = train(photos, bits=12, backbone="tiny", settings=QUICK, recipe=None)
     assert hasher.fine_bits == min(FINE_BITS, hasher.feature_width, 41) > 8
     assert quick(photos, method="dqn", fine_bits=16).hasher.fine_bits == 0
+
+
+def test_a_model_of_vectors_has_one_too(tmp_path):
+    vectors = np.random.default_rng(1).standard_normal((90, 20), np.float32)
+    hasher = fit_features(vectors, bits=8, fine_bits=16, out=tmp_path / "m").hasher
+    assert hasher.fine_bits == 16
+    block = next(hasher.encode_feature_blocks(vectors, queries=True))
+    assert (block.fine.shape, block.queries.shape) == ((90, 2), (90, 8))
+    again = next(Hasher.load(tmp_path / "m").encode_feature_blocks(vectors))
+    np.testing.assert_array_equal(again.fine, block.fine)
+    assert fit_features(vectors, bits=8).hasher.fine_bits == 0
 
 
 def test_an_index_of_the_model_answers_queries_of_one_code_differently(photos, tmp_path):

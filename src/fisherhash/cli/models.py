@@ -147,6 +147,7 @@ def train(
         "recipe": recipe,
         "out": out,
         "overwrite": overwrite,
+        "fine_bits": fine_bits,
     }
     if features is not None:
         given = {"DATA": data, "--protocol": protocol, "--download": download, "--nested": nested}
@@ -168,7 +169,6 @@ def train(
             nested=lengths,
             protocol=split,
             measured=evaluate,
-            fine_bits=fine_bits,
             **common,
             **asdict(network),
         )
