@@ -43,7 +43,7 @@ def calibration(data: Data, runtime: OnnxRuntime) -> NDArray[np.uint8]:
         collection, split = data.of[name]
         order = hash_order(collection.names, split.train.tolist(), 0)
         some = np.array(order[: CALIBRATION_IMAGES // 2])
-        parts += [block.pixels for block in decode(collection, some, runtime.preprocessing)]
+        parts += [block.values for block in decode(collection, some, runtime.preprocessing)]
     return np.concatenate(parts)
 
 
@@ -77,7 +77,7 @@ def main() -> None:
         raise SystemExit("the network with the new head computes other features")
     collection, split = data.of["coco21"]
     blocks = decode(collection, split.query[:500], whole.preprocessing)
-    some = np.concatenate([block.pixels for block in blocks])
+    some = np.concatenate([block.values for block in blocks])
     other = compare_logits(whole.logits(some), OnnxRuntime(quantise(whole, pixels)).logits(some))
     result = {
         "what": "mAP, expected over ties, of general-64 and of its int8 version, on classes that "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from PIL import Image
 
 from fisherhash.data import workers
-from fisherhash.data.loading import Skipped, decode, load_image, write_skipped
+from fisherhash.data.loading import Skipped, decode, load_image, skipped_csv
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.sources import Collection, open_data, open_paths
 from fisherhash.errors import FisherhashError, UsageError
@@ -43,10 +44,10 @@ def test_blocks_are_in_order_and_bad_files_leave_no_trace(mixed, count):
     assert len(skipped) == 8
     assert read.tolist() == [index for index in order if mixed.names[index] not in bad]
     for block in blocks:
-        assert block.pixels.shape == (len(block.indices), 3, 16, 16)
-        assert block.pixels.dtype == np.uint8
-        assert block.pixels.flags.c_contiguous
-        for index, pixels in zip(block.indices, block.pixels, strict=True):
+        assert block.values.shape == (len(block.indices), 3, 16, 16)
+        assert block.values.dtype == np.uint8
+        assert block.values.flags.c_contiguous
+        for index, pixels in zip(block.indices, block.values, strict=True):
             expected = SMALL.pixels(mixed.reader.open(int(index)))
             assert np.array_equal(pixels, expected.transpose(2, 0, 1))
     reasons = {item.name: item.reason for item in skipped}
@@ -57,7 +58,7 @@ def test_blocks_are_in_order_and_bad_files_leave_no_trace(mixed, count):
 def test_a_block_of_bad_files_only(tmp_path, pictures):
     pictures.bad(tmp_path)
     (block,) = decode(open_data(tmp_path), None, SMALL)
-    assert block.pixels.shape == (0, 3, 16, 16)
+    assert block.values.shape == (0, 3, 16, 16)
     assert len(block.skipped) == 8
 
 
@@ -106,7 +107,7 @@ def test_cifar_and_sample_readers_go_to_workers(tmp_path, pictures):
     for data in (open_data(pictures.cifar(tmp_path / "c")), open_data("sample")):
         here = next(decode(data, range(40), SMALL, workers=0))
         there = next(decode(data, range(40), SMALL, workers=2))
-        assert np.array_equal(here.pixels, there.pixels)
+        assert np.array_equal(here.values, there.values)
 
 
 def test_relative_paths_and_odd_names_go_to_workers(tmp_path, pictures, monkeypatch):
@@ -197,7 +198,7 @@ def all_but_item_5(blocks):
     """Check that only item 5 is missing; returns why."""
     (block,) = blocks
     assert block.indices.tolist() == [i for i in range(200) if i != 5]
-    assert block.pixels[:, 0, 0, 0].tolist() == block.indices.tolist()
+    assert block.values[:, 0, 0, 0].tolist() == block.indices.tolist()
     (skipped,) = block.skipped
     assert (skipped.index, skipped.name, skipped.passing) == (5, "item 5", True)
     return skipped.reason
@@ -260,12 +261,12 @@ def test_a_reader_that_cannot_travel(monkeypatch, awkward):
         list(decode(data, None, SMALL, workers=2))
     monkeypatch.setattr(workers, "choose_workers", lambda *_: 2)
     (block,) = decode(data, None, SMALL)
-    assert block.pixels[:, 0, 0, 0].tolist() == list(range(50))
+    assert block.values[:, 0, 0, 0].tolist() == list(range(50))
 
 
 def test_noise_on_stdout_does_not_disturb(awkward, capfd):
     (block,) = decode(awkward("talk", 40), None, SMALL, workers=1)
-    assert block.pixels[:, 0, 0, 0].tolist() == list(range(40))
+    assert block.values[:, 0, 0, 0].tolist() == list(range(40))
     assert "noise" not in capfd.readouterr().out
 
 
@@ -362,18 +363,15 @@ def test_workers_end_with_their_parent(tmp_path, signal_number):
     assert wait_for(lambda: not any(alive(pid) for pid in pids))
 
 
-def test_write_skipped(tmp_path):
+def test_the_list_of_skipped_images():
     items = [Skipped(0, "a, b/ü 1.jpg", 'truncated: "x"'), Skipped(1, "c.jpg", "empty")]
-    assert write_skipped(tmp_path / "skipped.csv", items) == 2
-    with (tmp_path / "skipped.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.reader(file))
+    rows = list(csv.reader(io.StringIO(skipped_csv(items), newline="")))
     assert rows == [["name", "reason"], ["a, b/ü 1.jpg", 'truncated: "x"'], ["c.jpg", "empty"]]
-    assert write_skipped(tmp_path / "skipped.csv", []) == 0
-    assert (tmp_path / "skipped.csv").read_text() == "name,reason\n"
+    assert skipped_csv([]) == "name,reason\n"
 
 
 def test_path_and_picture_give_the_same_pixels(tmp_path, pictures):
     for name in pictures.good(tmp_path):
         image = load_image(tmp_path / name)
         (block,) = decode(open_paths([tmp_path / name]), None, SMALL)
-        assert np.array_equal(block.pixels[0], SMALL.pixels(image).transpose(2, 0, 1))
+        assert np.array_equal(block.values[0], SMALL.pixels(image).transpose(2, 0, 1))

@@ -27,10 +27,13 @@ def opened(folder, count=10):
     return RowCache(folder, count, (3,), np.float32)
 
 
+def _interrupt(*_):
+    raise KeyboardInterrupt
+
+
 def fill(cache, *blocks):
-    counted = []
-    cache.fill(blocks, counted.append)
-    return counted
+    for one in blocks:
+        cache.store(one)
 
 
 every = np.arange(10)
@@ -39,7 +42,7 @@ every = np.arange(10)
 def test_rows_are_kept_for_the_next_process(tmp_path):
     cache = opened(tmp_path)
     assert cache.missing(every).tolist() == list(range(10))
-    assert fill(cache, block([3, 1], bad=[7]), block([9])) == [3, 1]
+    fill(cache, block([3, 1], bad=[7]), block([9]))
     for again in (cache, opened(tmp_path)):
         assert again.missing(every).tolist() == [0, 2, 4, 5, 6, 8]
         assert again.readable(every).tolist() == [1, 3, 9]
@@ -55,16 +58,15 @@ def test_the_order_and_number_asked_for_is_kept(tmp_path):
     assert cache.missing(np.array([9, 5, 0])).tolist() == [9, 0]
 
 
-def test_a_row_is_marked_only_after_it_was_written(tmp_path):
-    """An interruption while the second block is computed loses that block and no other."""
+def test_a_row_is_marked_only_after_it_was_written(tmp_path, monkeypatch):
+    """An interruption while the second block is written loses that block and no other."""
     cache = opened(tmp_path)
 
-    def interrupted():
-        yield block([0, 1])
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        cache.fill(interrupted(), lambda _: None)
+    cache.store(block([0, 1]))
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "_mark", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            cache.store(block([2, 3]))
     assert opened(tmp_path).readable(every).tolist() == [0, 1]
 
 
@@ -157,7 +159,8 @@ DISK_FULL = """
         for i in range(0, 100, 4)
     ]
     try:
-        cache.fill(blocks, lambda _: None)
+        for block in blocks:
+            cache.store(block)
     except FisherhashError as error:
         print(error)
     again = RowCache(place / "cache", 100, (4096,), np.float32)
@@ -190,7 +193,7 @@ def test_what_could_not_be_opened_is_tried_again(tmp_path):
     gone = Skipped(1, "b", "permission denied", passing=True)
     broken = Skipped(2, "c", "truncated")
     block = Rows(np.ones((1, 2), np.float32), np.array([0]), [gone, broken])
-    cache.fill([block], lambda _: None)
+    cache.store(block)
     everything = np.arange(3)
     assert cache.skipped(everything) == [gone, broken]
     again = RowCache(tmp_path / "c", 3, (2,), np.float32)
@@ -207,7 +210,7 @@ def test_two_processes_may_open_a_new_cache_at_once(tmp_path):
         "sys.stdin.readline(); c = RowCache(Path(sys.argv[1]), 64, (4,), np.float32); "
         "own = np.arange(int(sys.argv[2]), 64, 4); "
         "rows = np.repeat(own[:, None], 4, 1).astype(np.float32) + 1; "
-        "c.fill([Rows(rows, own, [])], lambda n: None)"
+        "c.store(Rows(rows, own, []))"
     )
     folder = tmp_path / "c"
     processes = [

@@ -76,26 +76,31 @@ def test_fine_tuned_and_tuned_first(make_request, quick_search):
     outcome = reproduce(request, say=said.append)
     assert (outcome.left, outcome.failed) == (0, {})
     folder = outcome.page.parent
-    # Four points of one epoch and one of two, at two code lengths.
-    assert len(runs(folder, "trials")) == 10
+    # Four points of one epoch, the best one of two and one near it, at two code lengths.
+    assert len(runs(folder, "trials")) == 12
     (bench,) = json.loads((folder / "tuning.json").read_text())["benches"].values()
     assert bench["bench"]["finetune"]
     entry = bench["rows"]["dpsh"]
-    (last,) = [trial for trial in entry["trials"] if trial["epochs"] == 2]
+    last = [trial for trial in entry["trials"] if trial["epochs"] == 2]
     winner, stepped = entry["winner"], entry["winner_step"]
-    assert {**winner["options"]} == {"loss_scale": 1.0, **last["options"]}
-    assert winner["settings"] == stepped["settings"] == last["settings"]
-    # One training serves both rows, because both were tuned to the same values.
-    (path,) = runs(folder)
-    row = json.loads(path.read_text())
+    best = max(last, key=lambda trial: trial["plain"])
+    best_step = max(last, key=lambda trial: trial["step"]["score"])
+    assert winner["options"] == {"loss_scale": 1.0, **best["options"]}
+    assert winner["settings"] == best["settings"]
+    assert stepped["settings"] == best_step["settings"]
+    # One training serves both rows where both were tuned to the same values.
+    rows = [json.loads(path.read_text()) for path in runs(folder)]
+    assert len(rows) == (1 if best is best_step else 2)
+    by_rate = {row["config"]["settings"]["learning_rate"]: row for row in rows}
+    row, step_row = (by_rate[one["settings"]["learning_rate"]] for one in (winner, stepped))
     for key, value in winner["options"].items():
         assert row["options"][key] == value
-    assert row["config"]["settings"]["step_weight"] == stepped["class_step"]["weight"]
+    assert step_row["config"]["settings"]["step_weight"] == stepped["class_step"]["weight"]
     plain, step = outcome.results["parts"][0]["runs"]
     assert (plain["row"], step["row"]) == ("DPSH", "DPSH + class step")
     assert plain["evaluation"]["map"] == pytest.approx(row["evaluation"]["map"], abs=1e-6)
     for key in ("evaluation", "real_queries"):
-        assert step[key]["map"] == pytest.approx(row["class_step"][key]["map"], abs=1e-6)
+        assert step[key]["map"] == pytest.approx(step_row["class_step"][key]["map"], abs=1e-6)
     trial = json.loads(runs(folder, "trials")[0].read_text())
     assert "evaluation" not in trial  # queries are never looked at
     assert {step["score"] for step in trial["validation"]["steps"]} != {
@@ -103,20 +108,20 @@ def test_fine_tuned_and_tuned_first(make_request, quick_search):
     }
     taken = reproduce(make_request(finetune=True, only=only, settings=settings), say=said.append)
     assert taken.left == 0  # the winners of the folder are taken, nothing was left to run
-    assert len(runs(folder)) == 1
+    assert len(runs(folder)) == len(rows)
 
 
 def test_a_search_alone_stops_and_continues(make_request, quick_search):
     given = {"tune": True, "points": 4, "only": ["coco21", "12", "csq"]}
     none = reproduce(make_request(**given, tune_only=True, minutes=0.0))
-    assert none.left == 8  # in a rehearsal of one epoch the last round repeats the first
+    assert none.left >= 8  # in a rehearsal of one epoch the second round repeats the first
     folder = none.page.parent
     assert not runs(folder, "trials")
     done = reproduce(make_request(**given, tune_only=True))
     assert (done.left, done.failed) == (0, {})
     assert not runs(folder)
     trials = {path: path.stat().st_mtime_ns for path in runs(folder, "trials")}
-    assert len(trials) == 8
+    assert len(trials) == 10
     whole = reproduce(make_request(**given))
     assert whole.left == 0
     assert {path: path.stat().st_mtime_ns for path in runs(folder, "trials")} == trials
@@ -182,7 +187,7 @@ def test_a_killed_call_is_continued(make_request):
         *("--device", "cpu", "--split-seed", "0", "--out", make_request().out),
     ]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not runs(make_request().out) and time.monotonic() < deadline:
         time.sleep(0.02)
     process.kill()

@@ -152,15 +152,15 @@ def test_the_score_is_the_mean_over_the_code_lengths():
 def test_winners_without_and_with_the_class_step():
     entry = search().summary(Done(near, steps))
     full = [trial for trial in entry["trials"] if trial["epochs"] == 20]
-    assert len(entry["trials"]) == 20
-    assert len(full) == 4
+    assert len(entry["trials"]) == 24
+    assert len(full) == 8
     best = max(full, key=lambda trial: trial["plain"])
     assert {**entry["winner"]["settings"], **entry["winner"]["options"]} == point_of(best)
     rates = [trial["settings"]["learning_rate"] for trial in full]
     assert entry["winner_step"]["settings"]["learning_rate"] == max(rates)
     assert entry["winner_step"]["class_step"] == {"weight": 1.0, "sharpness": 0.5}
     every = [trial["settings"]["learning_rate"] for trial in entry["trials"]]
-    assert max(every) in rates  # the best with the step reached the second round
+    assert max(every) in rates  # the best with the step reached the later rounds
     stored = tuning.Tuning({BENCH.slug: {"rows": {"greedyhash": entry}}})
     plain, stepped = stored.choice(BENCH, GREEDY), stored.choice(BENCH, GREEDY.stepped())
     assert plain.class_step is None
@@ -168,12 +168,39 @@ def test_winners_without_and_with_the_class_step():
     assert plain.settings != stepped.settings
 
 
-def test_a_winner_at_an_edge_is_flagged():
+def test_as_many_points_again_near_the_best():
+    runner = Done(near, steps)
+    second, third = search().second(runner), search().third(runner)
+    assert len(third) == len(second) == 4
+    assert {trial.epochs for trial in third} == {20}
+    plain = max(second, key=lambda trial: trial.plain(runner))
+    stepped = max(second, key=lambda trial: trial.step(runner)["score"])
+    assert plain.point != stepped.point
+    for trial, best in zip(third, [plain, stepped, plain, stepped], strict=True):
+        assert trial.point != best.point
+        for one in search().space:
+            was, now = best.point[one.name], trial.point[one.name]
+            if one.tuned.choices:
+                assert now == was
+            else:
+                assert abs(one.tuned.share(now) - one.tuned.share(was)) < 5 * tuning.NEAR
+    assert search().third(runner) == third  # the same in every process
+
+
+def test_a_winner_at_an_edge_is_followed_beyond_it():
     high = search().summary(Done(lambda cell: cell.settings.learning_rate))
+    full = [t["settings"]["learning_rate"] for t in high["trials"] if t["epochs"] == 20]
     top = high["winner"]["settings"]["learning_rate"]
-    share = tuning.LEARNING_RATES[False].share(top)
-    assert ("learning_rate" in high["winner"]["edges"]) == (share > 0.95)
-    assert share > 0.9
+    assert top == max(full) > tuning.LEARNING_RATES[False].most
+    assert "learning_rate" in high["winner"]["edges"]
+    # Once the score falls beyond the edge, nothing is left to widen.
+    most = max(t["settings"]["learning_rate"] for t in high["trials"] if t["epochs"] == 5)
+    turned = search().summary(Done(lambda cell: -abs(cell.settings.learning_rate - most)))
+    assert turned["winner"]["settings"]["learning_rate"] == most
+    assert "learning_rate" not in turned["winner"]["edges"]
+
+
+def test_what_lies_at_an_edge():
     one = next(one for one in search().space if one.name == "learning_rate")
     assert one.edge(0.9)
     assert one.edge(0.0012)
@@ -246,8 +273,8 @@ def test_a_new_method_is_tuned_with_nothing_to_add(make_request, monkeypatch):
     (bench,) = json.loads((outcome.page.parent / "tuning.json").read_text())["benches"].values()
     entry = bench["rows"]["toy"]
     assert {"learning_rate", "strength", "flavour", "quantization"} <= entry["space"].keys()
-    assert [trial["epochs"] for trial in entry["trials"]] == [1, 1, 1, 1, 4]
-    assert 0.5 <= entry["winner"]["options"]["strength"] <= 2.0
+    assert [trial["epochs"] for trial in entry["trials"]] == [1, 1, 1, 1, 4, 4]
+    assert 0.3 < entry["winner"]["options"]["strength"] < 3.0
     (run,) = outcome.results["parts"][0]["runs"]
     assert run["options"]["strength"] == entry["winner"]["options"]["strength"]
     page = outcome.page.read_text()

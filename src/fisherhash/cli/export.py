@@ -113,7 +113,7 @@ def _calibration(runtime: OnnxRuntime, images: Path | None) -> Any:
     collection = open_data("sample") if images is None else open_paths([images])
     order = hash_order(collection.names, range(len(collection)), 0)[:CALIBRATION_IMAGES]
     blocks = decode(collection, np.array(order), runtime.preprocessing)
-    pixels = np.concatenate([np.asarray(block.pixels) for block in blocks])
+    pixels = np.concatenate([np.asarray(block.values) for block in blocks])
     if len(pixels) == 0:
         raise UsageError(f"no image in {images} can be read")
     return pixels

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -237,7 +236,7 @@ def encode(
     import numpy as np
 
     from fisherhash import codes
-    from fisherhash.data.loading import write_skipped
+    from fisherhash.data.loading import skipped_csv
     from fisherhash.data.sources import open_paths
     from fisherhash.model.hasher import Hasher
     from fisherhash.system import storage
@@ -278,7 +277,7 @@ def encode(
         files: dict[str, storage.Content] = {out.name: save}
         if encoded.skipped:
             listed = out.with_suffix(".skipped.csv").name
-            files[listed] = partial(write_skipped, skipped=encoded.skipped)
+            files[listed] = skipped_csv(encoded.skipped)
         storage.write_files(out.parent, files)
         say(f"{len(names)} codes of {hasher.bits} bits in {out}")
     else:

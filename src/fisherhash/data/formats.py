@@ -6,10 +6,12 @@ for example, starts Ghostscript on what the file says.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
 import warnings
+from collections.abc import Iterator
 from typing import BinaryIO
 
 from PIL import Image, JpegImagePlugin, UnidentifiedImageError
@@ -176,7 +178,14 @@ def open_image(file: BinaryIO, *, pixels: int) -> Image.Image:
     check_head(head[:HEAD])
     try:
         formats = {"HEIC": ("HEIF",), "AVIF": ("AVIF",)}.get(brand_of(head[:HEAD]) or "", FORMATS)
-        image = _opened(file, pixels, formats)
+        try:
+            with _pillow_limit(pixels):
+                image = Image.open(file, formats=formats)
+        except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+            if not head.startswith(b"\xff\xd8"):
+                raise too_many_pixels(0, 0, pixels) from None
+            file.seek(0)
+            image = JpegImagePlugin.JpegImageFile(file)
     except UnreadableImage:
         raise
     except UnidentifiedImageError:
@@ -196,21 +205,19 @@ def open_image(file: BinaryIO, *, pixels: int) -> Image.Image:
     return image
 
 
-def _opened(file: BinaryIO, pixels: int, formats: tuple[str, ...]) -> Image.Image:
-    # Only the header is read under the lock: Pillow's limit and warning filters are global.
+@contextlib.contextmanager
+def _pillow_limit(pixels: int) -> Iterator[None]:
+    """Let Pillow open images of so many pixels, and raise an error for more.
+
+    Only a header is read inside: Pillow's limit and warning filters are global.
+    """
     with _header, warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         theirs = Image.MAX_IMAGE_PIXELS
         if theirs is not None and theirs < pixels:
             Image.MAX_IMAGE_PIXELS = pixels
         try:
-            return Image.open(file, formats=formats)
-        except (Image.DecompressionBombWarning, Image.DecompressionBombError):
-            file.seek(0)
-            if file.read(2) != b"\xff\xd8":
-                raise too_many_pixels(0, 0, pixels) from None
-            file.seek(0)
-            return JpegImagePlugin.JpegImageFile(file)
+            yield
         finally:
             Image.MAX_IMAGE_PIXELS = theirs
 

@@ -26,7 +26,13 @@ from fisherhash.data.formats import (
     too_many_pixels,
 )
 from fisherhash.errors import UsageError
-from fisherhash.system.files import NotRegularError, TooLongError, open_regular, read_rest
+from fisherhash.system.files import (
+    NotRegularError,
+    TooLongError,
+    check_size,
+    open_regular,
+    read_rest,
+)
 
 MAX_PIXELS = 89_478_485
 """Images with more pixels are refused: Pillow's own threshold, a quarter GiB of RGB."""
@@ -147,9 +153,9 @@ def is_one_image(images: object) -> bool:
 def read_file(path: str | os.PathLike[str]) -> bytes:
     """Read a file; every way in which that can fail becomes an :class:`UnreadableImage`."""
     limits = current_limits()
-    with _opened(path, limits.bytes) as (file, size):
+    with _reading(path), open_regular(path) as file:
         # What cannot be decoded is not read any further.
-        if size > _LARGE:
+        if check_size(file, limits.bytes) > _LARGE:
             open_image(file, pixels=limits.pixels)
         else:
             check_head(file.read(HEAD))
@@ -164,21 +170,18 @@ def check_file(path: str | os.PathLike[str]) -> None:
         UnreadableImage: it cannot be read; a file whose pixels are damaged passes.
     """
     limits = current_limits()
-    with _opened(path, limits.bytes) as (file, _size):
+    with _reading(path), open_regular(path) as file:
+        check_size(file, limits.bytes)
         open_image(file, pixels=limits.pixels)
 
 
 @contextlib.contextmanager
-def _opened(path: str | os.PathLike[str], limit: int) -> Iterator[tuple[BinaryIO, int]]:
-    """An open image file and its size; what fails inside becomes an :class:`UnreadableImage`."""
+def _reading(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Every way in which reading a file can fail becomes an :class:`UnreadableImage`."""
     try:
         if is_raw_name(os.fspath(path)) and os.path.isfile(path):
             raise UnreadableImage(RAW_REASON)
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > limit:
-                raise TooLongError(size, limit)
-            yield file, size
+        yield
     except NotRegularError as error:
         raise UnreadableImage(str(error)) from None
     except TooLongError as error:
@@ -236,7 +239,10 @@ def _decoded(image: Image.Image, limit: int, enough: int | None) -> Image.Image:
         image.load()
         rgb = to_rgb(image)
         # After load(): plugins that rotate the image themselves have dropped the tag by now.
-        turn = _UPRIGHT.get(_orientation(image))
+        turn = None
+        # Broken EXIF data is common and says nothing about the pixels.
+        with contextlib.suppress(Exception):
+            turn = _UPRIGHT.get(int(image.getexif().get(_ORIENTATION, 1)))
         return rgb.transpose(turn) if turn is not None else rgb
     except UnreadableImage:
         raise
@@ -250,14 +256,6 @@ def _decoded(image: Image.Image, limit: int, enough: int | None) -> Image.Image:
         reason = first_line(error)
         state = "truncated" if "truncated" in reason.lower() else "damaged"
         raise UnreadableImage(f"{state}: {reason}") from None
-
-
-def _orientation(image: Image.Image) -> int:
-    try:
-        return int(image.getexif().get(_ORIENTATION, 1))
-    except Exception:
-        # Broken EXIF data is common and says nothing about the pixels.
-        return 1
 
 
 def _from_array(array: NDArray[np.generic]) -> Image.Image:

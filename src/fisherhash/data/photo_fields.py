@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, BinaryIO
+from typing import Any
 
 from PIL import ExifTags, Image
 
@@ -34,8 +34,19 @@ def photo_fields(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     try:
         with open_regular(path) as file:
-            exif = _exif(file)
-            if exif is None:
+            head = file.read(_HEAD)
+            file.seek(0)
+            exif = Image.Exif()
+            if head.startswith(b"\xff\xd8"):
+                exif.load(_jpeg_exif(head) or b"")
+            else:
+                image = open_image(file, pixels=current_limits().pixels)
+                if image.format == "TIFF":
+                    exif = image.getexif()
+                else:
+                    # Not getexif(): it decodes a PNG that has none.
+                    exif.load(image.info.get("exif") or b"")
+            if not exif:
                 return {}
             details = exif.get_ifd(ExifTags.IFD.Exif)
             found = {
@@ -47,24 +58,6 @@ def photo_fields(path: str | os.PathLike[str]) -> dict[str, Any]:
     except Exception:
         # Pillow raises almost anything on broken EXIF data, which says nothing about the image.
         return {}
-
-
-def _exif(file: BinaryIO) -> Image.Exif | None:
-    head = file.read(_HEAD)
-    file.seek(0)
-    if head.startswith(b"\xff\xd8"):
-        data = _jpeg_exif(head)
-    else:
-        image = open_image(file, pixels=current_limits().pixels)
-        if image.format == "TIFF":
-            return image.getexif()
-        # Not getexif(): it decodes a PNG that has none.
-        data = image.info.get("exif")
-    if not data:
-        return None
-    exif = Image.Exif()
-    exif.load(data)
-    return exif
 
 
 def _jpeg_exif(head: bytes) -> bytes | None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fisherhash.data.collection import Collection
-from fisherhash.data.loading import DecodedBlock, Rows
+from fisherhash.data.computing import RowFunction, Rows
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.row_cache import cached_rows
 from fisherhash.errors import FisherhashError
@@ -22,15 +22,7 @@ def pixel_rows(
     collection: Collection, indices: NDArray[np.int64], preprocessing: Preprocessing
 ) -> Rows:
     """Bytes (n, 3, size, size) of images, decoded once and stored on disk."""
-    return cached_rows(
-        collection,
-        indices,
-        preprocessing,
-        what="pixels",
-        shape=(3, preprocessing.size, preprocessing.size),
-        dtype=np.uint8,
-        compute=lambda pixels: pixels,
-    )
+    return cached_rows(collection, indices, RowFunction.pixels(preprocessing), what="pixels")
 
 
 class PixelBank:
@@ -74,7 +66,7 @@ class PixelBank:
 
     def blocks(
         self, indices: NDArray[np.int64] | None = None, *, block: int = GRID_BATCH
-    ) -> Iterator[DecodedBlock]:
+    ) -> Iterator[Rows]:
         """Decoded images for :meth:`Hasher.encode_blocks`, without decoding anything again."""
         wanted = self.indices if indices is None else indices
         kept = wanted[self._row[wanted] >= 0]
@@ -82,7 +74,8 @@ class PixelBank:
         skipped = [item for item in self.skipped if item.index in missing]
         for start in range(0, max(1, len(kept)), block):
             some = kept[start : start + block]
-            yield DecodedBlock(some, self.of(some), [] if start else skipped)
+            pixels = self.of(some)
+            yield Rows(pixels, some, [] if start else skipped)  # type: ignore[arg-type]
 
 
 def placed(pixels: Tensor, device: torch.device) -> Tensor:

@@ -43,6 +43,10 @@ class FileReader(StoredReader):
         """Return the path of an image file."""
         return os.path.join(self.root, self.names[index])
 
+    def open(self, index: int) -> Image.Image:
+        """Return an image, RGB and upright."""
+        return load_image(self.path(index))
+
     def read(self, index: int) -> bytes:
         """Return the bytes of a file."""
         return read_file(self.path(index))

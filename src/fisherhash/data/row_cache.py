@@ -9,15 +9,13 @@ import logging
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from fisherhash.data.collection import Collection
-from fisherhash.data.computing import RowFunction, compute_blocks
-from fisherhash.data.loading import Rows, Skipped
+from fisherhash.data.computing import RowFunction, Rows, Skipped, compute_blocks
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.errors import FisherhashError
 from fisherhash.system.cache import cache_dir
@@ -35,13 +33,9 @@ TODO, DONE, SKIPPED = 0, 1, 2
 def cached_rows(
     collection: Collection,
     indices: NDArray[np.int64] | None,
-    preprocessing: Preprocessing,
+    function: RowFunction,
     *,
     what: str,
-    shape: tuple[int, ...],
-    dtype: DTypeLike,
-    compute: Callable[[NDArray], NDArray],
-    portable: bool = False,
     workers: int | None = None,
 ) -> Rows:
     """Rows computed from decoded images; those computed before come from the disk.
@@ -49,24 +43,21 @@ def cached_rows(
     Args:
         collection: the images.
         indices: (n,) which images; None for all.
-        preprocessing: how to decode them.
+        function: computes the rows.
         what: identifies the rows; the first word is shown to the user.
-        shape: shape of one row.
-        dtype: type of its values.
-        compute: bytes (b, 3, size, size) to rows (b, …).
-        portable: whether worker processes may compute, see
-            :class:`~fisherhash.data.computing.RowFunction`.
         workers: number of processes; None lets the work decide.
     """
     total = len(collection)
     wanted = np.arange(total) if indices is None else indices
-    cache = RowCache(_folder(collection, preprocessing, what), total, shape, dtype)
+    folder = _folder(collection, function.preprocessing, what)
+    cache = RowCache(folder, total, function.shape, function.dtype)
     missing = cache.missing(wanted)
     if len(missing):
-        function = RowFunction(compute, preprocessing, shape, dtype, portable)
         with progress(f"{what.split()[0]} of {collection.name}", len(wanted)) as advance:
             advance(len(wanted) - len(missing))
-            cache.fill(compute_blocks(collection, missing, function, workers=workers), advance)
+            for block in compute_blocks(collection, missing, function, workers=workers):
+                cache.store(block)
+                advance(len(block.indices) + len(block.skipped))
     kept = cache.readable(wanted)
     return Rows(cache.rows[kept], kept, cache.skipped(wanted))
 
@@ -194,30 +185,19 @@ class RowCache:
                     found[index] = Skipped(**json.loads(line))
         return [found[i] for i in sorted(found)]
 
-    def fill(
-        self,
-        blocks: Iterable[Rows],
-        advance: Callable[[int], None],
-    ) -> None:
-        """Store rows, block by block.
-
-        Args:
-            blocks: the rows.
-            advance: called with the number of images of each block, for a progress bar.
-        """
-        for block in blocks:
-            # An image that cannot be opened now may be there next time: it is not stored.
-            self._passing |= {item.index: item for item in block.skipped if item.passing}
-            damaged = [item for item in block.skipped if not item.passing]
-            try:
-                if len(block.indices):
-                    rows = np.asarray(block.values, dtype=self.rows.dtype)
-                    self._store_rows(block.indices, rows)
-                if damaged:
-                    self._store_skipped(damaged)
-            except OSError as error:
-                raise self._full(error) from error
-            advance(len(block.indices) + len(block.skipped))
+    def store(self, block: Rows) -> None:
+        """Store the rows of a block, and the reasons of the images that could not be read."""
+        # An image that cannot be opened now may be there next time: it is not stored.
+        self._passing |= {item.index: item for item in block.skipped if item.passing}
+        damaged = [item for item in block.skipped if not item.passing]
+        try:
+            if len(block.indices):
+                rows = np.asarray(block.values, dtype=self.rows.dtype)
+                self._store_rows(block.indices, rows)
+            if damaged:
+                self._store_skipped(damaged)
+        except OSError as error:
+            raise self._full(error) from error
 
     def _store_rows(self, indices: NDArray[np.int64], rows: NDArray) -> None:
         self._write("rows.bin", indices, rows)

@@ -68,14 +68,18 @@ class Split:
             "notes": list(self.notes),
         }
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the split with the names of its images as JSON."""
+    def dump(self) -> str:
+        """The split with the names of its images as JSON."""
         content = self.to_json()
         for part in SPLIT_PARTS:
             content[part] = [self.names[i] for i in getattr(self, part)]
         if np.array_equal(self.train, self.database):
             content["train"] = "database"
-        write_file(path, json.dumps(content, ensure_ascii=True, indent=0) + "\n")
+        return json.dumps(content, ensure_ascii=True, indent=0) + "\n"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the split to a file."""
+        write_file(path, self.dump())
 
     @classmethod
     def load(

@@ -8,6 +8,7 @@ script needs no ``if __name__ == "__main__"`` guard, and it ends when the pipe c
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pickle
 import statistics
@@ -30,6 +31,12 @@ CHUNK_SECONDS = 0.1
 
 TIMEOUT = 120.0
 """Seconds without an answer after which a worker counts as hung."""
+
+ALONE_SECONDS = 30.0
+"""Time limit for an image that is read alone after it took a worker process down."""
+
+LOST_IN_A_ROW = 8
+"""Images in a row that may take their worker down before the images are no longer to blame."""
 
 WORTH_STARTING = 1.5
 """Seconds of work below which starting processes takes longer than it saves."""
@@ -77,38 +84,47 @@ def run_jobs(
             images: except on Windows, processes start if the rest would take more than a second.
         timeout: seconds without an answer after which a worker counts as hung.
 
+    An image whose decoder crashes or hangs is read again, alone. If that fails too, its answer is
+    an ``UnreadableImage``.
+
     Raises:
         UsageError: a negative number of workers, or a reader that cannot be sent to them.
-        FisherhashError: a worker could not be started, ended, or hung.
+        FisherhashError: worker processes cannot be started, or fail image after image.
     """
     if workers is not None and workers < 0:
         raise UsageError(f"workers must be 0 or more, got {workers}")
-    done, given = 0, workers
-    times: list[float] = []
-    if workers is None:
-        while done < min(len(indices), PROBE_IMAGES) and sum(times) < PROBE_SECONDS:
-            start = time.perf_counter()
-            answer = _answer(reader, job, indices[done])
-            times.append(time.perf_counter() - start)
-            yield indices[done], answer
-            done += 1
-        workers = choose_workers(times, len(indices) - done)
     hello = _hello(reader, job) if workers else None
-    if given and hello is None:
+    if workers and hello is None:
         raise UsageError(
             f"a {type(reader).__name__} cannot be sent to worker processes; define it in a "
             "module that can be imported, or use workers=0"
         )
-    rest = indices[done:]
-    if hello is None or len(rest) == 0:
-        for index in rest:
-            yield index, _answer(reader, job, index)
+    done = 0
+    times: list[float] = []
+    while done < len(indices) and hello is None:
+        if workers is None and (done == PROBE_IMAGES or sum(times) >= PROBE_SECONDS):
+            workers = choose_workers(times, len(indices) - done)
+            hello = _hello(reader, job) if workers else None
+            continue
+        start = time.perf_counter()
+        try:
+            answer: Answer = job(reader, indices[done])
+        except UnreadableImage as error:
+            answer = error
+        if workers is None:
+            times.append(time.perf_counter() - start)
+        yield indices[done], answer
+        done += 1
+    rest = list(indices[done:])
+    if hello is None or not workers or not rest:
         return
     # The first image may have paid for loading what the job needs.
     seconds = statistics.median(times) if times else 0.01
     chunk = max(1, min(MOST_CHUNK, int(CHUNK_SECONDS / max(seconds, 1e-6))))
     chunk = min(chunk, -(-len(rest) // workers))
-    yield from _in_processes(hello, names, rest, min(workers, len(rest)), chunk, timeout)
+    yield from _survive(
+        functools.partial(_in_processes, hello, names, chunk), rest, workers, timeout
+    )
 
 
 def choose_workers(times: Sequence[float], left: int) -> int:
@@ -134,22 +150,45 @@ def _hello(reader: Reader, job: Job) -> bytes | None:
         return None
 
 
-def _answer(reader: Reader, job: Job, index: int) -> Answer:
-    try:
-        return job(reader, index)
-    except UnreadableImage as error:
-        return error
+def _survive(
+    run: Callable[[Sequence[int], int, float], Iterator[tuple[int, Answer]]],
+    wanted: Sequence[int],
+    workers: int,
+    timeout: float,
+) -> Generator[tuple[int, Answer]]:
+    """The answers of worker processes; a decoder that crashes or hangs costs one image only."""
+    lost = 0
+    while wanted:
+        done = 0
+        try:
+            for pair in run(wanted, workers, timeout):
+                yield pair
+                done += 1
+            return
+        except LostWorkerError as error:
+            at = wanted.index(error.index, done)
+        yield from _survive(run, wanted[done:at], workers, timeout)
+        lost = lost + 1 if at == 0 else 1
+        try:
+            yield from run([wanted[at]], 1, min(timeout, ALONE_SECONDS))
+            lost = 0
+        except LostWorkerError as error:
+            if lost > LOST_IN_A_ROW:
+                raise
+            yield wanted[at], UnreadableImage(str(error), passing=True)
+        wanted = wanted[at + 1 :]
 
 
 def _in_processes(
     hello: bytes,
     names: Sequence[str],
-    indices: Sequence[int],
-    count: int,
     size: int,
+    indices: Sequence[int],
+    most: int,
     timeout: float,
 ) -> Iterator[tuple[int, Answer]]:
     """Yield answers in order, some chunks per worker ahead; a thread drives each worker."""
+    count = min(most, len(indices))
     # Enough that all go on while the caller writes what it has.
     ahead = count * max(2, 2 * MOST_CHUNK // size)
     workers: list[_Worker] = []
@@ -293,7 +332,9 @@ def serve() -> None:
         while True:
             for index in pickle.load(requests):
                 try:
-                    answer: Answer | str = _answer(reader, job, index)
+                    answer: Answer | str = job(reader, index)
+                except UnreadableImage as error:
+                    answer = error
                 except Exception as error:
                     answer = f"{type(error).__name__}: {error}"
                 pickle.dump(answer, pipe)

@@ -37,19 +37,13 @@ class Labels:
     @functools.cached_property
     def masks(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         """The rows of both sides packed into bits, (n, words)."""
-        return _masks(self.query), _masks(self.database)
-
-    @property
-    def most_shared(self) -> int:
-        """An upper bound on the labels that a query and an item share; at least 1."""
-        counts = (int(np.bitwise_count(m).sum(axis=1, dtype=int).max()) for m in self.masks)
-        return max(1, min(counts))
-
-
-def _masks(labels: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    # padded to whole bytes per row, so that one call packs all rows
-    padded = np.pad(labels, ((0, 0), (0, -labels.shape[1] % 8)))
-    return as_words(np.packbits(padded).reshape(len(labels), -1))
+        # padded to whole bytes per row, so that one call packs all rows
+        edges = (0, 0), (0, -self.query.shape[1] % 8)
+        query, database = (
+            as_words(np.packbits(np.pad(side, edges)).reshape(len(side), -1))
+            for side in (self.query, self.database)
+        )
+        return query, database
 
 
 class EvaluationTask:
@@ -96,7 +90,9 @@ class EvaluationTask:
         self.empty: Empty = empty
         self.self_rows = check_self(self_index, self.queries, self.database)
         self.ranks = _check_ranks(precision_at, self.database)
-        most = labels.most_shared
+        # An upper bound on the labels that a query and an item share.
+        shared = (int(np.bitwise_count(m).sum(axis=1, dtype=int).max()) for m in labels.masks)
+        most = max(1, min(shared))
         self.graded = most > 1 if graded is None else graded
         self.most = most if self.graded else 1
         self.bits = bits

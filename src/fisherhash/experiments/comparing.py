@@ -18,7 +18,7 @@ from fisherhash.experiments.benches import Bench
 from fisherhash.experiments.collecting import collect
 from fisherhash.experiments.planning import Column, Plan, fixed_layers
 from fisherhash.experiments.reproduce import Outcome, carry_out, publish
-from fisherhash.experiments.runner import Runner, check_same, write_json
+from fisherhash.experiments.runner import Runner, check_same
 from fisherhash.experiments.specs import Part, Row, Source, Spec
 from fisherhash.experiments.standing import Standing
 from fisherhash.experiments.tuning import Tuning
@@ -117,4 +117,4 @@ def _claim_folder(folder: Path, bench: Bench, settings: Settings) -> None:
             f"{folder} holds no comparison that this version can continue; nothing in it was "
             "changed. Choose another --out"
         )
-    write_json(path, shared)
+    storage.write_file(path, storage.dump_json(shared))

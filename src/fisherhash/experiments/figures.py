@@ -15,7 +15,6 @@ import numpy as np
 
 from fisherhash.errors import counted, missing_extra
 from fisherhash.experiments.illustration import illustration_points
-from fisherhash.experiments.runner import write_json
 from fisherhash.experiments.specs import CURVE_PART, MARGIN_PART, MODULE_PARTS, Part
 from fisherhash.system import storage
 
@@ -210,7 +209,7 @@ def _points(benches: Sequence[Bench], folder: Path, runner: Runner) -> dict[str,
     if bench is None or runner.late:
         return None
     found = illustration_points(runner.stage(bench))
-    write_json(path, found)
+    storage.write_file(path, storage.dump_json(found))
     return found
 
 

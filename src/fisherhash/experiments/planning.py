@@ -134,7 +134,11 @@ class Plan:
         trials = [
             trial
             for search in self.searches
-            for trial in search.first() + search.second(runner, guess=True)
+            for trial in (
+                *search.first(),
+                *search.second(runner, guess=True),
+                *search.third(runner, guess=True),
+            )
         ]
         return cells_of(trials) + ([] if self.tune_only else self.cells())
 

@@ -40,28 +40,25 @@ def measure_rankings(
     if settings.step_weight > 0 and trained.step is not None:
         heads.append(trained.step.with_step(settings.step_weight, settings.step_sharpness))
     live = trained.finetuned
-    plain, *stepped = encode_heads(
+    rows = []
+    for encoded in encode_heads(
         trained.hasher,
         trained.collection,
         trained.split,
         dict.fromkeys(heads, True),
         cached=not live,
         bank=bank if live else None,
-    )
-    top, device = trained.split.top, trained.hasher.device
-    row = _rankings(plain, top, device)
-    if stepped:
-        row["class_step"] = _rankings(stepped[0], top, device)
-    return row
-
-
-def _rankings(encoded: EncodedSplit, top: int | None, device: torch.device) -> dict[str, Any]:
-    by_codes = measure(encoded, top=top)
-    found = by_codes.to_json()
-    found["average_precision"] = pack_shares(by_codes.average_precision)
-    if not encoded.head.hamming:
-        return {"evaluation": found}
-    return {"evaluation": found, "real_queries": _real_queries(encoded, top, device)}
+    ):
+        by_codes = measure(encoded, top=trained.split.top)
+        found = by_codes.to_json()
+        found["average_precision"] = pack_shares(by_codes.average_precision)
+        row = {"evaluation": found}
+        if encoded.head.hamming:
+            device = trained.hasher.device
+            row["real_queries"] = _real_queries(encoded, trained.split.top, device)
+        rows.append(row)
+    plain, *stepped = rows
+    return plain | ({"class_step": stepped[0]} if stepped else {})
 
 
 def _real_queries(encoded: EncodedSplit, top: int | None, device: torch.device) -> dict[str, Any]:

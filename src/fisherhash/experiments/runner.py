@@ -199,7 +199,7 @@ class Runner:
             reason = " ".join(f"{error}".split()) or type(error).__name__
             if cell.measured or not isinstance(error, FisherhashError):
                 failure = {"config": row["config"], "error": reason, "token": self.token}
-                write_json(self._failed_path(cell), failure)
+                storage.write_file(self._failed_path(cell), storage.dump_json(failure))
                 self.say(f"{what}: FAILED: {reason}")
                 if not isinstance(error, FisherhashError):
                     logger.exception("%s", what)
@@ -210,7 +210,7 @@ class Runner:
         total = time.perf_counter() - began
         row["seconds"] = row.get("seconds", {}) | {"total": round(total, 3)}
         row |= {"device": device_name(self.device), "jobs": self.jobs, "versions": versions()}
-        write_json(self.folder / cell.file, row)
+        storage.write_file(self.folder / cell.file, storage.dump_json(row))
         self._failed_path(cell).unlink(missing_ok=True)
         self._paces.append(total)
         left = len(self.left(cells))
@@ -245,11 +245,6 @@ def check_same(found: Mapping[str, Any], now: Mapping[str, Any], what: str) -> N
     """
     if differ := [key for key in now if found.get(key) != now[key]]:
         raise UsageError(f"{what} with different {', '.join(differ)}; choose another --out")
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file, complete or not at all."""
-    storage.write_file(path, storage.dump_json(value))
 
 
 def _result(row: dict[str, Any]) -> str:

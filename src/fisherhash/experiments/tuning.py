@@ -4,7 +4,8 @@ What is searched is declared with each hyper-parameter, in the method's own file
 :class:`Settings` (:class:`~fisherhash.system.options.Tuned`); nothing here knows a method. The
 learning rate has one range for all rows. Every row gets the same number of quasi-random points.
 All of them are trained for a quarter of the epochs, and the best quarter for all epochs, each at
-several code lengths.
+several code lengths. As many points again are then drawn near the best ones, beyond the range where
+the best lies at its edge.
 
 A fifth of the training images is held out. Each held-out image is queried against the others: like
 most of a database, they were not trained on. The score is the mean over the code lengths of the
@@ -24,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fisherhash import methods
@@ -39,14 +41,17 @@ from fisherhash.training.settings import Settings
 POINTS = 16
 SHORTER = 4
 """The first round trains for 1/4 of the epochs, and 1/4 of its points reach the second round."""
+NEAR = 0.1
+"""The standard deviation of a point of the third round, as a share of the range."""
 HELD_OUT = 0.2
 TUNING_FILE = "tuning.json"
 PACKAGED_TUNING = Path(__file__).parent / "tunings" / "quick.json"
 """The winners that are part of the package."""
 
 # By whether the network is trained. Wide, because a loss that is a mean over pairs has gradients
-# ten times smaller than a cross-entropy: rates from 0.003 to 0.15 won in results/held-out-probes.
-LEARNING_RATES = {False: Tuned(0.001, 1.0, "log"), True: Tuned(0.0005, 0.5, "log")}
+# ten times smaller than a cross-entropy: rates from 0.0005 to 0.1 won in results/tuning-seed1, the
+# lowest where a network that knew the classes was best left alone, which backbone_rate does now.
+LEARNING_RATES = {False: Tuned(0.001, 1.0, "log"), True: Tuned(0.0005, 0.2, "log")}
 
 # A factor of the whole loss is a second learning rate. With 1, the rate means the same in all rows.
 EQUAL_FOR_ALL: Options = {"loss_scale": 1.0}
@@ -158,11 +163,9 @@ class Search:
         Every second point leaves the method's own options at their defaults, so that a method with
         many options is not searched worse than one with few: its author's values count as a guess.
         """
-        text = f"{self.bench.slug}\0{self.row.space}"
-        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
         # Two sequences: every second point of one lies in one half of the range of some options.
         engines = [
-            torch.quasirandom.SobolEngine(len(self.space), scramble=True, seed=seed + part)
+            torch.quasirandom.SobolEngine(len(self.space), scramble=True, seed=self._seed + part)
             for part in range(2)
         ]
         shares = [
@@ -197,21 +200,56 @@ class Search:
             runner: knows the results.
             guess: take the first points while the best are unknown, to count the runs.
         """
-        first = self.first()
-        if not all(trial.ended(runner) for trial in first):
-            best = first if guess else []
-        else:
-            best = _in_turns(
-                _ranked([(trial.plain(runner), trial) for trial in first]),
-                _ranked([((trial.step(runner) or {}).get("score"), trial) for trial in first]),
-            )
-        most = max(1, self.points // SHORTER)
-        return [self._trial(trial.point, self.settings) for trial in best[:most]]
+        best = self._best(self.first(), runner, guess=guess)
+        return [self._trial(trial.point, self.settings) for trial in best[: self._most]]
+
+    def third(self, runner: Runner, *, guess: bool = False) -> list[Trial]:
+        """Return the trials of the third round: as many as in the second, near its best ones.
+
+        In turns near the best without the class step and the best with it.
+
+        Args:
+            runner: knows the results.
+            guess: take other points while the best are unknown, to count the runs.
+        """
+        second = self.second(runner, guess=guess)
+        best = self._best(second, runner, guess=guess)[:2]
+        points = [self._near(best[n % len(best)].point, n) for n in range(self._most) if best]
+        return [self._trial(point, self.settings) for point in points]
+
+    @property
+    def _most(self) -> int:
+        return max(1, self.points // SHORTER)
+
+    @property
+    def _seed(self) -> int:
+        text = f"{self.bench.slug}\0{self.row.space}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+
+    def _best(self, trials: Sequence[Trial], runner: Runner, *, guess: bool) -> list[Trial]:
+        """Return trials, the best without and with the class step in turns; none before all end."""
+        if not all(trial.ended(runner) for trial in trials):
+            return list(trials) if guess else []
+        return _in_turns(
+            _ranked([(trial.plain(runner), trial) for trial in trials]),
+            _ranked([((trial.step(runner) or {}).get("score"), trial) for trial in trials]),
+        )
+
+    def _near(self, point: Options, number: int) -> dict[str, Any]:
+        """Return a point near another: its numbers moved a little, its choices as they are.
+
+        A number at an edge of its range moves outwards.
+        """
+        rng = np.random.default_rng([self._seed, number])
+        return {
+            one.name: one.moved(point[one.name], by)
+            for one, by in zip(self.space, rng.normal(0.0, NEAR, len(self.space)), strict=True)
+        }
 
     def summary(self, runner: Runner) -> dict[str, Any]:
         """Return the space, the result of every finished trial, and the winners, as JSON."""
-        second = self.second(runner)
-        ended = [trial for trial in [*self.first(), *second] if trial.ended(runner)]
+        long = [*self.second(runner), *self.third(runner)]
+        ended = [trial for trial in [*self.first(), *long] if trial.ended(runner)]
         trials = [trial.to_json(runner) for trial in ended]
         entry: dict[str, Any] = {
             "method": self.row.method,
@@ -222,20 +260,26 @@ class Search:
             "trials": trials,
             "without_score": sum(trial["plain"] is None for trial in trials),
         }
-        if second and all(trial.ended(runner) for trial in second):
-            plain = _ranked([(trial.plain(runner), trial) for trial in second])
+        if long and all(trial.ended(runner) for trial in long):
+            plain = _ranked([(trial.plain(runner), trial) for trial in long])
             if plain:
-                entry["winner"] = self._winner(plain[0], plain[0].plain(runner))
-            steps = [(trial.step(runner) or {}, trial) for trial in second]
+                entry["winner"] = self._winner(plain[0], plain[0].plain(runner), long)
+            steps = [(trial.step(runner) or {}, trial) for trial in long]
             stepped = _ranked([(step.get("score"), trial) for step, trial in steps])
             if stepped:
                 step = dict(stepped[0].step(runner) or {})
-                entry["winner_step"] = self._winner(stepped[0], step.pop("score"))
+                entry["winner_step"] = self._winner(stepped[0], step.pop("score"), long)
                 entry["winner_step"]["class_step"] = step
         return entry
 
-    def _winner(self, trial: Trial, score: float | None) -> dict[str, Any]:
-        edges = [one.name for one in self.space if one.edge(trial.point[one.name])]
+    def _winner(self, trial: Trial, score: float | None, others: Sequence[Trial]) -> dict[str, Any]:
+        """Return a winner as JSON; at an edge is what lies there with nothing tried beyond it."""
+        edges = [
+            one.name
+            for one in self.space
+            if one.edge(trial.point[one.name])
+            and not any(_further(one, trial.point, other.point) for other in others)
+        ]
         return {**parted({**self._equal(), **trial.point}), "score": score, "edges": edges}
 
     def _equal(self) -> Options:
@@ -287,7 +331,8 @@ def search_space(row: Row, *, finetune: bool) -> tuple[Option, ...]:
 
 def tune(runner: Runner, searches: Sequence[Search]) -> bool:
     """Run the trials of some searches; returns whether all of them are done."""
-    for trials in (Search.first, lambda search: search.second(runner)):
+    rounds = Search.first, lambda one: one.second(runner), lambda one: one.third(runner)
+    for trials in rounds:
         cells = cells_of(trial for search in searches for trial in trials(search))
         runner.run(cells)
         if runner.left(cells) and runner.late:
@@ -369,6 +414,14 @@ def parted(values: Options) -> dict[str, dict[str, Any]]:
         "options": {key: value for key, value in values.items() if key not in _SETTINGS},
         "settings": {key: value for key, value in values.items() if key in _SETTINGS},
     }
+
+
+def _further(option: Option, point: Options, other: Options) -> bool:
+    """Return whether another point lies beyond a point at an edge of an option's range."""
+    if option.tuned is None:
+        return False
+    share, beyond = (option.tuned.share(one[option.name]) for one in (point, other))
+    return beyond > share if share > 0.5 else beyond < share
 
 
 def _mean(scores: Sequence[float | None]) -> float | None:

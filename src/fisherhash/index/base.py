@@ -246,27 +246,28 @@ class Index(ABC):
         Returns:
             Their ids.
         """
-        return self._checked_put("add", entries, notes, fingerprint)
+        given, texts = self._checked(entries, notes)
+        return self._put("add", given, texts, fingerprint)
 
     def update(
         self, entries: Iterable[Entry], *, notes: Notes = None, fingerprint: str | None = None
     ) -> Ids:
         """Change items and return their ids. If a key does not exist, nothing is changed."""
-        return self._checked_put("update", entries, notes, fingerprint)
+        given, texts = self._checked(entries, notes)
+        return self._put("update", given, texts, fingerprint)
 
     def upsert(
         self, entries: Iterable[Entry], *, notes: Notes = None, fingerprint: str | None = None
     ) -> Ids:
         """Add items under new keys, update those whose keys exist, and return their ids."""
-        return self._checked_put("upsert", entries, notes, fingerprint)
+        given, texts = self._checked(entries, notes)
+        return self._put("upsert", given, texts, fingerprint)
 
-    def _checked_put(
-        self, verb: Verb, entries: Iterable[Entry], notes: Notes, fingerprint: str | None
-    ) -> Ids:
+    def _checked(
+        self, entries: Iterable[Entry], notes: Notes
+    ) -> tuple[list[CheckedEntry], NoteTexts]:
         self._must_write()
-        return self._put(
-            verb, check_entries(entries, self.bits, self.fine_bits), check_notes(notes), fingerprint
-        )
+        return check_entries(entries, self.bits, self.fine_bits), check_notes(notes)
 
     @abstractmethod
     def add_codes(
@@ -351,7 +352,7 @@ class Index(ABC):
 
         >>> notes = {"sync": {"folder": {"folder": "/data"}}, "skipped": {"a.jpg": None}}
         """
-        self._checked_put("update", [], notes, None)
+        self._put("update", *self._checked([], notes), None)
 
     @abstractmethod
     def compact(self, *, seconds: float | None = None) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, overload
 
@@ -108,6 +108,9 @@ class _Results(Sequence[list[Hit]]):
             return [self[number] for number in range(*query.indices(len(self)))]
         ids, distances = self._row(range(len(self))[query])
         return list(map(Hit, ids.tolist(), distances.tolist()))
+
+    def __iter__(self) -> Iterator[list[Hit]]:
+        return map(self.__getitem__, range(len(self)))
 
     def to_list(self) -> list[list[tuple[int, float]]]:
         """(id, distance) of every result, one list per query, as plain numbers."""

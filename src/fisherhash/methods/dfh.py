@@ -185,7 +185,7 @@ class DFH(MemoryMethod):
 
     def start(self, train: TrainingSet) -> None:
         """Fill the memory of outputs, and set the initial centres."""
-        super().start(train)
+        self.memory.fill(train)
         outputs, labels = self.memory.outputs, self.memory.labels
         self._nu_scaled = self._nu * len(outputs) / max(self.classes, 1) ** 2
         if self.positive_weight == 0:

@@ -132,8 +132,17 @@ def export_onnx(
             exported network computes something else.
     """
     missing_package(required="exporting a model")
-    data = with_metadata(_translated(backbone, head, fine), metadata(config, hamming=head.hamming))
-    return data, _checked(logits, OnnxRuntime(data))
+    known = metadata(config, hamming=head.hamming)
+    data = with_metadata(_translated(backbone, head, fine), known)
+    runtime, pixels = OnnxRuntime(data), _random_images(backbone.preprocessing.size)
+    expected, found = logits(pixels), runtime.all_logits(pixels)
+    agreement = compare_logits(expected, found)
+    size = float(np.abs(expected).max(initial=0.0)) or 1.0
+    if not np.isfinite(found).all() or agreement.largest > TOLERANCE * size:
+        raise FisherhashError(
+            f"the exported network does not compute what {runtime.name} does: {agreement}"
+        )
+    return data, agreement
 
 
 def metadata(config: dict[str, Any], *, hamming: bool, int8: bool = False) -> dict[str, Any]:
@@ -203,27 +212,11 @@ def _translated(backbone: Backbone, head: Head, fine: Head | None) -> Any:
     return program.model_proto
 
 
-def _checked(
-    logits: Callable[[NDArray[np.uint8]], NDArray[np.float32]], runtime: OnnxRuntime
-) -> Agreement:
-    """Compare an exported network with the original on random images.
-
-    Raises:
-        FisherhashError: they differ by more than rounding.
-    """
-    rng = np.random.default_rng(0)
-    side = runtime.preprocessing.size
-    coarse = rng.integers(0, 256, (CHECKED, 3, 8, 8), dtype=np.uint8)
+def _random_images(side: int) -> NDArray[np.uint8]:
+    """Images of random colours on which two runtimes are compared."""
+    coarse = np.random.default_rng(0).integers(0, 256, (CHECKED, 3, 8, 8), dtype=np.uint8)
     pixels = np.repeat(np.repeat(coarse, -(-side // 8), axis=2), -(-side // 8), axis=3)
-    pixels = np.ascontiguousarray(pixels[:, :, :side, :side])
-    expected, found = logits(pixels), runtime.all_logits(pixels)
-    agreement = compare_logits(expected, found)
-    size = float(np.abs(expected).max(initial=0.0)) or 1.0
-    if not np.isfinite(found).all() or agreement.largest > TOLERANCE * size:
-        raise FisherhashError(
-            f"the exported network does not compute what {runtime.name} does: {agreement}"
-        )
-    return agreement
+    return np.ascontiguousarray(pixels[:, :, :side, :side])
 
 
 @contextlib.contextmanager

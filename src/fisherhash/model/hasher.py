@@ -11,7 +11,7 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,23 +22,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from fisherhash import codes
 from fisherhash.data.collection import Collection
-from fisherhash.data.computing import RowFunction, compute_blocks
-from fisherhash.data.images import is_one_image
-from fisherhash.data.loading import (
-    DecodedBlock,
-    ImageLike,
-    Rows,
-    Skipped,
-    UnreadableImage,
-    decode_images,
-)
+from fisherhash.data.computing import RowFunction, Rows, Skipped, compute_blocks
+from fisherhash.data.images import ImageLike, UnreadableImage, is_one_image
+from fisherhash.data.loading import decode_images
 from fisherhash.data.preprocessing import Preprocessing
-from fisherhash.data.row_cache import stored_rows
+from fisherhash.data.row_cache import cached_rows, stored_rows
 from fisherhash.data.vectors import VECTORS_AT_ONCE, check_finite_rows, check_shape, vector_blocks
 from fisherhash.errors import NotDefinedError, UsageError, not_installed, unknown_name
 from fisherhash.model import builtin, onnx_runtime
 from fisherhash.model.folder import usable_onnx
-from fisherhash.model.runtime import UNSURE, cached_function_rows
+from fisherhash.model.runtime import UNSURE
 from fisherhash.system import storage
 from fisherhash.system.devices import is_processor
 from fisherhash.system.progress import progress
@@ -52,6 +45,8 @@ if TYPE_CHECKING:
     Images = ImageLike | Tensor | Iterable[ImageLike | Tensor]
 
 _DISTANCES_AT_ONCE = 2**20
+ComputeRows = Callable[[Any], NDArray[np.float32]]
+"""Bytes (n, 3, size, size), an array or a tensor, to rows."""
 RuntimeName = Literal["auto", "onnx", "torch"]
 HASHERS = {
     "onnx": ("fisherhash.model.onnx_hasher", "OnnxHasher"),
@@ -128,7 +123,7 @@ class DecodedSource(Protocol):
 
     def blocks(
         self, indices: NDArray[np.int64] | None = None, *, block: int = ...
-    ) -> Iterator[DecodedBlock]:
+    ) -> Iterator[Rows]:
         """The decoded images, one block at a time."""
         ...
 
@@ -223,9 +218,10 @@ class Hasher(abc.ABC):
 
     # What a runtime computes of an image is one row: features (torch) or logits (ONNX Runtime).
 
+    @property
     @abc.abstractmethod
-    def _compute(self, pixels: NDArray[np.uint8] | Tensor) -> NDArray[np.float32]:
-        """Bytes (n, 3, size, size) to rows."""
+    def _compute(self) -> ComputeRows:
+        """What computes the rows of images in memory."""
 
     @property
     @abc.abstractmethod
@@ -336,7 +332,7 @@ class Hasher(abc.ABC):
                 work decide. The codes do not depend on it.
         """
         for part in self.row_blocks(source, indices, block, cached, workers):
-            yield self._encoded(part, queries)
+            yield self._of_rows(part, queries=queries)
 
     def encode_features(self, features: ArrayLike) -> NDArray[np.uint8]:
         """Codes (n, bytes) of vectors (n, d), which may be a memory map; one vector is one row.
@@ -378,7 +374,7 @@ class Hasher(abc.ABC):
             logits = self.logits_of_features(rows)
             fine = self.fine_of_features(rows) if self.fine_bits else None
             real = logits if queries else None
-            yield self._cut(logits, Rows(rows, numbers, []), real, fine)
+            yield self._encoded(Rows(rows, numbers, []), logits, real, fine)
 
     def encode_collection(
         self,
@@ -394,8 +390,8 @@ class Hasher(abc.ABC):
         bar = nullcontext(lambda _: None)  # cached features have a bar of their own
         if isinstance(source, Collection) and not cached:
             bar = progress(f"encoding {source.name}", len(source if indices is None else indices))
-        none = np.empty((0, self._row_width), dtype=np.float32)
-        parts = [self._encoded(Rows(none, np.arange(0), []), queries)]
+        none = Rows(np.empty((0, self._row_width), dtype=np.float32), np.arange(0), [])
+        parts = [self._of_rows(none, queries=queries)]
         with bar as advance:
             for part in self.encode_blocks(
                 source, indices, block=block, cached=cached, queries=queries, workers=workers
@@ -426,17 +422,17 @@ class Hasher(abc.ABC):
             shape=(self._row_width,),
             dtype=np.float32,
         )
-        return None if rows is None else self._encoded(rows, queries=False)
+        return None if rows is None else self._of_rows(rows)
 
-    def _encoded(self, rows: Rows, queries: bool) -> EncodedBlock:
+    def _of_rows(self, rows: Rows, *, queries: bool = False) -> EncodedBlock:
         real = self.queries_of_rows(rows.values) if queries else None
         fine = self.fine_of_rows(rows.values) if self.fine_bits else None
-        return self._cut(self.logits_of_rows(rows.values), rows, real, fine)
+        return self._encoded(rows, self.logits_of_rows(rows.values), real, fine)
 
-    def _cut(
+    def _encoded(
         self,
-        logits: NDArray[np.float32],
         rows: Rows,
+        logits: NDArray[np.float32],
         real: NDArray[np.float32] | None,
         fine: NDArray[np.float32] | None,
     ) -> EncodedBlock:
@@ -454,25 +450,22 @@ class Hasher(abc.ABC):
     ) -> Iterator[Rows]:
         """The one way from images to rows, for every source."""
         self.check_takes_images()
-        if cached:
-            if not isinstance(source, Collection):
-                raise UsageError("only features of a collection can be cached")
-            yield cached_function_rows(
-                self._row_function(), self._row_key, source, indices, workers=workers
-            )
-            return
         if isinstance(source, Collection):
             function = self._row_function()
-            yield from compute_blocks(source, indices, function, block=block, workers=workers)
-            return
+            if not cached:
+                return compute_blocks(source, indices, function, block=block, workers=workers)
+            what = self._row_key
+            return iter([cached_rows(source, indices, function, what=what, workers=workers)])
+        if cached:
+            raise UsageError("only features of a collection can be cached")
         if isinstance(source, DecodedSource):
             blocks = source.blocks(indices, block=block)
         elif indices is not None:
             raise UsageError("indices select images of a collection; select from a list yourself")
         else:
             blocks = decode_images(_listed(source), self.preprocessing, block=block)
-        for part in blocks:
-            yield Rows(self._compute(part.pixels), part.indices, part.skipped)
+        compute = self._compute
+        return (Rows(compute(part.values), part.indices, part.skipped) for part in blocks)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model folder; an older model in it is replaced only when all is on disk."""

@@ -62,7 +62,10 @@ class Head(nn.Module):
         """Set the first weights, for standardised training features (n, in_features)."""
 
     def query(self, features: Tensor) -> Tensor:
-        """Features (n, in_features) to the real-valued queries that ``distances`` takes."""
+        """Features (n, in_features) to the real-valued queries that ``distances`` takes.
+
+        They are the logits; only a head without a Hamming distance may compute others.
+        """
         return self.logits(features)
 
     @torch.no_grad()

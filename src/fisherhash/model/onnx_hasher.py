@@ -26,13 +26,12 @@ from fisherhash.model.folder import (
     usable_onnx,
     versions,
 )
-from fisherhash.model.hasher import EncodedBlock, ExportedHead, Hasher
+from fisherhash.model.hasher import ComputeRows, EncodedBlock, ExportedHead, Hasher
 from fisherhash.model.onnx_runtime import OnnxRuntime
 from fisherhash.system import storage
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
 DECIDING = ("fingerprint", "bits", "backbone", "preprocessing", "head")
 """What the config of a folder and the metadata of its ONNX file must agree on."""
@@ -130,8 +129,9 @@ class OnnxHasher(Hasher):
                 )
         return self._in_torch
 
-    def _compute(self, pixels: NDArray[np.uint8] | Tensor) -> NDArray[np.float32]:
-        return self.runtime.all_logits(np.asarray(pixels))
+    @property
+    def _compute(self) -> ComputeRows:
+        return self.runtime.all_logits
 
     @property
     def _row_key(self) -> str:

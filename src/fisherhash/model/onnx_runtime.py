@@ -144,23 +144,18 @@ class OnnxRuntime:
         return OnnxFunction(self._source, self.checksum, output, self._session)
 
     def _run(self, output: str, width: int, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        pixels = np.ascontiguousarray(pixels)
-        rows = np.empty((len(pixels), width), dtype=np.float32)
-
-        def fill(start: int) -> None:
-            some = pixels[start : start + self._images]
-            padding = np.zeros((self._images - len(some), *some.shape[1:]), dtype=np.uint8)
-            given = np.concatenate([some, padding]) if len(padding) else some
-            found = self._session.run([output], {PIXELS: given})[0]
-            rows[start : start + len(some)] = found[: len(some)]
-
-        starts = range(0, len(pixels), self._images)
-        if len(starts) < 2 or self._images > 1 or available_cores() < 2:
-            for start in starts:
-                fill(start)
-        else:
-            list(self._threads().map(fill, starts))
-        return rows
+        pixels, step = np.ascontiguousarray(pixels), self._images
+        parts = [pixels[start : start + step] for start in range(0, len(pixels), step)]
+        if parts and len(parts[-1]) < step:
+            padding = np.zeros((step - len(parts[-1]), *pixels.shape[1:]), dtype=np.uint8)
+            parts[-1] = np.concatenate([parts[-1], padding])
+        # On a CPU several images are computed at the same time, each by one thread.
+        apart = len(parts) > 1 and step == 1 and available_cores() > 1
+        inputs = ({PIXELS: part} for part in parts)
+        run = functools.partial(self._session.run, [output])
+        found = self._threads().map(run, inputs) if apart else map(run, inputs)
+        none = np.empty((0, width), dtype=np.float32)
+        return np.concatenate([none, *(rows for (rows,) in found)])[: len(pixels)]
 
     def _threads(self) -> ThreadPoolExecutor:
         with self._starting:

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fisherhash.data.collection import Collection
-from fisherhash.data.computing import RowFunction
-from fisherhash.data.loading import Rows
+from fisherhash.data.computing import RowFunction, Rows
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.row_cache import cached_rows
 
@@ -73,31 +72,8 @@ def feature_rows(
         indices: (n,) which images; None for all.
         workers: number of worker processes; None lets the work decide.
     """
-    return cached_function_rows(
-        feature_function(runtime), feature_key(runtime), collection, indices, workers=workers
-    )
-
-
-def cached_function_rows(
-    function: RowFunction,
-    what: str,
-    collection: Collection,
-    indices: NDArray[np.int64] | None = None,
-    *,
-    workers: int | None = None,
-) -> Rows:
-    """The rows of a function, stored on disk; ``what`` identifies them."""
-    return cached_rows(
-        collection,
-        indices,
-        function.preprocessing,
-        what=what,
-        shape=function.shape,
-        dtype=function.dtype,
-        compute=function.compute,
-        portable=function.portable,
-        workers=workers,
-    )
+    function, what = feature_function(runtime), feature_key(runtime)
+    return cached_rows(collection, indices, function, what=what, workers=workers)
 
 
 def feature_key(runtime: Runtime) -> str:

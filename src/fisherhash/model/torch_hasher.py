@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from fisherhash.backbones import Backbone, VectorInput
 from fisherhash.data.computing import RowFunction
@@ -22,7 +22,7 @@ from fisherhash.model import builtin
 from fisherhash.model.export import Agreement, export_onnx, missing_package
 from fisherhash.model.finished_heads import CutHead
 from fisherhash.model.folder import CONFIG, WEIGHTS, model_files, read_model, versions
-from fisherhash.model.hasher import Hasher
+from fisherhash.model.hasher import ComputeRows, Hasher
 from fisherhash.model.head_base import Head
 from fisherhash.model.runtime import feature_function, feature_key
 from fisherhash.model.torch_runtime import TorchRuntime, in_fixed_batches, on_device
@@ -110,8 +110,9 @@ class TorchHasher(Hasher):
     def _row_width(self) -> int:
         return self.head.in_features
 
-    def _compute(self, pixels: NDArray[np.uint8] | Tensor) -> NDArray[np.float32]:
-        return self.runtime.features(pixels)
+    @property
+    def _compute(self) -> ComputeRows:
+        return self.runtime.features
 
     @property
     def _row_key(self) -> str:
@@ -200,7 +201,6 @@ class TorchHasher(Hasher):
         Raises:
             UsageError: the model takes vectors.
         """
-
         if self.vectors_only:
             raise UsageError("a model of vectors has no network to export; it runs in torch")
 

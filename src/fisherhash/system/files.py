@@ -6,7 +6,8 @@ import os
 import stat
 from typing import BinaryIO
 
-_NONBLOCK = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+_FLAGS = ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
+_READ = sum((getattr(os, name, 0) for name in _FLAGS), os.O_RDONLY)
 
 
 class NotRegularError(OSError):
@@ -35,7 +36,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     # Before opening, because opening a device may have an effect; and after, because another
     # program may have put a pipe in its place.
     _check(os.stat(path))
-    file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115
+    file = open(os.open(path, _READ), "rb")  # noqa: SIM115
     try:
         _check(os.fstat(file.fileno()))
     except BaseException:
@@ -56,15 +57,25 @@ def read_bounded(path: str | os.PathLike[str], limit: int) -> bytes:
         return read_rest(file, limit)
 
 
+def check_size(file: BinaryIO, limit: int) -> int:
+    """The size of an open file.
+
+    Raises:
+        TooLongError: it has more than ``limit`` bytes.
+    """
+    size = os.fstat(file.fileno()).st_size
+    if size > limit:
+        raise TooLongError(size, limit)
+    return size
+
+
 def read_rest(file: BinaryIO, limit: int) -> bytes:
     """Read what is left of an open file, at most ``limit`` bytes of it.
 
     Raises:
         TooLongError: there is more.
     """
-    size = os.fstat(file.fileno()).st_size
-    if size > limit:
-        raise TooLongError(size, limit)
+    size = check_size(file, limit)
     # Not read(): the file may grow meanwhile.
     data = file.read(size + 1) or b""
     if len(data) > size:
@@ -72,10 +83,6 @@ def read_rest(file: BinaryIO, limit: int) -> bytes:
         if len(data) > limit:
             raise TooLongError(len(data), limit)
     return data
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | _NONBLOCK)
 
 
 def _check(state: os.stat_result) -> None:

@@ -139,6 +139,19 @@ class Option:
             return value
         return round(value) if self.kind is int else float(f"{value:.3g}")
 
+    def moved(self, value: Any, by: float) -> Any:
+        """Return a value moved by a share of its search range, within what the option accepts.
+
+        It may leave the range; a value at an edge moves outwards. A choice stays as it is.
+        """
+        if self.tuned is None or self.tuned.choices:
+            return value
+        share = self.tuned.share(value)
+        if self.edge(value):
+            by = abs(by) if share > 0.5 else -abs(by)
+        moved = self.drawn(share + by)
+        return value if self.range.fault(moved) else moved
+
     def edge(self, value: Any, *, within: float = 0.05) -> bool:
         """Return whether a value is near an end of its search range that could be moved outwards.
 

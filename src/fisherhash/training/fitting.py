@@ -21,7 +21,7 @@ from torch import nn
 
 from fisherhash import backbones, codes, methods
 from fisherhash.backbones import Backbone
-from fisherhash.data.loading import Rows, Skipped, write_skipped
+from fisherhash.data.loading import Rows, Skipped, skipped_csv
 from fisherhash.data.pixels import PixelBank, placed
 from fisherhash.data.protocols import Split, resolve
 from fisherhash.data.sources import Collection, open_data
@@ -44,7 +44,7 @@ from fisherhash.training.checkpoints import check_resumable, discard_checkpoint
 from fisherhash.training.class_step import ClassStep
 from fisherhash.training.finishing import Ending, check_cut
 from fisherhash.training.loop import METRICS, FrozenImages, LiveImages, Loop
-from fisherhash.training.measuring import SPLIT_FILE, WAYS, held_out_top, measure_ways
+from fisherhash.training.measuring import SPLIT_FILE, WAYS, encode_heads, held_out_top, measure
 from fisherhash.training.recipes import RecipeName, apply_recipe, find_recipe
 from fisherhash.training.second_code import FINE_BITS, add_second_code, compare_rankings
 from fisherhash.training.settings import Settings
@@ -129,26 +129,30 @@ class Trained:
             raise UsageError(
                 f"'{self.collection.name}' has no labels, so there is nothing to measure"
             )
+        heads: dict[Head, bool] = {}
+        for way, head in ways:
+            heads[head] = heads.get(head, False) or way == "real"
         # Features of frozen weights are on disk or worth storing; those of new weights are not.
-        found, skipped = measure_ways(
+        encoded = encode_heads(
             self.hasher,
             self.collection,
             self.split,
-            ways,
+            heads,
             cached=not self.finetuned,
             bank=bank if self.finetuned else None,
         )
-        known = {item.name for item in self.skipped}
-        self.skipped += [item for item in skipped if item.name not in known]
-        return found
+        by_head, known = {one.head: one for one in encoded}, {item.name for item in self.skipped}
+        self.skipped += [s for one in encoded[:1] for s in one.skipped if s.name not in known]
+        top = self.split.top
+        return [measure(by_head[head], top=top, real_queries=way == "real") for way, head in ways]
 
     def save(self, folder: Path) -> None:
         """Write the model, its split and the list of skipped images; drop its checkpoint."""
         files = self.hasher.files()
         if self.split is not None:
-            files[SPLIT_FILE] = self.split.save
+            files[SPLIT_FILE] = self.split.dump()
         if self.skipped:
-            files[SKIPPED_FILE] = partial(write_skipped, skipped=self.skipped)
+            files[SKIPPED_FILE] = skipped_csv(self.skipped)
         storage.write_files(folder, files)
         # What an older model left in the folder.
         current = {*files, METRICS} if self.history else set(files)

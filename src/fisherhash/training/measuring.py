@@ -6,7 +6,7 @@ Imports no torch: an exported model is measured without it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from fisherhash.data.pixels import PixelBank
     from fisherhash.model.head_base import Head
-    from fisherhash.model.torch_hasher import TorchHasher
 
     AnyHead = Head | ExportedHead
     Outputs = Callable[[NDArray[np.float32]], NDArray[np.float32]]
@@ -85,16 +84,15 @@ def encode_split(
         bank: the pixels of the images, if they are in memory; nothing is stored then.
         real_queries: also encode real-valued queries; codes without a Hamming distance always do.
     """
-    real = real_queries or not hasher.head.hamming
-    ways = {hasher.head: (hasher.logits_of_rows, hasher.queries_of_rows if real else None)}
-    return _encode_ways(hasher, collection, split, ways, cached=cached, bank=bank)[0]
+    heads = {hasher.head: real_queries}
+    return encode_heads(hasher, collection, split, heads, cached=cached, bank=bank)[0]
 
 
 def encode_heads(
-    hasher: TorchHasher,
+    hasher: Hasher,
     collection: Collection,
     split: Split,
-    heads: Mapping[Head, bool],
+    heads: Mapping[Any, bool],
     *,
     cached: bool = True,
     bank: PixelBank | None = None,
@@ -105,30 +103,12 @@ def encode_heads(
         hasher: has the backbone.
         collection: the images.
         split: which of them.
-        heads: the heads, each with whether it also encodes real-valued queries.
+        heads: the hasher's own head, or others for torch, each with whether it also encodes
+            real-valued queries; codes without a Hamming distance always do.
         cached: store the features on disk.
         bank: the pixels of the images, if they are in memory; nothing is stored then.
     """
-    from fisherhash.model.torch_runtime import in_fixed_batches
-
-    batches = functools.partial(functools.partial, in_fixed_batches, device=hasher.device)
-    ways: dict[AnyHead, tuple[Outputs, Outputs | None]] = {
-        head: (batches(head.logits), batches(head.query) if also or not head.hamming else None)
-        for head, also in heads.items()
-    }
-    return _encode_ways(hasher, collection, split, ways, cached=cached, bank=bank)
-
-
-def _encode_ways(
-    hasher: Hasher,
-    collection: Collection,
-    split: Split,
-    ways: Mapping[AnyHead, tuple[Outputs, Outputs | None]],
-    *,
-    cached: bool,
-    bank: PixelBank | None,
-) -> list[EncodedSplit]:
-    """Encode a split with heads: how each computes logits, and queries if it does, of rows."""
+    ways = {head: _outputs(hasher, head) for head in heads}
     wanted = np.unique(np.concatenate([split.query, split.database]))
     source, block = collection, 256
     if bank is not None:
@@ -145,11 +125,14 @@ def _encode_ways(
     quiet = nullcontext(lambda _: None)
     with quiet if cached else progress(f"encoding {collection.name}", len(wanted)) as advance:
         for rows in hasher.row_blocks(source, wanted, block, cached):
-            queries = rows.values[is_query[rows.indices]]
+            chosen = is_query[rows.indices]
             for head, (logits_of, queries_of) in ways.items():
-                packed[head].append(pack(logits_of(rows.values)))
+                logits = logits_of(rows.values)
+                packed[head].append(pack(logits))
                 if queries_of is not None:
-                    real[head].append(queries_of(queries))
+                    real[head].append(queries_of(rows.values[chosen]))
+                elif heads[head]:
+                    real[head].append(logits[chosen])
             indices.append(rows.indices)
             skipped += rows.skipped
             advance(len(rows.indices) + len(rows.skipped))
@@ -169,34 +152,17 @@ def _encode_ways(
     return encoded
 
 
-def measure_ways(
-    hasher: TorchHasher,
-    collection: Collection,
-    split: Split,
-    ways: Sequence[tuple[str, Head]],
-    *,
-    cached: bool = True,
-    bank: PixelBank | None = None,
-) -> tuple[list[Evaluation], list[Skipped]]:
-    """Measure heads on one backbone; returns one evaluation per way, and the skipped images.
+def _outputs(hasher: Hasher, head: Any) -> tuple[Outputs, Outputs | None]:
+    """What computes the logits of a head from rows, and its real-valued queries.
 
-    Args:
-        hasher: has the backbone.
-        collection: the images.
-        split: queries, database and metric.
-        ways: one of ``WAYS`` and a head, each.
-        cached: store the features on disk.
-        bank: the pixels of the images, if they are in memory; nothing is stored then.
+    Where codes have a Hamming distance, the logits are the queries.
     """
-    heads: dict[Head, bool] = {}
-    for way, head in ways:
-        heads[head] = heads.get(head, False) or way == "real"
-    encoded = encode_heads(hasher, collection, split, heads, cached=cached, bank=bank)
-    by_head = {one.head: one for one in encoded}
-    found = [
-        measure(by_head[head], top=split.top, real_queries=way == "real") for way, head in ways
-    ]
-    return found, encoded[0].skipped if encoded else []
+    if isinstance(head, ExportedHead):
+        return hasher.logits_of_rows, None if head.hamming else hasher.queries_of_rows
+    from fisherhash.model.torch_runtime import in_fixed_batches
+
+    batches = functools.partial(functools.partial, in_fixed_batches, device=hasher.device)  # type: ignore[attr-defined]
+    return batches(head.logits), None if head.hamming else batches(head.query)
 
 
 def held_out_top(split: Split) -> float | None:

@@ -55,7 +55,7 @@ class Settings:
     batch_size: Annotated[int, Range(1, 1_000_000)] = 128
     optimizer: Literal["sgd", "adamw"] = "sgd"
     learning_rate: Annotated[float, Range(1e-12, 1e3), Tuned(3e-4, 0.3, "log")] = 0.01
-    backbone_rate: Annotated[float, Range(0, 1e3), Tuned(0.01, 2.0, "log")] = 1.0
+    backbone_rate: Annotated[float, Range(0, 1e3), Tuned(0.03, 2.0, "log")] = 1.0
     weight_decay: Annotated[float, Range(0, 1e3)] = 5e-4
     schedule: Literal["one-cycle", "cosine", "step", "constant"] = "one-cycle"
     dropout: Annotated[float, Range(0, 0.99)] = 0.3

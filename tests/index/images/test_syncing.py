@@ -1,8 +1,10 @@
 """Sync and add: only what changed is encoded, nothing is lost, bad files are listed."""
 
 import errno
+import io
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fisherhash.data import loading
+from fisherhash.data import workers
 from fisherhash.data.images import UnreadableImage, load_image
 from fisherhash.data.workers import LostWorkerError
 from fisherhash.errors import FisherhashError, UsageError
@@ -220,15 +222,15 @@ def test_a_file_that_may_not_be_read_stays_in_the_index_and_is_tried_again(
     sync_index(path, album, model=model)
     os.utime(album / "top.png", ns=(5, 5))
     shutil.copy(album / "top.png", album / "new.png")
-    from fisherhash.system import files
+    system_open = os.open
 
     def denied(file, *arguments, **options):
-        if os.fspath(file).endswith(("top.png", "new.png")):
+        if str(file).endswith(("top.png", "new.png")):
             raise PermissionError(errno.EACCES, "Permission denied", file)
-        return open(file, *arguments, **options)
+        return system_open(file, *arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "open", denied, raising=False)
+        patch.setattr(os, "open", denied)
         report = sync_index(path, album)
         assert counts(report) == (0, 0, 0, 13)
         assert skipped(path) == {"new.png": "permission denied", "top.png": "permission denied"}
@@ -545,18 +547,21 @@ def test_a_bad_file_added_twice_is_decoded_once(album, model, tmp_path, counted)
 
 def test_a_decoder_that_dies_costs_its_image_only(album, model, tmp_path, monkeypatch, blocks_of):
     """A worker that ends while it decodes one image; the others are indexed."""
-    run_jobs, bad = loading.run_jobs, "dogs/01.png"
+    bad = "dogs/01.png"
 
-    def dying(reader, job, indices, *, names, **options):
+    def dying(hello, names, size, indices, most, timeout):
+        sent = io.BytesIO(hello)
+        pickle.load(sent)
+        reader, job = pickle.load(sent)
         for i in indices:
             if names[i] == bad:
                 raise LostWorkerError("a worker process ended (signal 11) while it read …", i)
-            yield from run_jobs(reader, job, [i], names=names, workers=0)
+            yield i, job(reader, i)
 
     blocks_of(4)
-    monkeypatch.setattr(loading, "run_jobs", dying)
+    monkeypatch.setattr(workers, "_in_processes", dying)
     path = tmp_path / "album.index"
-    report = sync_index(path, album, model=model)
+    report = sync_index(path, album, model=model, workers=2)
     assert skipped(path) == {bad: "a worker process ended (signal 11) while it read …"}
     assert keys(path) == names(album) - {bad}
     assert len(report.added) == 13

@@ -13,6 +13,7 @@ import pytest
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index import Entry, Index
 from fisherhash.index.local import segments
+from fisherhash.index.local.schema import INSERT_ITEM
 
 sys.path.insert(0, str(Path(__file__).parent))
 from faults import build_library, run_script
@@ -223,7 +224,7 @@ def test_rows_that_clash_are_not_called_damage(path):
 
         def blocks():
             index._catalogue._db.execute(add_row)
-            index._catalogue.insert_rows([(150200, "mine", None, 0, 0, "[]", "{}", 0)])
+            index._catalogue.write(INSERT_ITEM, [(150200, "mine", None, 0, 0, "[]", "{}", 0)])
             yield codes(1)
 
         with pytest.raises(FisherhashError, match=r"refused a change: UNIQUE") as caught:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,15 +11,6 @@ from fisherhash.codes import hamming
 _BLOCK_PAIRS = 1 << 21
 # below this many codes a whole row is sorted, which is cheaper than cutting it first
 _SORTED_ROW = 2048
-
-
-def _blocks(
-    queries: NDArray[np.uint8], codes: NDArray[np.uint8], bits: int
-) -> Iterator[tuple[int, NDArray[np.unsignedinteger]]]:
-    step = max(1, _BLOCK_PAIRS // max(1, len(codes)))
-    for start in range(0, len(queries), step):
-        distances = hamming(queries[start : start + step], codes)
-        yield start, distances.astype(np.uint8) if bits < 256 else distances
 
 
 def nearest_by_numpy(
@@ -35,7 +24,9 @@ def nearest_by_numpy(
     k = min(k, len(codes))
     positions = np.zeros((len(queries), k), dtype=np.int64)
     found = np.zeros((len(queries), k), dtype=np.int64)
-    for start, block in _blocks(queries, codes, bits):
+    step, kind = _at_once(codes, bits)
+    for start in range(0, len(queries), step):
+        block = hamming(queries[start : start + step], codes).astype(kind, copy=False)
         if len(codes) <= _SORTED_ROW:
             # for a stable order numpy sorts these small types by radix
             order = np.argsort(block, axis=1, kind="stable")[:, :k]
@@ -62,7 +53,9 @@ def within_by_numpy(
     """
     none = np.zeros(0, dtype=np.int64)
     parts = [(np.zeros(1, dtype=np.int64), none, none)]
-    for _, block in _blocks(queries, codes, bits):
+    step, kind = _at_once(codes, bits)
+    for start in range(0, len(queries), step):
+        block = hamming(queries[start : start + step], codes).astype(kind, copy=False)
         rows, places = np.nonzero(block <= radius)
         near = block[rows, places]
         # stable: places ascend within a row, and still do within each distance
@@ -71,3 +64,8 @@ def within_by_numpy(
         parts.append((counts, places[order], near[order].astype(np.int64)))
     counts, positions, distances = map(np.concatenate, zip(*parts, strict=True))
     return np.cumsum(counts), positions, distances
+
+
+def _at_once(codes: NDArray[np.uint8], bits: int) -> tuple[int, type[np.unsignedinteger]]:
+    """How many queries are compared at once, and the smallest type that holds a distance."""
+    return max(1, _BLOCK_PAIRS // max(1, len(codes))), np.uint8 if bits < 256 else np.uint16

@@ -224,7 +224,7 @@ class ImageIndex:
             FisherhashError: an image cannot be read.
         """
         bits = self.index.bits
-        queries = _listed(images)
+        queries = [] if isinstance(images, tuple | list) and not images else _listed(images)
         keys = [keys] if isinstance(keys, str) else keys
         if not queries and not keys and features is None:
             raise UsageError("nothing to search for: give an image, or --key KEY")

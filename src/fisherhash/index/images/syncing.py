@@ -20,6 +20,7 @@ decoder) is noted without them, and such a file is tried every time.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -254,14 +255,18 @@ class Import:
     ) -> Iterator[EncodedBlock]:
 
         known = [i for i, file in enumerate(todo) if file.key in self.codes]
-        for start in range(0, len(known), IMAGES_PER_COMMIT):
-            some = known[start : start + IMAGES_PER_COMMIT]
-            yield known_block(some, [self.codes[todo[i].key] for i in some])
-        if rest := [i for i, file in enumerate(todo) if file.key not in self.codes]:
-            source = collection_of(name, todo)
-            yield from hasher.encode_blocks(
-                source, np.array(rest), block=IMAGES_PER_COMMIT, workers=self.workers
-            )
+        steps = range(0, len(known), IMAGES_PER_COMMIT)
+        blocks = (
+            known_block(some, [self.codes[todo[i].key] for i in some])
+            for some in (known[i : i + IMAGES_PER_COMMIT] for i in steps)
+        )
+        rest = [i for i, file in enumerate(todo) if file.key not in self.codes]
+        if not rest:
+            return blocks
+        new = hasher.encode_blocks(
+            collection_of(name, todo), np.array(rest), block=IMAGES_PER_COMMIT, workers=self.workers
+        )
+        return itertools.chain(blocks, new)
 
     def finish(self, among: Container[str] | None = None, named: Container[str] = ()) -> SyncReport:
         """The report; ``among`` selects the skipped files it lists, ``named`` those named."""

@@ -22,7 +22,7 @@ from fisherhash.index.base import CannotReadError, DamagedError
 from fisherhash.index.items import FileState
 from fisherhash.index.local.connect import (
     BESIDE,
-    CACHE_SIZE,
+    CACHE_KIB,
     check_schema,
     connection,
     damaged_catalogue,
@@ -31,7 +31,7 @@ from fisherhash.index.local.connect import (
 )
 from fisherhash.index.local.guards import SharedFile, Sums, cannot_read
 from fisherhash.index.local.lock import is_held, is_unsettled
-from fisherhash.index.local.rows import decode_text, encode_text, item_crc, parsed, row_crc
+from fisherhash.index.local.rows import decode_text, encode_text, parsed, row_crc, wrong_item
 from fisherhash.index.local.schema import (
     APPLICATION,
     CATALOGUE,
@@ -50,6 +50,7 @@ CHECK_AT_ONCE = 64 << 20
 """Up to this size the bytes are checked when the catalogue is opened, else before rows are read."""
 
 _CHUNK = 900
+_ROWS_AT_ONCE = 1 << 13
 
 Columns = Sequence[Any]
 """A stored row; its last column is its checksum."""
@@ -94,7 +95,7 @@ class Catalogue:
         db, self._meter = connection(self.path, "ro")
         try:
             check_schema(self.path, db)
-            db.execute(f"PRAGMA cache_size = {CACHE_SIZE}")
+            db.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
             return db
         except DamagedError:
             db.close()
@@ -248,7 +249,9 @@ class Catalogue:
                     return [f"SQLite: {text}" for text in reported]
                 state = self._state(db)
                 self._files(db, state)
-                sums = [row[-1] for row in self._item_rows(db, "")]
+                cursor, sums = db.execute(f"SELECT {ITEM_COLUMNS} FROM items"), []
+                while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+                    sums += [row[-1] for row in self._checked_items(rows)]
                 if (len(sums), sum(sums) % 2**64) != (state.rows, state.rows_sum):
                     return [f"rows of items are missing or old ({len(sums)} of {state.rows} found)"]
                 sums = [crc for *_, crc in self._note_rows(db)] if _version(db) > 1 else []
@@ -376,40 +379,52 @@ class Catalogue:
             except (TypeError, ValueError, AttributeError, OverflowError):
                 right = False
             if not right:
-                which = f"the row of item {row[0]}" if table == "items" else f"a row of {table}"
-                raise self.damaged(f"{which} is not what was written")
+                raise self.damaged(f"a row of {table} is not what was written")
             yield row
 
-    def _item_rows(
-        self, db: sqlite3.Connection, where: str, values: Sequence[Any] = ()
-    ) -> Iterator[Columns]:
-        rows = db.execute(f"SELECT {ITEM_COLUMNS} FROM items {where}", values)
-        return self._checked(rows, item_crc, "items")
+    def _checked_items(self, rows: list[Columns]) -> list[Columns]:
+        """Stored rows of items, each compared with its checksum."""
+        wrong = wrong_item(rows)
+        if wrong is not None:
+            raise self.damaged(f"the row of item {wrong[0]} is not what was written")
+        return rows
 
     def rows_of_ids(self, ids: Sequence[int]) -> dict[int, Columns]:
         """Stored columns of the rows of those ids that have one."""
-        return {row[0]: row for row in self._rows("id", ids)}
+        return {row[0]: row for row in self.rows("id", ids)}
 
     def rows_of_keys(self, keys: Sequence[str]) -> dict[str, Columns]:
         """Stored columns of the rows of those keys that exist."""
-        rows = self._rows("key", [encode_text(key) for key in keys])
+        rows = self.rows("key", [encode_text(key) for key in keys])
         return {decode_text(row[1]): row for row in rows}
 
-    def _rows(self, column: str, values: Sequence[Any]) -> Iterator[Columns]:
+    def rows(self, column: str, values: Sequence[Any]) -> list[Columns]:
+        """The rows of items whose ``id`` or ``key`` is one of some values, as they are stored."""
         self.trust()
+        rows: list[Columns] = []
         with self._reading() as db:
             for start in range(0, len(values), _CHUNK):
                 part = values[start : start + _CHUNK]
-                where = f"WHERE {column} IN ({','.join('?' * len(part))})"
-                yield from self._item_rows(db, where, part)
+                marks = ",".join("?" * len(part))
+                query = f"SELECT {ITEM_COLUMNS} FROM items WHERE {column} IN ({marks})"
+                rows += db.execute(query, part).fetchall()
+        return self._checked_items(rows)
+
+    def warm(self, first: int, end: int) -> None:
+        """Bring the rows of some ids into SQLite's cache, if all rows fit; nothing is checked."""
+        with self._reading() as db:
+            if self.path.stat().st_size <= CACHE_KIB << 10:
+                query = "SELECT max(crc) FROM items WHERE id >= ? AND id < ?"
+                db.execute(query, (first, end)).fetchone()
 
     def rows_where(self, condition: str, values: Sequence[Any]) -> dict[int, Columns]:
         """Stored columns by id of the rows that match a condition, by ascending id."""
         self.trust()
         with self._reading() as db:
             self._meter.refill(_weight(values))
-            where = f"WHERE {condition} ORDER BY id{self._limit(db)}"
-            rows = list(self._item_rows(db, where, values))
+            order = f"ORDER BY id{self._limit(db)}"
+            query = f"SELECT {ITEM_COLUMNS} FROM items WHERE {condition} {order}"
+            rows = self._checked_items(db.execute(query, values).fetchall())
             self._must_fit(db, len(rows))
             return {row[0]: row for row in rows}
 

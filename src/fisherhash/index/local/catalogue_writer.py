@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import sqlite3
-import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,9 @@ from typing import Any
 from fisherhash.errors import FisherhashError
 from fisherhash.index.base import UnknownOutcomeError
 from fisherhash.index.checks import NoteTexts
-from fisherhash.index.local.catalogue import Catalogue, Columns
+from fisherhash.index.local.catalogue import Catalogue
 from fisherhash.index.local.connect import (
-    CACHE_SIZE,
+    CACHE_KIB,
     WAIT_MS,
     check_schema,
     connection,
@@ -29,14 +27,13 @@ from fisherhash.index.local.rows import encode_text, note_columns
 from fisherhash.index.local.schema import (
     APPLICATION,
     CATALOGUE,
-    ITEM_COLUMNS,
     NOTES_SCHEMA,
     PLAIN_FORMAT,
+    PUT_FACT,
     SCHEMA,
     SUMS,
-    FileRow,
-    RemovedRow,
     State,
+    fact_columns,
     format_of,
 )
 from fisherhash.index.local.spare import Spare, save_spare
@@ -58,8 +55,8 @@ def create_catalogue(folder: Path, facts: dict[str, Any]) -> None:
         db.execute(f"PRAGMA application_id = {APPLICATION}")
         db.execute(f"PRAGMA user_version = {format_of(facts)}")
         db.executescript(SCHEMA)
-        _put_fact(db, "index", facts)
-        _put_fact(db, "state", State()._asdict())
+        for name, value in (("index", facts), ("state", State()._asdict())):
+            db.execute(PUT_FACT, fact_columns(name, value))
     finally:
         db.close()
     fsync_file(path)
@@ -114,7 +111,7 @@ class CatalogueWriter(Catalogue):
                 )
             self._db.execute("PRAGMA wal_autocheckpoint = 0")
             self._db.execute("PRAGMA synchronous = FULL")
-            self._db.execute(f"PRAGMA cache_size = {CACHE_SIZE}")
+            self._db.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
             # After an integrity_check SQLite refuses a checkpoint until something was read.
             self.state()
             self._checkpoint(2000)
@@ -133,32 +130,12 @@ class CatalogueWriter(Catalogue):
         self.committed = state.commit
         return state
 
-    def insert_rows(self, rows: Iterable[Columns]) -> None:
-        """Add rows of items."""
-        self._many(f"INSERT INTO items ({ITEM_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
-
-    def delete_rows(self, ids: Iterable[int]) -> None:
-        """Delete rows of items."""
-        self._many("DELETE FROM items WHERE id = ?", [(id_,) for id_ in ids])
-
-    def put_files(self, rows: Iterable[FileRow], removed: Iterable[RemovedRow]) -> None:
-        """Write rows of code files and of removed bits."""
-        for table, kind, some in (("files", FileRow, rows), ("removed", RemovedRow, removed)):
-            names = (*kind._fields, "crc")
-            query = f"INSERT OR REPLACE INTO {table} ({', '.join(names)}) "
-            marks = f"VALUES ({', '.join('?' * len(names))})"
-            self._many(query + marks, [(*row, row.crc()) for row in some])
-
-    def delete_files(self, numbers: Iterable[int]) -> None:
-        """Delete the rows of code files, with their removed bits."""
-        which = [(number,) for number in numbers]
-        self._many("DELETE FROM files WHERE number = ?", which)
-        self._many("DELETE FROM removed WHERE file = ?", which)
-
-    def put_fact(self, name: str, value: dict[str, Any]) -> None:
-        """Write what the index is ("index") or the state of the commit ("state")."""
+    def write(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Run a statement of schema.py for every row."""
         with self._reading() as db:
-            _put_fact(db, name, value)
+            self._meter.suspend()
+            db.executemany(query, rows)
+            self._meter.refill()
 
     def upgrade(self, *, notes: bool) -> None:
         """Make this commit the first one of today's format; ``notes``: it had none."""
@@ -190,12 +167,6 @@ class CatalogueWriter(Catalogue):
                     db.execute("INSERT INTO notes VALUES (?, ?, ?, ?)", row)
                     count, total = count + 1, total + row[-1]
         return (count, total) if changed else None
-
-    def _many(self, query: str, values: Iterable[Sequence[Any]]) -> None:
-        with self._reading() as db:
-            self._meter.suspend()
-            db.executemany(query, values)
-            self._meter.refill()
 
     def commit(self) -> None:
         """Commit all changes since :meth:`begin`.
@@ -331,11 +302,3 @@ class CatalogueWriter(Catalogue):
             if commit is not None:
                 # Only now, because SQLite moves the rest of its log when it closes.
                 self._write_sums(commit)
-
-
-def _put_fact(db: sqlite3.Connection, name: str, value: dict[str, Any]) -> None:
-    text = json.dumps(value)
-    db.execute(
-        "INSERT OR REPLACE INTO facts (name, value, crc) VALUES (?, ?, ?)",
-        (name, text, zlib.crc32(text.encode())),
-    )

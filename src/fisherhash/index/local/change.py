@@ -27,7 +27,19 @@ from fisherhash.index.local.format_1 import read_old_notes
 from fisherhash.index.local.guards import cannot_write
 from fisherhash.index.local.rows import ItemRow
 from fisherhash.index.local.runs import RunsWriter
-from fisherhash.index.local.schema import PLAIN_FORMAT, REMOVED_BLOCK, FileRow, RemovedRow
+from fisherhash.index.local.schema import (
+    DELETE_FILE,
+    DELETE_ITEM,
+    INSERT_ITEM,
+    PLAIN_FORMAT,
+    PUT_FACT,
+    PUT_FILE,
+    PUT_REMOVED,
+    REMOVED_BLOCK,
+    FileRow,
+    RemovedRow,
+    fact_columns,
+)
 from fisherhash.index.local.segments import Segment
 from fisherhash.index.local.snapshot import Snapshot
 from fisherhash.index.local.subsets import RECENT, note_commit
@@ -99,7 +111,7 @@ class Change:
         """Add rows of items."""
         columns = [row.stored_columns() for row in rows]
         self._ids.append(as_ids([row[0] for row in columns]))
-        self._catalogue.insert_rows(columns)
+        self._catalogue.write(INSERT_ITEM, columns)
         self._grow(rows=len(columns), rows_sum=sum(row[-1] for row in columns))
         self._touched |= bool(columns)
 
@@ -107,7 +119,7 @@ class Change:
         """Delete stored rows of items."""
         if rows:
             self._ids.append(as_ids([row[0] for row in rows]))
-            self._catalogue.delete_rows(row[0] for row in rows)
+            self._catalogue.write(DELETE_ITEM, [row[:1] for row in rows])
             self._grow(rows=-len(rows), rows_sum=-sum(row[-1] for row in rows))
             self._touched = True
 
@@ -273,17 +285,19 @@ class Change:
             if self._new:
                 fsync_folder(self._folder / CODES_FOLDER)
         rows, catalogue = self._files.values(), self._catalogue
-        if self._dropped:
-            catalogue.delete_files(self._dropped)
+        for delete in DELETE_FILE if self._dropped else ():
+            catalogue.write(delete, [(number,) for number in self._dropped])
+        changed = [row for row in rows if row.number in self._changed]
+        catalogue.write(PUT_FILE, [(*row, row.crc()) for row in changed])
         marks = [row for row in self._removed if row.file not in self._dropped]
-        catalogue.put_files([row for row in rows if row.number in self._changed], marks)
+        catalogue.write(PUT_REMOVED, [(*row, row.crc()) for row in marks])
         files_sum = sum(row.crc() for row in rows) % 2**64
         self.state = self.state._replace(files=len(rows), files_sum=files_sum)
-        catalogue.put_fact("state", self.state._asdict())
         # Only ids of items with a key: no filter matches the others.
         ids = np.concatenate([as_ids([]), *self._ids])
         recent = note_commit(catalogue.recent(), self.state.commit, ids)
-        catalogue.put_fact(RECENT, recent)
+        facts = {"state": self.state._asdict(), RECENT: recent}
+        catalogue.write(PUT_FACT, [fact_columns(*fact) for fact in facts.items()])
         catalogue.commit()
 
     @contextlib.contextmanager

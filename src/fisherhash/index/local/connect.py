@@ -22,8 +22,8 @@ from fisherhash.index.local.guards import cannot_read, cannot_write
 from fisherhash.index.local.schema import NOTES_SCHEMA, SCHEMA
 
 WAIT_MS = 30_000
-CACHE_SIZE = -65536
-"""Of SQLite's pages, in KiB; its own default reads most rows from the file again."""
+CACHE_KIB = 256 << 10
+"""Pages that SQLite may keep in memory; with its own default it reads most rows again."""
 BESIDE = ("-wal", "-journal", "-shm")
 
 _TICK = 20_000
@@ -67,16 +67,12 @@ class Meter:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._left = 0
+        self._left = self._values = 0
         self.refill()
 
     def refill(self, values: int = 0) -> None:
         """Allow the steps for the next statements, each with at most ``values`` values."""
-        size = 0
-        for end in ("", "-wal"):
-            with contextlib.suppress(OSError):
-                size += os.stat(f"{self._path}{end}").st_size
-        self._left = _FEWEST_STEPS + _STEPS_PER_BYTE * size * (1 + values)
+        self._left, self._values, self._sized = _FEWEST_STEPS, values, False
 
     def suspend(self) -> None:
         """Allow any number of steps, until the next refill: for changes, which are our own."""
@@ -90,6 +86,14 @@ class Meter:
     def tick(self) -> bool:
         """Called by SQLite every few steps; True ends the statement."""
         self._left -= _TICK
+        if self._left < 0 and not self._sized:
+            # Only now, because most statements are short.
+            size = 0
+            for end in ("", "-wal"):
+                with contextlib.suppress(OSError):
+                    size += os.stat(f"{self._path}{end}").st_size
+            self._left += _STEPS_PER_BYTE * size * (1 + self._values)
+            self._sized = True
         return self._left < 0
 
 

@@ -37,7 +37,7 @@ from fisherhash.index.checks import (
 )
 from fisherhash.index.filters import All, Where, parse_filter, unknown_field
 from fisherhash.index.items import Codes, FileState, Ids, Item, Matches, Problem, Within
-from fisherhash.index.local.catalogue import Catalogue, Columns
+from fisherhash.index.local.catalogue import Catalogue
 from fisherhash.index.local.catalogue_writer import CatalogueWriter
 from fisherhash.index.local.change import Change
 from fisherhash.index.local.code_files import codes_name, delete_files
@@ -45,10 +45,11 @@ from fisherhash.index.local.compacting import Group, next_group, plan_group, rew
 from fisherhash.index.local.folder import MODEL_FOLDER, create_folder, is_taken, open_catalogue
 from fisherhash.index.local.format_1 import delete_old_notes, read_old_notes
 from fisherhash.index.local.guards import CommitMark
+from fisherhash.index.local.item_reader import ItemReader
 from fisherhash.index.local.lock import WriterLock
 from fisherhash.index.local.records import RecordForm, Records
 from fisherhash.index.local.rows import ItemRow, item_of
-from fisherhash.index.local.schema import CATALOGUE, State
+from fisherhash.index.local.schema import CATALOGUE, PUT_FACT, State, fact_columns
 from fisherhash.index.local.snapshot import Snapshot, Subset, load_snapshot
 from fisherhash.index.local.sql import json_path, to_sql
 from fisherhash.index.local.subsets import SubsetCache, Touched, in_ranges
@@ -58,7 +59,6 @@ from fisherhash.index.ranking import Ranked, RankedQueries
 
 logger = logging.getLogger(__name__)
 
-_MAX_ITEMS = 1 << 16
 _ITEMS_STEP = 1 << 12
 SLOW_SECONDS = 0.5
 """A first search that takes longer is logged with its time."""
@@ -98,6 +98,7 @@ class LocalIndex(Index):
         self._snapshot: Snapshot | None = None
         self._subsets = SubsetCache()
         self._catalogue, self._lock = open_catalogue(self.path, write=write)
+        self._items = ItemReader(self._catalogue)
         self._process = os.getpid()
         # Also without close(): else SQLite moves its log at exit, and the checksums are wrong.
         self._closing = weakref.finalize(self, _close, self._catalogue, self._lock, self._process)
@@ -314,36 +315,12 @@ class LocalIndex(Index):
         by_key = len(names) > 0 and isinstance(names[0], str)
         wanted: list[Any] = list(names) if by_key else as_ids(names).tolist()  # type: ignore[arg-type]
         snapshot = self._seen.snapshot
-        found: list[Item | None] = [None]
         if snapshot is not None:
             found = list(map(snapshot.items.get, wanted))
-        if not all(found):
-            with self._view() as snapshot:
-                found = self._read_items(snapshot, wanted, by_key=by_key)
-        return found
-
-    def _read_items(
-        self, snapshot: Snapshot, names: list[Any], *, by_key: bool
-    ) -> list[Item | None]:
-        """Items by key or by id; each is read and checked once per commit while there is room."""
-        found = {name: snapshot.items.get(name) for name in names}
-        new = [name for name, item in found.items() if item is None]
-        catalogue = self._catalogue
-        rows: dict[Any, Columns] = {}
-        rows |= catalogue.rows_of_keys(new) if by_key else catalogue.rows_of_ids(new)
-        known = list(rows) if by_key else new
-        ids = as_ids([rows[name][0] for name in known] if by_key else new)
-        exists, records = snapshot.gather(ids)
-        parts = zip(known, ids.tolist(), code_rows(records), exists.tolist(), strict=True)
-        split = self._form.split
-        read = {
-            name: item_of(id_, rows.get(name), *split(record))
-            for name, id_, record, ok in parts
-            if ok
-        }
-        if len(snapshot.items) + len(read) <= _MAX_ITEMS:
-            snapshot.items.update(read)
-        return list(map((found | read).get, names))
+            if all(found):
+                return found
+        with self._view() as snapshot:
+            return self._items.read(snapshot, wanted, by_key=by_key)
 
     def items(self, where: Where | None = None) -> Iterator[Item]:
         """See :meth:`Index.items`."""
@@ -589,7 +566,8 @@ class LocalIndex(Index):
                 catalogue.rollback()
                 return
             if fingerprint is not None and self.fingerprint is None:
-                catalogue.put_fact("index", {**catalogue.facts, "fingerprint": fingerprint})
+                facts = {**catalogue.facts, "fingerprint": fingerprint}
+                catalogue.write(PUT_FACT, [fact_columns("index", facts)])
             change.finish()
         except BaseException:
             self._roll_back(catalogue, change)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fisherhash.index.base import DamagedError
@@ -106,6 +106,26 @@ def item_crc(columns: Sequence[Any]) -> int:
     """Checksum of (id, key, path, size, mtime_ns, labels, metadata) as stored."""
     id_, key, path, size, mtime_ns, labels, metadata = columns
     return row_crc((id_, size, mtime_ns), (key, path, labels, metadata))
+
+
+def wrong_item(rows: Iterable[Sequence[Any]]) -> Sequence[Any] | None:
+    """The first stored row of an item that is not what was written."""
+    for row in rows:
+        id_, key, path, size, mtime_ns, labels, metadata, crc = row
+        try:
+            # The usual row, at once: a search checks many.
+            text = "\0".join((f"{id_} {size} {mtime_ns}", key, path, labels, metadata))
+            if zlib.crc32(text.encode()) == crc:
+                continue
+        except (TypeError, UnicodeEncodeError):
+            pass
+        try:
+            if item_crc(row[:-1]) == crc:
+                continue
+        except (TypeError, ValueError, AttributeError, OverflowError):
+            pass
+        return row
+    return None
 
 
 def note_columns(kind: str, name: str, value: str) -> tuple[Any, ...]:

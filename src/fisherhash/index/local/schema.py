@@ -13,6 +13,7 @@ index without second codes stays in format 3, which earlier versions can read.
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -48,6 +49,18 @@ KINDS = ("implied", "runs", "sorted", "loose")
 MOST_CODES = (1 << 31) - 1
 """Codes in one file, as many as a search takes."""
 ITEM_COLUMNS = "id, key, path, size, mtime_ns, labels, metadata, crc"
+INSERT_ITEM = f"INSERT INTO items ({ITEM_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+DELETE_ITEM = "DELETE FROM items WHERE id = ?"
+PUT_FACT = "INSERT OR REPLACE INTO facts (name, value, crc) VALUES (?, ?, ?)"
+PUT_FILE = """
+INSERT OR REPLACE INTO files (number, kind, first_id, length, removed, code_sums, id_sums, crc)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+"""
+PUT_REMOVED = (
+    "INSERT OR REPLACE INTO removed (file, block, changed, bits, crc) VALUES (?, ?, ?, ?, ?)"
+)
+DELETE_FILE = ("DELETE FROM files WHERE number = ?", "DELETE FROM removed WHERE file = ?")
+"""A code file goes with its removed bits."""
 
 
 class State(NamedTuple):
@@ -137,6 +150,12 @@ class RemovedRow(NamedTuple):
 def format_of(facts: Mapping[str, Any]) -> int:
     """The format in which an index with these facts is stored."""
     return CATALOGUE_FORMAT if facts.get("fine_bits") else PLAIN_FORMAT
+
+
+def fact_columns(name: str, facts: Mapping[str, Any]) -> tuple[str, str, int]:
+    """The row of facts as it is stored, with its checksum."""
+    text = json.dumps(facts)
+    return name, text, zlib.crc32(text.encode())
 
 
 def check_facts(name: str, facts: Any) -> dict[str, Any]:
