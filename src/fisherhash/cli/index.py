@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
@@ -338,6 +338,7 @@ def search(
     features: Path | None = None,
     k: Annotated[int | None, Parameter(name="-k")] = None,
     radius: int | None = None,
+    ranking: Literal["hamming", "real"] | None = None,
     where: Several = None,
     html: Path | None = None,
     show_from: Several = None,
@@ -357,6 +358,8 @@ def search(
         features: Search with the vectors of a file FILE.npy, one per row.
         k: Results per image; by default 10, with --radius all.
         radius: Only what differs in at most this many bits.
+        ranking: hamming counts the bits that differ, real also weighs them by how sure the model is
+            of the query's bits; by default what the model's card says is better.
         where: Only items that match this filter, label=cat or year>=2020; may be given several
             times, all must match.
         html: Also write a page with thumbnails.
@@ -383,10 +386,12 @@ def search(
             k=k,
             radius=radius,
             where=where,
+            ranking=ranking,
+            count_ties=True,
             skip_unreadable=True,
         )
         bits, count = opened.index.bits, len(opened.index)
-    from fisherhash.index.images.results import left_out
+    from fisherhash.index.images.results import left_out, shown_distance
 
     errors = [result.error for result in results if result.error is not None]
     results = [result for result in results if result.error is None]
@@ -407,7 +412,9 @@ def search(
         if len(results) > 1 or errors:
             print(f"{'' if number == 0 else chr(10)}{printable(result.query)}")
         for rank, match in enumerate(result, start=1):
-            print(f"{rank:>4} {match.distance:>4}  {printable(match.name)}")
+            print(f"{rank:>4} {shown_distance(match.distance):>4}  {printable(match.name)}")
+        for line in result.tied():
+            say(line)
         if not len(result):
             say(f"{printable(result.query)}: nothing found")
         if result.unavailable is not None:

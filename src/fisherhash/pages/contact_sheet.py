@@ -49,13 +49,15 @@ def search_page(
         f"is {counted(bits, 'bit')}: the fewer of them differ, the more similar two images are. "
         "The nearest come first."
     )
+    if any(one.ranking == "real" for one in results):
+        lead += " Bits that the model is surer of count more."
     if results and results[0].unavailable is not None:
         lead += f" {left_out(results[0].unavailable)}."
     title = "Similar images" if any(map(len, results)) else "Nothing found"
     rows = []
     for one in results:
         given = _thumbnail(one.path, places if one.by_key else None)
-        rows.append(_row(one.query, one.path, given, one.code, one.matches, places))
+        rows.append(_row(one.query, one.path, given, one.code, one.matches, places, one.tied()))
     return _page(title, lead, index, rows, bits, "the query")
 
 

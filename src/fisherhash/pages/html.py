@@ -22,6 +22,7 @@ from PIL import Image
 
 from fisherhash import codes
 from fisherhash.errors import UsageError
+from fisherhash.index.images.results import shown_distance
 from fisherhash.system.version import __version__
 
 THUMBNAIL = 320
@@ -36,7 +37,7 @@ class Result:
 
     Attributes:
         image: shown as a thumbnail.
-        distance: Hamming distance from the query.
+        distance: from the query; a real number is shown with two digits.
         code: (bytes,) its packed code.
         caption: its class or its file name.
         right: whether it is a correct result; None if unknown.
@@ -45,7 +46,7 @@ class Result:
     """
 
     image: Image.Image
-    distance: int
+    distance: float
     code: NDArray[np.uint8]
     caption: str = ""
     right: bool | None = None
@@ -232,12 +233,13 @@ def _query_row(query: Query, bits: int) -> str:
 def _result(result: Result, query: Query, bits: int) -> str:
     mark = {True: "right", False: "wrong", None: ""}[result.right]
     badge = _badge(mark) if mark else ""
-    alt = ", ".join(filter(None, (result.caption, f"distance {result.distance}", mark)))
+    distance = shown_distance(result.distance)
+    alt = ", ".join(filter(None, (result.caption, f"distance {distance}", mark)))
     note = f'<span class="notes">{escape(result.note)}</span>' if result.note else ""
     return (
-        f'<li class="{mark or "unmarked"}" data-distance="{result.distance}"><div class="frame">'
+        f'<li class="{mark or "unmarked"}" data-distance="{distance}"><div class="frame">'
         f"{_linked(result.image, alt, result.link)}{badge}</div>"
-        f'<span class="distance">distance <b>{result.distance}</b></span>'
+        f'<span class="distance">distance <b>{distance}</b></span>'
         f'<span class="caption" title="{escape(result.caption)}">{_short(result.caption)}</span>'
         f"{note}{bits_svg(result.code, bits, against=query.code)}</li>"
     )
