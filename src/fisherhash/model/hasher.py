@@ -155,9 +155,9 @@ class Hasher(abc.ABC):
         return self.head.bits
 
     @property
-    @abc.abstractmethod
     def fine_bits(self) -> int:
         """Number of bits of the second code, which orders ties in an index; 0 without one."""
+        return 0
 
     @property
     def ranking(self) -> Literal["hamming", "real"]:
@@ -237,9 +237,9 @@ class Hasher(abc.ABC):
     def logits_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Rows to logits (n, bits)."""
 
-    @abc.abstractmethod
     def fine_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Rows to the logits of the second code (n, fine_bits)."""
+        return np.empty((len(rows), 0), dtype=np.float32)
 
     @abc.abstractmethod
     def queries_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -271,9 +271,9 @@ class Hasher(abc.ABC):
     def logits_of_features(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """Features (n, d) to logits (n, bits)."""
 
-    @abc.abstractmethod
     def fine_of_features(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """Features (n, d) to the logits of the second code (n, fine_bits)."""
+        return self.fine_of_rows(features)
 
     def check_takes_images(self) -> None:
         """Refuse images where there is no backbone.

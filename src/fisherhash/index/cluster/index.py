@@ -168,10 +168,14 @@ class ClusterIndex(Index):
         return ids
 
     def add_codes(
-        self, codes: ArrayLike | Iterable[ArrayLike], *, fingerprint: str | None = None
+        self,
+        codes: ArrayLike | Iterable[ArrayLike],
+        *,
+        fine: ArrayLike | Iterable[ArrayLike] | None = None,
+        fingerprint: str | None = None,
     ) -> range:
         """See :meth:`Index.add_codes`."""
-        ids = self._stored.add_codes(codes, fingerprint=fingerprint)
+        ids = self._stored.add_codes(codes, fine=fine, fingerprint=fingerprint)
         self.fingerprint = self._stored.fingerprint
         return ids
 

@@ -26,7 +26,7 @@ from fisherhash.index.checks import (
     as_ids,
     check_entries,
     check_notes,
-    code_blocks,
+    code_pairs,
     code_rows,
 )
 from fisherhash.index.filters import All, Where, parse_filter, select
@@ -164,12 +164,16 @@ class MilvusIndex(Index):
         return as_ids(ids)
 
     def add_codes(
-        self, codes: ArrayLike | Iterable[ArrayLike], *, fingerprint: str | None = None
+        self,
+        codes: ArrayLike | Iterable[ArrayLike],
+        *,
+        fine: ArrayLike | Iterable[ArrayLike] | None = None,
+        fingerprint: str | None = None,
     ) -> range:
         """See :meth:`Index.add_codes`."""
         with self._changing(fingerprint) as commit:
             first = commit.next_id
-            for block in code_blocks(codes, self.bits):
+            for block, _ in code_pairs(codes, fine, self.bits, self.fine_bits):
                 for code in code_rows(block):
                     commit.insert(commit.next_id, 0, code, "")
                     commit.next_id += 1

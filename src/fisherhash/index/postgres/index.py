@@ -27,6 +27,7 @@ from fisherhash.index.checks import (
     check_entries,
     check_notes,
     code_blocks,
+    code_pairs,
 )
 from fisherhash.index.filters import All, Where, parse_filter, unknown_field
 from fisherhash.index.items import (
@@ -155,13 +156,17 @@ class PostgresIndex(Index):
         return as_ids(known[entry.key] for entry in entries)
 
     def add_codes(
-        self, codes: ArrayLike | Iterable[ArrayLike], *, fingerprint: str | None = None
+        self,
+        codes: ArrayLike | Iterable[ArrayLike],
+        *,
+        fine: ArrayLike | Iterable[ArrayLike] | None = None,
+        fingerprint: str | None = None,
     ) -> range:
         """See :meth:`Index.add_codes`."""
         with self._changing(fingerprint) as change:
             first = change.next_id
             with change.copying_codes() as writer:
-                for block in code_blocks(codes, self.bits):
+                for block, _ in code_pairs(codes, fine, self.bits, self.fine_bits):
                     ids = np.arange(change.next_id, change.next_id + len(block))
                     writer.write(ids, block)
                     change.next_id += len(block)
