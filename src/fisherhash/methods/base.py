@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fisherhash.codes import check_bits
 from fisherhash.data.augment import PLAIN, Strength
-from fisherhash.errors import FisherhashError, UsageError, unknown_name
+from fisherhash.errors import FisherhashError, UsageError, counted, unknown_name
 from fisherhash.methods._options import convert_option
 from fisherhash.model.heads import Head, LinearHead
 from fisherhash.system.options import check_options, options_of
@@ -325,8 +325,8 @@ class FeatureMethod(CheckedOptions):
         broken = torch.nonzero(~torch.cat(finite))[:, 0]
         if len(broken):
             raise FisherhashError(
-                f"{name}: features hold NaN or infinite values in {len(broken)} rows, the first is "
-                f"row {int(broken[0])}"
+                f"{name}: features hold NaN or infinite values in "
+                f"{counted(len(broken), 'row')}, the first is row {int(broken[0])}"
             )
         head = self.solve(features, labels, seed=seed)
         if not isinstance(head, Head):
