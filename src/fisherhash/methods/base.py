@@ -166,6 +166,10 @@ class HashMethod(CheckedOptions, nn.Module):
     strengths: ClassVar[tuple[Strength, ...]] = (PLAIN,)
     """How strongly each view is augmented, one entry per view."""
 
+    codebook: ClassVar[str] = ""
+    """Name of the buffer (classes, bits) with centres that are fixed before training, if there is
+    one. The centres of nested lengths then share their first bits."""
+
     moved: ClassVar[Mapping[str, str]] = {}
     """Options of earlier versions that are training settings now, by their old names."""
 
