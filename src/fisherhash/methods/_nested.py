@@ -7,7 +7,8 @@ state, the network minimises
     sum_k L_k(u[:, :b_k]).
 
 All lengths have weight 1, and no length is distilled into another. The paper weights them by how
-their gradients conflict, and adds a distillation term.
+their gradients conflict, and adds a distillation term. Centres that a method fixes before training
+have the same first bits at every length.
 """
 
 from __future__ import annotations
