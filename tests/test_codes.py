@@ -106,7 +106,7 @@ def test_nan_logits_have_no_bit_and_infinite_ones_do(value):
     values = np.zeros((4, 3), dtype=np.float32)
     values[2, 1] = value
     if np.isnan(value):
-        with pytest.raises(FisherhashError, match="NaN in 1 rows, the first is row 2"):
+        with pytest.raises(FisherhashError, match="NaN in 1 row, the first is row 2"):
             pack(values)
     else:
         assert pack(values)[2, 0] == (0b0100_0000 if value > 0 else 0)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.errors import FisherhashError, UsageError, counted
 
 MAX_BITS = 1024
 
@@ -49,7 +49,8 @@ def pack(logits: ArrayLike) -> NDArray[np.uint8]:
     check_bits(array.shape[1])
     if array.dtype.kind == "f" and np.isnan(array).any():
         rows = np.flatnonzero(np.isnan(array).any(axis=1))
-        raise FisherhashError(f"logits hold NaN in {len(rows)} rows, the first is row {rows[0]}")
+        found = counted(len(rows), "row")
+        raise FisherhashError(f"logits hold NaN in {found}, the first is row {rows[0]}")
     return np.packbits(array > 0, axis=1)
 
 

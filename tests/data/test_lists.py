@@ -183,7 +183,7 @@ def test_repeated_lines_count_once(root):
     write_lists(root, "cat/000.png\n", "dog/000.png\n", "cat/000.png\ncat/000.png\nowl/000.png\n")
     data = open_data(root)
     assert len(data.splits["database"]) == 2
-    assert any("repeats 1 lines" in note for note in data.notes)
+    assert any("repeats 1 line;" in note for note in data.notes)
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_nan_is_named_with_its_place():
     logits = np.ones((3, 4))
     logits[1, 0] = np.nan
     bad(
-        "logits hold NaN in 1 rows, the first is row 1",
+        "logits hold NaN in 1 row, the first is row 1",
         logits, np.ones((3, 4)), LABELS, LABELS, call=evaluate_reranked, error=FisherhashError,
     )  # fmt: skip
     bad("NaN", distances, distances, call=rerank, error=FisherhashError)

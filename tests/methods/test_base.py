@@ -219,7 +219,7 @@ def test_features_that_do_not_fit_are_named_before_the_method_runs():
             method.fit(features, labels)
     features = torch.ones(5, 10)
     features[3, 1] = torch.inf
-    with pytest.raises(FisherhashError, match="infinite values in 1 rows, the first is row 3"):
+    with pytest.raises(FisherhashError, match="infinite values in 1 row, the first is row 3"):
         method.fit(features)
     head = LinearHead(10, 6)
     assert closed(lambda: head).fit(torch.ones(5, 10), torch.ones(5, 3)) is head

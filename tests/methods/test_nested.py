@@ -7,7 +7,7 @@ import torch
 from fisherhash import codes
 from fisherhash.data.sources import open_data
 from fisherhash.errors import NotDefinedError, UsageError
-from fisherhash.methods import HashMethod, create, registry
+from fisherhash.methods import HashMethod, create, find, registry
 from fisherhash.methods._nested import nested
 from fisherhash.model.hasher import Hasher
 from fisherhash.training.fitting import fit
@@ -49,6 +49,24 @@ def test_the_loss_is_the_sum_of_the_losses_of_the_first_outputs(name):
         assert terms[f"loss_{bits}"].item() == pytest.approx(loss, rel=1e-5)
         total += loss
     assert terms["loss"].item() == pytest.approx(total, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["csq", "dpn", "mdsh", "orthohash"])
+def test_fixed_centers_share_their_first_bits(name):
+    """Else every length would pull the first bits to other codes."""
+    method = nested(name, [12, 24], bits=48, classes=10)
+    book = find(name).codebook
+    short, middle, long = (getattr(part, book) for part in method.parts)
+    assert torch.equal(long[:, :24], middle)
+    assert torch.equal(middle[:, :12], short)
+    assert torch.equal(short, getattr(create(name, bits=12, classes=10), book))
+    assert not torch.equal(middle[:, 12:], short)  # new bits, not the old ones again
+
+    def closest(codes):
+        distances = (codes.shape[1] - codes @ codes.T) / 2
+        return distances[~torch.eye(10, dtype=torch.bool)].min()
+
+    assert closest(long) >= closest(middle) + 10 >= closest(short) + 14
 
 
 class Sliced:

@@ -31,7 +31,7 @@ from fisherhash.cli.base import (
     print_json,
     say,
 )
-from fisherhash.errors import FisherhashError, UsageError, printable, printable_text
+from fisherhash.errors import FisherhashError, UsageError, counted, printable, printable_text
 from fisherhash.system.options import parse_pairs
 
 if TYPE_CHECKING:
@@ -325,7 +325,7 @@ def compact(index: str, *, json: Json = False) -> None:
     with open_images(index, write=True) as opened:
         result = opened.index.compact()
         count = len(opened.index)
-    say(f"{index}: {count:,} items, compact")
+    say(f"{index}: {counted(count, 'item')}, compact")
     if json:
         print_json(result)
 

@@ -7,11 +7,13 @@ state, the network minimises
     sum_k L_k(u[:, :b_k]).
 
 All lengths have weight 1, and no length is distilled into another. The paper weights them by how
-their gradients conflict, and adds a distillation term.
+their gradients conflict, and adds a distillation term. Centres that a method fixes before training
+have the same first bits at every length.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -180,4 +182,27 @@ def nested(
         for length in sorted({*lengths, bits})
     ]
     method.fill([cast("HashMethod", part) for part in parts])
+    _share_centers(method.parts, options or {})
     return method
+
+
+def _share_centers(parts: Sequence[HashMethod], options: Mapping[str, Any]) -> None:
+    """Give fixed centres the same first bits at every length; the shortest length chooses first.
+
+    Centres chosen for each length separately would pull the first bits to different codes. The bits
+    that a length adds are centres of so many bits, drawn with a seed of their own; their smallest
+    distance adds to that of the shorter length.
+    """
+    longest = parts[-1]
+    if not (book := longest.codebook):
+        return
+    for number, (shorter, longer) in enumerate(itertools.pairwise(parts), start=1):
+        drawn = dict(options) | {"codebook_seed": int(options.get("codebook_seed", 0)) + number}
+        added = create(
+            longest.info.name,
+            bits=longer.bits - shorter.bits,
+            classes=longest.classes,
+            options=drawn,
+        )
+        centers = [getattr(shorter, book), getattr(added, book)]
+        getattr(longer, book).copy_(torch.cat(centers, dim=1))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fisherhash.codes import check_bits
 from fisherhash.data.augment import PLAIN, Strength
-from fisherhash.errors import FisherhashError, UsageError, unknown_name
+from fisherhash.errors import FisherhashError, UsageError, counted, unknown_name
 from fisherhash.methods._options import convert_option
 from fisherhash.model.heads import Head, LinearHead
 from fisherhash.system.options import check_options, options_of
@@ -174,6 +174,10 @@ class HashMethod(CheckedOptions, nn.Module):
 
     strengths: ClassVar[tuple[Strength, ...]] = (PLAIN,)
     """How strongly each view is augmented, one entry per view."""
+
+    codebook: ClassVar[str] = ""
+    """Name of the buffer (classes, bits) with centres that are fixed before training, if there is
+    one. The centres of nested lengths then share their first bits."""
 
     moved: ClassVar[Mapping[str, str]] = {}
     """Options of earlier versions that are training settings now, by their old names."""
@@ -334,8 +338,8 @@ class FeatureMethod(CheckedOptions):
         broken = torch.nonzero(~torch.cat(finite))[:, 0]
         if len(broken):
             raise FisherhashError(
-                f"{name}: features hold NaN or infinite values in {len(broken)} rows, the first is "
-                f"row {int(broken[0])}"
+                f"{name}: features hold NaN or infinite values in "
+                f"{counted(len(broken), 'row')}, the first is row {int(broken[0])}"
             )
         head = self.solve(features, labels, seed=seed)
         if not isinstance(head, Head):

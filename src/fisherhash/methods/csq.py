@@ -55,6 +55,8 @@ class CSQ(HashMethod):
         supervision="classes",
     )
 
+    codebook = "centers"
+
     quantization: Annotated[NotNegative, Tuned(0.00001, 1.0, "log")] = 0.05
     codebook_seed: int = 0
 

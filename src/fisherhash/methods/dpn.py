@@ -47,6 +47,8 @@ class DPN(HashMethod):
         supervision="classes",
     )
 
+    codebook = "targets"
+
     margin: Annotated[Positive, Tuned(0.2, 4.0, "log")] = 1.0
     codebook_seed: int = 0
 

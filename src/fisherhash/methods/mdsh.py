@@ -56,6 +56,8 @@ class MDSH(MemoryMethod):
         multilabel=False,
     )
 
+    codebook = "centers"
+
     pairs: Annotated[float, Range(least=0), Tuned(0.05, 5.0, "log")] = 1.0
     quantization: Annotated[float, Range(least=0), Tuned(1e-5, 1e-1, "log")] = 1e-4
     pair_start: NotNegativeInt = 9

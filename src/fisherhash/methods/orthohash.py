@@ -52,6 +52,8 @@ class OrthoHash(HashMethod):
         supervision="classes",
     )
 
+    codebook = "codes"
+
     scale: Annotated[Positive, Tuned(2.0, 32.0, "log")] = 8.0
     margin: Annotated[NotNegative, Tuned(0.0, 0.6)] = 0.2
     codebook_seed: int = 0

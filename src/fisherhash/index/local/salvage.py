@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fisherhash.errors import FisherhashError
+from fisherhash.errors import FisherhashError, counted
 from fisherhash.index.local.connect import connection
 from fisherhash.index.local.files import NotAFileError, open_inside
 from fisherhash.index.local.format_1 import read_old_notes
@@ -216,7 +216,7 @@ def _use_spare(folder: Path, found: Salvage) -> None:
     if not found.knows_files():
         more = {row.number: row for row in spare.files if row.number not in found.files}
         found.files |= more
-        found.remarks.append(f"{len(more)} rows of code files were taken from their spare copy")
+        found.remarks.append(f"{counted(len(more), 'row')} of code files taken from the spare copy")
     for row in spare.removed:
         if row.file in found.files:
             found.removed.setdefault((row.file, row.block), row)
