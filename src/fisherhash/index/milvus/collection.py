@@ -151,7 +151,11 @@ class Collection:
                 raise UsageError(f"{place.uri}: there is no folder {parent}")
         with milvus_errors(place.uri), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self.client = MilvusClient(place.server, token=place.token, db_name=place.database)
+            # The server of a local file hangs up on clients that ping it while nothing happens.
+            quiet = {"grpc.keepalive_permit_without_calls": False} if self.is_local else {}
+            self.client = MilvusClient(
+                place.server, token=place.token, db_name=place.database, grpc_options=quiet
+            )
 
     def exists(self) -> bool:
         """Whether there is a collection of that name."""
