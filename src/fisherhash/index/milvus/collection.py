@@ -73,6 +73,8 @@ def read_milvus_place(uri: Uri) -> MilvusPlace:
         return MilvusPlace(shown, f"http://{host}", path, name, **options)
     if not path.endswith(".db"):
         raise UsageError(f"{shown}: the local file of an index on Milvus must end in .db")
+    if options["search"] == "ivf":
+        raise UsageError(f"{shown}: search=ivf needs a Milvus server; a local file is exact only")
     return MilvusPlace(shown, f"/{path}", "", name, **options)
 
 
@@ -196,17 +198,13 @@ class Collection:
 
     def insert(self, rows: Sequence[Row]) -> None:
         """Add rows; none of them is seen before its commit."""
-        for start in range(0, len(rows), _INSERT):
-            self.client.insert(
-                self.place.name, [asdict(row) for row in rows[start : start + _INSERT]]
-            )
+        for some in _batches(rows):
+            self.client.insert(self.place.name, [vars(row) for row in some])
 
     def replace(self, rows: Sequence[Row]) -> None:
         """Write rows again."""
-        for start in range(0, len(rows), _INSERT):
-            self.client.upsert(
-                self.place.name, [asdict(row) for row in rows[start : start + _INSERT]]
-            )
+        for some in _batches(rows):
+            self.client.upsert(self.place.name, [vars(row) for row in some])
 
     def delete(self, rows: Sequence[int]) -> None:
         """Remove rows for good."""
