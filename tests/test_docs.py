@@ -37,10 +37,12 @@ PAGES = [
 ]
 REASONS = {
     "installs packages",
+    "needs a cluster",
     "needs a copy of Tiny-ImageNet",
     "needs a GPU",
     "needs CIFAR-10",
     "needs Docker",
+    "needs a server",
     "needs the address of the repository",
     "too slow for the tests",
 }

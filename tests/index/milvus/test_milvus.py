@@ -8,7 +8,7 @@ from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index import Entry, Index
 from fisherhash.index.milvus import collection as collections
 from fisherhash.index.milvus import nearest
-from fisherhash.index.milvus.collection import Collection, read_milvus_place
+from fisherhash.index.milvus.collection import RowStore, read_milvus_place
 
 pytestmark = pytest.mark.xdist_group("milvus")
 
@@ -55,14 +55,14 @@ def test_a_commit_that_was_never_made_is_undone(milvus):
     uri = milvus.new_uri()
     with Index.create(uri, bits=16) as index:
         index.add([Entry("a", [0, 1]), Entry("b", [0, 2])], notes={"n": {"x": 1}})
-    collection = Collection(read_milvus_place(uri))
+    collection = RowStore(read_milvus_place(uri))
     state = collection.state()
     # A process that ended just before its commit: a new row, and an old one that is to end.
     rows = collection.query(f"row >= 0 and born <= {state.commit} and id >= 0")
     ended = rows[0]
     ended.died = state.commit + 1
     collection.replace([ended])
-    new = collections.Row(99, 7, 0, state.commit + 1, collections.FOREVER, b"\0\3")
+    new = collections.MilvusRow(99, 7, 0, state.commit + 1, collections.FOREVER, b"\0\3")
     collection.insert([new])
     with Index.open(uri) as reader:
         assert [item.key for item in reader.items()] == ["a", "b"]

@@ -102,7 +102,7 @@ class MilvusState:
 
 
 @dataclass
-class Row:
+class MilvusRow:
     """One row; the fields are those of the collection."""
 
     row: int
@@ -133,7 +133,7 @@ def key_hash(key: str) -> int:
 _LOCKS: dict[tuple[str, str], Any] = {}
 
 
-class Collection:
+class RowStore:
     """Rows on a server, by number.
 
     Attributes:
@@ -196,12 +196,12 @@ class Collection:
         states = [MilvusState(**json.loads(row["text"])) for row in rows]
         return max(states, key=lambda one: one.commit, default=None)
 
-    def insert(self, rows: Sequence[Row]) -> None:
+    def insert(self, rows: Sequence[MilvusRow]) -> None:
         """Add rows; none of them is seen before its commit."""
         for some in _batches(rows):
             self.client.insert(self.place.name, [vars(row) for row in some])
 
-    def replace(self, rows: Sequence[Row]) -> None:
+    def replace(self, rows: Sequence[MilvusRow]) -> None:
         """Write rows again."""
         for some in _batches(rows):
             self.client.upsert(self.place.name, [vars(row) for row in some])
@@ -222,7 +222,7 @@ class Collection:
                 consistency_level="Strong",
             )
         return [
-            Row(**{**row, "code": bytes(row["code"][0])}) if "code" in row else dict(row)
+            MilvusRow(**{**row, "code": bytes(row["code"][0])}) if "code" in row else dict(row)
             for row in found
         ]
 
@@ -266,7 +266,7 @@ def one_of(name: str, values: Iterable[int]) -> str:
     return f"{name} in [{','.join(map(str, values))}]"
 
 
-def state_row(state: MilvusState, width: int) -> Row:
+def state_row(state: MilvusState, width: int) -> MilvusRow:
     """The row whose insertion is a commit."""
     text = json.dumps(asdict(state))
-    return Row(-1 - state.commit, STATE, 0, state.commit, FOREVER, bytes(width), text)
+    return MilvusRow(-1 - state.commit, STATE, 0, state.commit, FOREVER, bytes(width), text)
