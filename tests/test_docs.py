@@ -38,11 +38,13 @@ PAGES = [
 REASONS = {
     "a server runs until it is ended",
     "installs packages",
+    "needs a cluster",
     "needs a copy of Tiny-ImageNet",
     "needs a GPU",
     "needs a network",
     "needs CIFAR-10",
     "needs Docker",
+    "needs a server",
     "needs the address of the repository",
     "too slow for the tests",
 }

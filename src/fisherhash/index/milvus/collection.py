@@ -73,6 +73,8 @@ def read_milvus_place(uri: Uri) -> MilvusPlace:
         return MilvusPlace(shown, f"http://{host}", path, name, **options)
     if not path.endswith(".db"):
         raise UsageError(f"{shown}: the local file of an index on Milvus must end in .db")
+    if options["search"] == "ivf":
+        raise UsageError(f"{shown}: search=ivf needs a Milvus server; a local file is exact only")
     return MilvusPlace(shown, f"/{path}", "", name, **options)
 
 
@@ -100,7 +102,7 @@ class MilvusState:
 
 
 @dataclass
-class Row:
+class MilvusRow:
     """One row; the fields are those of the collection."""
 
     row: int
@@ -131,7 +133,7 @@ def key_hash(key: str) -> int:
 _LOCKS: dict[tuple[str, str], Any] = {}
 
 
-class Collection:
+class RowStore:
     """Rows on a server, by number.
 
     Attributes:
@@ -151,7 +153,11 @@ class Collection:
                 raise UsageError(f"{place.uri}: there is no folder {parent}")
         with milvus_errors(place.uri), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self.client = MilvusClient(place.server, token=place.token, db_name=place.database)
+            # The server of a local file hangs up on clients that ping it while nothing happens.
+            quiet = {"grpc.keepalive_permit_without_calls": False} if self.is_local else {}
+            self.client = MilvusClient(
+                place.server, token=place.token, db_name=place.database, grpc_options=quiet
+            )
 
     def exists(self) -> bool:
         """Whether there is a collection of that name."""
@@ -190,19 +196,15 @@ class Collection:
         states = [MilvusState(**json.loads(row["text"])) for row in rows]
         return max(states, key=lambda one: one.commit, default=None)
 
-    def insert(self, rows: Sequence[Row]) -> None:
+    def insert(self, rows: Sequence[MilvusRow]) -> None:
         """Add rows; none of them is seen before its commit."""
-        for start in range(0, len(rows), _INSERT):
-            self.client.insert(
-                self.place.name, [asdict(row) for row in rows[start : start + _INSERT]]
-            )
+        for some in _batches(rows):
+            self.client.insert(self.place.name, [vars(row) for row in some])
 
-    def replace(self, rows: Sequence[Row]) -> None:
+    def replace(self, rows: Sequence[MilvusRow]) -> None:
         """Write rows again."""
-        for start in range(0, len(rows), _INSERT):
-            self.client.upsert(
-                self.place.name, [asdict(row) for row in rows[start : start + _INSERT]]
-            )
+        for some in _batches(rows):
+            self.client.upsert(self.place.name, [vars(row) for row in some])
 
     def delete(self, rows: Sequence[int]) -> None:
         """Remove rows for good."""
@@ -220,7 +222,7 @@ class Collection:
                 consistency_level="Strong",
             )
         return [
-            Row(**{**row, "code": bytes(row["code"][0])}) if "code" in row else dict(row)
+            MilvusRow(**{**row, "code": bytes(row["code"][0])}) if "code" in row else dict(row)
             for row in found
         ]
 
@@ -264,7 +266,7 @@ def one_of(name: str, values: Iterable[int]) -> str:
     return f"{name} in [{','.join(map(str, values))}]"
 
 
-def state_row(state: MilvusState, width: int) -> Row:
+def state_row(state: MilvusState, width: int) -> MilvusRow:
     """The row whose insertion is a commit."""
     text = json.dumps(asdict(state))
-    return Row(-1 - state.commit, STATE, 0, state.commit, FOREVER, bytes(width), text)
+    return MilvusRow(-1 - state.commit, STATE, 0, state.commit, FOREVER, bytes(width), text)

@@ -18,10 +18,10 @@ from fisherhash.index.milvus.collection import (
     NOTE,
     PAGE,
     STATE,
-    Collection,
     MilvusException,
+    MilvusRow,
     MilvusState,
-    Row,
+    RowStore,
     key_hash,
     milvus_errors,
     one_of,
@@ -36,32 +36,32 @@ _BUFFER = 1 << 14
 class Commit:
     """What a commit holds, and the rows of the next one."""
 
-    def __init__(self, collection: Collection, state: MilvusState) -> None:
+    def __init__(self, collection: RowStore, state: MilvusState) -> None:
         self._collection, self._state = collection, state
         self._width = code_bytes(state.bits)
-        self._pending: list[Row] = []
-        self._ended: list[Row] = []
+        self._pending: list[MilvusRow] = []
+        self._ended: list[MilvusRow] = []
         self._next_row = state.next_row
         self.next_id = state.next_id
 
     # Reading
 
-    def rows_of(self, keys: list[str]) -> dict[str, Row]:
+    def rows_of(self, keys: list[str]) -> dict[str, MilvusRow]:
         """The rows of those keys that exist."""
-        found: dict[str, Row] = {}
+        found: dict[str, MilvusRow] = {}
         for start in range(0, len(keys), _STEP):
             hashes = {key_hash(key) for key in keys[start : start + _STEP] if _is_key(key)}
             rows = self._query(one_of("hash", hashes)) if hashes else []
             found |= {json.loads(row.text)["key"]: row for row in rows}
         return {key: found[key] for key in keys if key in found}
 
-    def rows_of_ids(self, ids: list[int]) -> dict[int, Row]:
+    def rows_of_ids(self, ids: list[int]) -> dict[int, MilvusRow]:
         """The rows of those ids that exist."""
         wanted = [id_ for id_ in dict.fromkeys(ids) if id_ >= 0]
         parts = (wanted[start : start + _STEP] for start in range(0, len(wanted), _STEP))
         return {row.id: row for part in parts for row in self._query(one_of("id", part))}
 
-    def notes(self) -> dict[tuple[str, str], tuple[Row, str]]:
+    def notes(self) -> dict[tuple[str, str], tuple[MilvusRow, str]]:
         """All notes by kind and name: their rows and JSON texts."""
         found = {}
         for page in self._collection.pages(
@@ -72,7 +72,7 @@ class Commit:
                 found[kind, name] = (row, text)
         return dict(sorted(found.items(), key=lambda one: ascii(one[0])))
 
-    def _query(self, expression: str) -> list[Row]:
+    def _query(self, expression: str) -> list[MilvusRow]:
         return self._collection.query(
             f"id >= 0 and {visible(self._state.commit)} and {expression}", ALL_FIELDS
         )
@@ -117,12 +117,12 @@ class Commit:
             )
         code = code or bytes(self._width)
         born = self._state.commit + 1
-        self._pending.append(Row(self._next_row, id_, hash_, born, FOREVER, code, text))
+        self._pending.append(MilvusRow(self._next_row, id_, hash_, born, FOREVER, code, text))
         self._next_row += 1
         if len(self._pending) >= _BUFFER:
             self._flush()
 
-    def put_item(self, entry: CheckedEntry, old: Row | None) -> int:
+    def put_item(self, entry: CheckedEntry, old: MilvusRow | None) -> int:
         """Add an item, or a new version of one; returns its id."""
         if old is None:
             id_, code, text = self.next_id, entry.code or b"", item_text(entry, {})
@@ -133,7 +133,7 @@ class Commit:
         self.insert(id_, key_hash(entry.key), code, text)
         return id_
 
-    def end(self, rows: list[Row]) -> None:
+    def end(self, rows: list[MilvusRow]) -> None:
         """Remove rows."""
         self._ended += rows
 
@@ -167,7 +167,7 @@ def _is_key(key: str) -> bool:
     return True
 
 
-def recover(collection: Collection, state: MilvusState) -> None:
+def recover(collection: RowStore, state: MilvusState) -> None:
     """Remove what a commit that was never made left behind."""
     with milvus_errors(collection.place.uri):
         while rows := collection.query(f"born > {state.commit} and id != {STATE}", ["row"]):

@@ -45,9 +45,9 @@ from fisherhash.index.milvus.collection import (
     ALL_FIELDS,
     MAX_TEXT,
     MODEL,
-    Collection,
+    MilvusRow,
     MilvusState,
-    Row,
+    RowStore,
     milvus_errors,
     read_milvus_place,
     visible,
@@ -63,7 +63,7 @@ Result = TypeVar("Result")
 class MilvusIndex(Index):
     """An index in a collection of Milvus; one process at a time may write."""
 
-    def __init__(self, collection: Collection, state: MilvusState, *, write: bool) -> None:
+    def __init__(self, collection: RowStore, state: MilvusState, *, write: bool) -> None:
         self.uri, self.writable = collection.place.uri, write
         self.bits, self.fingerprint, self.model = state.bits, state.fingerprint, state.model
         self.approximate = collection.place.search == "ivf"
@@ -79,7 +79,7 @@ class MilvusIndex(Index):
     @classmethod
     def open_at(cls, uri: Uri, *, write: bool) -> Self:
         """See :meth:`Index.open`."""
-        collection = Collection(read_milvus_place(uri))
+        collection = RowStore(read_milvus_place(uri))
         state = collection.state() if collection.exists() else None
         if state is None:
             name = collection.place.name
@@ -89,7 +89,7 @@ class MilvusIndex(Index):
     @classmethod
     def create_at(cls, uri: Uri, facts: dict[str, Any], save_model: SaveModel | None) -> Self:
         """See :meth:`Index.create`."""
-        collection = Collection(read_milvus_place(uri))
+        collection = RowStore(read_milvus_place(uri))
         if collection.exists():
             raise UsageError(f"{collection.place.uri} exists already")
         model = pack_model(save_model)
@@ -109,12 +109,12 @@ class MilvusIndex(Index):
     @classmethod
     def exists_at(cls, uri: Uri) -> bool:
         """See :meth:`Index.exists`."""
-        return Collection(read_milvus_place(uri)).exists()
+        return RowStore(read_milvus_place(uri)).exists()
 
     @classmethod
     def is_index_at(cls, uri: Uri) -> bool:
         """See :meth:`Index.is_index`."""
-        collection = Collection(read_milvus_place(uri))
+        collection = RowStore(read_milvus_place(uri))
         return collection.exists() and collection.state() is not None
 
     def close(self) -> None:
@@ -254,7 +254,7 @@ class MilvusIndex(Index):
         by_key = len(names) > 0 and isinstance(names[0], str)
         wanted: list[Any] = list(names) if by_key else as_ids(names).tolist()  # type: ignore[arg-type]
 
-        def rows_of(state: MilvusState) -> dict[Any, Row]:
+        def rows_of(state: MilvusState) -> dict[Any, MilvusRow]:
             commit = Commit(self._collection, state)
             return dict(commit.rows_of(wanted) if by_key else commit.rows_of_ids(wanted))
 

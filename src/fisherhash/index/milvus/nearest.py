@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from fisherhash.index.items import Ids
-from fisherhash.index.milvus.collection import PAGE, Collection, MilvusState, one_of, visible
+from fisherhash.index.milvus.collection import PAGE, MilvusState, RowStore, one_of, visible
 
 _QUERIES = 64
 _LISTED = 4096
@@ -25,7 +25,7 @@ class Nearest:
     """Searches in one commit, perhaps only among some ids."""
 
     def __init__(
-        self, collection: Collection, state: MilvusState, bits: int, wanted: Ids | None
+        self, collection: RowStore, state: MilvusState, bits: int, wanted: Ids | None
     ) -> None:
         self._collection, self._bits, self._end = collection, bits, state.next_id
         self._visible = f"id >= 0 and {visible(state.commit)}"

@@ -18,7 +18,7 @@ from fisherhash.index.postgres.schema import Facts
 from fisherhash.index.postgres.texts import loaded_text, stored_json, stored_text
 
 
-class Change:
+class TableChange:
     """One commit in the making."""
 
     def __init__(self, place: Place, bits: int, cursor: Cursor, facts: Facts) -> None:
@@ -58,7 +58,7 @@ class Change:
         self.next_id = max(self.next_id, ids[-1] + 1)
 
     def update(self, entries: dict[int, CheckedEntry]) -> None:
-        """Change the fields that are given."""
+        """TableChange the fields that are given."""
         if not entries:
             return
         codes = _bits_of([e for e in entries.values() if e.code is not None], self._bits)

@@ -42,7 +42,7 @@ from fisherhash.index.items import (
     within_of,
 )
 from fisherhash.index.postgres.bulk import bit_texts, read_codes
-from fisherhash.index.postgres.change import Change
+from fisherhash.index.postgres.change import TableChange
 from fisherhash.index.postgres.connect import Connections, Cursor
 from fisherhash.index.postgres.graph import build_graph, must_have_graph
 from fisherhash.index.postgres.place import MAX_EF, Place, read_place
@@ -127,7 +127,7 @@ class PostgresIndex(Index):
     # Changes
 
     @contextlib.contextmanager
-    def _changing(self, fingerprint: str | None = None) -> Iterator[Change]:
+    def _changing(self, fingerprint: str | None = None) -> Iterator[TableChange]:
         """One commit."""
         self._must_write()
         with self._connections.writing() as cursor:
@@ -136,7 +136,7 @@ class PostgresIndex(Index):
                 raise FisherhashError(f"{self.uri} was deleted while it was open")
             self.fingerprint = facts.fingerprint
             self._check_model(fingerprint, unnamed_codes=facts.next_id > 0)
-            change = Change(self._place, self.bits, cursor, facts)
+            change = TableChange(self._place, self.bits, cursor, facts)
             yield change
             change.finish(fingerprint)
         self.fingerprint = fingerprint or self.fingerprint
