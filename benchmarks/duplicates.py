@@ -94,7 +94,6 @@ HASHES: dict[str, Callable[[], Encode]] = {
     "imagehash aHash": lambda: of_imagehash("average_hash"),
     "imagehash wHash": lambda: of_imagehash("whash"),
     "imagehash pHash, 256 bits": lambda: of_imagehash("phash", hash_size=16),
-    "imagehash dHash, 256 bits": lambda: of_imagehash("dhash", hash_size=16),
     "imagededup pHash": lambda: of_imagededup("PHash"),
     "imagededup dHash": lambda: of_imagededup("DHash"),
     "imagededup aHash": lambda: of_imagededup("AHash"),
@@ -127,21 +126,43 @@ class Coded:
         return np.concatenate(parts)
 
     def _of(self, name: str, part: str, kind: str, change: Change | None) -> Any:
+        return np.load(self.file(name, part, kind, change))
+
+    def file(self, name: str, part: str, kind: str, change: Change | None) -> Path:
+        """Where the codes of a part of a set are stored."""
         numbers = self.images.original_numbers(name, part, changed=change is not None)
         text = f"{self._what} {name} {part} {kind} {len(numbers)}"
-        file = self.images.cache / (hashlib.sha256(text.encode()).hexdigest()[:24] + ".codes.npy")
-        if not file.exists():
-            if self._encode is None:
-                self._encode = HASHES[self.name]()
-            np.save(file, self._encode(self.images.changed(name, numbers, change)))
-        return np.load(file)
+        return self.images.cache / (hashlib.sha256(text.encode()).hexdigest()[:24] + ".codes.npy")
+
+    def encode(self, images: list[Image.Image]) -> NDArray[np.uint8]:
+        """Codes (n, bytes) of images."""
+        if self._encode is None:
+            self._encode = HASHES[self.name]()
+        return self._encode(images)
+
+
+def encode_all(images: Images, hashes: Iterable[Coded], part: str = "report") -> None:
+    """Store the codes that are missing; every image is changed once for all hashes."""
+    kinds: dict[str, Change | None] = {"original": None} | (SEEN | UNSEEN)
+    for name in SETS:
+        for kind, change in kinds.items():
+            missing = [one for one in hashes if not one.file(name, part, kind, change).exists()]
+            if not missing:
+                continue
+            numbers = images.original_numbers(name, part, changed=change is not None)
+            made = list(images.changed(name, numbers, change))
+            for one in missing:
+                np.save(one.file(name, part, kind, change), one.encode(made))
+            print(name, kind, len(made), flush=True)
 
 
 def recall(images: Images, names: Iterable[str]) -> dict[str, Any]:
     """For every hash and rate, the radius and the share of copies within it."""
     rows: dict[str, Any] = {}
-    for name in names:
-        coded = Coded(images, name)
+    hashes = [Coded(images, name) for name in names]
+    encode_all(images, hashes)
+    for coded in hashes:
+        name = coded.name
         originals = coded.codes("report")
         bits = 8 * originals.shape[1]
         counts = pair_histogram(originals, bits)
