@@ -358,7 +358,9 @@ def chosen(at: dict[int, Fitting], bits: int, rotations: int) -> tuple[Recipe, l
 def false_pairs(counts: NDArray[np.int64]) -> list[float]:
     """Pairs within each distance per million, up to the first distance with a thousand of them."""
     share = np.cumsum(counts) / counts.sum() * 1e6
-    return [float(f"{value:.3g}") for value in share[: int(np.searchsorted(share, 1000.0)) + 1]]
+    # Rounded up, so that a radius never promises fewer false pairs than were counted.
+    rounded = np.ceil(share * 1000) / 1000
+    return [float(value) for value in rounded[: int(np.searchsorted(share, 1000.0)) + 1]]
 
 
 def built(at: dict[int, Fitting], bits: int, rotations: int) -> dict[str, Any]:

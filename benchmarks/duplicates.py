@@ -88,7 +88,7 @@ def of_imagededup(kind: str) -> Encode:
 HASHES: dict[str, Callable[[], Encode]] = {
     "fisherhash copy-128": lambda: ours("copy-128"),
     "fisherhash copy-64": lambda: ours("copy-64"),
-    "fisherhash general-64": lambda: ours("general-64-int8"),
+    "fisherhash general-64-int8": lambda: ours("general-64-int8"),
     "imagehash pHash": lambda: of_imagehash("phash"),
     "imagehash dHash": lambda: of_imagehash("dhash"),
     "imagehash aHash": lambda: of_imagehash("average_hash"),
@@ -275,10 +275,10 @@ def table(result: dict[str, Any]) -> str:
         kind: max(rows[name]["rates"][rate]["recall"][kind] for name in rows if name not in OURS)
         for kind in SEEN | UNSEEN
     }
-    short = [name for name in rows if rows[name]["bits"] <= 128 or "pHash" in name]
     lines = [
-        f"The radius of every hash is the largest at which at most one in a million of "
-        f"{pairs / 1e6:.0f} million pairs of unrelated images is within it.",
+        f"The radius of a hash is the largest with at most one in a million of {pairs / 1e6:.0f} "
+        "million pairs of",
+        "unrelated images. Where it is *none*, more than one pair in a million has equal codes.",
         "",
         "| hash | bytes | radius | mean share of copies found | images per second |",
         "|---|---|---|---|---|",
@@ -287,10 +287,12 @@ def table(result: dict[str, Any]) -> str:
         main = rows[name]["rates"][rate]
         per_second = result.get("speed", {}).get(name, "")
         lines.append(
-            f"| {name} | {rows[name]['bits'] // 8} | {main['radius']} | {main['mean']:.3f} | "
-            f"{per_second} |"
+            f"| {name} | {rows[name]['bits'] // 8} | {_radius(main['radius'])} | "
+            f"{main['mean']:.3f} | {per_second} |"
         )
-    shown = [*[name for name in OURS if name in rows], "best other", *_peers(short)]
+    usable = [name for name in rows if rows[name]["rates"][rate]["radius"] >= 0]
+    shown = [*[name for name in OURS if name in rows], "best other"]
+    shown += [name for name in usable if name.startswith("imagehash")]
     lines += ["", "| change | " + " | ".join(shown) + " |", "|---|" + "---|" * len(shown)]
     for kinds, mark in ((SEEN, ""), (UNSEEN, " *")):
         for kind in kinds:
@@ -302,8 +304,8 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _peers(names: Iterable[str]) -> list[str]:
-    return [name for name in names if name.startswith("imagehash") and "256" not in name]
+def _radius(radius: int) -> str:
+    return "none" if radius < 0 else str(radius)
 
 
 def main() -> None:
