@@ -206,8 +206,11 @@ def _screenshot(image: Image.Image, rng: Rng, bars: float) -> Image.Image:
 
 
 def _random_colour(rng: Rng) -> tuple[int, int, int]:
+    """Black or white, often; else any colour."""
     red, green, blue = (int(value) for value in rng.integers(0, 256, 3))
-    return (red, green, blue) if rng.random() < 0.4 else ((0,) * 3 if red < 128 else (255,) * 3)
+    if rng.random() < 0.4:
+        return red, green, blue
+    return (0, 0, 0) if red < 128 else (255, 255, 255)
 
 
 _FILTERS = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS)
@@ -216,12 +219,14 @@ FITTED: dict[str, Change] = {
     "JPEG": lambda i, r: saved(i, "jpeg", int(r.integers(25, 95))),
     "smaller": lambda i, r: scaled(i, r.uniform(0.35, 0.9), _FILTERS[r.integers(3)]),
     "crop": lambda i, r: cropped(i, r.uniform(0.75, 0.99), r),
-    "border": lambda i, r: bordered(i, *r.uniform(0.01, 0.1, 2), _random_colour(r)),
+    "border": lambda i, r: bordered(
+        i, r.uniform(0.01, 0.1), r.uniform(0.01, 0.1), _random_colour(r)
+    ),
     "bars": lambda i, r: _screenshot(i, r, r.uniform(0.03, 0.15)),
     "brightness": lambda i, r: ImageEnhance.Brightness(i).enhance(r.uniform(0.6, 1.5)),
     "contrast": lambda i, r: ImageEnhance.Contrast(i).enhance(r.uniform(0.6, 1.6)),
     "saturation": lambda i, r: ImageEnhance.Color(i).enhance(r.uniform(0.0, 2.0)),
-    "light": lambda i, r: tinted(i, *r.uniform(0.8, 1.25, 2)),
+    "light": lambda i, r: tinted(i, r.uniform(0.8, 1.25), r.uniform(0.8, 1.25)),
     "grey": lambda i, r: i.convert("L").convert("RGB"),
     "caption": lambda i, r: captioned(i, r, height=r.uniform(0.08, 0.2), strip=bool(r.integers(2))),
     "watermark": lambda i, r: watermarked(i, r, opacity=r.uniform(0.3, 0.7)),

@@ -243,8 +243,8 @@ class Fitting:
         """Eigenvalues and directions of the generalised problem, the best first."""
         if recipe.crops not in self._solved:
             weights = {name: recipe.crops if name == "cut" else 1.0 for name in COPIES}
-            inside = sum(weights[name] * self.within[name] for name in COPIES)
-            inside /= sum(weights.values())
+            parts = np.stack([self.within[name] for name in COPIES])
+            inside = np.average(parts, axis=0, weights=list(weights.values()))
             size = len(inside)
             inside += 1e-3 * np.trace(inside) / size * np.eye(size)
             values, vectors = scipy.linalg.eigh(

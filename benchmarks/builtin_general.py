@@ -1,11 +1,12 @@
-"""How general2-64, -128 and -256 were chosen, measured and built; run it to check or to rebuild.
+"""Chooses, measures and builds general2-256, a better hasher for images of similar content.
 
     python benchmarks/builtin_general.py --json results/builtin-general.json [--write]
 
 The network is that of general-64-int8. What is new is the head, which is not linear: the scores of
 the ImageNet classes, divided by a temperature, become probabilities, and their square roots are put
 beside the features, whose covariance inside classes was divided out. ITQ then makes the bits. The
-first 64 and 128 of the 256 bits are codes of their own, so that one file serves three lengths.
+first 64 and 128 of the 256 bits are codes of their own, so that one file serves three lengths. It
+is not in the package yet: a built-in hasher is one that ``builtin.NAMES`` lists.
 
 Every candidate learns from 60 classes of tiny100 and from coco21, and is measured on classes of
 which it saw no image and no label, as in ``builtin_hasher.py``: chosen on the choice classes alone.

@@ -190,11 +190,12 @@ def groups(images: Images, names: Iterable[str], planted: int, among: int) -> di
     are no copies of each other, and an original is split if its copies are in several groups.
     """
     kinds = list((SEEN | UNSEEN).values())
-    numbers = images.original_numbers("coco21", "report")
-    others = images.original_numbers("tiny100", "report")
-    chosen = [("coco21", int(n)) for n in numbers] + [("tiny100", int(n)) for n in others]
-    chosen += [("coco21", int(n)) for n in images.original_numbers("coco21", "choose")]
-    chosen = chosen[:among]
+    chosen = [
+        (name, int(number))
+        for part in ("report", "choose")
+        for name in SETS
+        for number in images.original_numbers(name, part)
+    ][:among]
     rows: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "images"
@@ -218,9 +219,12 @@ def groups(images: Images, names: Iterable[str], planted: int, among: int) -> di
                     known = builtin.false_pairs(model)
                     radius = 0 if known is None else known.radius(rate)
                     found = index.duplicates(radius=radius)
-                    members = [[Path(m.item.key).name for m in group] for group in found.groups]
+                    members = [
+                        [Path(str(m.item.key)).name for m in group] for group in found.groups
+                    ]
                     rows[f"{model}, {rate:g} false pairs per million"] = {
                         "radius": radius,
+                        "images": len(chosen),
                         **judged(members, planted),
                     }
             rows[model] = {"seconds to encode": round(encoded, 1)}
@@ -301,6 +305,22 @@ def table(result: dict[str, Any]) -> str:
                 for name in shown
             ]
             lines.append(f"| {kind}{mark} | " + " | ".join(f"{cell:.3f}" for cell in cells) + " |")
+    if "groups" in result:
+        rows = {name: row for name, row in result["groups"].items() if "found" in row}
+        first = next(iter(rows.values()))
+        lines += [
+            "",
+            f"{first['copies']:,} changed copies among {first['images']:,} images, grouped by "
+            "`ImageIndex.duplicates`. A copy is",
+            "found if it is in a group with its original or with another copy of it. A group is",
+            "mixed if it holds different images.",
+            "",
+            "| hasher and threshold | radius | found | groups | mixed | split | largest |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        columns = ("radius", "found", "groups", "mixed groups", "split originals", "largest group")
+        for name, row in rows.items():
+            lines.append(f"| {name} | " + " | ".join(str(row[key]) for key in columns) + " |")
     return "\n".join(lines)
 
 
