@@ -2,8 +2,8 @@
 
 A change takes an RGB image and a random generator. ``FITTED`` draws the strength at random, for
 fitting. ``SEEN`` has the same kinds at fixed strengths, for measuring. Nothing is fitted on the
-kinds of ``CHOICE`` and ``UNSEEN``: the first help to choose between codes, the second are measured
-once, at the end. All lengths are shares of the image's side, so that they mean the same on small
+kinds of ``CHOICE`` and ``UNSEEN``: the first help to choose between codes, the second are only
+measured. All lengths are shares of the image's side, so that they mean the same on small
 and on large images.
 """
 
@@ -157,6 +157,39 @@ def pixelated(image: Image.Image, blocks: int) -> Image.Image:
     )
 
 
+def dithered(image: Image.Image, colours: int) -> Image.Image:
+    """Few colours, and patterns of dots between them."""
+    palette = image.quantize(colours)
+    made = image.quantize(palette=palette, dither=Image.Dither.FLOYDSTEINBERG)
+    return made.convert("RGB")
+
+
+def lined(image: Image.Image, every: int) -> Image.Image:
+    """One row in so many at half its brightness, as a photo of a screen shows."""
+    values = np.array(image)
+    values[::every] //= 2
+    return Image.fromarray(values)
+
+
+def rounded(image: Image.Image, radius: float) -> Image.Image:
+    """Round corners on white."""
+    mask = Image.new("L", image.size, 0)
+    corner = radius * min(image.size)
+    ImageDraw.Draw(mask).rounded_rectangle((0, 0, *image.size), corner, fill=255)
+    return Image.composite(image, Image.new("RGB", image.size, (255, 255, 255)), mask)
+
+
+def bulged(image: Image.Image, strength: float) -> Image.Image:
+    """The barrel distortion of a wide lens."""
+    values = np.asarray(image)
+    y = np.linspace(-1, 1, image.height)[:, None]
+    x = np.linspace(-1, 1, image.width)[None, :]
+    stretch = (1 + strength * (x * x + y * y)) / (1 + 2 * strength)
+    rows = ((y * stretch + 1) / 2 * (image.height - 1)).round().astype(int)
+    columns = ((x * stretch + 1) / 2 * (image.width - 1)).round().astype(int)
+    return Image.fromarray(values[rows, columns])
+
+
 def speckled(image: Image.Image, share: float, rng: Rng) -> Image.Image:
     """Some pixels black, some white."""
     values = np.array(image)
@@ -173,8 +206,11 @@ def _screenshot(image: Image.Image, rng: Rng, bars: float) -> Image.Image:
 
 
 def _random_colour(rng: Rng) -> tuple[int, int, int]:
+    """Black or white, often; else any colour."""
     red, green, blue = (int(value) for value in rng.integers(0, 256, 3))
-    return (red, green, blue) if rng.random() < 0.4 else ((0,) * 3 if red < 128 else (255,) * 3)
+    if rng.random() < 0.4:
+        return red, green, blue
+    return (0, 0, 0) if red < 128 else (255, 255, 255)
 
 
 _FILTERS = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS)
@@ -183,18 +219,22 @@ FITTED: dict[str, Change] = {
     "JPEG": lambda i, r: saved(i, "jpeg", int(r.integers(25, 95))),
     "smaller": lambda i, r: scaled(i, r.uniform(0.35, 0.9), _FILTERS[r.integers(3)]),
     "crop": lambda i, r: cropped(i, r.uniform(0.75, 0.99), r),
-    "border": lambda i, r: bordered(i, *r.uniform(0.01, 0.1, 2), _random_colour(r)),
+    "border": lambda i, r: bordered(
+        i, r.uniform(0.01, 0.1), r.uniform(0.01, 0.1), _random_colour(r)
+    ),
     "bars": lambda i, r: _screenshot(i, r, r.uniform(0.03, 0.15)),
     "brightness": lambda i, r: ImageEnhance.Brightness(i).enhance(r.uniform(0.6, 1.5)),
     "contrast": lambda i, r: ImageEnhance.Contrast(i).enhance(r.uniform(0.6, 1.6)),
     "saturation": lambda i, r: ImageEnhance.Color(i).enhance(r.uniform(0.0, 2.0)),
-    "light": lambda i, r: tinted(i, *r.uniform(0.8, 1.25, 2)),
+    "light": lambda i, r: tinted(i, r.uniform(0.8, 1.25), r.uniform(0.8, 1.25)),
     "grey": lambda i, r: i.convert("L").convert("RGB"),
     "caption": lambda i, r: captioned(i, r, height=r.uniform(0.08, 0.2), strip=bool(r.integers(2))),
     "watermark": lambda i, r: watermarked(i, r, opacity=r.uniform(0.3, 0.7)),
     "blur": lambda i, r: blurred(i, r.uniform(0.003, 0.016)),
     "noise": lambda i, r: noisy(i, r.uniform(3, 20), r),
     "rotation": lambda i, r: rotated(i, r.uniform(-6, 6), cut=bool(r.integers(2))),
+    "mosaic": lambda i, r: pixelated(i, int(r.integers(20, 48))),
+    "specks": lambda i, r: speckled(i, r.uniform(0.005, 0.05), r),
 }
 SEEN: dict[str, Change] = {
     "JPEG, quality 90": lambda i, r: saved(i, "jpeg", 90),
@@ -220,6 +260,8 @@ SEEN: dict[str, Change] = {
     "noise": lambda i, r: noisy(i, 12, r),
     "rotated by 2°": lambda i, r: rotated(i, 2 * r.choice([-1, 1]), cut=False),
     "rotated by 5°": lambda i, r: rotated(i, 5 * r.choice([-1, 1]), cut=False),
+    "mosaic of 24 x 24": lambda i, r: pixelated(i, 24),
+    "black and white specks": lambda i, r: speckled(i, 0.03, r),
 }
 CHOICE: dict[str, Change] = {
     "gamma 0.7": lambda i, r: curved(i, 0.7),
@@ -235,9 +277,12 @@ UNSEEN: dict[str, Change] = {
     "histogram equalised": lambda i, r: ImageOps.equalize(i),
     "sepia": lambda i, r: sepia(i),
     "dark corners": lambda i, r: vignetted(i, 0.6),
-    "mosaic of 24 x 24": lambda i, r: pixelated(i, 24),
     "median filter": lambda i, r: i.filter(ImageFilter.MedianFilter(3)),
-    "black and white specks": lambda i, r: speckled(i, 0.03, r),
+    "dithered to 8 colours": lambda i, r: dithered(i, 8),
+    "dark lines": lambda i, r: lined(i, 4),
+    "fog": lambda i, r: Image.blend(i, Image.new("RGB", i.size, (235, 235, 240)), 0.35),
+    "round corners": lambda i, r: rounded(i, 0.15),
+    "lens": lambda i, r: bulged(i, 0.06),
     "perspective": lambda i, r: tilted(i, 0.04),
     "narrower by a quarter": lambda i, r: i.resize((i.width * 3 // 4, i.height)),
 }

@@ -88,13 +88,12 @@ def of_imagededup(kind: str) -> Encode:
 HASHES: dict[str, Callable[[], Encode]] = {
     "fisherhash copy-128": lambda: ours("copy-128"),
     "fisherhash copy-64": lambda: ours("copy-64"),
-    "fisherhash general-64": lambda: ours("general-64-int8"),
+    "fisherhash general-64-int8": lambda: ours("general-64-int8"),
     "imagehash pHash": lambda: of_imagehash("phash"),
     "imagehash dHash": lambda: of_imagehash("dhash"),
     "imagehash aHash": lambda: of_imagehash("average_hash"),
     "imagehash wHash": lambda: of_imagehash("whash"),
     "imagehash pHash, 256 bits": lambda: of_imagehash("phash", hash_size=16),
-    "imagehash dHash, 256 bits": lambda: of_imagehash("dhash", hash_size=16),
     "imagededup pHash": lambda: of_imagededup("PHash"),
     "imagededup dHash": lambda: of_imagededup("DHash"),
     "imagededup aHash": lambda: of_imagededup("AHash"),
@@ -127,21 +126,43 @@ class Coded:
         return np.concatenate(parts)
 
     def _of(self, name: str, part: str, kind: str, change: Change | None) -> Any:
+        return np.load(self.file(name, part, kind, change))
+
+    def file(self, name: str, part: str, kind: str, change: Change | None) -> Path:
+        """Where the codes of a part of a set are stored."""
         numbers = self.images.original_numbers(name, part, changed=change is not None)
         text = f"{self._what} {name} {part} {kind} {len(numbers)}"
-        file = self.images.cache / (hashlib.sha256(text.encode()).hexdigest()[:24] + ".codes.npy")
-        if not file.exists():
-            if self._encode is None:
-                self._encode = HASHES[self.name]()
-            np.save(file, self._encode(self.images.changed(name, numbers, change)))
-        return np.load(file)
+        return self.images.cache / (hashlib.sha256(text.encode()).hexdigest()[:24] + ".codes.npy")
+
+    def encode(self, images: list[Image.Image]) -> NDArray[np.uint8]:
+        """Codes (n, bytes) of images."""
+        if self._encode is None:
+            self._encode = HASHES[self.name]()
+        return self._encode(images)
+
+
+def encode_all(images: Images, hashes: Iterable[Coded], part: str = "report") -> None:
+    """Store the codes that are missing; every image is changed once for all hashes."""
+    kinds: dict[str, Change | None] = {"original": None} | (SEEN | UNSEEN)
+    for name in SETS:
+        for kind, change in kinds.items():
+            missing = [one for one in hashes if not one.file(name, part, kind, change).exists()]
+            if not missing:
+                continue
+            numbers = images.original_numbers(name, part, changed=change is not None)
+            made = list(images.changed(name, numbers, change))
+            for one in missing:
+                np.save(one.file(name, part, kind, change), one.encode(made))
+            print(name, kind, len(made), flush=True)
 
 
 def recall(images: Images, names: Iterable[str]) -> dict[str, Any]:
     """For every hash and rate, the radius and the share of copies within it."""
     rows: dict[str, Any] = {}
-    for name in names:
-        coded = Coded(images, name)
+    hashes = [Coded(images, name) for name in names]
+    encode_all(images, hashes)
+    for coded in hashes:
+        name = coded.name
         originals = coded.codes("report")
         bits = 8 * originals.shape[1]
         counts = pair_histogram(originals, bits)
@@ -169,11 +190,12 @@ def groups(images: Images, names: Iterable[str], planted: int, among: int) -> di
     are no copies of each other, and an original is split if its copies are in several groups.
     """
     kinds = list((SEEN | UNSEEN).values())
-    numbers = images.original_numbers("coco21", "report")
-    others = images.original_numbers("tiny100", "report")
-    chosen = [("coco21", int(n)) for n in numbers] + [("tiny100", int(n)) for n in others]
-    chosen += [("coco21", int(n)) for n in images.original_numbers("coco21", "choose")]
-    chosen = chosen[:among]
+    chosen = [
+        (name, int(number))
+        for part in ("report", "choose")
+        for name in SETS
+        for number in images.original_numbers(name, part)
+    ][:among]
     rows: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "images"
@@ -197,9 +219,12 @@ def groups(images: Images, names: Iterable[str], planted: int, among: int) -> di
                     known = builtin.false_pairs(model)
                     radius = 0 if known is None else known.radius(rate)
                     found = index.duplicates(radius=radius)
-                    members = [[Path(m.item.key).name for m in group] for group in found.groups]
+                    members = [
+                        [Path(str(m.item.key)).name for m in group] for group in found.groups
+                    ]
                     rows[f"{model}, {rate:g} false pairs per million"] = {
                         "radius": radius,
+                        "images": len(chosen),
                         **judged(members, planted),
                     }
             rows[model] = {"seconds to encode": round(encoded, 1)}
@@ -254,10 +279,10 @@ def table(result: dict[str, Any]) -> str:
         kind: max(rows[name]["rates"][rate]["recall"][kind] for name in rows if name not in OURS)
         for kind in SEEN | UNSEEN
     }
-    short = [name for name in rows if rows[name]["bits"] <= 128 or "pHash" in name]
     lines = [
-        f"The radius of every hash is the largest at which at most one in a million of "
-        f"{pairs / 1e6:.0f} million pairs of unrelated images is within it.",
+        f"The radius of a hash is the largest with at most one in a million of {pairs / 1e6:.0f} "
+        "million pairs of",
+        "unrelated images. Where it is *none*, more than one pair in a million has equal codes.",
         "",
         "| hash | bytes | radius | mean share of copies found | images per second |",
         "|---|---|---|---|---|",
@@ -266,10 +291,12 @@ def table(result: dict[str, Any]) -> str:
         main = rows[name]["rates"][rate]
         per_second = result.get("speed", {}).get(name, "")
         lines.append(
-            f"| {name} | {rows[name]['bits'] // 8} | {main['radius']} | {main['mean']:.3f} | "
-            f"{per_second} |"
+            f"| {name} | {rows[name]['bits'] // 8} | {_radius(main['radius'])} | "
+            f"{main['mean']:.3f} | {per_second} |"
         )
-    shown = [*[name for name in OURS if name in rows], "best other", *_peers(short)]
+    usable = [name for name in rows if rows[name]["rates"][rate]["radius"] >= 0]
+    shown = [*[name for name in OURS if name in rows], "best other"]
+    shown += [name for name in usable if name.startswith("imagehash")]
     lines += ["", "| change | " + " | ".join(shown) + " |", "|---|" + "---|" * len(shown)]
     for kinds, mark in ((SEEN, ""), (UNSEEN, " *")):
         for kind in kinds:
@@ -278,11 +305,27 @@ def table(result: dict[str, Any]) -> str:
                 for name in shown
             ]
             lines.append(f"| {kind}{mark} | " + " | ".join(f"{cell:.3f}" for cell in cells) + " |")
+    if "groups" in result:
+        rows = {name: row for name, row in result["groups"].items() if "found" in row}
+        first = next(iter(rows.values()))
+        lines += [
+            "",
+            f"{first['copies']:,} changed copies among {first['images']:,} images, grouped by "
+            "`ImageIndex.duplicates`. A copy is",
+            "found if it is in a group with its original or with another copy of it. A group is",
+            "mixed if it holds different images.",
+            "",
+            "| hasher and threshold | radius | found | groups | mixed | split | largest |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        columns = ("radius", "found", "groups", "mixed groups", "split originals", "largest group")
+        for name, row in rows.items():
+            lines.append(f"| {name} | " + " | ".join(str(row[key]) for key in columns) + " |")
     return "\n".join(lines)
 
 
-def _peers(names: Iterable[str]) -> list[str]:
-    return [name for name in names if name.startswith("imagehash") and "256" not in name]
+def _radius(radius: int) -> str:
+    return "none" if radius < 0 else str(radius)
 
 
 def main() -> None:

@@ -168,6 +168,41 @@ def with_metadata(model: Any, known: dict[str, Any]) -> bytes:
     return model.SerializeToString(deterministic=True)
 
 
+def cut_logits(runtime: OnnxRuntime, config: dict[str, Any]) -> bytes:
+    """Cut an exported network to the first of its logits.
+
+    Args:
+        runtime: the exported network.
+        config: what describes the model with fewer bits.
+
+    Returns:
+        The bytes of the ONNX file.
+
+    Raises:
+        FisherhashError: the extra is not installed.
+    """
+    missing_package(required="cutting an exported model to fewer bits")
+    import onnx
+
+    model = onnx.load_from_string(runtime.content())
+    graph, every = model.graph, f"{LOGITS}.all"
+    for node in graph.node:
+        for names in (node.input, node.output):
+            names[:] = [every if name == LOGITS else name for name in names]
+    bounds = {"first": 0, "last": config["bits"], "axis": 1}
+    for name, value in bounds.items():
+        array = np.array([value], dtype=np.int64)
+        graph.initializer.append(onnx.numpy_helper.from_array(array, f"{LOGITS}.{name}"))
+    inputs = [every, *(f"{LOGITS}.{name}" for name in bounds)]
+    graph.node.append(onnx.helper.make_node("Slice", inputs, [LOGITS]))
+    output = next(output for output in graph.output if output.name == LOGITS)
+    output.type.tensor_type.shape.dim[1].dim_value = config["bits"]
+    known = metadata(
+        config, hamming=runtime.metadata["hamming"], int8=bool(runtime.metadata["int8"])
+    )
+    return with_metadata(model, known)
+
+
 def _translated(backbone: Backbone, head: Head, fine: Head | None) -> Any:
     """The ONNX model of a backbone and its heads."""
     import torch

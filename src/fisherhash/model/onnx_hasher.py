@@ -17,6 +17,7 @@ from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.row_cache import has_rows
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.model import builtin
+from fisherhash.model.export import cut_logits
 from fisherhash.model.folder import (
     CARD,
     CONFIG,
@@ -194,19 +195,21 @@ class OnnxHasher(Hasher):
         described = {key: known[key] for key in (*DECIDING, "method", "classes")}
         if self.fine_bits:
             described["fine_bits"] = self.fine_bits
+        if not self._whole:
+            described |= {"bits": self.bits, "head": known["head"] | {"bits": self.bits}}
+            described["fingerprint"] = self.fingerprint()
         return described | {"versions": versions(), "details": self.details}
 
     def files(self) -> dict[str, storage.Content]:
         """The files of the model folder: those it came from, or the ONNX file, described.
 
         Raises:
-            UsageError: the code has fewer bits than the exported network computes.
+            FisherhashError: the code has fewer bits than the exported network computes, and the
+                extra that cuts the network is not installed.
         """
         if not self._whole:
-            raise UsageError(
-                f"an exported model of {self.runtime.bits} bits cannot be saved with {self.bits}; "
-                "load it with runtime='torch' and truncate it then"
-            )
+            config = self.config()
+            return described_files(config, cut_logits(self.runtime, config))
         if self._folder is not None and "builtin" not in self.origin:
             names = (WEIGHTS, ONNX, CARD, CONFIG)
             return {
