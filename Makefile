@@ -20,11 +20,11 @@ test: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
 # Minutes: writers killed at random moments, damaged index files, thousands of damaged images.
 test-slow: $(VENV)/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup -m slow
 
 # A quarter of an hour: 10,000 mutated folders, repair of 1,000,000 items, 200 backups beside a writer.
 test-soak: $(VENV)/installed

@@ -39,6 +39,7 @@ REASONS = {
     "installs packages",
     "needs a copy of Tiny-ImageNet",
     "needs a GPU",
+    "needs a network",
     "needs CIFAR-10",
     "needs Docker",
     "needs the address of the repository",
@@ -48,6 +49,7 @@ REASONS = {
 PLAIN = {"text", "bibtex"}
 RUN_ELSEWHERE = {
     "docs/evaluation.md": "evaluation/test_docs.py",
+    "docs/other-engines.md": "test_other_engines.py",
     "docs/write-your-own-method.md": "test_write_your_own.py",
 }
 IMAGES = 12

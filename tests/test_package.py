@@ -128,6 +128,7 @@ def test_the_core_indexes_searches_and_measures_without_torch(photos, tmp_path):
     assert command("evaluate", "--model", "general-64", "--data", photos) == 0
     assert command("check-data", photos) == 0
     assert command("doctor") == 0
+    assert command("encode", image, "--model", "nowhere") == 2  # and not: torch is missing
 
     import numpy as np
     import fisherhash

@@ -131,6 +131,9 @@ def test_no_verb_is_help_and_the_version_is_the_packages(run):
     [
         (["trian", "x"], 'Did you mean "train"'),
         (["check", "x"], 'Did you mean "check-data"'),
+        (["export", "onnx", "nowhere"], "nowhere does not exist. Make a model with"),
+        (["export", "onnx", "generl-64"], "Did you mean 'general-64'?"),
+        (["export", "onnx", "general-64"], "--out is missing"),
         (["train", "PHOTOS", "--outt", "m"], "--outt. Did you mean --out?"),
         (["train", "PHOTOS", "--out", "m", "--bitz", "8"], "--bitz. Did you mean --bits?"),
         (["train", "PHOTOS", "--out", "m", "--epoch", "8"], "Did you mean --epochs?"),
@@ -203,7 +206,7 @@ def test_data_that_cannot_be_trained_on(run, write_photos, tmp_path):
     one = write_photos(tmp_path / "one", {"a": 5})
     assert "only one class, 'a'; at least two" in refused(one)
     single = write_photos(tmp_path / "single", {"a": 5, "b": 5, "lonely": 1})
-    assert "have one image only: 'lonely'" in refused(single)
+    assert "with one image only: 'lonely'" in refused(single)
     plain = tmp_path / "plain"
     shutil.copytree(one / "a", plain)
     assert "has no labels and dfh learns from them" in refused(plain)

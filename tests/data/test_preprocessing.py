@@ -74,3 +74,31 @@ def test_config_round_trip_through_json():
 def test_values_out_of_range(wrong, sentence):
     with pytest.raises(UsageError, match=sentence):
         Preprocessing(**wrong)
+
+
+def test_the_whole_image_is_squashed_into_the_square():
+    wide = np.zeros((20, 80, 3), dtype=np.uint8)
+    wide[:, :10] = 255  # outside the centre square
+    image = Image.fromarray(wide)
+    assert Preprocessing(size=16).pixels(image).max() == 0
+    squashed = Preprocessing(size=16, whole=True).pixels(image)
+    assert squashed.shape == (16, 16, 3)
+    assert squashed[:, 0].min() > 200
+    assert squashed[:, 8:].max() == 0
+
+
+def test_the_whole_image_cannot_be_cropped():
+    with pytest.raises(UsageError, match="crop must be 1"):
+        Preprocessing(size=16, crop=0.9, whole=True)
+
+
+def test_what_came_later_changes_no_older_fingerprint():
+    """The text of the preprocessing is a part of fingerprints and of the names of cached rows."""
+    older = Preprocessing(size=32)
+    assert "whole" not in repr(older)
+    assert "whole" not in older.to_config()
+    whole = Preprocessing(size=32, whole=True)
+    assert repr(whole) != repr(older)
+    for given in (older, whole):
+        assert Preprocessing.from_config(given.to_config()) == given
+        assert eval(repr(given), {"Preprocessing": Preprocessing}) == given

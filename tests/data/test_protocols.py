@@ -195,7 +195,7 @@ def test_unlabelled_rows_are_left_out_and_counted():
     data = collection([[1, 0]] * 5 + [[0, 1]] * 5 + [[0, 0]] * 3)
     split = resolve(data)
     assert max([*split.query, *split.database]) < 10
-    assert "3 images have no label and were left out" in split.notes
+    assert "3 images without a label left out" in split.notes
 
 
 def test_max_train():
@@ -217,7 +217,7 @@ def test_too_little_data():
     fails("no class", collection([[0, 0]] * 5))
     fails("has no labels", collection(np.zeros((5, 0))))
     fails(
-        "2 classes of 'made' have one image only: 'c1', 'c2'", collection(one_hot([0, 0, 1, 2], 3))
+        "2 classes of 'made' with one image only: 'c1', 'c2'", collection(one_hot([0, 0, 1, 2], 3))
     )
     many = collection(one_hot([0, 0, *range(1, 9)], 9))
     fails("8 classes .* and 3 more", many)
@@ -259,10 +259,10 @@ def test_faults_of_public_lists_are_mended_and_counted():
     assert split.database.tolist() == [0, 1]
     assert split.train.tolist() == [0, 1]
     assert set(split.notes) == {
-        "1 query images have no label and were left out",
-        "1 database images have no label and were left out",
+        "1 query image without a label left out",
+        "1 database image without a label left out",
         "2 queries were taken out of the database list",
-        "1 queries were taken out of the train list",
+        "1 query was taken out of the train list",
     }
 
 

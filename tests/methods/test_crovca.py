@@ -18,6 +18,9 @@ def two_views(labels, bits=5):
     return outputs, Batch(rows, torch.arange(4).repeat(2), torch.zeros(8, 2), 2)
 
 
+SCALE = 10.0
+
+
 def expected_rate(outputs, eps):
     n, bits = outputs.shape
     rows = outputs / np.linalg.norm(outputs, axis=1, keepdims=True)
@@ -32,7 +35,7 @@ def expected_loss(u, targets, diversity, eps):
             p = 1 / (1 + math.exp(-x))
             losses.append(-math.log(p) if c else -math.log(1 - p))
     rates = [expected_rate(half, eps) for half in (u[:4], u[4:])]
-    return sum(losses) / len(losses) + diversity * sum(rates) / 2
+    return SCALE * (sum(losses) / len(losses) + diversity * sum(rates) / 2)
 
 
 def test_without_labels_the_target_is_the_other_view():

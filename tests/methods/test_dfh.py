@@ -20,6 +20,8 @@ class Fixed:
     def outputs(self):
         return self._outputs
 
+    streamed = False
+
     def features(self):
         return self._outputs
 
@@ -310,6 +312,8 @@ class Seen(Fixed):
     def __init__(self, outputs, labels, features):
         super().__init__(outputs, labels)
         self._features = features
+
+    streamed = False
 
     def features(self):
         return self._features

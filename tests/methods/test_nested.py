@@ -60,6 +60,8 @@ class Sliced:
     def outputs(self):
         return self.train.outputs()[:, : self.bits]
 
+    streamed = False
+
     def features(self):
         return self.train.features()
 

@@ -9,7 +9,7 @@ import torch
 from fisherhash import methods
 from fisherhash.errors import UsageError
 from fisherhash.methods.base import sign
-from fisherhash.methods.shallow import _affinity
+from fisherhash.methods.shallow import _affinity, _features
 from fisherhash.methods.shallow._kernels import KernelMap, Ridge, linear_ridge
 from fisherhash.methods.shallow.bre import search_weights
 from fisherhash.methods.shallow.ksh import agreement
@@ -83,6 +83,17 @@ def test_kernel_regression_is_the_minimum_of_ridge():
     head = kernel.head(weight, offset)
     expected = (phi @ weight + offset).float()
     torch.testing.assert_close(head.logits(features), expected, atol=1e-3, rtol=1e-3)
+
+
+def test_kernel_features_that_do_not_fit_in_memory_are_computed_again(monkeypatch):
+    features, labels = classes()
+    held = made("sdh").fit(features, labels, seed=0)
+    monkeypatch.setattr(_features, "HELD", 0)
+    kernel = kernel_of(features)
+    assert kernel._held is None
+    again = made("sdh").fit(features, labels, seed=0)
+    for one, other in zip(held.state_dict().values(), again.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_linear_ridge_agrees_with_the_normal_equations():

@@ -256,7 +256,7 @@ def test_blocks_of_a_collection_a_bank_and_a_list_have_the_same_codes(photos):
         )
         np.testing.assert_array_equal(np.concatenate([part.queries for part in parts]), expected)
     assert sum(len(part.codes) for part in hasher.encode_blocks(bank)) == 41
-    with pytest.raises(FisherhashError, match="1 images could be read before and cannot now"):
+    with pytest.raises(FisherhashError, match="1 image could be read before and cannot now"):
         bank.of(np.array([3, 41]))
 
 
@@ -367,6 +367,7 @@ def test_the_card_says_what_it_is_and_its_example_runs(saved):
     folder, expected = saved
     card = (folder / "README.md").read_text()
     for text in (
+        "---\nlibrary_name: fisherhash\npipeline_tag: image-feature-extraction\ntags:\n",
         f"# {BITS}-bit image hasher (lsh)",
         "Method: A title, VENUE 2002",
         "| backbone | tiny |",

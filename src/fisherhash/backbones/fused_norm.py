@@ -34,6 +34,8 @@ def usable(norm: nn.BatchNorm2d, values: Tensor) -> bool:
     """Whether :func:`normalise` can replace a layer on these values (n, channels, h, w)."""
     return (
         values.is_cuda
+        # A subclass may compute something else, such as statistics over several processes.
+        and type(norm) is nn.BatchNorm2d
         and values.dtype in DTYPES
         and norm.affine
         and norm.track_running_stats

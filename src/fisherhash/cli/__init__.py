@@ -6,12 +6,14 @@ new verb is a function with ``@app.command`` in a module imported below.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import logging
 import os
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import NoReturn
 
 from cyclopts import App, CycloptsError
@@ -21,6 +23,7 @@ from cyclopts.exceptions import MissingArgumentError, UnusedCliTokensError
 from fisherhash.cli import contents, duplicates, experiments, export, index, models, tools, upkeep
 from fisherhash.cli.base import app, say
 from fisherhash.errors import FisherhashError, not_installed
+from fisherhash.system.launched import check_alone, launched_rank
 from fisherhash.system.options import unknown_option
 
 __all__ = [
@@ -55,7 +58,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         sys.stdout.reconfigure(errors="surrogateescape")
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        app(words, exit_on_error=False, print_error=False, result_action="return_value")
+        with _one_voice():
+            if words[:1] != ["train"]:
+                check_alone(" ".join(("fisherhash", *words[:1])))
+            app(words, exit_on_error=False, print_error=False, result_action="return_value")
         # Here, where a closed pipe is no traceback; at exit it would be one.
         sys.stdout.flush()
     except CycloptsError as error:
@@ -77,6 +83,17 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}", 1)
     raise SystemExit(0)
+
+
+@contextlib.contextmanager
+def _one_voice() -> Iterator[None]:
+    """Of several processes only the first one prints; each reports an error of its own."""
+    with contextlib.ExitStack() as silenced:
+        if launched_rank()[0]:
+            nowhere = silenced.enter_context(open(os.devnull, "w"))
+            silenced.enter_context(contextlib.redirect_stdout(nowhere))
+            silenced.enter_context(contextlib.redirect_stderr(nowhere))
+        yield
 
 
 def _explain(error: CycloptsError, words: list[str]) -> str:

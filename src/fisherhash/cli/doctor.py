@@ -24,6 +24,7 @@ EXTRAS = {
     "onnx": "onnx",
     "onnxscript": "onnx",
     "pillow-heif": "heif",
+    "huggingface_hub": "hub",
     "matplotlib": "plots",
     "torchvision": "timm",
     "timm": "timm",

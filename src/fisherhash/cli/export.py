@@ -1,4 +1,4 @@
-"""Verbs that turn a model into a file for other programs: export onnx."""
+"""Verbs that hand a model over: export onnx, push."""
 
 from __future__ import annotations
 
@@ -43,14 +43,17 @@ def onnx(
     """
     from fisherhash.model.export import compare_logits, missing_package
     from fisherhash.model.hasher import Hasher
+    from fisherhash.model.hub import is_address
+    from fisherhash.model.location import locate_model
     from fisherhash.model.onnx_hasher import OnnxHasher
     from fisherhash.model.onnx_runtime import OnnxRuntime
 
     if images is not None and not int8:
         raise UsageError("--images goes with --int8")
-    place = Path(model).expanduser()
-    if out is None and not place.is_dir():
+    place = locate_model(model)
+    if out is None and (isinstance(place, str) or not place.is_dir() or is_address(model)):
         raise UsageError("--out is missing: a file FILE.onnx, or a new model folder")
+    place = Path(place)
     if out is not None and out.suffix != ".onnx" and out.exists():
         raise UsageError(f"{out} exists already; give a new folder, or a file that ends in .onnx")
     missing_package(required="exporting a model")
@@ -85,6 +88,24 @@ def onnx(
         print_json(
             found | {"agreement": agreement and vars(agreement), "bytes": len(runtime.content())}
         )
+
+
+@app.command
+def push(model: Path, name: str, *, private: Flag = False) -> None:
+    """Upload a model to the Hugging Face Hub; "hf:user/name" is then its name everywhere.
+
+    It needs the extra "hub" and a token that may write: hf auth login.
+
+    Args:
+        model: A model folder.
+        name: user/name; it is made if it does not exist.
+        private: Make a new one private.
+    """
+    from fisherhash.model.hub import upload_model
+
+    page = upload_model(model.expanduser(), name, private=private)
+    say(f"{model} is at {page}")
+    print(f"hf:{name.removeprefix('hf:')}")
 
 
 def _write(target: Path, runtime: OnnxRuntime, hasher: Any, *, whole_model: bool) -> None:

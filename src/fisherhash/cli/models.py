@@ -92,6 +92,7 @@ def train(
     network: NetworkFlags = DEFAULT_NETWORK,
     protocol: ProtocolName = None,
     settings: Annotated[Settings, Parameter(name="*")] = _DEFAULT_SETTINGS,
+    stream: bool | None = None,
     resume: Flag = False,
     overwrite: Flag = False,
     evaluate: bool = True,
@@ -103,7 +104,8 @@ def train(
 
     With --features it is trained on vectors instead, all of them, and not measured.
 
-    After an interruption the same command continues where it stopped.
+    After an interruption the same command continues where it stopped. Several processes or GPUs
+    train together under torchrun: torchrun --nproc-per-node 2 -m fisherhash train …
 
     Args:
         out: The model folder.
@@ -117,6 +119,9 @@ def train(
         recipe: What DFH is trained with where no option says otherwise: the best known recipe for
             the data, or the method as printed in the paper.
         set_: A hyper-parameter of the method, NAME=VALUE; may be repeated.
+        stream: Read the training images from a cache on disk while they are used, in bounded
+            memory, or with --no-stream hold all in memory. By default they are read from the disk
+            if they would take more than half of the free memory.
         resume: Require an unfinished run to continue.
         overwrite: Replace what the model folder holds.
         evaluate: Measure mAP on the split's queries and database afterwards.
@@ -150,6 +155,7 @@ def train(
     if features is not None:
         given = {"DATA": data, "--protocol": protocol, "--download": download, "--nested": nested}
         given |= {"--unseen": unseen}
+        given |= {"--stream": stream}
         trained = train_vectors(features, labels, network, given, common)
     elif data is None:
         raise UsageError("DATA is missing; see fisherhash train --help")
@@ -169,6 +175,7 @@ def train(
             protocol=split,
             measured=evaluate,
             unseen=unseen,
+            stream=stream,
             **common,
             **asdict(network),
         )
@@ -266,7 +273,7 @@ def encode(
             listed = out.with_suffix(".skipped.csv").name
             files[listed] = skipped_csv(encoded.skipped)
         storage.write_files(out.parent, files)
-        say(f"{len(names)} codes of {hasher.bits} bits in {out}")
+        say(f"{counted(len(names), 'code')} of {counted(hasher.bits, 'bit')} in {out}")
     else:
         rows = zip(names, codes.to_hex(encoded.codes), strict=True)
         print_json({"bits": hasher.bits, "codes": [{"name": n, "code": c} for n, c in rows]})

@@ -1,4 +1,4 @@
-"""Verbs that look after an index: index repair|backup|copy|seal."""
+"""Verbs that look after an index: index repair|backup|copy|build|seal."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def backup(index: Path, dest: Path, *, json: Json = False) -> None:
     began = time.perf_counter()
     report = backup_index(index, dest)
     how = "brought up to date" if report.incremental else "made"
-    copied = f"{report.copied:,} bytes of codes copied, {report.kept:,} were there"
+    copied = f"{counted(report.copied, 'byte')} of codes copied, {report.kept:,} were there"
     seconds = time.perf_counter() - began
-    say(f"{dest}: {how} and checked, {report.count:,} items; {copied}, {seconds:.1f} s")
+    say(f"{dest}: {how} and checked, {counted(report.count, 'item')}; {copied}, {seconds:.1f} s")
     if json:
         print_json(report.to_json())
 
@@ -88,10 +88,30 @@ def copy(source: str, target: str, *, json: Json = False) -> None:
     began = time.perf_counter()
     report = copy_index(source, target)
     seconds = time.perf_counter() - began
-    checks = f"{report.checked:,} items and searches compared"
-    say(f"{target}: {report.count:,} items, {report.copied:,} copied, {checks}, {seconds:.1f} s")
+    checks = f"{counted(report.checked, 'item')} and searches compared"
+    items = counted(report.count, "item")
+    say(f"{target}: {items}, {report.copied:,} copied, {checks}, {seconds:.1f} s")
     if json:
         print_json(report.to_json())
+
+
+@index_app.command
+def build(index: str, *, json: Json = False) -> None:
+    """Prepare what searches need now, instead of at the first search: tables, or a graph.
+
+    Args:
+        index: The index: a folder, or the URI of another kind of index.
+        json: Print what is known about the index as JSON on stdout.
+    """
+    from fisherhash.index import Index
+
+    began = time.perf_counter()
+    with Index.open(index, write=True) as opened:
+        opened.build()
+        info = opened.info()
+    say(f"{info['uri']}: prepared for searches, {time.perf_counter() - began:.1f} s")
+    if json:
+        print_json(info)
 
 
 @index_app.command

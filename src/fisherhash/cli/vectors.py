@@ -89,4 +89,4 @@ def encode_vectors(features: Path, hasher: Hasher, out: Path | None, *, json: bo
             np.savez(file, codes=found, names=names, bits=hasher.bits)
 
     storage.write_files(out.parent, {out.name: save})
-    say(f"{len(found):,} codes of {hasher.bits} bits in {out}")
+    say(f"{counted(len(found), 'code')} of {counted(hasher.bits, 'bit')} in {out}")

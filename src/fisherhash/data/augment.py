@@ -6,7 +6,9 @@ depend on what is drawn, so a captured CUDA graph draws anew each time.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,22 +49,43 @@ PLAIN = Strength()
 """A crop and a flip: the only view of most methods."""
 
 
-def augment(pixels: Tensor, strength: Strength = PLAIN) -> Tensor:
+class Draws:
+    """Draws random numbers for the images of a batch, from torch's generator of the device."""
+
+    def uniform(
+        self,
+        shape: Sequence[int],
+        low: float = 0.0,
+        high: float = 1.0,
+        *,
+        device: torch.device,
+        axis: int = 0,
+    ) -> Tensor:
+        """Return numbers of this shape between two others; ``axis`` is that of the images."""
+        return torch.empty(*shape, device=device).uniform_(low, high)
+
+
+PLAIN_DRAWS = Draws()
+"""For a batch that this process has all images of."""
+
+
+def augment(pixels: Tensor, strength: Strength = PLAIN, *, draws: Draws = PLAIN_DRAWS) -> Tensor:
     """Draw one view of each image: a square crop, resized back, a flip, colours, a blur.
 
     Args:
         pixels: (n, 3, s, s) bytes.
         strength: How much of each.
+        draws: Where the random numbers come from.
 
     Returns:
         (n, 3, s, s) floats in 0..255.
     """
     count, device = len(pixels), pixels.device
-    side = torch.empty(count, device=device).uniform_(strength.smallest, 1.0).sqrt()
+    side = draws.uniform([count], strength.smallest, 1.0, device=device).sqrt()
     if strength.crop < 1.0:
-        side = torch.where(_chosen(pixels, strength.crop), side, 1.0)
-    shift = torch.empty(2, count, device=device).uniform_(-1.0, 1.0) * (1.0 - side)
-    flip = torch.where(torch.rand(count, device=device) < strength.flip, -1.0, 1.0)
+        side = torch.where(_chosen(pixels, strength.crop, draws), side, 1.0)
+    shift = draws.uniform([2, count], -1.0, 1.0, device=device, axis=1) * (1.0 - side)
+    flip = torch.where(_chosen(pixels, strength.flip, draws), -1.0, 1.0)
     zero = torch.zeros_like(side)
     rows = (side * flip, zero, shift[0], zero, side, shift[1])
     grid = F.affine_grid(
@@ -71,29 +94,30 @@ def augment(pixels: Tensor, strength: Strength = PLAIN) -> Tensor:
     found = F.grid_sample(pixels.float(), grid, padding_mode="reflection", align_corners=False)
     # Whether a kind of change is used at all is a constant; whom it affects is drawn.
     if strength.jittered > 0.0:
-        found = _jittered(found, strength)
-    if strength.grey > 0.0:
-        found = torch.where(_chosen(found, strength.grey)[:, None, None, None], _grey(found), found)
-    if strength.blur > 0.0:
-        found = torch.where(_chosen(found, strength.blur)[:, None, None, None], blur(found), found)
-    if strength.solarise > 0.0:
-        inverted = torch.where(found >= 128.0, 255.0 - found, found)
-        found = torch.where(_chosen(found, strength.solarise)[:, None, None, None], inverted, found)
+        found = _jittered(found, strength, draws)
+    for share, change in (
+        (strength.grey, _grey),
+        (strength.blur, functools.partial(blur, draws=draws)),
+        (strength.solarise, _solarised),
+    ):
+        if share > 0.0:
+            chosen = _chosen(found, share, draws)[:, None, None, None]
+            found = torch.where(chosen, change(found), found)
     return found
 
 
-def masked(features: Tensor, mean: Tensor, share: float) -> Tensor:
+def masked(features: Tensor, mean: Tensor, share: float, *, draws: Draws = PLAIN_DRAWS) -> Tensor:
     """Return a view of frozen features (n, d): a share of them is replaced by their mean (d,).
 
     What is left is moved away from the mean as dropout does, so that its deviation stays.
     """
     if share <= 0.0:
         return features
-    kept = torch.rand_like(features) >= share
+    kept = draws.uniform(features.shape, device=features.device) >= share
     return torch.where(kept, mean + (features - mean) / (1.0 - share), mean)
 
 
-def blur(images: Tensor) -> Tensor:
+def blur(images: Tensor, *, draws: Draws = PLAIN_DRAWS) -> Tensor:
     """Blur each of n images (n, 3, s, s) with a Gaussian of its own width, 0.5 to 2 pixels.
 
     The widths are those for images of 224 pixels, and shrink with smaller ones.
@@ -101,7 +125,7 @@ def blur(images: Tensor) -> Tensor:
     count, channels, height, width = images.shape
     largest = 2.0 * min(height, width) / 224.0
     radius = min(max(1, math.ceil(2.5 * largest)), height - 1, width - 1)
-    sigma = torch.empty(count, 1, device=images.device).uniform_(0.25 * largest, largest)
+    sigma = draws.uniform([count, 1], 0.25 * largest, largest, device=images.device)
     places = torch.arange(-radius, radius + 1, device=images.device)
     weights = torch.softmax(-places.square() / (2.0 * sigma.square()), dim=1)
     weights = weights.repeat_interleave(channels, 0)[:, None, None, :]
@@ -113,9 +137,14 @@ def blur(images: Tensor) -> Tensor:
     return flat.view_as(images)
 
 
-def _chosen(images: Tensor, share: float) -> Tensor:
+def _chosen(images: Tensor, share: float, draws: Draws) -> Tensor:
     """(n,) whether a change is applied to each image."""
-    return torch.rand(len(images), device=images.device) < share
+    return draws.uniform([len(images)], device=images.device) < share
+
+
+def _solarised(images: Tensor) -> Tensor:
+    """Invert the bright half of the values."""
+    return torch.where(images >= 128.0, 255.0 - images, images)
 
 
 def _grey(images: Tensor) -> Tensor:
@@ -125,13 +154,13 @@ def _grey(images: Tensor) -> Tensor:
     return (0.299 * red + 0.587 * green + 0.114 * blue).expand_as(images)
 
 
-def _jittered(images: Tensor, strength: Strength) -> Tensor:
+def _jittered(images: Tensor, strength: Strength, draws: Draws) -> Tensor:
     """Change brightness, contrast, saturation and hue, in this order."""
-    chosen = _chosen(images, strength.jittered)
+    chosen = _chosen(images, strength.jittered, draws)
 
     def drawn(most: float, middle: float) -> Tensor:
-        amount = torch.empty(len(images), device=images.device)
-        amount = amount.uniform_(middle - min(most, 1.0), middle + most)
+        low, high = middle - min(most, 1.0), middle + most
+        amount = draws.uniform([len(images)], low, high, device=images.device)
         return torch.where(chosen, amount, middle)[:, None, None, None]
 
     light, contrast, colour, hue = strength.jitter

@@ -19,7 +19,7 @@ from fisherhash.data.collection import Collection, Reader
 from fisherhash.data.images import UnreadableImage
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.workers import TIMEOUT, Answer, run_jobs
-from fisherhash.errors import UsageError
+from fisherhash.errors import UsageError, counted
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,13 @@ class Rows:
 
     Attributes:
         values: (n, …) the rows of the images that could be read. A
-            :class:`~fisherhash.data.pixels.PixelBank` yields tensors, all others arrays.
+            :class:`~fisherhash.data.pixels.PixelBank` yields tensors; rows left on the disk are
+            :class:`~fisherhash.data.row_cache.StoredRows`; all others are arrays.
         indices: (n,) the numbers of these images, in the order requested.
         skipped: the images that could not be read.
     """
 
-    values: NDArray
+    values: Any
     indices: NDArray[np.int64]
     skipped: list[Skipped]
 
@@ -119,7 +120,9 @@ def compute_blocks(
         raise UsageError(f"indices must have shape (n,), got {wanted.shape}")
     if wanted.size and not 0 <= wanted.min() <= wanted.max() < total:
         wrong = wanted.min() if wanted.min() < 0 else wanted.max()
-        raise UsageError(f"image {wrong} does not exist: '{collection.name}' has {total} images")
+        raise UsageError(
+            f"image {wrong} does not exist: '{collection.name}' has {counted(total, 'image')}"
+        )
     if block < 1:
         raise UsageError(f"a block must hold at least 1 image, got {block}")
     job = function if function.portable else RowFunction.pixels(function.preprocessing)

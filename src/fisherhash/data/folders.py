@@ -254,7 +254,9 @@ def open_folder(root: Path) -> Collection:
             "'path,label', or a folder with train.txt, query.txt and database.txt"
         )
     if classes and loose:
-        notes.append(f"{len(loose)} images lie outside the class sub-folders and have no label")
+        notes.append(
+            f"{counted(len(loose), 'image')} outside the class sub-folders: without a label"
+        )
     notes += left_out_notes(top)
     return Collection(
         name=root.name or str(root),

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fisherhash.data.collection import Collection, one_hot
 from fisherhash.data.formats import is_image_name
 from fisherhash.data.readers import FileReader
-from fisherhash.errors import UsageError
+from fisherhash.errors import UsageError, counted
 
 PATH_HEADERS = {"path", "image", "file", "filename", "file_name", "filepath", "image_path", "name"}
 LABEL_HEADERS = {"label", "labels", "class", "classes", "tag", "tags", "category", "categories"}
@@ -276,7 +276,7 @@ def _merge(
             members[item] = None
         if repeated := len(lists[split]) - len(members):
             file = lists[split][0].file.name
-            notes.append(f"{file} repeats {repeated} lines; each image counts once")
+            notes.append(f"{file} repeats {counted(repeated, 'line')}; each image counts once")
         splits[split] = np.fromiter(members, dtype=np.int64)
     return known, splits, notes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -10,19 +10,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fisherhash.data.collection import Collection
-from fisherhash.data.computing import RowFunction, Rows
+from fisherhash.data.computing import RowFunction, Rows, Skipped
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.row_cache import cached_rows
-from fisherhash.errors import FisherhashError
+from fisherhash.errors import FisherhashError, counted
 
 GRID_BATCH = 1024
 
 
 def pixel_rows(
-    collection: Collection, indices: NDArray[np.int64], preprocessing: Preprocessing
+    collection: Collection,
+    indices: NDArray[np.int64],
+    preprocessing: Preprocessing,
+    *,
+    on_disk: bool = False,
 ) -> Rows:
     """Bytes (n, 3, size, size) of images, decoded once and stored on disk."""
-    return cached_rows(collection, indices, RowFunction.pixels(preprocessing), what="pixels")
+    function = RowFunction.pixels(preprocessing)
+    return cached_rows(collection, indices, function, what="pixels", on_disk=on_disk)
 
 
 class PixelBank:
@@ -52,14 +57,7 @@ class PixelBank:
     def of(self, indices: NDArray[np.int64]) -> Tensor:
         """Bytes (n, 3, size, size) of images that are in the bank."""
         rows = self._row[indices]
-        if (rows < 0).any():
-            missing = set(indices[rows < 0].tolist())
-            reasons = [f"{s.name} ({s.reason})" for s in self.skipped if s.index in missing]
-            raise FisherhashError(
-                f"{len(missing)} images could be read before and cannot now, the first is "
-                f"{reasons[0] if reasons else f'number {min(missing)}'}; run the command again "
-                "when the files are back"
-            )
+        check_readable(indices[rows < 0], self.skipped)
         if np.array_equal(indices, self.indices):
             return self.pixels
         return self.pixels[torch.from_numpy(rows).to(self.pixels.device)]
@@ -76,6 +74,18 @@ class PixelBank:
             some = kept[start : start + block]
             pixels = self.of(some)
             yield Rows(pixels, some, [] if start else skipped)  # type: ignore[arg-type]
+
+
+def check_readable(missing: NDArray[np.int64], skipped: Sequence[Skipped]) -> None:
+    """Raise an error if there are images that could be read before and cannot now."""
+    if len(missing):
+        numbers = set(missing.tolist())
+        reasons = [f"{s.name} ({s.reason})" for s in skipped if s.index in numbers]
+        raise FisherhashError(
+            f"{counted(len(numbers), 'image')} could be read before and cannot now, the first is "
+            f"{reasons[0] if reasons else f'number {min(numbers)}'}; run the command again "
+            "when the files are back"
+        )
 
 
 def placed(pixels: Tensor, device: torch.device) -> Tensor:

@@ -23,7 +23,8 @@ class Preprocessing:
     """Geometry on the CPU (Pillow); the normalisation runs on the device, inside the backbone.
 
     The shorter side is resized to ``size / crop``, then the central square of ``size`` pixels is
-    cut out. ``mean`` and ``std`` are in units of 0..255, channels are RGB.
+    cut out. With ``whole``, the whole image is squashed into the square instead. ``mean`` and
+    ``std`` are in units of 0..255, channels are RGB.
     """
 
     size: int = 224
@@ -31,6 +32,7 @@ class Preprocessing:
     interpolation: str = "bicubic"
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
+    whole: bool = False
 
     def __post_init__(self) -> None:
         if not 8 <= self.size <= 4096:
@@ -39,15 +41,30 @@ class Preprocessing:
             raise UsageError(f"crop must be between 0.1 and 1, got {self.crop}")
         if self.interpolation not in INTERPOLATIONS:
             raise UsageError(f"interpolation must be one of {', '.join(INTERPOLATIONS)}")
+        if self.whole and self.crop != 1.0:
+            raise UsageError(f"the whole image is not cropped: crop must be 1, got {self.crop}")
+
+    def __repr__(self) -> str:
+        # Fingerprints of models and names of cached rows contain this text: ``whole``, which came
+        # later, is a part of it only where it is set.
+        values = ", ".join(f"{name}={value!r}" for name, value in self._fields().items())
+        return f"{type(self).__name__}({values})"
 
     def pixels(self, image: Image.Image) -> NDArray[np.uint8]:
         """Turn an RGB image of any size into (size, size, 3) bytes."""
         width, height = image.size
+        if self.whole:
+            return self._resized(image, (0.0, 0.0, width, height))
         scale = self.size / self.crop / min(width, height)
         # Crop before resizing: a 20,000 x 10 strip must not become 448,000 pixels wide.
         side = self.size / scale
         left, top = (width - side) / 2, (height - side) / 2
         box = (max(left, 0.0), max(top, 0.0), min(left + side, width), min(top + side, height))
+        return self._resized(image, box)
+
+    def _resized(
+        self, image: Image.Image, box: tuple[float, float, float, float]
+    ) -> NDArray[np.uint8]:
         resized = image.resize(
             (self.size, self.size), INTERPOLATIONS[self.interpolation], box=box, reducing_gap=3.0
         )
@@ -55,7 +72,12 @@ class Preprocessing:
 
     def to_config(self) -> dict[str, Any]:
         """Return the fields as a JSON object."""
-        return dataclasses.asdict(self)
+        return self._fields()
+
+    def _fields(self) -> dict[str, Any]:
+        """The fields by name; ``whole`` only where it is set."""
+        fields = dataclasses.asdict(self)
+        return fields if self.whole else {name: fields[name] for name in fields if name != "whole"}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Preprocessing:

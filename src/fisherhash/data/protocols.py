@@ -20,7 +20,7 @@ import numpy as np
 from fisherhash.data.collection import Collection
 from fisherhash.data.protocol_table import PROTOCOLS, Protocol
 from fisherhash.data.splits import SPLIT_PARTS, Split, hash_order, split_checksum
-from fisherhash.errors import UsageError, unknown_name
+from fisherhash.errors import UsageError, counted, unknown_name
 
 
 def resolve(
@@ -123,7 +123,7 @@ def _check_fit(collection: Collection, protocol: Protocol) -> None:
         if collection.kind != "cifar10" or len(collection) != 60_000:
             raise UsageError(
                 f"{protocol.name} is for CIFAR-10's 60,000 images in their official binary layout; "
-                f"'{collection.name}' has {len(collection):,} images ({collection.kind})"
+                f"'{collection.name}' has {counted(len(collection), 'image')} ({collection.kind})"
             )
     elif protocol.classes and found != protocol.classes:
         raise UsageError(
@@ -143,7 +143,7 @@ def _drawn(collection: Collection, protocol: Protocol, seed: int) -> Split:
     outside = {*query, *train} if protocol.name.endswith("54k") else set(query)
     database = [item for item in labelled if item not in outside]
     learned = database if protocol.name.endswith("large") else sorted(train)
-    notes = _unlabelled_note(len(collection) - len(labelled), "images")
+    notes = _unlabelled_note(len(collection) - len(labelled), "image")
     return _split(collection, protocol, seed, (learned, sorted(query), database), notes)
 
 
@@ -191,14 +191,16 @@ def _from_lists(collection: Collection, protocol: Protocol, seed: int) -> Split:
     for part in SPLIT_PARTS:
         items = collection.splits[part]
         parts[part] = items[labelled[items]].tolist()
-        notes += _unlabelled_note(len(items) - len(parts[part]), f"{part} images")
+        notes += _unlabelled_note(len(items) - len(parts[part]), f"{part} image")
         if not parts[part]:
             raise UsageError(f"no image of the {part} list of '{collection.name}' has a label")
     queries = set(parts["query"])
     for part in ("database", "train"):
         kept = [item for item in parts[part] if item not in queries]
         if lost := len(parts[part]) - len(kept):
-            notes.append(f"{lost:,} queries were taken out of the {part} list")
+            notes.append(
+                f"{counted(lost, 'query was', 'queries were')} taken out of the {part} list"
+            )
         if not kept:
             raise UsageError(f"every image of the {part} list of '{collection.name}' is a query")
         parts[part] = kept
@@ -210,7 +212,10 @@ def _from_lists(collection: Collection, protocol: Protocol, seed: int) -> Split:
         inside = set(parts["database"])
         if added := [item for item in parts["train"] if item not in inside]:
             parts["database"] += added
-            notes.append(f"{len(added):,} training images were put into the database, as published")
+            notes.append(
+                f"{counted(len(added), 'training image was', 'training images were')} put into the "
+                "database, as published"
+            )
     if protocol.name == "nuswide21-large":
         parts["train"] = parts["database"]
     if protocol.name == "imagenet100" and len(parts["train"]) > 10_000:
@@ -220,7 +225,7 @@ def _from_lists(collection: Collection, protocol: Protocol, seed: int) -> Split:
         parts["train"] = sorted(np.concatenate(first).tolist())
         drawn = seed
     notes += [
-        f"{len(items):,} {part} images, the protocol is known with {size:,}"
+        f"{counted(len(items), f'{part} image')}, the protocol is known with {size:,}"
         for (part, items), size in zip(parts.items(), protocol.sizes or (), strict=False)
         if len(items) != size
     ]
@@ -248,7 +253,7 @@ def _renew_queries(
 
 
 def _unlabelled_note(count: int, what: str) -> list[str]:
-    return [f"{count:,} {what} have no label and were left out"] if count else []
+    return [f"{counted(count, what)} without a label left out"] if count else []
 
 
 def _custom(collection: Collection, seed: int, max_train: int | None) -> Split:
@@ -269,8 +274,8 @@ def _custom(collection: Collection, seed: int, max_train: int | None) -> Split:
         shown = ", ".join(f"'{name}'" for name in single[:5])
         more = f" and {len(single) - 5} more" if len(single) > 5 else ""
         raise UsageError(
-            f"{len(single)} classes of '{collection.name}' have one image only: {shown}{more}. "
-            "Add images, or remove these classes"
+            f"{counted(len(single), 'class', 'classes')} of '{collection.name}' with one image "
+            f"only: {shown}{more}. Add images, or remove these classes"
         )
     queries: set[int] = set()
     left = sizes.copy()
@@ -288,6 +293,6 @@ def _custom(collection: Collection, seed: int, max_train: int | None) -> Split:
     train = database = [int(item) for item in labelled if item not in queries]
     if max_train is not None and max_train < len(database):
         train = sorted(hash_order(collection.names, database, seed)[:max_train])
-    notes = _unlabelled_note(len(collection) - len(labelled), "images")
+    notes = _unlabelled_note(len(collection) - len(labelled), "image")
     parts = (train, sorted(queries), database)
     return _split(collection, PROTOCOLS["custom"], seed, parts, notes)

@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,7 @@ def cached_rows(
     *,
     what: str,
     workers: int | None = None,
+    on_disk: bool = False,
 ) -> Rows:
     """Rows computed from decoded images; those computed before come from the disk.
 
@@ -46,12 +48,13 @@ def cached_rows(
         function: computes the rows.
         what: identifies the rows; the first word is shown to the user.
         workers: number of processes; None lets the work decide.
+        on_disk: leave the rows on the disk: the values are :class:`StoredRows`.
     """
     total = len(collection)
     wanted = np.arange(total) if indices is None else indices
     folder = _folder(collection, function.preprocessing, what)
     cache = RowCache(folder, total, function.shape, function.dtype)
-    missing = cache.missing(wanted)
+    missing = cache.missing(wanted, check=not on_disk)
     if len(missing):
         with progress(f"{what.split()[0]} of {collection.name}", len(wanted)) as advance:
             advance(len(wanted) - len(missing))
@@ -59,7 +62,8 @@ def cached_rows(
                 cache.store(block)
                 advance(len(block.indices) + len(block.skipped))
     kept = cache.readable(wanted)
-    return Rows(cache.rows[kept], kept, cache.skipped(wanted))
+    values = StoredRows(cache, kept) if on_disk else cache.rows[kept]
+    return Rows(values, kept, cache.skipped(wanted))
 
 
 def stored_rows(
@@ -132,8 +136,13 @@ class RowCache:
         except OSError as error:
             raise self._full(error) from error
 
-    def missing(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those of ``indices`` that were never computed, or are not what was written."""
+    def missing(self, indices: NDArray[np.int64], *, check: bool = True) -> NDArray[np.int64]:
+        """Those of ``indices`` that were never computed, or are not what was written.
+
+        With ``check`` every row is read and compared with its checksum.
+        """
+        if not check:
+            return indices[self._state[indices] == TODO]
         self._forget_damaged(np.unique(indices))
         return indices[self._state[indices] == TODO]
 
@@ -169,6 +178,23 @@ class RowCache:
                 with contextlib.suppress(ValueError, KeyError, TypeError):
                     found.setdefault(int(json.loads(line)["index"]), set()).add(line)
         return found
+
+    def read(self, indices: NDArray[np.int64], out: Iterable[NDArray]) -> None:
+        """Read rows through the file, one into each array: pages of a map would count as memory.
+
+        Raises:
+            FisherhashError: a row is not what was written; the next run computes it again.
+        """
+        with (self.folder / "rows.bin").open("rb", buffering=0) as file:
+            for index, row in zip(indices.tolist(), out, strict=True):
+                file.seek(index * row.nbytes)
+                read = file.readinto(memoryview(row).cast("B"))
+                if read != row.nbytes or _row_crc(index, row.data) != self._sums[index]:
+                    self._mark(np.array([index]), TODO)
+                    raise FisherhashError(
+                        f"row {index} of the cache {self.folder} is damaged; run the command "
+                        "again, which computes it again and continues"
+                    )
 
     def readable(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Those of ``indices`` whose image could be read."""
@@ -257,6 +283,35 @@ class RowCache:
         return [p.stat().st_size for p in paths if p.is_file()] == list(sizes.values())
 
 
-def _row_crc(index: int, data: bytes) -> int:
+class StoredRows:
+    """Some rows of a file, in a given order; selecting rows reads nothing.
+
+    Args:
+        cache: the file.
+        numbers: (n,) the rows' numbers in the file.
+    """
+
+    def __init__(self, cache: RowCache, numbers: NDArray[np.int64]) -> None:
+        self._cache, self._numbers = cache, numbers
+        self.row_shape = cache.rows.shape[1:]
+        self.dtype = cache.rows.dtype
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, which: NDArray[np.bool_] | NDArray[np.int64]) -> StoredRows:
+        return StoredRows(self._cache, self._numbers[which])
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return int(np.prod(self.row_shape)) * self.dtype.itemsize
+
+    def read(self, places: NDArray[np.int64], out: Iterable[NDArray]) -> None:
+        """Read the rows at some places, one into each array, and compare their checksums."""
+        self._cache.read(self._numbers[places], out)
+
+
+def _row_crc(index: int, data: bytes | memoryview) -> int:
     """Checksum of a row in its place; never 0, which is what an empty file holds."""
     return zlib.crc32(data, index + 1) or 1

@@ -141,7 +141,9 @@ def read_labels(
             f"(n, classes); it holds {found.dtype} of shape {found.shape}"
         )
     if len(found) != count:
-        raise UsageError(f"{name} has {len(found):,} labels for {count:,} vectors")
+        raise UsageError(
+            f"{name} has {counted(len(found), 'label')} for {counted(count, 'vector')}"
+        )
     if found.ndim == 2:
         if not np.isin(found, (0, 1)).all():
             raise UsageError(f"{name}: labels of shape (n, classes) must be 0 or 1")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fisherhash.codes import check_bits, check_codes
-from fisherhash.errors import FisherhashError, UsageError, unknown_name
+from fisherhash.errors import FisherhashError, UsageError, counted, unknown_name
 
 Denominator = Literal["found", "min(K, relevant)"]
 Ties = Literal["expected", "stable"]
@@ -210,7 +210,9 @@ def _label_matrix(side: str, labels: ArrayLike, rows: int | None) -> NDArray[np.
     if array.dtype.kind not in "biuf" or not ((array == 0) | (array == 1)).all():
         raise UsageError(f"{side} labels must hold only 0 and 1")
     if rows is not None and len(array) != rows:
-        raise UsageError(f"{len(array)} rows of {side} labels for {rows} {side} items")
+        raise UsageError(
+            f"{counted(len(array), 'row')} of {side} labels for {counted(rows, f'{side} item')}"
+        )
     return array.astype(np.uint8)
 
 

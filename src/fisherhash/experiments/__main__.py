@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from fisherhash.errors import FisherhashError
 from fisherhash.experiments.request import exit_code, parse_request, say_line
+from fisherhash.system.launched import check_alone
 
 if TYPE_CHECKING:
     from fisherhash.experiments.reproduce import Outcome
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 def run_command(words: Sequence[str], *, command: str) -> None:
     """Parse a request, carry it out and print its table."""
+    check_alone(command)
     request, as_json = parse_request(words, command=command)
     from fisherhash.experiments.reproduce import reproduce
 

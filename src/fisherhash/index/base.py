@@ -89,6 +89,7 @@ class Index(ABC):
         fingerprint: of the model that made its codes, if known; codes of another are refused.
         model: a description of that model that JSON can hold.
         writable: whether it was opened for writing.
+        approximate: whether searches may miss items; only where the URI asks for it.
     """
 
     uri: str
@@ -96,6 +97,7 @@ class Index(ABC):
     fingerprint: str | None
     model: dict[str, Any]
     writable: bool
+    approximate: bool = False
 
     # The door
 
@@ -566,7 +568,12 @@ def _runs(items: Iterable[Item]) -> Iterator[list[Item]]:
         yield run
 
 
-BACKEND_MODULES: dict[str, str] = {"": "fisherhash.index.local"}
+BACKEND_MODULES: dict[str, str] = {
+    "": "fisherhash.index.local",
+    "milvus": "fisherhash.index.milvus",
+    "postgresql": "fisherhash.index.postgres",
+    "ray": "fisherhash.index.cluster",
+}
 """The module of each back-end by the scheme of its URIs; a path has none."""
 
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+)://")

@@ -71,6 +71,8 @@ def copy_index(source: Uri, target: Uri, *, kinds: Sequence[str] = NOTE_KINDS) -
         notes = {kind: old.notes(kind) for kind in kinds}
         new.add_items([], notes={**notes, _KIND: {"progress": None}}, next_id=next_id)
         new.compact()
+        if new.approximate:
+            new.build()
         checked = _compare(old, new, before + sample.seen, sample.items)
         return CopyReport(new.uri, len(new), sample.seen, checked)
 
@@ -130,8 +132,9 @@ def _compare(old: Index, new: Index, expected: int, sample: list[Item]) -> int:
     )
     if len(new) != expected or new.get_items(np.array([i.id for i in sample])) != sample:
         raise wrong
-    if not sample or not np.array_equal(old.ids(), new.ids()):
-        # Another process changed the original meanwhile; the copy holds what it was.
+    approximate = old.approximate or new.approximate
+    if not sample or approximate or not np.array_equal(old.ids(), new.ids()):
+        # Or another process changed the original meanwhile; the copy holds what it was.
         return len(sample)
     codes = np.frombuffer(b"".join(item.code for item in sample), np.uint8)
     queries = codes.reshape(len(sample), -1)

@@ -158,6 +158,24 @@ class Within(_Results):
         return self.ids[part], self.distances[part]
 
 
+def matches_of(rows: Sequence[Sequence[tuple[int, int]]]) -> Matches:
+    """Matches from (id, distance) of each query, by (distance, id).
+
+    >>> matches_of([[(4, 0), (2, 3)]]).to_list()
+    [[(4, 0), (2, 3)]]
+    """
+    found = min(map(len, rows), default=0)
+    pairs = np.array([row[:found] for row in rows], dtype=np.int64).reshape(len(rows), found, 2)
+    return Matches(pairs[:, :, 0].copy(), pairs[:, :, 1].copy())
+
+
+def within_of(rows: Sequence[Sequence[tuple[int, int]]]) -> Within:
+    """Everything within a radius from (id, distance) of each query, by (distance, id)."""
+    offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+    pairs = np.array([pair for row in rows for pair in row], dtype=np.int64).reshape(-1, 2)
+    return Within(offsets, pairs[:, 0].copy(), pairs[:, 1].copy())
+
+
 @dataclass(frozen=True)
 class Problem:
     """Something in an index that is not what was written.

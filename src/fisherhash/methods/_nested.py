@@ -12,7 +12,7 @@ their gradients conflict, and adds a distillation term.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -44,8 +44,15 @@ class _FirstOutputs:
     def outputs(self) -> Tensor:
         return self._train.outputs()[:, : self._bits]
 
+    @property
+    def streamed(self) -> bool:
+        return self._train.streamed
+
     def features(self) -> Tensor:
         return self._train.features()
+
+    def feature_blocks(self) -> Iterator[Tensor]:
+        return self._train.feature_blocks()
 
 
 class Nested(HashMethod):

@@ -10,7 +10,7 @@ the device, so they cost nothing when a captured CUDA graph is replayed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, fields
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, dataclass_transform
 
@@ -103,12 +103,21 @@ class TrainingSet(Protocol):
         """(N, classes) floats, 0 or 1."""
         ...
 
+    @property
+    def streamed(self) -> bool:
+        """Whether the images are on disk, so that all features might not fit into memory."""
+        ...
+
     def outputs(self) -> Tensor:
         """Return the current outputs of the head in evaluation mode, (N, output_width)."""
         ...
 
     def features(self) -> Tensor:
         """Return the current features of the backbone, (N, d)."""
+        ...
+
+    def feature_blocks(self) -> Iterator[Tensor]:
+        """Yield the current features in blocks (n, d), in order."""
         ...
 
 

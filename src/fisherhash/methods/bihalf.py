@@ -1,12 +1,12 @@
 """Deep Unsupervised Image Hashing by Maximizing Bit Entropy (Li, van Gemert, AAAI 2021)."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fisherhash.methods._options import NotNegative
+from fisherhash.methods._options import NotNegative, Tuned
 from fisherhash.methods.base import Batch, HashMethod, MethodInfo, TrainingSet, register
 
 
@@ -61,7 +61,7 @@ class BiHalf(HashMethod):
 
     remembered = ("middle",)
 
-    gamma: NotNegative = 1.0
+    gamma: Annotated[NotNegative, Tuned(0.1, 10.0, "log")] = 1.0
     center: bool = True
 
     def __post_init__(self) -> None:

@@ -44,6 +44,9 @@ class CroVCA(HashMethod):
     * An image without labels, among images with labels, has the target of the unlabelled case.
     * Codes are ranked by Hamming distance; the paper's numbers rank by the distance of sigmoid(u).
     * Crops are square, and the hue turns around the axis of grey.
+    * The loss is multiplied by ``loss_scale``. It is a mean over images and bits, whose gradient is
+      too small for the rate that all methods share: 40 epochs on the built-in sample (frozen
+      features, 24 bits, three seeds) reach mAP 0.63 without the factor and 0.75 with it.
     * On frozen features a view is not an augmented image: 30 % of the features, drawn for each
       view, are replaced by their means.
 
@@ -53,6 +56,7 @@ class CroVCA(HashMethod):
         diversity: lambda.
         precision: eps.
         use_labels: Whether labels are used where there are any.
+        loss_scale: Multiplies the whole loss; our choice, see above.
     """
 
     info = MethodInfo(
@@ -70,6 +74,7 @@ class CroVCA(HashMethod):
     diversity: Annotated[float, Range(least=0), Tuned(0.01, 10.0, "log")] = 0.1
     precision: Positive = 0.05
     use_labels: bool = True
+    loss_scale: Positive = 10.0
 
     def head(self, in_features: int) -> Head:
         """Return a linear layer with batch normalisation."""
@@ -82,7 +87,7 @@ class CroVCA(HashMethod):
         first, second = outputs.chunk(2)
         rate = (coding_rate(first, self.precision) + coding_rate(second, self.precision)) / 2.0
         return {
-            "loss": alignment - self.diversity * rate,
+            "loss": self.loss_scale * (alignment - self.diversity * rate),
             "alignment": alignment,
             "coding_rate": rate,
         }

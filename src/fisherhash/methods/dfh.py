@@ -11,7 +11,12 @@ from fisherhash.errors import UsageError, unknown_name
 from fisherhash.methods import _centers
 from fisherhash.methods._codebooks import far_apart
 from fisherhash.methods._options import NotNegative, PositiveInt
-from fisherhash.methods._pairs import MemoryMethod, class_proportions, quantization_error
+from fisherhash.methods._pairs import (
+    MemoryMethod,
+    TrainingLabels,
+    class_proportions,
+    quantization_error,
+)
 from fisherhash.methods.base import Batch, MethodInfo, Progress, TrainingSet, register, sign
 from fisherhash.system.options import Range, Tuned
 
@@ -194,7 +199,7 @@ class DFH(MemoryMethod):
         if self.initial_centers == "far-apart":
             self.relaxed = far_apart(self.classes, self.bits).T.to(outputs)
         elif self.initial_centers == "graded":
-            means = _numpy(labels.means(_standardised(train.features())))
+            means = _numpy(_feature_means(train, labels))
             target = _centers.graded(means, self.bits, self.affinity)
             self.relaxed = torch.from_numpy(_centers.code_book(target, means)).to(outputs)
             self.target.copy_(torch.from_numpy(target))
@@ -312,6 +317,25 @@ class DFH(MemoryMethod):
             inter=inter,
             relaxation=self.relaxation,
         )
+
+
+def _feature_means(train: TrainingSet, labels: TrainingLabels) -> Tensor:
+    """Return the class means (d, classes) of the standardised features, weighted by shares."""
+    if not train.streamed:
+        return labels.means(_standardised(train.features()))
+    # In blocks, with 64 bits: sums of squares of a million features.
+    count = 0
+    sums: list[Tensor] = []
+    for block in train.feature_blocks():
+        values = block.double()
+        shares = class_proportions(train.labels[count : count + len(block)]).double()
+        parts = [values.sum(0), values.square().sum(0), values.T @ shares, shares.sum(0)]
+        sums = [a + b for a, b in zip(sums, parts, strict=True)] if sums else parts
+        count += len(block)
+    mean, weight = sums[0] / count, sums[3].clamp_min(1e-12)
+    deviation = (sums[1] / count - mean.square()).clamp_min(0.0).sqrt()
+    scale = torch.where(deviation > 1e-6, 1.0 / deviation.clamp_min(1e-6), 0.0)
+    return ((sums[2] / weight - mean[:, None]) * scale[:, None]).float()
 
 
 def _standardised(features: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ def model_card(config: dict[str, Any]) -> str:
         pixels = f"{config['preprocessing']['size']} px"
         source = {"backbone": config["backbone"], "image size": pixels}
     parts = [
+        _front_matter(config),
         f"# {config['bits']}-bit {what} hasher ({config['method']})\n",
         f"Method: {reference}\n" if reference else f"Made by the method `{config['method']}`.\n",
         "## Use\n",
@@ -42,6 +43,14 @@ def model_card(config: dict[str, Any]) -> str:
         if details.get(title):
             parts += [f"## {title.capitalize()}\n", _table(details[title])]
     return "\n".join(parts)
+
+
+def _front_matter(config: dict[str, Any]) -> str:
+    """What the Hugging Face Hub reads at the top of a card, to list the model."""
+    task = [] if config["backbone"] is None else ["pipeline_tag: image-feature-extraction"]
+    tags = ["fisherhash", "hashing", "binary-codes", config["method"]]
+    lines = ["---", "library_name: fisherhash", *task, "tags:", *(f"- {tag}" for tag in tags)]
+    return "\n".join([*lines, "---", ""])
 
 
 def _table(rows: dict[str, Any]) -> str:

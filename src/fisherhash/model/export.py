@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fisherhash.errors import FisherhashError, missing_extra
+from fisherhash.errors import FisherhashError, counted, missing_extra
 from fisherhash.model.onnx_runtime import (
     FEATURES,
     LOGITS,
@@ -66,9 +66,9 @@ class Agreement:
 
     def __str__(self) -> str:
         return (
-            f"{self.differing} of {self.bits:,} bits of {self.images:,} images differ; the logits "
-            f"of {self.unsure} are within 1e-4 of zero; the largest difference of a logit is "
-            f"{self.largest:.1e}"
+            f"{self.differing} of {counted(self.bits, 'bit')} of {counted(self.images, 'image')} "
+            f"differ; the logits of {self.unsure} are within 1e-4 of zero; the largest "
+            f"difference of a logit is {self.largest:.1e}"
         )
 
 
@@ -76,7 +76,7 @@ def compare_logits(one: NDArray[np.float32], other: NDArray[np.float32]) -> Agre
     """Compare the logits (n, bits) that two runtimes computed of the same images.
 
     >>> print(compare_logits(np.array([[1.0, 5e-5]]), np.array([[1.0, -5e-5]])))
-    1 of 2 bits of 1 images differ; the logits of 1 are within 1e-4 of zero; the largest \
+    1 of 2 bits of 1 image differ; the logits of 1 are within 1e-4 of zero; the largest \
 difference of a logit is 1.0e-04
     """
     differ, unsure = (one > 0) != (other > 0), np.abs(one) < UNSURE

@@ -7,7 +7,6 @@ the hasher with one of them, and :meth:`Hasher.load` chooses.
 from __future__ import annotations
 
 import abc
-import difflib
 import importlib
 import os
 import sys
@@ -31,6 +30,7 @@ from fisherhash.data.vectors import VECTORS_AT_ONCE, check_finite_rows, check_sh
 from fisherhash.errors import NotDefinedError, UsageError, not_installed, unknown_name
 from fisherhash.model import builtin, onnx_runtime
 from fisherhash.model.folder import is_fitted, usable_onnx
+from fisherhash.model.location import locate_model
 from fisherhash.model.runtime import UNSURE
 from fisherhash.system import storage
 from fisherhash.system.devices import is_processor
@@ -432,11 +432,12 @@ class Hasher(abc.ABC):
         backbone: nn.Module | None = None,
         runtime: RuntimeName = "auto",
     ) -> Hasher:
-        """Load a model from its folder or its ONNX file, or a built-in hasher by its name.
+        """Load a model from its folder, its ONNX file or the hub, or a built-in one by its name.
 
         Args:
-            model: a model folder, an exported ``.onnx`` file, or one of ``builtin.NAMES``; by
-                default the built-in hasher. A folder comes first where both exist.
+            model: a model folder, an exported ``.onnx`` file, one of ``builtin.NAMES``, or
+                ``hf:user/name`` on the Hugging Face Hub, with the extra ``hub``; by default the
+                built-in hasher. A folder comes first where both exist.
             device: where it runs: ``cpu``, ``cuda``, or an execution provider of ONNX Runtime such
                 as ``openvino``; ``auto`` or None for CUDA where there is a GPU.
             backbone: the network, if the model was built on one of your own.
@@ -449,15 +450,11 @@ class Hasher(abc.ABC):
         """
         if runtime not in get_args(RuntimeName):
             raise unknown_name("runtime", str(runtime), get_args(RuntimeName))
-        place = Path("" if model is None else model).expanduser()
-        if model is None or not place.exists():
-            name = builtin.DEFAULT_HASHER if model is None else os.fspath(model)
-            if name in builtin.NAMES and backbone is None:
-                return cls.load_builtin(name, device=device, runtime=runtime)
-            if name in builtin.NAMES:
-                raise UsageError(f"the built-in hasher '{name}' has a backbone; pass none with it")
-            if near := difflib.get_close_matches(name, builtin.NAMES, n=1):
-                raise UsageError(f"there is no model '{name}'. Did you mean '{near[0]}'?")
+        place = locate_model(model)
+        if isinstance(place, str):
+            if backbone is not None:
+                raise UsageError(f"the built-in hasher '{place}' has a backbone; pass none with it")
+            return cls.load_builtin(place, device=device, runtime=runtime)
         if place.suffix == ".onnx" and place.is_file():
             if runtime == "torch":
                 raise UsageError(f"{place} is an exported model, which torch cannot load")

@@ -63,6 +63,7 @@ def feature_rows(
     indices: NDArray[np.int64] | None = None,
     *,
     workers: int | None = None,
+    on_disk: bool = False,
 ) -> Rows:
     """Features (n, width) of a collection's images, stored on disk.
 
@@ -71,9 +72,10 @@ def feature_rows(
         collection: the images.
         indices: (n,) which images; None for all.
         workers: number of worker processes; None lets the work decide.
+        on_disk: leave the rows on the disk, see :func:`~fisherhash.data.row_cache.cached_rows`.
     """
     function, what = feature_function(runtime), feature_key(runtime)
-    return cached_rows(collection, indices, function, what=what, workers=workers)
+    return cached_rows(collection, indices, function, what=what, workers=workers, on_disk=on_disk)
 
 
 def feature_key(runtime: Runtime) -> str:

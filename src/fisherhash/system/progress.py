@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from fisherhash.errors import printable
+from fisherhash.system.launched import launched_rank
 
 logger = logging.getLogger(__name__)
 
@@ -22,9 +23,15 @@ HEAD_START = 0.1
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Advance]:
-    """Yield a function that advances the bar by a number of items."""
+    """Yield a function that advances the bar by a number of items.
+
+    Of several processes that torchrun started, the first one has the bar.
+    """
     # It often names a folder, which may be a stranger's.
     title = printable(title)
+    if launched_rank()[0]:
+        yield lambda _: None
+        return
     bar = _rich_bar() if sys.stderr.isatty() else None
     if bar is None:
         yield _lines(title, total)

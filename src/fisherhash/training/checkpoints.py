@@ -21,6 +21,7 @@ __all__ = [
     "discard_checkpoint",
     "is_unfinished",
     "read_checkpoint",
+    "unfinished_identity",
 ]
 
 
@@ -61,6 +62,11 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if "sha256" in entry and storage.tensors_checksum(state) != entry["tensors_sha256"]:
         raise FisherhashError(f"{path} is damaged: its checksum is not the one in {CHECKPOINT}")
     return entry, state
+
+
+def unfinished_identity(folder: Path) -> dict[str, Any]:
+    """The identity of the unfinished run in a folder."""
+    return _read_entry(folder).get("identity", {})
 
 
 def _read_entry(folder: Path) -> dict[str, Any]:
@@ -112,7 +118,7 @@ def check_resumable(folder: Path, identity: dict[str, Any], *, overwrite: bool) 
         discard_checkpoint(folder)
         return False
     if is_unfinished(folder):
-        found = _read_entry(folder).get("identity", {})
+        found = unfinished_identity(folder)
         wanted = json.loads(json.dumps(identity))
         if found != wanted:
             name, there, now = _first_difference(found, wanted)

@@ -9,6 +9,7 @@ import os
 import time
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ from fisherhash.data.vectors import (
 from fisherhash.errors import FisherhashError, NotDefinedError, UsageError
 from fisherhash.methods import HashMethod
 from fisherhash.model.torch_hasher import TorchHasher
-from fisherhash.system.devices import choose_device
 from fisherhash.training.checkpoints import check_resumable
+from fisherhash.training.distributed import join
 from fisherhash.training.finishing import Ending
 from fisherhash.training.fitting import (
     Trained,
@@ -87,10 +88,11 @@ def fit_features(
         FisherhashError: the model cannot be written.
     """
     began = time.perf_counter()
-    place = choose_device(device)
+    ranks, place = join(device)
     codes.check_bits(bits)
     options, settings = moved_options(method, options or {}, settings or Settings())
     info = methods.find(method).info
+    ranks.check_trainable(info)
     collection, vectors = _opened(features, labels)
     classes = len(collection.classes)
     if info.supervision != "none" and not classes:
@@ -124,7 +126,8 @@ def fit_features(
     }
     folder = None if out is None else Path(out)
     if folder is not None:
-        check_resumable(folder, identity, overwrite=overwrite)
+        ranks.on_first(partial(check_resumable, folder, identity, overwrite=overwrite))
+    ranks.check_same("vectors or settings", repr(identity).encode())
     check_settings(learner, network.features, bits, settings)
     check_finite_rows(vectors, collection.name)
     checked = time.perf_counter()
@@ -150,7 +153,7 @@ def fit_features(
     hasher.details = training_details(trained, identity)
     hasher.details["data"] = {"name": collection.name, "vectors": len(collection)}
     if folder is not None:
-        trained.save(folder)
+        ranks.on_first(partial(trained.save, folder))
     return trained
 
 

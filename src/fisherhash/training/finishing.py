@@ -53,7 +53,8 @@ class Ending:
         if not self.settings.outputs and not step:
             return
         with evaluation_mode(self.head):
-            features = images.features().float()
+            features, labels = images.sample()
+        features = features.float()
         if self.settings.outputs:
             self.head = cut_bits(self.head, features, labels, bits=self.bits, how=self.settings.cut)
         if step:

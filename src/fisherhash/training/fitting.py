@@ -17,17 +17,19 @@ from typing import Any, ParamSpec
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from fisherhash import backbones, codes, methods
 from fisherhash.backbones import Backbone
 from fisherhash.data.loading import Rows, Skipped, skipped_csv
-from fisherhash.data.pixels import PixelBank, placed
+from fisherhash.data.pixels import PixelBank, check_readable, pixel_rows, placed
 from fisherhash.data.protocols import Split, resolve
+from fisherhash.data.row_cache import StoredRows
 from fisherhash.data.sources import Collection, open_data
 from fisherhash.data.splits import hash_order
+from fisherhash.data.streaming import StreamedRows
 from fisherhash.data.unseen import hold_out_classes
-from fisherhash.errors import FisherhashError, NotDefinedError, UsageError
+from fisherhash.errors import FisherhashError, NotDefinedError, UsageError, counted
 from fisherhash.evaluation import Evaluation
 from fisherhash.evaluation.looking import NeighbourAgreement
 from fisherhash.methods import HashMethod
@@ -40,14 +42,15 @@ from fisherhash.model.runtime import feature_rows
 from fisherhash.model.torch_hasher import TorchHasher
 from fisherhash.model.torch_runtime import TorchRuntime, on_device
 from fisherhash.system import storage
-from fisherhash.system.devices import choose_device
 from fisherhash.system.options import options_of
 from fisherhash.training.checkpoints import check_resumable, discard_checkpoint
 from fisherhash.training.class_step import ClassStep
+from fisherhash.training.distributed import current_ranks, join
 from fisherhash.training.finishing import Ending, check_cut
 from fisherhash.training.looking import measure_agreement
 from fisherhash.training.loop import METRICS, FrozenImages, LiveImages, Loop
 from fisherhash.training.measuring import SPLIT_FILE, WAYS, encode_heads, held_out_top, measure
+from fisherhash.training.placement import STREAM, choose_stream
 from fisherhash.training.recipes import RecipeName, apply_recipe, find_recipe
 from fisherhash.training.settings import Settings
 
@@ -187,6 +190,7 @@ def fit(
     bank: PixelBank | None = None,
     nested: Sequence[int] = (),
     unseen: bool = False,
+    stream: bool | None = None,
 ) -> Trained:
     """Train a hasher on a data set.
 
@@ -216,6 +220,8 @@ def fit(
             :meth:`Hasher.truncated`.
         unseen: also train once more without a quarter of the classes, and measure that hasher among
             images of these; the hasher that is returned is not changed by it.
+        stream: read the decoded training images from the cache on disk while they are used, with
+            bounded memory; by default only if they would take more than half of the free memory.
 
     Raises:
         UsageError: a name, a number or a folder is wrong, or the data has no labels to learn from.
@@ -223,7 +229,7 @@ def fit(
         FisherhashError: too few images can be read, or the model cannot be written.
     """
     began = time.perf_counter()
-    place = choose_device(device)
+    ranks, place = join(device)
     codes.check_bits(bits)
     asked: dict[str, Any] = {
         "method": method,
@@ -236,9 +242,11 @@ def fit(
         "recipe": recipe,
         "device": device,
         "nested": nested,
+        "stream": stream,
     }
     options, settings = moved_options(method, options or {}, settings or Settings())
     info = methods.find(method).info
+    ranks.check_trainable(info)
     collection = data if isinstance(data, Collection) else open_data(data)
     split = _split(collection, info, protocol)
     live = info.fit == "gradient" and (place.type == "cuda" if finetune is None else finetune)
@@ -290,13 +298,27 @@ def fit(
     }
     if isinstance(learner, Nested):
         identity["nested"] = [part.bits for part in learner.parts]
+    wanted = split.train if split else np.arange(len(collection))
+    size = network.preprocessing.size
+    choose = partial(
+        choose_stream,
+        stream,
+        images=len(wanted),
+        row_bytes=4 * network.features + (3 * size * size if live else 0),
+        folder=None if overwrite else folder,
+        possible=isinstance(learner, HashMethod) and bank is None,
+    )
+    if streamed := ranks.on_first(choose):
+        identity[STREAM] = True
     if folder is not None:
-        check_resumable(folder, identity, overwrite=overwrite)
+        ranks.on_first(partial(check_resumable, folder, identity, overwrite=overwrite))
     check_settings(learner, network.features, bits, settings)
 
     torch.manual_seed(settings.seed)
-    wanted = split.train if split else np.arange(len(collection))
-    rows = feature_rows(runtime, collection, wanted)
+    with ranks.in_turn():
+        rows = feature_rows(runtime, collection, wanted, on_disk=streamed)
+    seen = (rows.indices.tolist(), len(collection), identity["settings"], resolved)
+    ranks.check_same("training images or settings", repr(seen).encode())
     if len(rows.indices) < 2:
         raise FisherhashError(
             f"only {len(rows.indices)} of {len(wanted)} training images can be read"
@@ -328,17 +350,20 @@ def fit(
     )
     if measured and split is not None:
         logger.info("trained in %.1f s; measuring", seconds["training"])
-        trained.evaluation = trained.evaluate(bank=bank)
-        trained.agreement = measure_agreement(hasher, collection, split, cached=not live)
+        trained.evaluation = ranks.on_first(partial(trained.evaluate, bank=bank))
+        trained.agreement = ranks.on_first(
+            partial(measure_agreement, hasher, collection, split, cached=not live)
+        )
     if unseen and split is not None:
         logger.info("training again without some classes, to measure on these")
         parts = hold_out_classes(collection, split)
         again = fit(parts.seen, **asked, finetune=live, protocol=parts.split)
-        trained.unseen = dataclasses.replace(again, collection=parts.unseen).evaluate()
+        among = dataclasses.replace(again, collection=parts.unseen)
+        trained.unseen = ranks.on_first(among.evaluate)
     # After measuring, which may find more images that cannot be read.
     hasher.details = training_details(trained, identity)
     if folder is not None:
-        trained.save(folder)
+        ranks.on_first(partial(trained.save, folder))
     return trained
 
 
@@ -413,19 +438,27 @@ def train_rows(
     held = _held_out(collection, rows.indices, settings)
     numbers = [rows.indices[part] for part in (~held, held)]
     labels = [torch.from_numpy(collection.labels[some]).float().to(device) for some in numbers]
-    features = [torch.from_numpy(rows.values[part]).to(device) for part in (~held, held)]
+    features = [_placed_rows(rows.values[part], device) for part in (~held, held)]
     head = learner.head(network.features).to(device)
-    head.start(features[0])
+    images, held_out = (FrozenImages(f, own, head) for f, own in zip(features, labels, strict=True))
+    head.start(images.sample()[0])
     learner.to(device)
     ending.begin(head)
-    images, held_out = (FrozenImages(f, own, head) for f, own in zip(features, labels, strict=True))
     if live:
-        if settings.head_epochs and not is_unfinished(folder):
+        ranks = current_ranks()
+        if settings.head_epochs and not ranks.on_first(partial(is_unfinished, folder)):
             first = dataclasses.replace(settings, epochs=settings.head_epochs, validation=0.0)
             Loop(learner, images, first, title="training the head").run()
-        if bank is None:
-            bank = PixelBank(collection, rows.indices, network.preprocessing, device)
-        pixels = [placed(bank.of(numbers[0]), device), bank.of(numbers[1])]
+        pixels: list[Tensor | StreamedRows]
+        with ranks.in_turn():
+            if isinstance(rows.values, StoredRows):
+                stored = pixel_rows(collection, rows.indices, network.preprocessing, on_disk=True)
+                check_readable(np.setdiff1d(rows.indices, stored.indices), stored.skipped)
+                pixels = [_placed_rows(stored.values[part], device) for part in (~held, held)]
+            else:
+                if bank is None:
+                    bank = PixelBank(collection, rows.indices, network.preprocessing, device)
+                pixels = [placed(bank.of(numbers[0]), device), bank.of(numbers[1])]
         images, held_out = (
             LiveImages(p, own, network, head) for p, own in zip(pixels, labels, strict=True)
         )
@@ -443,6 +476,13 @@ def train_rows(
     return loop.run()
 
 
+def _placed_rows(values: NDArray | StoredRows, device: torch.device) -> Tensor | StreamedRows:
+    """Rows on the device, or a stream of those that are on the disk."""
+    if isinstance(values, StoredRows):
+        return StreamedRows(values)
+    return torch.from_numpy(values).to(device)
+
+
 def _held_out(
     collection: Collection, numbers: NDArray[np.int64], settings: Settings
 ) -> NDArray[np.bool_]:
@@ -451,7 +491,7 @@ def _held_out(
     if len(numbers) - cut < 2:
         raise UsageError(
             f"a validation share of {settings.validation:g} leaves {len(numbers) - cut} of "
-            f"{len(numbers)} images to train on; lower it"
+            f"{counted(len(numbers), 'image')} to train on; lower it"
         )
     order = hash_order(collection.names, numbers.tolist(), settings.seed)
     return np.isin(numbers, order[:cut])

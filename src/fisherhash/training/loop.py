@@ -2,108 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fisherhash.backbones import Backbone
-from fisherhash.data.augment import PLAIN, Strength, augment, masked
 from fisherhash.errors import FisherhashError
-from fisherhash.methods.base import Batch, HashMethod, Progress
+from fisherhash.methods.base import HashMethod, Progress
 from fisherhash.model.folder import joined_state, part_state
-from fisherhash.model.heads import Head
 from fisherhash.system import storage
 from fisherhash.system.progress import progress
 from fisherhash.training.captured import GraphStep
 from fisherhash.training.checkpoints import checkpoint_files, is_unfinished, read_checkpoint
+from fisherhash.training.images import FrozenImages, LiveImages, evaluation_mode
 from fisherhash.training.settings import Settings
+
+__all__ = ["METRICS", "FrozenImages", "LiveImages", "Loop", "evaluation_mode"]
 
 logger = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
-
-
-@contextlib.contextmanager
-def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Switch a module to evaluation mode, without gradients; afterwards to the mode it was in."""
-    training = module.training
-    module.eval()
-    with torch.no_grad():
-        yield
-    module.train(training)
-
-
-class FrozenImages:
-    """Training images as features, computed once; the backbone does not change."""
-
-    def __init__(self, features: Tensor, labels: Tensor, head: Head) -> None:
-        self._features = features
-        self.labels = labels
-        self.head = head
-        self.modules: dict[str, nn.Module] = {"head": head}
-
-    def batch(self, index: Tensor, strengths: Sequence[Strength] = (PLAIN,)) -> Batch:
-        """Return the images at ``index``, in one view per strength."""
-        views = len(strengths)
-        features = self.batch_features(index, strengths).float()
-        if views == 1:
-            return Batch(self.labels[index], index, features)
-        rows = index.repeat(views)
-        return Batch(self.labels[rows], rows, features, views)
-
-    def batch_features(self, index: Tensor, strengths: Sequence[Strength] = (PLAIN,)) -> Tensor:
-        """Return features (views * b, d) of the images at ``index``, with the views' masks."""
-        features = self._features[index]
-        found = [masked(features, self.head.shift, strength.masked) for strength in strengths]
-        return found[0] if len(found) == 1 else torch.cat(found)
-
-    def features(self) -> Tensor:
-        """Return all features (N, d)."""
-        return self._features
-
-    def outputs(self) -> Tensor:
-        """Return outputs (N, …) of the head as it is now, in evaluation mode."""
-        with evaluation_mode(self.head):
-            return self.head(self.features())
-
-
-class LiveImages(FrozenImages):
-    """Training images as bytes on the device; the backbone is trained with the head."""
-
-    def __init__(self, pixels: Tensor, labels: Tensor, backbone: Backbone, head: Head) -> None:
-        super().__init__(torch.empty(0), labels, head)
-        self.pixels = pixels
-        self.backbone = backbone
-        self.modules = {"head": head, "backbone": backbone}
-
-    def batch_features(self, index: Tensor, strengths: Sequence[Strength] = (PLAIN,)) -> Tensor:
-        """Return features (views * b, d) of randomly augmented images, with gradient."""
-        device = self.labels.device
-        pixels = self.pixels[index.to(self.pixels.device)].to(device, non_blocking=True)
-        found = [augment(pixels, strength) for strength in strengths]
-        images = found[0] if len(found) == 1 else torch.cat(found)
-        images = images.contiguous(memory_format=torch.channels_last)
-        # No cast cache: a captured graph must not reuse a cast made before its replay.
-        enabled = device.type == "cuda"
-        with torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=False):
-            return self.backbone(images)
-
-    def features(self) -> Tensor:
-        """Return features (N, d) of the unaugmented images, in evaluation mode."""
-        device, order = self.labels.device, torch.channels_last
-        chunks = self.pixels.split(256 if device.type == "cuda" else 8)
-        with evaluation_mode(self.backbone):
-            ready = (chunk.to(device).contiguous(memory_format=order) for chunk in chunks)
-            return torch.cat([self.backbone(chunk).float() for chunk in ready])
 
 
 @dataclass(eq=False)
@@ -141,17 +67,21 @@ class Loop:
         self._total = settings.epochs * self.steps
         # A method's own weights (such as a classifier) are trained and saved like the head's.
         self.modules: dict[str, nn.Module] = {**images.modules, "method": self.method}
+        self.ranks = images.ranks
+        images.draws = self.ranks.draws(self.size)
         self.optimizer = _optimizer(self.modules, settings, self.device)
+        self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._run_step = GraphStep(self._step) if self._capturable() else self._step
 
     def run(self) -> list[dict[str, Any]]:
         """Train, from the last checkpoint if there is one; returns one row of metrics per epoch."""
         first = self.start()
-        with progress(self.title, self.settings.epochs) as advance:
+        whole_batches = self.ranks.whole_batches(self.images.modules, self.size)
+        with progress(self.title, self.settings.epochs) as advance, whole_batches:
             advance(first)
             for epoch in range(first, self.settings.epochs):
                 self.history.append(self.epoch(epoch))
-                self._checkpoint(epoch)
+                self.ranks.on_first(partial(self._checkpoint, epoch))
                 advance(1)
         for module in self.modules.values():
             module.eval()
@@ -163,7 +93,8 @@ class Loop:
         if self.validate is not None and self.history:
             self.history[-1] |= self.validate()
             if self.folder is not None:
-                storage.write_files(self.folder, {METRICS: self._metrics()})
+                files = {METRICS: self._metrics()}
+                self.ranks.on_first(partial(storage.write_files, self.folder, files))
         return self.history
 
     def start(self) -> int:
@@ -173,6 +104,7 @@ class Loop:
             self.method.begin(self.images)
         first = self._resume()
         for module in self.modules.values():
+            self.ranks.agree(module)
             module.train()
         return first
 
@@ -182,16 +114,17 @@ class Loop:
         # Seeded in each epoch, so that a resumed run draws what an uninterrupted one draws.
         seed = self.settings.seed * 1_000_003 + epoch
         torch.manual_seed(seed)
-        order = torch.randperm(
-            len(self.images.labels), generator=torch.Generator().manual_seed(seed)
-        )
-        order = order[: self.steps * self.size].view(self.steps, self.size).to(self.device)
+        order = self.images.rows.order(torch.Generator().manual_seed(seed))
+        order = order[: self.steps * self.size].view(self.steps, self.size)
         with torch.no_grad():
             self.method.on_epoch_start(
                 Progress(epoch, self.settings.epochs, epoch * self.steps, self._total)
             )
+        # A GPU does not add in the same order every time, so states computed on each drift apart.
+        self.ranks.agree(self.method)
         sums: dict[str, Tensor] = {}
-        for i, index in enumerate(order):
+        share = self.ranks.bounds(self.size)
+        for i, index in enumerate(self.images.rows.steps(order, share, self.device)):
             self._set_rate((epoch * self.steps + i) / self._total)
             for name, term in self._run_step(index).items():
                 sums[name] = sums[name] + term.detach() if name in sums else term.detach().clone()
@@ -217,14 +150,15 @@ class Loop:
         return "".join(json.dumps(row) + "\n" for row in self.history)
 
     def _step(self, index: Tensor) -> dict[str, Tensor]:
-        batch = self.images.batch(index, self.method.strengths)
-        outputs = self.images.head(batch.features)
-        terms = self.method(outputs, batch)
+        own = self.images.batch(self.ranks.share(index), self.method.strengths)
+        outputs = self.images.head(own.features)
+        whole = self.ranks.whole(outputs, own, index, self.images.labels)
+        terms = self.method(whole.outputs, whole.batch)
         self.optimizer.zero_grad(set_to_none=True)
-        terms["loss"].backward()
+        self.ranks.backward(terms["loss"], whole, self._parameters)
         self.optimizer.step()
         with torch.no_grad():
-            self.method.after_step(outputs.detach()[: len(index)], batch.first)
+            self.method.after_step(whole.outputs.detach()[: len(index)], whole.batch.first)
         return {name: term.detach() for name, term in terms.items()}
 
     def _set_rate(self, done: float) -> None:
@@ -237,8 +171,9 @@ class Loop:
 
     def _capturable(self) -> bool:
         # Pixels that do not fit on the device are copied in every step, which no graph can hold.
-        on_device = not isinstance(self.images, LiveImages) or self.images.pixels.is_cuda
-        return self.device.type == "cuda" and on_device and self.method.capturable
+        on_device = self.images.rows.on_device
+        alone = self.ranks.size == 1
+        return self.device.type == "cuda" and alone and on_device and self.method.capturable
 
     def _checkpoint(self, epoch: int) -> None:
         if self.folder is None:
@@ -258,15 +193,20 @@ class Loop:
         return state
 
     def _resume(self) -> int:
-        if self.folder is None or not is_unfinished(self.folder):
+        folder = self.folder
+        if folder is None or not self.ranks.on_first(partial(is_unfinished, folder)):
             return 0
-        try:
-            checkpoint, state = read_checkpoint(self.folder)
+
+        def read() -> tuple[int, dict[str, Tensor], list[dict[str, Any]]]:
+            checkpoint, state = read_checkpoint(folder)
             epoch = int(checkpoint["epoch"])
+            rows = (folder / METRICS).read_text(encoding="utf-8").splitlines()[:epoch]
+            return epoch, state, [json.loads(row) for row in rows]
+
+        try:
+            epoch, state, self.history = self.ranks.on_first(read)
             for part, module in self.modules.items():
                 module.load_state_dict(part_state(state, part))
-            rows = (self.folder / METRICS).read_text(encoding="utf-8").splitlines()[:epoch]
-            self.history = [json.loads(row) for row in rows]
         except (FisherhashError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())
             raise FisherhashError(

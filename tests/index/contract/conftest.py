@@ -10,13 +10,33 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import memory  # noqa: F401
 
+
+def _folder(request):
+    return request.getfixturevalue("tmp_path") / f"{uuid.uuid4().hex}.index"
+
+
+def _on_ray(request):
+    request.getfixturevalue("ray_cluster")
+    return f"ray://{_folder(request)}?shards=3"
+
+
 BACKENDS = {
-    "local": lambda folder: folder / f"{uuid.uuid4().hex}.index",
-    "memory": lambda _folder: f"memory://{uuid.uuid4().hex}",
+    "local": _folder,
+    "memory": lambda _request: f"memory://{uuid.uuid4().hex}",
+    "milvus": lambda request: request.getfixturevalue("milvus").new_uri(),
+    "postgres": lambda request: request.getfixturevalue("postgres").new_uri(),
+    "ray": _on_ray,
 }
 
 
-@pytest.fixture(params=BACKENDS)
-def new_uri(request, tmp_path):
+# With pytest-xdist, each server is started by one worker only.
+@pytest.fixture(params=[pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in BACKENDS])
+def new_uri(request):
     """A function that returns the URI of an index that does not exist yet."""
-    return lambda: BACKENDS[request.param](tmp_path)
+    return lambda: BACKENDS[request.param](request)
+
+
+@pytest.fixture
+def effort(request):
+    """The share of random examples that a back-end is worth: a server takes longer for each."""
+    return 1.0 if request.node.callspec.params["new_uri"] in ("local", "memory") else 0.2

@@ -727,13 +727,13 @@ def test_info_is_json(filled):
     assert (info["bits"], info["fingerprint"], info["model"]) == (16, None, {})
 
 
-def test_threads_share_one_object(filled):
+def test_threads_share_one_object(filled, effort):
     queries = random_codes(8, seed=6)
     expected = filled.search(queries, 20).to_list()
     wrong = []
 
     def read():
-        for _ in range(50):
+        for _ in range(round(50 * effort)):
             if filled.search(queries, 20).to_list() != expected or len(filled.keys()) < 40:
                 wrong.append(1)
 
@@ -923,10 +923,10 @@ def run_machine(new_uri, examples, steps):
     )
 
 
-def test_random_changes(new_uri):
-    run_machine(new_uri, 10, 15)
+def test_random_changes(new_uri, effort):
+    run_machine(new_uri, round(10 * effort), 15)
 
 
 @pytest.mark.slow
-def test_many_random_changes(new_uri):
-    run_machine(new_uri, 80, 25)
+def test_many_random_changes(new_uri, effort):
+    run_machine(new_uri, round(80 * effort), 25)

@@ -18,6 +18,8 @@ from fisherhash.model.feature_heads import distances_to
 
 logger = logging.getLogger(__name__)
 ROWS_AT_ONCE = 16_384
+HELD = 2**25
+"""Similarities to anchors that are held in memory; more are computed again in each pass."""
 
 
 def row_blocks(features: Tensor, rows: int = ROWS_AT_ONCE) -> Iterator[Tensor]:

@@ -11,9 +11,6 @@ from fisherhash.errors import NotDefinedError
 from fisherhash.methods.shallow import _features
 from fisherhash.model.feature_heads import AnchorGraphHead
 
-HELD = 2**25
-"""Entries of Z that are held in memory; larger ones are computed again in each pass."""
-
 
 class AnchorGraph:
     """Z (N, m): similarities of N images to m anchors, rows of sum 1, few entries each.
@@ -60,7 +57,7 @@ class AnchorGraph:
         head.gamma.fill_(0.5 / (width**2 * float(middle)))
         self.template = head
         self._held: list[Tensor] | None = None
-        if len(features) * anchors <= HELD:
+        if len(features) * anchors <= _features.HELD:
             self._held = list(self.blocks())
         # Anchors that no image is near to would divide by 0.
         self.sizes = sum((z.sum(0) for z in self.blocks()), start=torch.zeros(())).clamp_min(1e-9)

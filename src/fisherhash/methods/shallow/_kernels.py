@@ -39,13 +39,19 @@ class KernelMap:
         self.anchors = features[rows].double()
         self.gamma = 0.5 / (width * _features.kernel_width(features, self.anchors, name=name)) ** 2
         self.mean = torch.zeros(len(self.anchors), dtype=torch.float64, device=features.device)
+        self._held: list[Tensor] | None = None
         self.mean = self.collect(None)[:, 0] / len(features)
+        if len(features) * len(self) <= _features.HELD:
+            self._held = list(self.blocks())
 
     def __len__(self) -> int:
         return len(self.anchors)
 
     def blocks(self) -> Iterator[Tensor]:
         """Yield phi of all images, in blocks (b, m)."""
+        if self._held is not None:
+            yield from self._held
+            return
         for block in _features.row_blocks(self._features, 4096):
             yield self.of(block)
 

@@ -1,20 +1,14 @@
 """Fast supervised discrete hashing (Gui, Liu, Sun, Tao and Tan, TPAMI 2018)."""
 
-from typing import Annotated
-
 import torch
 from torch import Tensor
 
-from fisherhash.methods._options import PositiveInt
-from fisherhash.methods.base import FeatureMethod, MethodInfo, register, sign
-from fisherhash.methods.shallow._affinity import needed
-from fisherhash.methods.shallow._kernels import KernelMap, Ridge
-from fisherhash.model.heads import Head
-from fisherhash.system.options import Range, Tuned
+from fisherhash.methods.base import MethodInfo, register, sign
+from fisherhash.methods.shallow._turns import DiscreteTurns
 
 
 @register
-class FSDH(FeatureMethod):
+class FSDH(DiscreteTurns):
     """SDH turned round: labels are regressed to codes, so that the code step has a closed form.
 
     min ||B - W^T Y||^2 + lambda ||W||^2 + nu ||B - P^T phi(X)||^2 over binary B, by turns:
@@ -43,29 +37,9 @@ class FSDH(FeatureMethod):
         fit="closed-form",
     )
 
-    anchors: PositiveInt = 1000
-    width: Annotated[float, Range(above=0), Tuned(0.25, 4.0, "log")] = 1.0
-    ridge: Annotated[float, Range(above=0), Tuned(0.01, 100.0, "log")] = 1.0
-    attraction: Annotated[float, Range(least=0), Tuned(1e-7, 1e-2, "log")] = 1e-5
-    turns: PositiveInt = 5
-
-    def solve(self, features: Tensor, labels: Tensor | None, *, seed: int) -> Head:
-        """Return a head fitted on features (N, d) and labels (N, classes)."""
-        labels = needed(labels, "fsdh").double()
-        generator = torch.Generator().manual_seed(seed)
-        kernel = KernelMap(
-            features, anchors=self.anchors, width=self.width, name="fsdh", generator=generator
-        )
-        regression = Ridge(kernel, 1e-3)
+    def code_step(self, codes: Tensor, labels: Tensor, predicted: Tensor) -> Tensor:
+        """Take the W-step and the B-step, both in closed form; return the new codes (N, K)."""
         gram = labels.T @ labels
         gram.diagonal().add_(self.ridge)
-        codes = sign(torch.randn(len(features), self.bits, generator=generator)).to(labels)
-        weight, offset = regression.fit(codes)
-        for _ in range(self.turns):
-            before = codes
-            W = torch.linalg.solve(gram, labels.T @ codes)
-            codes = sign(labels @ W + self.attraction * (kernel.apply(weight) + offset))
-            weight, offset = regression.fit(codes)
-            if torch.equal(before, codes):
-                break
-        return kernel.head(weight, offset)
+        W = torch.linalg.solve(gram, labels.T @ codes)
+        return sign(labels @ W + self.attraction * predicted)

@@ -63,7 +63,17 @@ def quantizing_rotation(projected: Tensor, iterations: int, seed: int) -> Tensor
     bits = projected.shape[1]
     generator = torch.Generator().manual_seed(seed)
     start = torch.randn(bits, bits, generator=generator, dtype=torch.float64)
-    rotation = torch.linalg.qr(start.to(projected.device)).Q
+    return improved_rotation(projected, torch.linalg.qr(start.to(projected.device)).Q, iterations)
+
+
+def improved_rotation(projected: Tensor, rotation: Tensor, iterations: int) -> Tensor:
+    """Return the rotation (K, K) after some turns of the codes and the rotation.
+
+    Args:
+        projected: (N, K), with mean 0.
+        rotation: (K, K) where to start; orthogonal.
+        iterations: Turns.
+    """
     for _ in range(iterations):
         cross = torch.zeros_like(rotation)
         for block in row_blocks(projected):

@@ -1,21 +1,15 @@
 """Supervised discrete hashing (Shen, Shen, Liu and Shen, CVPR 2015)."""
 
-from typing import Annotated
-
-import torch
 from torch import Tensor
 
 from fisherhash.methods._discrete import coordinate_descent, ridge_classifier
 from fisherhash.methods._options import PositiveInt
-from fisherhash.methods.base import FeatureMethod, MethodInfo, register, sign
-from fisherhash.methods.shallow._affinity import needed
-from fisherhash.methods.shallow._kernels import KernelMap, Ridge
-from fisherhash.model.heads import Head
-from fisherhash.system.options import Range, Tuned
+from fisherhash.methods.base import MethodInfo, register
+from fisherhash.methods.shallow._turns import DiscreteTurns
 
 
 @register
-class SDH(FeatureMethod):
+class SDH(DiscreteTurns):
     """Codes that a linear classifier tells apart, and a kernel regression that predicts them.
 
     min ||Y - W^T B||^2 + lambda ||W||^2 + nu ||B - P^T phi(X)||^2 over binary B, by turns:
@@ -50,30 +44,7 @@ class SDH(FeatureMethod):
         fit="closed-form",
     )
 
-    anchors: PositiveInt = 1000
-    width: Annotated[float, Range(above=0), Tuned(0.25, 4.0, "log")] = 1.0
-    ridge: Annotated[float, Range(above=0), Tuned(0.01, 100.0, "log")] = 1.0
-    attraction: Annotated[float, Range(least=0), Tuned(1e-7, 1e-2, "log")] = 1e-5
-    turns: PositiveInt = 5
     sweeps: PositiveInt = 10
-
-    def solve(self, features: Tensor, labels: Tensor | None, *, seed: int) -> Head:
-        """Return a head fitted on features (N, d) and labels (N, classes)."""
-        labels = needed(labels, "sdh").double()
-        generator = torch.Generator().manual_seed(seed)
-        kernel = KernelMap(
-            features, anchors=self.anchors, width=self.width, name="sdh", generator=generator
-        )
-        regression = Ridge(kernel, 1e-3)
-        codes = sign(torch.randn(len(features), self.bits, generator=generator)).to(labels)
-        weight, offset = regression.fit(codes)
-        for _ in range(self.turns):
-            before = codes
-            codes = self.code_step(codes, labels, kernel.apply(weight) + offset)
-            weight, offset = regression.fit(codes)
-            if torch.equal(before, codes):
-                break
-        return kernel.head(weight, offset)
 
     def code_step(self, codes: Tensor, labels: Tensor, predicted: Tensor) -> Tensor:
         """Take the W-step and the B-step; return the new codes (N, K).

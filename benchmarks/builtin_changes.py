@@ -1,0 +1,251 @@
+"""Changes that people make to an image: what the copy code is fitted, chosen and reported on.
+
+A change takes an RGB image and a random generator. ``FITTED`` draws the strength at random, for
+fitting. ``SEEN`` has the same kinds at fixed strengths, for measuring. Nothing is fitted on the
+kinds of ``CHOICE`` and ``UNSEEN``: the first help to choose between codes, the second are measured
+once, at the end. All lengths are shares of the image's side, so that they mean the same on small
+and on large images.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageFont, ImageOps
+
+Rng = np.random.Generator
+Change = Callable[[Image.Image, Rng], Image.Image]
+WORDS = ("holiday", "SALE", "me and you", "2024-07-19", "breaking news", "photo by A. Smith", "wow")
+
+
+def saved(image: Image.Image, kind: str, quality: int) -> Image.Image:
+    """The image after it was saved in a lossy format."""
+    file = io.BytesIO()
+    image.save(file, kind, quality=quality)
+    return Image.open(file).convert("RGB")
+
+
+def scaled(image: Image.Image, share: float, how: Image.Resampling) -> Image.Image:
+    """Width and height times a share."""
+    size = max(round(image.width * share), 8), max(round(image.height * share), 8)
+    return image.resize(size, how)
+
+
+def cropped(image: Image.Image, share: float, rng: Rng) -> Image.Image:
+    """A part with this share of width and height, anywhere."""
+    width, height = round(image.width * share), round(image.height * share)
+    left = int(rng.integers(0, image.width - width + 1))
+    top = int(rng.integers(0, image.height - height + 1))
+    return image.crop((left, top, left + width, top + height))
+
+
+def bordered(image: Image.Image, x: float, y: float, colour: tuple[int, int, int]) -> Image.Image:
+    """Strips of one colour on two sides or on all four."""
+    wide, high = round(image.width * x), round(image.height * y)
+    return ImageOps.expand(image, (wide, high, wide, high), fill=colour)
+
+
+def tinted(image: Image.Image, red: float, blue: float) -> Image.Image:
+    """Warmer or colder light."""
+    values = np.asarray(image, dtype=np.float32) * np.array([red, 1.0, blue], dtype=np.float32)
+    return Image.fromarray(values.clip(0, 255).astype(np.uint8))
+
+
+def noisy(image: Image.Image, deviation: float, rng: Rng) -> Image.Image:
+    """Gaussian noise on every channel."""
+    values = np.asarray(image, dtype=np.float32)
+    values = values + rng.normal(0, deviation, values.shape).astype(np.float32)
+    return Image.fromarray(values.clip(0, 255).astype(np.uint8))
+
+
+def blurred(image: Image.Image, share: float) -> Image.Image:
+    """A Gaussian blur; the radius is a share of the longer side."""
+    return image.filter(ImageFilter.GaussianBlur(share * max(image.size)))
+
+
+def rotated(image: Image.Image, degrees: float, *, cut: bool) -> Image.Image:
+    """Rotated about the centre; the corners are black, or cut off."""
+    turned = image.rotate(degrees, Image.Resampling.BICUBIC)
+    if not cut:
+        return turned
+    share = 1 - abs(np.tan(np.radians(degrees)))
+    left, top = (round(side * (1 - share) / 2) for side in image.size)
+    return turned.crop((left, top, image.width - left, image.height - top))
+
+
+def captioned(image: Image.Image, rng: Rng, *, height: float, strip: bool) -> Image.Image:
+    """A line of text at the top or the bottom, with a strip behind it or without."""
+    made = image.copy()
+    draw = ImageDraw.Draw(made)
+    high = max(round(height * image.height), 6)
+    top = int(rng.choice([0, image.height - high]))
+    dark = bool(rng.integers(2))
+    if strip:
+        draw.rectangle((0, top, image.width, top + high), fill=(0, 0, 0) if dark else (255,) * 3)
+    colour = (255, 255, 255) if dark else (0, 0, 0)
+    font = ImageFont.load_default(high * 0.8)
+    draw.text((image.width * 0.05, top), str(rng.choice(WORDS)), fill=colour, font=font)
+    return made
+
+
+def watermarked(image: Image.Image, rng: Rng, *, opacity: float) -> Image.Image:
+    """Text across the whole image, half transparent."""
+    layer = Image.new("L", image.size, 0)
+    font = ImageFont.load_default(image.height * 0.2)
+    text = str(rng.choice(WORDS))
+    place = image.width / 2, image.height / 2
+    ImageDraw.Draw(layer).text(place, text, fill=255, font=font, anchor="mm")
+    layer = layer.rotate(float(rng.uniform(-40, 40)))
+    mask = layer.point([round(value * opacity) for value in range(256)])
+    return Image.composite(Image.new("RGB", image.size, (255, 255, 255)), image, mask)
+
+
+def stickered(image: Image.Image, rng: Rng, *, side: float) -> Image.Image:
+    """A round, opaque sticker somewhere."""
+    made = image.copy()
+    size = round(side * min(image.size))
+    left = int(rng.integers(0, image.width - size))
+    top = int(rng.integers(0, image.height - size))
+    colour = tuple(int(value) for value in rng.integers(0, 256, 3))
+    ImageDraw.Draw(made).ellipse((left, top, left + size, top + size), fill=colour)
+    return made
+
+
+def curved(image: Image.Image, power: float) -> Image.Image:
+    """Gamma: brightness to a power."""
+    return image.point([round(255 * (value / 255) ** power) for value in range(256)] * 3)
+
+
+def sheared(image: Image.Image, share: float) -> Image.Image:
+    """Rows pushed sideways, by this share of the height from top to bottom."""
+    matrix = (1, share, -share * image.height / 2, 0, 1, 0)
+    return image.transform(
+        image.size, Image.Transform.AFFINE, matrix, resample=Image.Resampling.BICUBIC
+    )
+
+
+def tilted(image: Image.Image, share: float) -> Image.Image:
+    """Photographed from a page: the upper edge is nearer, so the sides lean inwards."""
+    width, height = image.size
+    inset = share * width
+    corners = (inset, 0, 0, height, width, height, width - inset, 0)
+    return image.transform(
+        image.size, Image.Transform.QUAD, corners, resample=Image.Resampling.BICUBIC
+    )
+
+
+def vignetted(image: Image.Image, strength: float) -> Image.Image:
+    """Darker towards the corners."""
+    y = np.linspace(-1, 1, image.height, dtype=np.float32)[:, None]
+    x = np.linspace(-1, 1, image.width, dtype=np.float32)[None, :]
+    light = 1 - strength * (x * x + y * y) / 2
+    values = np.asarray(image, dtype=np.float32) * light[..., None]
+    return Image.fromarray(values.astype(np.uint8))
+
+
+def sepia(image: Image.Image) -> Image.Image:
+    """The browns of an old print."""
+    return ImageOps.colorize(image.convert("L"), (30, 15, 5), (255, 240, 205), mid=(130, 105, 75))
+
+
+def pixelated(image: Image.Image, blocks: int) -> Image.Image:
+    """A mosaic of this many blocks along each side."""
+    return image.resize((blocks, blocks), Image.Resampling.BOX).resize(
+        image.size, Image.Resampling.NEAREST
+    )
+
+
+def speckled(image: Image.Image, share: float, rng: Rng) -> Image.Image:
+    """Some pixels black, some white."""
+    values = np.array(image)
+    drawn = rng.random(values.shape[:2])
+    values[drawn < share / 2] = 0
+    values[drawn > 1 - share / 2] = 255
+    return Image.fromarray(values)
+
+
+def _screenshot(image: Image.Image, rng: Rng, bars: float) -> Image.Image:
+    colour = int(rng.choice([0, 30, 245, 255]))
+    upright = bool(rng.integers(2))
+    return bordered(image, 0 if upright else bars, bars if upright else 0, (colour,) * 3)
+
+
+def _random_colour(rng: Rng) -> tuple[int, int, int]:
+    red, green, blue = (int(value) for value in rng.integers(0, 256, 3))
+    return (red, green, blue) if rng.random() < 0.4 else ((0,) * 3 if red < 128 else (255,) * 3)
+
+
+_FILTERS = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS)
+
+FITTED: dict[str, Change] = {
+    "JPEG": lambda i, r: saved(i, "jpeg", int(r.integers(25, 95))),
+    "smaller": lambda i, r: scaled(i, r.uniform(0.35, 0.9), _FILTERS[r.integers(3)]),
+    "crop": lambda i, r: cropped(i, r.uniform(0.75, 0.99), r),
+    "border": lambda i, r: bordered(i, *r.uniform(0.01, 0.1, 2), _random_colour(r)),
+    "bars": lambda i, r: _screenshot(i, r, r.uniform(0.03, 0.15)),
+    "brightness": lambda i, r: ImageEnhance.Brightness(i).enhance(r.uniform(0.6, 1.5)),
+    "contrast": lambda i, r: ImageEnhance.Contrast(i).enhance(r.uniform(0.6, 1.6)),
+    "saturation": lambda i, r: ImageEnhance.Color(i).enhance(r.uniform(0.0, 2.0)),
+    "light": lambda i, r: tinted(i, *r.uniform(0.8, 1.25, 2)),
+    "grey": lambda i, r: i.convert("L").convert("RGB"),
+    "caption": lambda i, r: captioned(i, r, height=r.uniform(0.08, 0.2), strip=bool(r.integers(2))),
+    "watermark": lambda i, r: watermarked(i, r, opacity=r.uniform(0.3, 0.7)),
+    "blur": lambda i, r: blurred(i, r.uniform(0.003, 0.016)),
+    "noise": lambda i, r: noisy(i, r.uniform(3, 20), r),
+    "rotation": lambda i, r: rotated(i, r.uniform(-6, 6), cut=bool(r.integers(2))),
+}
+SEEN: dict[str, Change] = {
+    "JPEG, quality 90": lambda i, r: saved(i, "jpeg", 90),
+    "JPEG, quality 60": lambda i, r: saved(i, "jpeg", 60),
+    "JPEG, quality 40": lambda i, r: saved(i, "jpeg", 40),
+    "75 % of the size": lambda i, r: scaled(i, 0.75, Image.Resampling.LANCZOS),
+    "50 % of the size": lambda i, r: scaled(i, 0.5, Image.Resampling.BICUBIC),
+    "cropped to 95 % of each side": lambda i, r: cropped(i, 0.95, r),
+    "cropped to 90 % of each side": lambda i, r: cropped(i, 0.90, r),
+    "cropped to 80 % of each side": lambda i, r: cropped(i, 0.80, r),
+    "border of 5 %": lambda i, r: bordered(i, 0.05, 0.05, _random_colour(r)),
+    "bars of 10 %": lambda i, r: _screenshot(i, r, 0.1),
+    "brighter by 30 %": lambda i, r: ImageEnhance.Brightness(i).enhance(1.3),
+    "darker by 30 %": lambda i, r: ImageEnhance.Brightness(i).enhance(0.7),
+    "more contrast": lambda i, r: ImageEnhance.Contrast(i).enhance(1.4),
+    "less contrast": lambda i, r: ImageEnhance.Contrast(i).enhance(0.7),
+    "colours stronger": lambda i, r: ImageEnhance.Color(i).enhance(1.7),
+    "warmer light": lambda i, r: tinted(i, 1.15, 0.85),
+    "grey": lambda i, r: i.convert("L").convert("RGB"),
+    "caption": lambda i, r: captioned(i, r, height=0.15, strip=True),
+    "watermark": lambda i, r: watermarked(i, r, opacity=0.5),
+    "blur": lambda i, r: blurred(i, 0.012),
+    "noise": lambda i, r: noisy(i, 12, r),
+    "rotated by 2°": lambda i, r: rotated(i, 2 * r.choice([-1, 1]), cut=False),
+    "rotated by 5°": lambda i, r: rotated(i, 5 * r.choice([-1, 1]), cut=False),
+}
+CHOICE: dict[str, Change] = {
+    "gamma 0.7": lambda i, r: curved(i, 0.7),
+    "gamma 1.5": lambda i, r: curved(i, 1.5),
+    "sharpened": lambda i, r: ImageEnhance.Sharpness(i).enhance(3.0),
+    "32 colours": lambda i, r: i.quantize(32).convert("RGB"),
+    "sticker of 25 %": lambda i, r: stickered(i, r, side=0.25),
+    "sheared by 5 %": lambda i, r: sheared(i, 0.05),
+}
+UNSEEN: dict[str, Change] = {
+    "WebP, quality 50": lambda i, r: saved(i, "webp", 50),
+    "3 bits per channel": lambda i, r: ImageOps.posterize(i, 3),
+    "histogram equalised": lambda i, r: ImageOps.equalize(i),
+    "sepia": lambda i, r: sepia(i),
+    "dark corners": lambda i, r: vignetted(i, 0.6),
+    "mosaic of 24 x 24": lambda i, r: pixelated(i, 24),
+    "median filter": lambda i, r: i.filter(ImageFilter.MedianFilter(3)),
+    "black and white specks": lambda i, r: speckled(i, 0.03, r),
+    "perspective": lambda i, r: tilted(i, 0.04),
+    "narrower by a quarter": lambda i, r: i.resize((i.width * 3 // 4, i.height)),
+}
+
+
+def mixed(image: Image.Image, rng: Rng, *, most: int = 3) -> Image.Image:
+    """One to ``most`` random changes, one after the other."""
+    count = int(rng.integers(1, most + 1))
+    for name in rng.choice(list(FITTED), count, replace=False):
+        image = FITTED[name](image, rng)
+    return image

@@ -1,0 +1,330 @@
+"""Copies that are found, beside imagehash and imagededup, at the same rate of false pairs.
+
+    python benchmarks/duplicates.py --cache DIR --json results/duplicates.json [--only recall]
+    python benchmarks/duplicates.py --from-json results/duplicates.json --docs
+
+Needs the data sets coco21 and tiny100 (see FISHERHASH_DATA), imagehash, imagededup and PyWavelets:
+``pip install imagehash PyWavelets && pip install --no-deps imagededup``. Of imagededup only the
+hashes are loaded, which need no torchvision. The images are those that nothing was fitted or chosen
+on, see ``builtin_copy.py``. ``--cache`` stores codes, so that a run that was stopped goes on.
+
+* recall: for every hash, the largest radius at which at most one in a million pairs of unrelated
+  images is taken for copies, and the share of changed copies within that radius.
+* groups: changed copies are planted among other images, and ``ImageIndex.duplicates`` finds them.
+* speed: images per second from JPEG files to codes, with one thread, the hashes by turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from builtin_changes import SEEN, UNSEEN, Change
+from builtin_copy import SETS, Images, pair_distances, pair_histogram, radius_at
+from fisherhash import Hasher, ImageIndex
+from fisherhash.model import builtin
+from fisherhash.model.folder import versions
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs" / "duplicates.md"
+BEGIN, END = "<!-- benchmark -->", "<!-- end of benchmark -->"
+RATES = (1e-5, 1e-6, 1e-7)
+MAIN_RATE = 1e-6
+PLANTED, AMONG = 500, 10_000
+Encode = Callable[[Iterable[Image.Image]], NDArray[np.uint8]]
+
+
+def ours(name: str) -> Encode:
+    hasher = Hasher.load(name)
+    return lambda images: hasher.encode(list(images))
+
+
+def of_imagehash(function: str, **options: Any) -> Encode:
+    import imagehash
+
+    compute = getattr(imagehash, function)
+
+    def encode(images: Iterable[Image.Image]) -> NDArray[np.uint8]:
+        return np.stack([np.packbits(compute(image, **options).hash.ravel()) for image in images])
+
+    return encode
+
+
+def of_imagededup(kind: str) -> Encode:
+    """A hash of imagededup; its packages would import torchvision, which the hashes do not need."""
+    found = importlib.util.find_spec("imagededup")
+    if found is None or not found.submodule_search_locations:
+        raise SystemExit("imagededup is not installed: pip install --no-deps imagededup")
+    for part in ("methods", "utils"):
+        module = types.ModuleType(f"imagededup.{part}")
+        module.__path__ = [f"{found.submodule_search_locations[0]}/{part}"]
+        sys.modules.setdefault(f"imagededup.{part}", module)
+    hashing = importlib.import_module("imagededup.methods.hashing")
+    hasher = getattr(hashing, kind)(verbose=False)
+
+    def encode(images: Iterable[Image.Image]) -> NDArray[np.uint8]:
+        texts = [hasher.encode_image(image_array=np.asarray(image)) for image in images]
+        return np.stack([np.frombuffer(bytes.fromhex(text), np.uint8) for text in texts])
+
+    return encode
+
+
+HASHES: dict[str, Callable[[], Encode]] = {
+    "fisherhash copy-128": lambda: ours("copy-128"),
+    "fisherhash copy-64": lambda: ours("copy-64"),
+    "fisherhash general-64": lambda: ours("general-64-int8"),
+    "imagehash pHash": lambda: of_imagehash("phash"),
+    "imagehash dHash": lambda: of_imagehash("dhash"),
+    "imagehash aHash": lambda: of_imagehash("average_hash"),
+    "imagehash wHash": lambda: of_imagehash("whash"),
+    "imagehash pHash, 256 bits": lambda: of_imagehash("phash", hash_size=16),
+    "imagehash dHash, 256 bits": lambda: of_imagehash("dhash", hash_size=16),
+    "imagededup pHash": lambda: of_imagededup("PHash"),
+    "imagededup dHash": lambda: of_imagededup("DHash"),
+    "imagededup aHash": lambda: of_imagededup("AHash"),
+    "imagededup wHash": lambda: of_imagededup("WHash"),
+}
+OURS = ("fisherhash copy-128", "fisherhash copy-64")
+
+
+class Coded:
+    """The codes of one hash, stored on disk."""
+
+    def __init__(self, images: Images, name: str) -> None:
+        self.images, self.name = images, name
+        self._encode: Encode | None = None
+        self._what = name
+        if name.startswith("fisherhash"):
+            model = name.split()[1]
+            self._what += builtin.onnx_config(model)["fingerprint"]
+
+    def codes(self, part: str, kind: str = "original", change: Change | None = None) -> Any:
+        """Codes of a part of both sets; of changed images, those that are changed."""
+        return np.concatenate([self._of(name, part, kind, change) for name in SETS])
+
+    def first(self, part: str) -> Any:
+        """Codes of the originals of the changed images."""
+        parts = []
+        for name in SETS:
+            count = len(self.images.original_numbers(name, part, changed=True))
+            parts.append(self._of(name, part, "original", None)[:count])
+        return np.concatenate(parts)
+
+    def _of(self, name: str, part: str, kind: str, change: Change | None) -> Any:
+        numbers = self.images.original_numbers(name, part, changed=change is not None)
+        text = f"{self._what} {name} {part} {kind} {len(numbers)}"
+        file = self.images.cache / (hashlib.sha256(text.encode()).hexdigest()[:24] + ".codes.npy")
+        if not file.exists():
+            if self._encode is None:
+                self._encode = HASHES[self.name]()
+            np.save(file, self._encode(self.images.changed(name, numbers, change)))
+        return np.load(file)
+
+
+def recall(images: Images, names: Iterable[str]) -> dict[str, Any]:
+    """For every hash and rate, the radius and the share of copies within it."""
+    rows: dict[str, Any] = {}
+    for name in names:
+        coded = Coded(images, name)
+        originals = coded.codes("report")
+        bits = 8 * originals.shape[1]
+        counts = pair_histogram(originals, bits)
+        first = coded.first("report")
+        distances = {
+            kind: pair_distances(first, coded.codes("report", kind, change))
+            for kind, change in (SEEN | UNSEEN).items()
+        }
+        rates: dict[str, Any] = {}
+        for rate in RATES:
+            radius = radius_at(counts, rate)
+            found = {kind: float((row <= radius).mean()) for kind, row in distances.items()}
+            mean = float(np.mean(list(found.values())))
+            rates[f"{rate:g}"] = {"radius": radius, "mean": mean, "recall": found}
+        rows[name] = {"bits": bits, "pairs": int(counts.sum()), "rates": rates}
+        main = rates[f"{MAIN_RATE:g}"]
+        print(f"{name:30s} radius {main['radius']:3d}  mean {main['mean']:.4f}", flush=True)
+    return rows
+
+
+def groups(images: Images, names: Iterable[str], planted: int, among: int) -> dict[str, Any]:
+    """Plant changed copies among other images and let ``duplicates`` find them.
+
+    A copy is found if it is in a group with its original, a group is mixed if it holds images that
+    are no copies of each other, and an original is split if its copies are in several groups.
+    """
+    kinds = list((SEEN | UNSEEN).values())
+    numbers = images.original_numbers("coco21", "report")
+    others = images.original_numbers("tiny100", "report")
+    chosen = [("coco21", int(n)) for n in numbers] + [("tiny100", int(n)) for n in others]
+    chosen += [("coco21", int(n)) for n in images.original_numbers("coco21", "choose")]
+    chosen = chosen[:among]
+    rows: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "images"
+        place.mkdir()
+        for name, number in chosen:
+            images.open(name, number).save(place / f"{name}-{number}.png")
+        for copy in range(planted):
+            # Every fifth original has two copies.
+            name, number = chosen[copy % max(planted * 4 // 5, 1)]
+            made = kinds[copy % len(kinds)](
+                images.open(name, number), np.random.default_rng([7, copy])
+            )
+            made.save(place / f"{name}-{number}.copy{copy}.jpg", quality=90)
+        for model in names:
+            uri = Path(folder) / f"{model}.index"
+            began = time.perf_counter()
+            with ImageIndex.create(uri, Hasher.load(model)) as index:
+                index.sync(place)
+                encoded = time.perf_counter() - began
+                for rate in (0.0, 0.01, 0.1, 1.0):
+                    known = builtin.false_pairs(model)
+                    radius = 0 if known is None else known.radius(rate)
+                    found = index.duplicates(radius=radius)
+                    members = [[Path(m.item.key).name for m in group] for group in found.groups]
+                    rows[f"{model}, {rate:g} false pairs per million"] = {
+                        "radius": radius,
+                        **judged(members, planted),
+                    }
+            rows[model] = {"seconds to encode": round(encoded, 1)}
+    return rows
+
+
+def judged(members: list[list[str]], planted: int) -> dict[str, int]:
+    """Count what groups of file names found."""
+    together, mixed, split = 0, 0, 0
+    places: dict[str, set[int]] = {}
+    for number, group in enumerate(members):
+        stems = [name.split(".")[0] for name in group]
+        mixed += len(set(stems)) > 1
+        for stem, name in zip(stems, group, strict=True):
+            places.setdefault(stem, set()).add(number)
+            together += ".copy" in name and stems.count(stem) > 1
+    split = sum(len(numbers) > 1 for numbers in places.values())
+    return {
+        "copies": planted,
+        "found": together,
+        "groups": len(members),
+        "mixed groups": mixed,
+        "split originals": split,
+        "largest group": max(map(len, members), default=0),
+    }
+
+
+def speed(images: Images, names: Iterable[str], count: int = 200) -> dict[str, float]:
+    """Images per second from JPEG bytes to codes, one thread; the fastest of five turns."""
+    numbers = images.original_numbers("coco21", "report")[:count]
+    with tempfile.TemporaryDirectory() as folder:
+        files = []
+        for number in numbers:
+            files.append(Path(folder) / f"{number}.jpg")
+            images.open("coco21", int(number)).save(files[-1], quality=95)
+        encoders = {name: HASHES[name]() for name in names}
+        fastest = dict.fromkeys(encoders, float("inf"))
+        for _ in range(5):
+            for name, encode in encoders.items():
+                began = time.perf_counter()
+                encode(Image.open(file).convert("RGB") for file in files)
+                fastest[name] = min(fastest[name], time.perf_counter() - began)
+    return {name: round(count / seconds) for name, seconds in fastest.items()}
+
+
+def table(result: dict[str, Any]) -> str:
+    """The part of docs/duplicates.md between the marks."""
+    rows = result["recall"]
+    rate = f"{MAIN_RATE:g}"
+    pairs = next(iter(rows.values()))["pairs"]
+    best = {
+        kind: max(rows[name]["rates"][rate]["recall"][kind] for name in rows if name not in OURS)
+        for kind in SEEN | UNSEEN
+    }
+    short = [name for name in rows if rows[name]["bits"] <= 128 or "pHash" in name]
+    lines = [
+        f"The radius of every hash is the largest at which at most one in a million of "
+        f"{pairs / 1e6:.0f} million pairs of unrelated images is within it.",
+        "",
+        "| hash | bytes | radius | mean share of copies found | images per second |",
+        "|---|---|---|---|---|",
+    ]
+    for name in rows:
+        main = rows[name]["rates"][rate]
+        per_second = result.get("speed", {}).get(name, "")
+        lines.append(
+            f"| {name} | {rows[name]['bits'] // 8} | {main['radius']} | {main['mean']:.3f} | "
+            f"{per_second} |"
+        )
+    shown = [*[name for name in OURS if name in rows], "best other", *_peers(short)]
+    lines += ["", "| change | " + " | ".join(shown) + " |", "|---|" + "---|" * len(shown)]
+    for kinds, mark in ((SEEN, ""), (UNSEEN, " *")):
+        for kind in kinds:
+            cells = [
+                best[kind] if name == "best other" else rows[name]["rates"][rate]["recall"][kind]
+                for name in shown
+            ]
+            lines.append(f"| {kind}{mark} | " + " | ".join(f"{cell:.3f}" for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def _peers(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith("imagehash") and "256" not in name]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cache", type=Path, help="store codes here")
+    parser.add_argument("--json", type=Path, help="write the numbers here")
+    parser.add_argument("--from-json", type=Path, help="start from the numbers in this file")
+    parser.add_argument("--only", choices=("recall", "groups", "speed"), help="measure only this")
+    parser.add_argument("--hashes", help="only hashes whose name contains this")
+    parser.add_argument("--planted", type=int, default=PLANTED)
+    parser.add_argument("--among", type=int, default=AMONG)
+    parser.add_argument("--docs", action="store_true", help="write the table in docs/duplicates.md")
+    args = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    result: dict[str, Any] = {}
+    if args.from_json:
+        result = json.loads(args.from_json.read_text(encoding="utf-8"))
+    if args.cache:
+        images = Images(args.cache)
+        names = [name for name in HASHES if args.hashes is None or args.hashes in name]
+        if args.only in (None, "recall"):
+            result["recall"] = result.get("recall", {}) | recall(images, names)
+        if args.only in (None, "groups"):
+            models = [name.split()[1] for name in names if name in OURS]
+            result["groups"] = groups(images, models, args.planted, args.among)
+        if args.only in (None, "speed"):
+            result["speed"] = speed(images, names)
+        result["versions"] = versions() | _peer_versions()
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if args.docs:
+        text = DOCS.read_text(encoding="utf-8")
+        before, _, rest = text.partition(BEGIN)
+        after = rest.partition(END)[2]
+        DOCS.write_text(f"{before}{BEGIN}\n{table(result)}\n{END}{after}", encoding="utf-8")
+
+
+def _peer_versions() -> dict[str, str]:
+    from importlib import metadata
+
+    return {name: metadata.version(name) for name in ("imagehash", "imagededup")}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Whether training images are held in memory or read from the disk while they are used."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from fisherhash.errors import UsageError
+from fisherhash.model.folder import is_unfinished
+from fisherhash.system.memory import available_memory
+from fisherhash.training.checkpoints import unfinished_identity
+
+logger = logging.getLogger(__name__)
+
+SHARE = 0.5
+"""The share of the available memory that training images may take."""
+STREAM = "stream"
+"""The entry of a run's identity if its images are streamed: their order is another one."""
+
+
+def choose_stream(
+    stream: bool | None, *, images: int, row_bytes: int, folder: Path | None, possible: bool
+) -> bool:
+    """Decide whether training images are streamed, and say so.
+
+    An unfinished run continues as it began, whatever memory is free now.
+
+    Args:
+        stream: what the user chose; None to decide by the memory.
+        images: how many there are.
+        row_bytes: bytes of one image's pixels and features.
+        folder: the model folder.
+        possible: whether the method can be trained on images that are not in memory.
+    """
+    if not possible:
+        if stream:
+            raise UsageError(
+                "only methods that are trained by gradient can stream their images; leave out "
+                "--stream"
+            )
+        return False
+    total, free = images * row_bytes, available_memory()
+    if stream is None and folder is not None and is_unfinished(folder):
+        stream = bool(unfinished_identity(folder).get(STREAM, False))
+    if stream is None:
+        stream = free is not None and total > SHARE * free
+    size = f"{images:,} training images ({total / 1e9:,.1f} GB decoded)"
+    if stream:
+        logger.info("%s are read from the disk in shuffled blocks; --no-stream loads them", size)
+    else:
+        logger.info("%s are held in memory; --stream reads them from the disk", size)
+    return stream

@@ -1,0 +1,112 @@
+"""Rows that stay on disk: their order, reading ahead, damaged rows."""
+
+import numpy as np
+import pytest
+import torch
+
+from fisherhash.data import streaming
+from fisherhash.data.loading import Rows
+from fisherhash.data.row_cache import RowCache, StoredRows
+from fisherhash.data.streaming import ResidentRows, StreamedRows, block_order
+from fisherhash.errors import FisherhashError
+
+CPU = torch.device("cpu")
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def stored(folder, count=40, shape=(2, 3)):
+    """Row i holds i * 10 + 0, 1, … as floats; the training set is every other one, backwards."""
+    cache = RowCache(folder, count, shape, np.float32)
+    size = int(np.prod(shape))
+    values = np.arange(count)[:, None] * 10.0 + np.arange(size)
+    rows = values.reshape(count, *shape).astype(np.float32)
+    cache.fill([Rows(rows, np.arange(count), [])], lambda _: None)
+    numbers = np.arange(count)[::-2].copy()
+    return StoredRows(cache, numbers), torch.from_numpy(rows[numbers])
+
+
+@pytest.mark.parametrize("count", [1, 7, 64, 1000])
+@pytest.mark.parametrize(("block", "window"), [(1, 1), (3, 10), (8, 64), (2000, 2000)])
+def test_every_row_is_visited_once(count, block, window):
+    order = block_order(count, block, window, generator())
+    assert sorted(order.tolist()) == list(range(count))
+    assert torch.equal(order, block_order(count, block, window, generator()))
+    if count > 60:
+        assert not torch.equal(order, block_order(count, block, window, generator(1)))
+
+
+def test_a_window_holds_whole_blocks_and_mixes_them():
+    order = block_order(1000, 10, 100, generator())
+    for window in order.split(100):
+        blocks = window // 10
+        assert len(blocks.unique()) == 10
+        # Not one block after the other.
+        assert (blocks[1:] != blocks[:-1]).sum() > 50
+    assert (order[:100] // 10).unique().tolist() != list(range(10))
+
+
+def test_rows_that_fit_into_a_window_have_the_order_of_rows_in_memory(tmp_path):
+    rows, values = stored(tmp_path)
+    found = StreamedRows(rows).order(generator())
+    assert torch.equal(found, ResidentRows(values).order(generator()))
+
+
+@pytest.mark.parametrize("window_bytes", [1, 150, 1 << 20])
+@pytest.mark.parametrize("share", [slice(0, 4), slice(1, 3)])
+def test_steps_have_their_rows_at_hand(tmp_path, monkeypatch, window_bytes, share):
+    monkeypatch.setattr(streaming, "BLOCK_BYTES", 50)
+    rows, values = stored(tmp_path)
+    streamed = StreamedRows(rows, window_bytes=window_bytes)
+    assert len(streamed) == 20
+    order = streamed.order(generator()).view(5, 4)
+    seen = []
+    for index in streamed.steps(order, share, CPU):
+        seen.append(index)
+        assert torch.equal(streamed.at(index[share], CPU), values[index[share]])
+    assert torch.equal(torch.stack(seen), order)
+    # Outside of steps, any rows.
+    assert torch.equal(streamed.at(torch.tensor([3, 0]), CPU), values[[3, 0]])
+    assert torch.equal(streamed.between(2, 5, CPU), values[2:5])
+
+
+def test_a_selection_reads_nothing(tmp_path):
+    rows, _ = stored(tmp_path)
+    (tmp_path / "rows.bin").write_bytes(b"")
+    some = rows[np.arange(20) % 3 == 0]
+    assert len(some) == 7
+    assert (some.row_shape, some.dtype, some.row_bytes) == ((2, 3), np.float32, 24)
+
+
+def test_a_damaged_row_is_an_error_and_computed_again(tmp_path):
+    rows, _ = stored(tmp_path)
+    with (tmp_path / "rows.bin").open("rb+") as file:
+        file.seek(39 * 24 + 3)
+        file.write(b"\xff")
+    streamed = StreamedRows(rows)
+    with pytest.raises(
+        FisherhashError, match=r"row 39 of the cache .* is damaged; run the command"
+    ):
+        streamed.between(0, 2, CPU)
+    cache = RowCache(tmp_path, 40, (2, 3), np.float32)
+    assert cache.missing(np.arange(40), check=False).tolist() == [39]
+
+
+def test_an_error_of_a_reader_ends_the_steps(tmp_path):
+    rows, _ = stored(tmp_path)
+    with (tmp_path / "rows.bin").open("rb+") as file:
+        file.write(b"\xff" * 40 * 24)
+    streamed = StreamedRows(rows)
+    with pytest.raises(FisherhashError, match="is damaged"):
+        list(streamed.steps(torch.arange(20).view(5, 4), slice(0, 4), CPU))
+
+
+def test_steps_can_be_left(tmp_path):
+    rows, values = stored(tmp_path)
+    streamed = StreamedRows(rows, window_bytes=100)
+    steps = streamed.steps(torch.arange(20).view(5, 4), slice(0, 4), CPU)
+    next(steps)
+    steps.close()
+    assert torch.equal(streamed.at(torch.tensor([7, 0, 1, 2]), CPU), values[[7, 0, 1, 2]])
