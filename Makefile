@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-soak docs format clean
+.PHONY: demo test test-slow test-soak browser docs format clean
 
 # One installation serves both; it is redone when what it installs from changes.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -22,6 +22,14 @@ test: $(VENV)/installed
 	$(BIN)/lint-imports
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
+# For the tests of the search page, which are skipped without: Debian's Chromium, and axe-core, which
+# looks for what a screen reader or a keyboard would stumble over.
+browser: node_modules/axe-core/axe.min.js
+	command -v chromium || (apt-get update -qq && apt-get install -qq --yes --no-install-recommends chromium)
+
+node_modules/axe-core/axe.min.js:
+	npm install --silent --no-save --no-package-lock --no-audit --no-fund axe-core@4
+
 # Minutes: writers killed at random moments, damaged index files, thousands of damaged images.
 test-slow: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup -m slow
@@ -39,4 +47,4 @@ format: $(VENV)/installed
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) fisherhash-demo site
+	rm -rf $(VENV) fisherhash-demo node_modules site

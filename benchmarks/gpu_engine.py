@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from fisherhash.index.engine import Engine
 from fisherhash.index.engine.gpu import GPU_WAYS, GpuEngine

@@ -36,6 +36,7 @@ PAGES = [
     *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
 ]
 REASONS = {
+    "a server runs until it is ended",
     "installs packages",
     "needs a copy of Tiny-ImageNet",
     "needs a GPU",
@@ -84,7 +85,9 @@ def blocks_of(page):
 def generate():
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "docs")  # where a script finds its neighbours
+        spec.loader.exec_module(module)
     return module
 
 
@@ -194,6 +197,9 @@ def check_command(line):
             check_command(" ".join(words[words.index("fisherhash") :]))
     elif first == "python":
         assert (ROOT / words[1]).is_file(), line
+    elif first == "uvx":
+        check_command(f"pip install {words[words.index('--from') + 1]}")
+        check_command(" ".join(words[words.index("fisherhash") :]))
     elif first == "git":
         assert words[1:3] == ["clone", "…"], line
     else:

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from fisherhash.model.hasher import Hasher
     from fisherhash.training.fitting import train
     from fisherhash.training.settings import Settings
+    from fisherhash.web.client import Client
 
 __all__ = [
+    "Client",
     "Hasher",
     "ImageIndex",
     "Index",
@@ -33,6 +35,7 @@ __all__ = [
 
 # Loaded on first use: the command line answers at once, and the core has no torch.
 _PLACES = {
+    "Client": "fisherhash.web.client",
     "Hasher": "fisherhash.model.hasher",
     "ImageIndex": "fisherhash.index.images.image_index",
     "Index": "fisherhash.index.base",

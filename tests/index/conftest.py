@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import tempfile
 import uuid
 from pathlib import Path
@@ -88,7 +89,15 @@ class RayCluster:
 
         # A path to a socket must be short.
         self.folder = Path(tempfile.mkdtemp(prefix="fh-ray-"))
+        # What the nodes start with; the server for S3 is started by the test that needs it.
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.s3_port = free.getsockname()[1]
+        self._before = dict(os.environ)
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{self.s3_port}"
+        os.environ["AWS_ACCESS_KEY_ID"] = os.environ["AWS_SECRET_ACCESS_KEY"] = "test"
+        os.environ["AWS_DEFAULT_REGION"] = "us-east-1"
         head = {**self._node(), "include_dashboard": False, "temp_dir": str(self.folder)}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self.address = self._cluster.address
@@ -112,7 +121,25 @@ class RayCluster:
 
         ray.shutdown()
         self._cluster.shutdown()
+        os.environ.clear()
+        os.environ.update(self._before)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@pytest.fixture
+def bucket(ray_cluster):
+    """A new bucket of an S3 server that the nodes of the cluster reach, as a file system."""
+    import s3fs
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=ray_cluster.s3_port, verbose=False)
+    server.start()
+    name = f"b{uuid.uuid4().hex}"
+    files = s3fs.S3FileSystem(skip_instance_cache=True)
+    files.mkdir(name)
+    files.bucket = f"s3://{name}"
+    yield files
+    server.stop()
 
 
 @pytest.fixture(scope="session")

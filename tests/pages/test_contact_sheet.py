@@ -4,6 +4,7 @@ import base64
 import io
 import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,9 +43,14 @@ def test_a_page_needs_nothing_else(image_file):
     )
     html = contact_sheet.search_page([result], 16, index="photos.index", count=12345, folders=["/"])
     assert len(shown_images(html)) == 3
-    assert all(max(shown.size) <= 208 for shown in shown_images(html))
-    assert len(html) < 200_000
-    assert not re.search(r'(?:src|href)="(?!data:)', html)
+    assert all(max(shown.size) == 320 for shown in shown_images(html))
+    assert len(html) < 500_000
+    assert not re.search(r'src="(?!data:)', html)
+    # A thumbnail opens its image.
+    links = re.findall(r'<a href="([^"]+)"><img', html)
+    assert links == [Path(image_file).as_uri()] * 3
+    # Bits are there on request: the box is not checked.
+    assert 'id="show-bits" type="checkbox">' in html
     assert "<script" not in html
     assert "12,345 images" in html
     assert "holiday.jpg" in html
@@ -71,9 +77,23 @@ def test_missing_and_broken_files_have_a_placeholder(image_file, tmp_path):
         [SearchResult("q", image_file, CODE, found)], 16, index="i", count=3, folders=["/"]
     )
     assert len(shown_images(html)) == 4
-    assert "gone.png (the file is gone)" in html
-    assert "broken.png (not a" in html
-    assert "id 7 (no file)" in html
+    for name, reason in (("gone.png", "the file is gone"), ("broken.png", "not a"), ("id 7", "no")):
+        assert re.search(f'title="{name}">{name}</span><span class="notes">{reason}', html)
+    # What cannot be shown cannot be opened either.
+    assert html.count("<a href=") == 1
+
+
+def test_names_are_relative_and_short(image_file, tmp_path):
+    long = "holiday/" + "x" * 60 + "/harbour.jpg"
+    found = [match(image_file, image_file), match(image_file, long)]
+    html = contact_sheet.search_page(
+        [SearchResult("q", image_file, CODE, found)], 16, index="i", count=3, folders=[tmp_path]
+    )
+    assert '<span class="caption" title="large.png">large.png</span>' in html
+    shown = re.search(rf'title="{long}">([^<]+)<', html)[1]
+    assert len(shown) == 44
+    assert shown.startswith("holiday/xx")
+    assert shown.endswith("/harbour.jpg")
 
 
 def test_nothing_found_is_a_page_too(image_file):

@@ -96,7 +96,7 @@ def test_small_pictures_are_kept_and_large_ones_reduced():
     assert np.array_equal(np.asarray(small), np.asarray(picture(32)))
     large = pages.data_uri(Image.new("RGBA", (900, 600)))
     assert large.startswith("data:image/jpeg;base64,")
-    assert decoded(large).size == (208, 139)
+    assert decoded(large).size == (320, 213)
 
 
 def rows_of(right: list[bool | None], caption: str = "cat") -> str:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,6 +19,9 @@ from torch import nn
 from fisherhash.backbones.tiny import Tiny
 from fisherhash.cli import main as command_line
 from fisherhash.data.augment import Strength, augment
+from fisherhash.data.loading import Rows
+from fisherhash.data.row_cache import RowCache, StoredRows
+from fisherhash.data.streaming import StreamedRows
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.methods import HashMethod, create, registry
 from fisherhash.training import distributed
@@ -105,6 +109,19 @@ def run_frozen(name):
     return state_of(loop)
 
 
+def run_streamed(name, folder):
+    """The pixels are on disk, in windows of twelve images."""
+    method, images = live_images(name)
+    pixels = images.rows.values.numpy()
+    cache = RowCache(folder, IMAGES, pixels.shape[1:], np.uint8)
+    cache.fill([Rows(pixels, np.arange(IMAGES), [])], lambda _: None)
+    rows = StreamedRows(StoredRows(cache, np.arange(IMAGES)))
+    rows.block, rows.window = 3, 12
+    loop = Loop(method, LiveImages(rows, images.labels, images.backbone, images.head), SETTINGS)
+    loop.run()
+    return state_of(loop)
+
+
 def interrupted(folder, name="dfh"):
     """Train two of four epochs, with checkpoints."""
     method, images = live_images(name)
@@ -125,6 +142,8 @@ def main(out, names):
     for name in names:
         found |= {f"live/{name}/{k}": v for k, v in run_live(name).items()}
         found |= {f"frozen/{name}/{k}": v for k, v in run_frozen(name).items()}
+    streamed = run_streamed("dfh", out / f"rows-{ranks.rank}")
+    found |= {f"streamed/{k}": v for k, v in streamed.items()}
     interrupted(out / "by-two")
     found |= {f"by-two/{k}": v for k, v in run_live("dfh", folder=out / "by-one").items()}
     try:
@@ -230,6 +249,12 @@ def test_a_run_continues_on_another_number_of_processes(pair, doubles):
     assert_close(resumed, expected)
     rows = (folder / "by-one" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(row)["epoch"] for row in rows] == [1, 2, 3, 4]
+
+
+def test_two_processes_read_their_images_from_disk(pair, doubles, tmp_path):
+    expected = run_streamed("dfh", tmp_path / "rows")
+    assert_close(part(pair[0], "streamed/"), expected)
+    assert not torch.equal(expected["losses"], run_live("dfh")["losses"])
 
 
 def test_an_error_of_the_first_process_is_everybodys(pair):

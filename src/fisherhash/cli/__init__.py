@@ -20,7 +20,18 @@ from cyclopts import App, CycloptsError
 from cyclopts.exceptions import MissingArgumentError, UnusedCliTokensError
 
 # Importing a module registers its verbs.
-from fisherhash.cli import contents, duplicates, experiments, export, index, models, tools, upkeep
+from fisherhash.cli import (
+    cluster,
+    contents,
+    duplicates,
+    experiments,
+    export,
+    index,
+    models,
+    serve,
+    tools,
+    upkeep,
+)
 from fisherhash.cli.base import app, say
 from fisherhash.errors import FisherhashError, not_installed
 from fisherhash.system.launched import check_alone, launched_rank
@@ -28,6 +39,7 @@ from fisherhash.system.options import unknown_option
 
 __all__ = [
     "app",
+    "cluster",
     "contents",
     "duplicates",
     "experiments",
@@ -35,6 +47,7 @@ __all__ = [
     "index",
     "main",
     "models",
+    "serve",
     "tools",
     "upkeep",
 ]

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
@@ -65,6 +65,7 @@ def sync(
     allow_empty: Flag = False,
     moved: Flag = False,
     refresh_fields: Flag = False,
+    watch: Flag = False,
     limits: LimitFlags = DEFAULT_LIMITS,
     json: Json = False,
 ) -> None:
@@ -86,8 +87,11 @@ def sync(
         allow_empty: Let an empty folder empty the index.
         moved: The index was in sync with another folder, and this one takes its place.
         refresh_fields: Read date, camera and position of photos that have not changed, too.
+        watch: Stay, and sync again whenever an image in the folder changes; Ctrl-C ends it.
         json: Print the result as JSON on stdout.
     """
+    if watch and dry_run:
+        raise UsageError("--watch and --dry-run exclude each other")
     began = time.perf_counter()
     limits.apply()
     from fisherhash.index.images.creating import sync_index
@@ -107,6 +111,8 @@ def sync(
     )
     if not dry_run:
         _report(report, index, began, as_json=json)
+        if watch:
+            _watch(index, folder, device, parse_workers(workers), as_json=json)
         return
     notes(report.notes)
     changes = {"add": report.added, "update": report.updated, "remove": report.removed}
@@ -332,6 +338,7 @@ def search(
     features: Path | None = None,
     k: Annotated[int | None, Parameter(name="-k")] = None,
     radius: int | None = None,
+    ranking: Literal["hamming", "real"] | None = None,
     where: Several = None,
     html: Path | None = None,
     show_from: Several = None,
@@ -351,6 +358,8 @@ def search(
         features: Search with the vectors of a file FILE.npy, one per row.
         k: Results per image; by default 10, with --radius all.
         radius: Only what differs in at most this many bits.
+        ranking: hamming counts the bits that differ, real also weighs them by how sure the model is
+            of the query's bits; by default what the model's card says is better.
         where: Only items that match this filter, label=cat or year>=2020; may be given several
             times, all must match.
         html: Also write a page with thumbnails.
@@ -377,10 +386,12 @@ def search(
             k=k,
             radius=radius,
             where=where,
+            ranking=ranking,
+            count_ties=True,
             skip_unreadable=True,
         )
         bits, count = opened.index.bits, len(opened.index)
-    from fisherhash.index.images.results import left_out
+    from fisherhash.index.images.results import left_out, shown_distance
 
     errors = [result.error for result in results if result.error is not None]
     results = [result for result in results if result.error is None]
@@ -401,7 +412,9 @@ def search(
         if len(results) > 1 or errors:
             print(f"{'' if number == 0 else chr(10)}{printable(result.query)}")
         for rank, match in enumerate(result, start=1):
-            print(f"{rank:>4} {match.distance:>4}  {printable(match.name)}")
+            print(f"{rank:>4} {shown_distance(match.distance):>4}  {printable(match.name)}")
+        for line in result.tied():
+            say(line)
         if not len(result):
             say(f"{printable(result.query)}: nothing found")
         if result.unavailable is not None:
@@ -490,6 +503,14 @@ def _report(report: SyncReport, index: str, began: float, *, as_json: bool) -> N
         print_json(report.to_json() | {"index": index, "seconds": round(seconds, 2)})
     if not report.count and report.skipped:
         raise FisherhashError("no image could be read")
+
+
+def _watch(index: str, folder: Path, device: str, workers: int | None, *, as_json: bool) -> None:
+    from fisherhash.index.images.watching import watch_folder
+
+    say(f"watching {folder}; Ctrl-C ends it")
+    for report in watch_folder(index, folder, device=device, workers=workers, say=say):
+        _report(report, index, time.perf_counter(), as_json=as_json)
 
 
 def _planned(changes: dict[str, list[str]]) -> Iterator[str]:

@@ -87,6 +87,7 @@ def train(
     method: str = "dfh",
     bits: int = 48,
     nested: str = "",
+    fine_bits: int = 128,
     recipe: RecipeName = "best",
     set_: Annotated[list[str] | None, Parameter(name="--set", negative="")] = None,
     network: NetworkFlags = DEFAULT_NETWORK,
@@ -116,6 +117,8 @@ def train(
         bits: Length of the codes, 1 to 1024.
         nested: Shorter lengths to train as well, such as 12,24: the first 12 bits of a code are
             then a good 12-bit code; see: fisherhash encode --bits.
+        fine_bits: Length of a second code, made from the same pass over an image, by which an index
+            orders images of equal distance; 0 for none.
         recipe: What DFH is trained with where no option says otherwise: the best known recipe for
             the data, or the method as printed in the paper.
         set_: A hyper-parameter of the method, NAME=VALUE; may be repeated.
@@ -151,11 +154,11 @@ def train(
         "recipe": recipe,
         "out": out,
         "overwrite": overwrite,
+        "fine_bits": fine_bits,
     }
     if features is not None:
         given = {"DATA": data, "--protocol": protocol, "--download": download, "--nested": nested}
-        given |= {"--unseen": unseen}
-        given |= {"--stream": stream}
+        given |= {"--stream": stream, "--unseen": unseen}
         trained = train_vectors(features, labels, network, given, common)
     elif data is None:
         raise UsageError("DATA is missing; see fisherhash train --help")
@@ -174,14 +177,15 @@ def train(
             nested=lengths,
             protocol=split,
             measured=evaluate,
-            unseen=unseen,
             stream=stream,
+            unseen=unseen,
             **common,
             **asdict(network),
         )
     seconds = trained.seconds
     say(f"features {seconds['features']:.1f} s, training {seconds['training']:.1f} s")
     result: dict[str, Any] = {"model": str(out), **trained.hasher.details}
+    _say_second_code(trained.hasher, result)
     if trained.evaluation is not None:
         say(f"mAP {_map_line(trained.evaluation)}")
         result["evaluation"] = trained.evaluation.to_json()
@@ -201,6 +205,25 @@ def train(
     say(f"model in {out}, {result['seconds']:.1f} s in all")
     if json:
         print_json(result)
+
+
+def _say_second_code(hasher: Hasher, result: dict[str, Any]) -> None:
+    from fisherhash.codes import code_bytes
+
+    if hasher.fine_bits:
+        size = code_bytes(hasher.fine_bits)
+        result["fine_bits"], result["fine_bytes"] = hasher.fine_bits, size
+        say(
+            f"second code of {hasher.fine_bits} bits, to order equal distances: {size} bytes per "
+            f"image in an index, beside {code_bytes(hasher.bits)} of the code"
+        )
+    found = hasher.details.get("ranking")
+    if found:
+        say(
+            f"ranking by real-valued queries mAP {found['mAP, real']:.4f}, by Hamming distance "
+            f"{found['mAP, hamming']:.4f} ({counted(found['images'], 'image')}); searches use "
+            f"{found['default']}"
+        )
 
 
 @app.command(usage="Usage: fisherhash encode [OPTIONS] IMAGES...")
@@ -361,7 +384,7 @@ def evaluate(
     seen = 0 if own is None else len(set(split.query.tolist()) & set(own.train.tolist()))
     if seen:
         say(f"WARNING: the model was trained on {seen:,} of the {len(split.query):,} queries")
-    encoded = encode_split(hasher, collection, split)
+    encoded = encode_split(hasher, collection, split, real_queries=hamming)
     _say_skipped(encoded.skipped)
     measured = measure(encoded, top=split.top)
     lines: list[object] = [
@@ -369,10 +392,17 @@ def evaluate(
         f"model                       {model}: {hasher.method}, {hasher.bits} bits",
         measured,
     ]
+    real = measure(encoded, top=split.top, real_queries=True) if hamming else None
+    if real is not None:
+        lines += [
+            f"mAP by Hamming distance     {measured.map:.4f}",
+            f"mAP by real-valued queries  {real.map:.4f}",
+        ]
     result = {
         "protocol": split.to_json(),
         "queries_trained_on": seen,
         "evaluation": measured.to_json(),
+        "real_valued_queries": None if real is None else real.to_json(),
         "model": {"folder": str(model), "bits": hasher.bits, "method": hasher.method}
         | hasher.details,
         "skipped": [{"name": item.name, "reason": item.reason} for item in encoded.skipped],

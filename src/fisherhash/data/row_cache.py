@@ -188,7 +188,7 @@ class RowCache:
         with (self.folder / "rows.bin").open("rb", buffering=0) as file:
             for index, row in zip(indices.tolist(), out, strict=True):
                 file.seek(index * row.nbytes)
-                read = file.readinto(memoryview(row).cast("B"))
+                read = file.readinto(row.data.cast("B"))
                 if read != row.nbytes or _row_crc(index, row.data) != self._sums[index]:
                     self._mark(np.array([index]), TODO)
                     raise FisherhashError(

@@ -1,7 +1,8 @@
 """The contract of every index, and the door to all of them: ``Index.open(uri)``.
 
-Search is exact and deterministic: results are ordered by (distance, id). Ids are whole numbers
-that the index assigns when an item is added. They are never reused, stay with their item when it
+Search is exact and deterministic: results are ordered by (distance, id). An index may hold a
+second, finer code per item, which orders items of equal distance. Ids are whole numbers that the
+index assigns when an item is added. They are never reused, stay with their item when it
 is updated, and are kept by ``compact`` and by a copy to another index. A key is the user's own name
 for an item. Each call that changes an index is one commit: all of it happens, or nothing does.
 
@@ -40,11 +41,22 @@ from fisherhash.index.checks import (
 )
 from fisherhash.index.filters import All, Where, parse_filter
 from fisherhash.index.items import Codes, Entry, FileState, Ids, Item, Matches, Problem, Within
+from fisherhash.index.ranking import (
+    Ranked,
+    RankedQueries,
+    Ranking,
+    empty_ranked,
+    merge_ranked,
+    ranked_by_numpy,
+    ranked_queries,
+)
 
 Uri = str | os.PathLike[str]
 SaveModel = Callable[[Path], object]
 """Writes the folder of a model to a path."""
 Verb = Literal["add", "update", "upsert"]
+# items that a ranked search reads at once where a back-end has no way of its own
+_RANK_BLOCK = 1 << 14
 
 
 class CannotWriteError(FisherhashError):
@@ -86,6 +98,8 @@ class Index(ABC):
     Attributes:
         uri: what the index was opened by.
         bits: length of its codes.
+        fine_bits: length of its second codes; 0 where items have none.
+        can_hold_fine: whether indexes of this kind may have second codes.
         fingerprint: of the model that made its codes, if known; codes of another are refused.
         model: a description of that model that JSON can hold.
         writable: whether it was opened for writing.
@@ -94,6 +108,8 @@ class Index(ABC):
 
     uri: str
     bits: int
+    fine_bits: int = 0
+    can_hold_fine: bool = False
     fingerprint: str | None
     model: dict[str, Any]
     writable: bool
@@ -125,6 +141,7 @@ class Index(ABC):
         uri: Uri,
         *,
         bits: int,
+        fine_bits: int = 0,
         fingerprint: str | None = None,
         model: Mapping[str, Any] | None = None,
         save_model: SaveModel | None = None,
@@ -134,6 +151,7 @@ class Index(ABC):
         Args:
             uri: where; there must be nothing yet.
             bits: length of its codes, 1 to 1024.
+            fine_bits: length of the second code of every item; 0 for none.
             fingerprint: of the model that makes its codes.
             model: a description of that model that JSON can hold.
             save_model: writes the model's folder to a path; the index then carries its model.
@@ -141,12 +159,24 @@ class Index(ABC):
         backend, about = _backend(uri), dict(model or {})
         as_json(about, "the model's description")
         facts = {"bits": check_bits(bits), "fingerprint": fingerprint, "model": about}
+        if fine_bits:
+            if not backend.can_hold_fine:
+                raise UsageError(
+                    f"{uri}: an index of this kind cannot hold second codes; create it in a "
+                    "folder, or with fine_bits=0"
+                )
+            facts["fine_bits"] = check_bits(fine_bits)
         return backend.create_at(uri, facts, save_model)
 
     @staticmethod
     def exists(uri: Uri) -> bool:
         """Whether there is anything at ``uri`` that only ``open`` may touch."""
         return _backend(uri).exists_at(uri)
+
+    @staticmethod
+    def may_hold_fine(uri: Uri) -> bool:
+        """Whether an index at ``uri`` could have second codes, see :meth:`create`."""
+        return _backend(uri).can_hold_fine
 
     @staticmethod
     def is_index(uri: Uri) -> bool:
@@ -182,7 +212,10 @@ class Index(ABC):
     @classmethod
     @abstractmethod
     def create_at(cls, uri: Uri, facts: dict[str, Any], save_model: SaveModel | None) -> Self:
-        """See :meth:`create`; the facts are ``bits``, ``fingerprint`` and ``model``."""
+        """See :meth:`create`; the facts are ``bits``, ``fingerprint`` and ``model``.
+
+        With :attr:`can_hold_fine`, ``fine_bits`` may be among them.
+        """
 
     @classmethod
     @abstractmethod
@@ -236,16 +269,21 @@ class Index(ABC):
         self, entries: Iterable[Entry], notes: Notes
     ) -> tuple[list[CheckedEntry], NoteTexts]:
         self._must_write()
-        return check_entries(entries, self.bits), check_notes(notes)
+        return check_entries(entries, self.bits, self.fine_bits), check_notes(notes)
 
     @abstractmethod
     def add_codes(
-        self, codes: ArrayLike | Iterable[ArrayLike], *, fingerprint: str | None = None
+        self,
+        codes: ArrayLike | Iterable[ArrayLike],
+        *,
+        fine: ArrayLike | Iterable[ArrayLike] | None = None,
+        fingerprint: str | None = None,
     ) -> range:
         """Add codes in bulk, without keys: fast, and in little memory.
 
         Args:
             codes: (n, bytes) packed codes, perhaps a memory map, or an iterator of such blocks.
+            fine: (n, fine bytes) their second codes, in the same form, where the index has those.
             fingerprint: of the model that made them.
 
         Returns:
@@ -271,7 +309,7 @@ class Index(ABC):
         for run in _runs(items):
             self._fill(free, run[0].id)
             if run[0].key is None:
-                given = list(self.add_codes(self._joined(item.code for item in run)))
+                given = list(self._add_bulk(run))
             else:
                 given = self.add(item.entry() for item in run).tolist()
             free = run[-1].id + 1
@@ -283,9 +321,16 @@ class Index(ABC):
 
     def _fill(self, first: int, end: int) -> None:
         """Use up ids."""
+        code = bytes(code_bytes(self.bits))
+        fine = bytes(code_bytes(self.fine_bits)) if self.fine_bits else None
         if end > first:
-            fillers = np.zeros((end - first, code_bytes(self.bits)), dtype=np.uint8)
-            self.remove(ids=self.add_codes(fillers))
+            self.remove(ids=self._add_bulk([Item(0, code, fine=fine)] * (end - first)))
+
+    def _add_bulk(self, items: Sequence[Item]) -> range:
+        codes = self._joined(item.code for item in items)
+        if not self.fine_bits:
+            return self.add_codes(codes)
+        return self.add_codes(codes, fine=self._joined_fine(item.fine or b"" for item in items))
 
     def remove(
         self,
@@ -406,6 +451,9 @@ class Index(ABC):
     def _joined(self, codes: Iterable[bytes]) -> Codes:
         return np.frombuffer(b"".join(codes), np.uint8).reshape(-1, code_bytes(self.bits))
 
+    def _joined_fine(self, codes: Iterable[bytes]) -> Codes:
+        return np.frombuffer(b"".join(codes), np.uint8).reshape(-1, code_bytes(self.fine_bits))
+
     def files(self) -> dict[str, FileState]:
         """What is known about the file of every item that has a key, by ascending id."""
         return {
@@ -423,6 +471,7 @@ class Index(ABC):
         return {
             "uri": self.uri,
             "bits": self.bits,
+            "fine_bits": self.fine_bits,
             "fingerprint": self.fingerprint,
             "model": self.model,
             "count": self.count(),
@@ -433,23 +482,47 @@ class Index(ABC):
 
     def search(
         self,
-        codes: ArrayLike,
+        codes: ArrayLike | None = None,
         k: int = 10,
         *,
         where: Where | None = None,
         fingerprint: str | None = None,
+        ranking: Ranking = "hamming",
+        logits: ArrayLike | None = None,
+        fine: ArrayLike | None = None,
+        fine_weight: float | None = None,
     ) -> Matches:
-        """The k nearest items of each query by (distance, id).
+        """The k nearest items of each query by (distance, fine distance, id).
 
         Args:
-            codes: (n_queries, bytes) packed codes.
+            codes: (n_queries, bytes) packed codes; in the ranking ``real`` the signs of the logits.
             k: how many; reduced to the number of items that can be found.
             where: only items that match this filter.
             fingerprint: of the model that made the codes, to make sure that it is the index's.
+            ranking: ``hamming`` counts the bits that differ; in ``real`` each of them costs the
+                absolute value of its logit.
+            logits: (n_queries, bits) the queries' real outputs, for ``real``.
+            fine: (n_queries, fine bytes) the queries' second codes, where the index has those;
+                without them, items of equal distance are ordered by id alone.
+            fine_weight: order by the sum of the distance and this weight times the fine distance
+                instead, then by id. A weight of 1 makes a bit of the second code count as much as
+                one of the first.
         """
         k = whole_number("k", k, 1)
         self._check_model(fingerprint)
-        return self._search(check_codes(codes, self.bits), k, parse_filter(where))
+        queries = ranked_queries(
+            *(codes, self.bits),
+            ranking=ranking,
+            logits=logits,
+            fine=fine,
+            fine_bits=self.fine_bits,
+            fine_weight=fine_weight,
+        )
+        if queries.weights is None and fine is None:
+            return self._search(queries.codes, k, parse_filter(where))
+        found = self._rank(queries, k, parse_filter(where))
+        fines = None if fine is None else found.fines
+        return Matches(found.positions, queries.distances(found.costs), fines)
 
     def within(
         self,
@@ -470,6 +543,23 @@ class Index(ABC):
     @abstractmethod
     def _search(self, queries: Codes, k: int, where: All) -> Matches:
         """See :meth:`search`; k is at least 1."""
+
+    def _rank(self, queries: RankedQueries, k: int, where: All) -> Ranked:
+        """The k best items of each query, with ids as positions; k is at least 1.
+
+        The default reads all items; a back-end replaces it if it can do better.
+        """
+        best = empty_ranked(len(queries.codes), 0)
+        items = self.items(where)
+        for part in iter(lambda: list(itertools.islice(items, _RANK_BLOCK)), []):
+            ids, codes = as_ids(i.id for i in part), self._joined(i.code for i in part)
+            second = None
+            if queries.fine is not None:
+                second = self._joined_fine(i.fine or b"" for i in part)
+            found = ranked_by_numpy(queries, codes, k, second)
+            found = found._replace(positions=ids[found.positions])
+            best = merge_ranked([best, found], queries, k)
+        return best
 
     @abstractmethod
     def _within(self, queries: Codes, radius: int, where: All) -> Within:

@@ -84,6 +84,7 @@ def _opened(old: Index, target: Uri) -> Index:
         new = Index.create(
             target,
             bits=old.bits,
+            fine_bits=old.fine_bits,
             fingerprint=old.fingerprint,
             model=old.model,
             save_model=_saver(old.model_folder()),

@@ -28,6 +28,7 @@ class Entry:
         mtime_ns: its modification time when it was read.
         labels: names of its classes; a single text is one label.
         metadata: any other fields, as a mapping that JSON can hold.
+        fine: (fine bytes,) its second code, in an index that has those; it goes with the code.
     """
 
     key: str
@@ -37,6 +38,7 @@ class Entry:
     mtime_ns: int | None = None
     labels: str | Sequence[str] | None = None
     metadata: Mapping[str, Any] | None = None
+    fine: bytes | ArrayLike | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Item:
         mtime_ns: its modification time when it was read.
         labels: names of its classes.
         metadata: any other fields.
+        fine: its second code; None in an index without them.
     """
 
     id: int
@@ -62,11 +65,12 @@ class Item:
     mtime_ns: int | None = None
     labels: tuple[str, ...] = ()
     metadata: dict[str, Any] = field(default_factory=dict)
+    fine: bytes | None = field(default=None, repr=False)
 
     def entry(self) -> Entry:
         """The item as it is added to another index; it must have a key."""
         rest = (self.path, self.size, self.mtime_ns, self.labels, self.metadata)
-        return Entry(self.key or "", self.code, *rest)
+        return Entry(self.key or "", self.code, *rest, self.fine)
 
     @property
     def name(self) -> str:
@@ -83,16 +87,16 @@ class FileState(NamedTuple):
 
 
 class Hit(NamedTuple):
-    """One result of a query: the item's id and its Hamming distance."""
+    """One result of a query: the item's id and its distance, as in :class:`Matches`."""
 
     id: int
-    distance: int
+    distance: float
 
 
 class _Results(Sequence[list[Hit]]):
     """Results per query: ``len``, indexing and iteration go over the queries."""
 
-    def _row(self, query: int) -> tuple[Ids, NDArray[np.int64]]:
+    def _row(self, query: int) -> tuple[Ids, NDArray[Any]]:
         raise NotImplementedError
 
     @overload
@@ -108,18 +112,20 @@ class _Results(Sequence[list[Hit]]):
     def __iter__(self) -> Iterator[list[Hit]]:
         return map(self.__getitem__, range(len(self)))
 
-    def to_list(self) -> list[list[tuple[int, int]]]:
+    def to_list(self) -> list[list[tuple[int, float]]]:
         """(id, distance) of every result, one list per query, as plain numbers."""
         return [[(hit.id, hit.distance) for hit in hits] for hits in self]
 
 
 @dataclass(frozen=True, eq=False)
 class Matches(_Results):
-    """The nearest items of each query, ordered by (distance, id).
+    """The nearest items of each query, ordered by (distance, fine distance, id).
 
     Attributes:
         ids: (n_queries, k) ids; k is reduced to the number of items that can be found.
-        distances: (n_queries, k) Hamming distances.
+        distances: (n_queries, k) Hamming distances; real numbers in the ranking ``real``, where a
+            differing bit counts by its weight, and one of mean weight counts 1.
+        fines: (n_queries, k) Hamming distances of second codes, where the search used them.
 
     >>> matches = Matches(np.array([[4, 2]]), np.array([[0, 3]]))
     >>> len(matches), matches[0], matches.to_list()
@@ -127,12 +133,13 @@ class Matches(_Results):
     """
 
     ids: Ids
-    distances: NDArray[np.int64]
+    distances: NDArray[Any]
+    fines: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def _row(self, query: int) -> tuple[Ids, NDArray[np.int64]]:
+    def _row(self, query: int) -> tuple[Ids, NDArray[Any]]:
         return self.ids[query], self.distances[query]
 
 
@@ -153,7 +160,7 @@ class Within(_Results):
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def _row(self, query: int) -> tuple[Ids, NDArray[np.int64]]:
+    def _row(self, query: int) -> tuple[Ids, NDArray[Any]]:
         part = slice(self.offsets[query], self.offsets[query + 1])
         return self.ids[part], self.distances[part]
 

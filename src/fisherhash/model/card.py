@@ -32,6 +32,7 @@ def model_card(config: dict[str, Any]) -> str:
         _table(
             {
                 "bits": config["bits"],
+                **second_code(config),
                 **source,
                 "classes": f"{len(names)}: {listed}" if names else "none",
                 "fingerprint": config["fingerprint"][:16],
@@ -39,7 +40,7 @@ def model_card(config: dict[str, Any]) -> str:
             }
         ),
     ]
-    for title in ("data", "options", "settings", "results"):
+    for title in ("ranking", "data", "options", "settings", "results"):
         if details.get(title):
             parts += [f"## {title.capitalize()}\n", _table(details[title])]
     return "\n".join(parts)
@@ -51,6 +52,15 @@ def _front_matter(config: dict[str, Any]) -> str:
     tags = ["fisherhash", "hashing", "binary-codes", config["method"]]
     lines = ["---", "library_name: fisherhash", *task, "tags:", *(f"- {tag}" for tag in tags)]
     return "\n".join([*lines, "---", ""])
+
+
+def second_code(config: dict[str, Any]) -> dict[str, str]:
+    """What a card says about the second code, if there is one."""
+    bits = config.get("fine_bits")
+    if not bits:
+        return {}
+    size = (bits + 7) // 8
+    return {"second code": f"{bits} bits, {size} bytes per image; orders equal distances"}
 
 
 def _table(rows: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from fisherhash.errors import FisherhashError, counted, missing_extra
 from fisherhash.model.onnx_runtime import (
+    ALL_LOGITS,
     FEATURES,
     LOGITS,
     METADATA,
@@ -110,6 +111,8 @@ def export_onnx(
     head: Head,
     config: dict[str, Any],
     logits: Callable[[NDArray[np.uint8]], NDArray[np.float32]],
+    *,
+    fine: Head | None = None,
 ) -> tuple[bytes, Agreement]:
     """Export backbone and head as one graph, and compare it with the original.
 
@@ -117,7 +120,9 @@ def export_onnx(
         backbone: images to features.
         head: features to logits.
         config: what describes the model.
-        logits: the original: bytes (n, 3, size, size) to logits (n, bits).
+        logits: the original: bytes (n, 3, size, size) to logits (n, bits), with those of the second
+            code behind them.
+        fine: features to the logits of the second code.
 
     Returns:
         The bytes of the ONNX file, and how it agrees with the original on random images.
@@ -127,9 +132,10 @@ def export_onnx(
             exported network computes something else.
     """
     missing_package(required="exporting a model")
-    data = with_metadata(_translated(backbone, head), metadata(config, hamming=head.hamming))
+    known = metadata(config, hamming=head.hamming)
+    data = with_metadata(_translated(backbone, head, fine), known)
     runtime, pixels = OnnxRuntime(data), _random_images(backbone.preprocessing.size)
-    expected, found = logits(pixels), runtime.logits(pixels)
+    expected, found = logits(pixels), runtime.all_logits(pixels)
     agreement = compare_logits(expected, found)
     size = float(np.abs(expected).max(initial=0.0)) or 1.0
     if not np.isfinite(found).all() or agreement.largest > TOLERANCE * size:
@@ -149,6 +155,8 @@ def metadata(config: dict[str, Any], *, hamming: bool, int8: bool = False) -> di
     """
     names = ("bits", "method", "backbone", "preprocessing", "head", "classes", "fingerprint")
     known = {name: config[name] for name in names}
+    if config.get("fine_bits"):
+        known["fine_bits"] = config["fine_bits"]
     return {"format": ONNX_FORMAT, **known, "hamming": hamming, "int8": int8}
 
 
@@ -160,8 +168,8 @@ def with_metadata(model: Any, known: dict[str, Any]) -> bytes:
     return model.SerializeToString(deterministic=True)
 
 
-def _translated(backbone: Backbone, head: Head) -> Any:
-    """The ONNX model of a backbone and a head."""
+def _translated(backbone: Backbone, head: Head, fine: Head | None) -> Any:
+    """The ONNX model of a backbone and its heads."""
     import torch
 
     from fisherhash.backbones import fold_batch_norm
@@ -170,10 +178,14 @@ def _translated(backbone: Backbone, head: Head) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.backbone, self.head = fold_batch_norm(backbone), copy.deepcopy(head)
+            self.fine = copy.deepcopy(fine)
 
-        def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
             features = self.backbone(pixels)
-            return self.head.logits(features), features
+            logits = self.head.logits(features)
+            if self.fine is None:
+                return logits, features
+            return logits, features, torch.cat([logits, self.fine.logits(features)], 1)
 
     side = backbone.preprocessing.size
     example = torch.zeros(2, 3, side, side, dtype=torch.uint8)
@@ -185,7 +197,7 @@ def _translated(backbone: Backbone, head: Head) -> Any:
                 dynamo=True,
                 verbose=False,
                 input_names=[PIXELS],
-                output_names=[LOGITS, FEATURES],
+                output_names=[LOGITS, FEATURES] + ([] if fine is None else [ALL_LOGITS]),
                 dynamic_shapes={PIXELS: {0: torch.export.Dim("images")}},
                 opset_version=18,
             )

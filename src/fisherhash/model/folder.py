@@ -60,7 +60,7 @@ def model_files(
     """The files of a model folder and what goes into them, in the order of their writing.
 
     Args:
-        modules: the backbone and the head.
+        modules: the backbone and the head, perhaps that of a second code.
         config: what describes them.
         onnx: the exported network.
     """
@@ -142,10 +142,12 @@ def read_model(
         # A save was killed after it moved the weights and before it moved the config.
         config = read_config(draft)
     try:
-        _check_head(config["head"], shapes, folder)
+        kinds = [part for part in ("head", "fine") if part in config]
+        for part in kinds:
+            _check_head(config[part], part, shapes, folder)
         parts = {
             "backbone": _restored(config, backbone),
-            "head": restore_head(config["head"]),
+            **{part: restore_head(config[part]) for part in kinds},
             "method": str(config["method"]),
             "classes": tuple(config["classes"]),
             "details": dict(config["details"]),
@@ -156,10 +158,10 @@ def read_model(
     # Values of a wrong type or size fail wherever a constructor first uses them.
     except Exception as error:
         raise FisherhashError(f"{folder / CONFIG} is damaged: {error}") from None
-    for part in ("backbone", "head"):
+    for part in ("backbone", *kinds):
         _check_shapes(parts[part], part, shapes, folder)
     state = storage.read_tensors(folder / WEIGHTS)
-    for part in ("backbone", "head"):
+    for part in ("backbone", *kinds):
         parts[part].load_state_dict(part_state(state, part))
     return parts, config, state
 
@@ -188,7 +190,7 @@ def _fits_weights(config: dict[str, Any], folder: Path) -> bool:
 
 
 def _check_head(
-    config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]], folder: Path
+    config: dict[str, Any], part: str, shapes: Mapping[str, tuple[int, ...]], folder: Path
 ) -> None:
     """Compare a head with the stored tensors before any memory is taken for it."""
     import torch
@@ -197,7 +199,7 @@ def _check_head(
 
     with torch.device("meta"):
         head = restore_head(config)
-    _check_shapes(head, "head", shapes, folder)
+    _check_shapes(head, part, shapes, folder)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -226,6 +228,8 @@ def read_config(path: Path) -> dict[str, Any]:
             f"{path} has format {config.get('format')!r}, this version reads {MODEL_FORMAT}; "
             "update fisherhash or train again"
         )
+    if not isinstance(config.setdefault("details", {}), dict):
+        raise FisherhashError(f"{path} is damaged: 'details' is no table; restore it from a copy")
     return config
 
 

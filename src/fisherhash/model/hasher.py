@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     Images = ImageLike | Tensor | Iterable[ImageLike | Tensor]
 
+_DISTANCES_AT_ONCE = 2**20
 ComputeRows = Callable[[Any], NDArray[np.float32]]
 """Bytes (n, 3, size, size), an array or a tensor, to rows."""
 RuntimeName = Literal["auto", "onnx", "torch"]
@@ -66,6 +67,7 @@ class EncodedBlock:
         skipped: the images that could not be read.
         unsure: bits of these codes whose logit is within 1e-4 of zero: another runtime, which
             rounds differently, may set them differently.
+        fine: (n, fine bytes) their second codes, where the hasher makes those.
     """
 
     indices: NDArray[np.int64]
@@ -73,6 +75,7 @@ class EncodedBlock:
     queries: NDArray[np.float32] | None
     skipped: list[Skipped]
     unsure: int = 0
+    fine: NDArray[np.uint8] | None = None
 
 
 @dataclass(frozen=True)
@@ -90,15 +93,29 @@ class ExportedHead:
     hamming: bool
 
     def distances(self, queries: Any, codes: NDArray[np.uint8]) -> Iterator[Any]:
-        """An exported network has no real-valued queries.
+        """Distances of logits (q, bits) to packed codes (n, bytes), in blocks (b, n).
+
+        They are those of :meth:`Head.distances`.
 
         Raises:
-            UsageError: always.
+            UsageError: the codes have no Hamming distance; then logits are no queries.
         """
+        if self.hamming:
+            return self._inner_products(np.asarray(queries), codes)
         raise UsageError(
             f"codes of the head '{self.kind}' are ranked by distances of real-valued queries, "
             "which an exported model does not compute; load it with runtime='torch'"
         )
+
+    def _inner_products(
+        self, queries: NDArray[np.float32], packed: NDArray[np.uint8]
+    ) -> Iterator[NDArray[np.float32]]:
+        # Each distinct code once, so that equal codes are at exactly equal distances.
+        distinct, places = np.unique(packed, axis=0, return_inverse=True)
+        signs = 2 * codes.unpack(distinct, self.bits).astype(np.float32) - 1
+        step = max(1, _DISTANCES_AT_ONCE // max(1, len(packed)))
+        for start in range(0, len(queries), step):
+            yield (-2 * queries[start : start + step] @ signs.T)[:, places.reshape(-1)]
 
 
 @runtime_checkable
@@ -136,6 +153,18 @@ class Hasher(abc.ABC):
     def bits(self) -> int:
         """Number of bits of a code."""
         return self.head.bits
+
+    @property
+    @abc.abstractmethod
+    def fine_bits(self) -> int:
+        """Number of bits of the second code, which orders ties in an index; 0 without one."""
+
+    @property
+    def ranking(self) -> Literal["hamming", "real"]:
+        """How searches with its queries rank best, as measured when it was trained."""
+        found = self.details.get("ranking")
+        real = isinstance(found, dict) and found.get("default") == "real" and self.head.hamming
+        return "real" if real else "hamming"
 
     @property
     @abc.abstractmethod
@@ -209,6 +238,10 @@ class Hasher(abc.ABC):
         """Rows to logits (n, bits)."""
 
     @abc.abstractmethod
+    def fine_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Rows to the logits of the second code (n, fine_bits)."""
+
+    @abc.abstractmethod
     def queries_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Rows to the real-valued queries that ``head.distances`` takes."""
 
@@ -237,6 +270,10 @@ class Hasher(abc.ABC):
     @abc.abstractmethod
     def logits_of_features(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """Features (n, d) to logits (n, bits)."""
+
+    @abc.abstractmethod
+    def fine_of_features(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Features (n, d) to the logits of the second code (n, fine_bits)."""
 
     def check_takes_images(self) -> None:
         """Refuse images where there is no backbone.
@@ -301,7 +338,7 @@ class Hasher(abc.ABC):
                 work decide. The codes do not depend on it.
         """
         for part in self.row_blocks(source, indices, block, cached, workers):
-            yield self._encoded(part, self.logits_of_rows(part.values), queries=queries)
+            yield self._of_rows(part, queries=queries)
 
     def encode_features(self, features: ArrayLike) -> NDArray[np.uint8]:
         """Codes (n, bytes) of vectors (n, d), which may be a memory map; one vector is one row.
@@ -332,12 +369,18 @@ class Hasher(abc.ABC):
         check_finite_rows(vectors, name)
 
     def encode_feature_blocks(
-        self, vectors: NDArray[Any], *, block: int = VECTORS_AT_ONCE
+        self, vectors: NDArray[Any], *, block: int = VECTORS_AT_ONCE, queries: bool = False
     ) -> Iterator[EncodedBlock]:
-        """Encode vectors (n, d) one block at a time; :meth:`check_vectors` must have passed."""
+        """Encode vectors (n, d) one block at a time; :meth:`check_vectors` must have passed.
+
+        With ``queries``, the blocks also hold the logits.
+        """
         for start, rows in vector_blocks(vectors, block):
             numbers = np.arange(start, start + len(rows))
-            yield self._encoded(Rows(rows, numbers, []), self.logits_of_features(rows))
+            logits = self.logits_of_features(rows)
+            fine = self.fine_of_features(rows) if self.fine_bits else None
+            real = logits if queries else None
+            yield self._encoded(Rows(rows, numbers, []), logits, real, fine)
 
     def encode_collection(
         self,
@@ -354,7 +397,7 @@ class Hasher(abc.ABC):
         if isinstance(source, Collection) and not cached:
             bar = progress(f"encoding {source.name}", len(source if indices is None else indices))
         none = Rows(np.empty((0, self._row_width), dtype=np.float32), np.arange(0), [])
-        parts = [self._encoded(none, self.logits_of_rows(none.values), queries=queries)]
+        parts = [self._of_rows(none, queries=queries)]
         with bar as advance:
             for part in self.encode_blocks(
                 source, indices, block=block, cached=cached, queries=queries, workers=workers
@@ -362,12 +405,14 @@ class Hasher(abc.ABC):
                 parts.append(part)
                 advance(len(part.indices) + len(part.skipped))
         real = [part.queries for part in parts if part.queries is not None]
+        fine = [part.fine for part in parts if part.fine is not None]
         return EncodedBlock(
             np.concatenate([part.indices for part in parts]),
             np.concatenate([part.codes for part in parts]),
             np.concatenate(real) if real else None,
             [item for part in parts for item in part.skipped],
             sum(part.unsure for part in parts),
+            np.concatenate(fine) if fine else None,
         )
 
     def encode_stored(self, collection: Collection) -> EncodedBlock | None:
@@ -383,14 +428,23 @@ class Hasher(abc.ABC):
             shape=(self._row_width,),
             dtype=np.float32,
         )
-        return None if rows is None else self._encoded(rows, self.logits_of_rows(rows.values))
+        return None if rows is None else self._of_rows(rows)
+
+    def _of_rows(self, rows: Rows, *, queries: bool = False) -> EncodedBlock:
+        real = self.queries_of_rows(rows.values) if queries else None
+        fine = self.fine_of_rows(rows.values) if self.fine_bits else None
+        return self._encoded(rows, self.logits_of_rows(rows.values), real, fine)
 
     def _encoded(
-        self, rows: Rows, logits: NDArray[np.float32], *, queries: bool = False
+        self,
+        rows: Rows,
+        logits: NDArray[np.float32],
+        real: NDArray[np.float32] | None,
+        fine: NDArray[np.float32] | None,
     ) -> EncodedBlock:
-        real = self.queries_of_rows(rows.values) if queries else None
         unsure = int(np.count_nonzero(np.abs(logits) < UNSURE))
-        return EncodedBlock(rows.indices, codes.pack(logits), real, rows.skipped, unsure)
+        second = None if fine is None else codes.pack(fine)
+        return EncodedBlock(rows.indices, codes.pack(logits), real, rows.skipped, unsure, second)
 
     def row_blocks(
         self,

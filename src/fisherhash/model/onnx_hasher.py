@@ -27,7 +27,7 @@ from fisherhash.model.folder import (
     versions,
 )
 from fisherhash.model.hasher import ComputeRows, EncodedBlock, ExportedHead, Hasher
-from fisherhash.model.onnx_runtime import LOGITS, OnnxRuntime
+from fisherhash.model.onnx_runtime import OnnxRuntime
 from fisherhash.system import storage
 
 if TYPE_CHECKING:
@@ -94,8 +94,13 @@ class OnnxHasher(Hasher):
         return False
 
     @property
+    def fine_bits(self) -> int:
+        """Number of bits of the second code; 0 without one."""
+        return self.runtime.fine_bits
+
+    @property
     def _row_width(self) -> int:
-        return self.runtime.bits
+        return self.runtime.bits + self.runtime.fine_bits
 
     @property
     def feature_width(self) -> int:
@@ -109,6 +114,13 @@ class OnnxHasher(Hasher):
             UsageError: there is no such head: the exported network starts from pixels.
             FisherhashError: torch is not installed.
         """
+        return self._with_torch().logits_of_features(features)
+
+    def fine_of_features(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Features (n, d) to the logits of the second code (n, fine_bits), likewise."""
+        return self._with_torch().fine_of_features(features)
+
+    def _with_torch(self) -> Hasher:
         if self._in_torch is None:
             folder = self._folder
             if "builtin" in self.origin and self.origin["builtin"] not in builtin.EXPORTED_ONLY:
@@ -120,21 +132,21 @@ class OnnxHasher(Hasher):
                     "an exported network starts from pixels, so it cannot encode features; load "
                     f"the model folder it was exported from, with its {WEIGHTS}"
                 )
-        return self._in_torch.logits_of_features(features)
+        return self._in_torch
 
     @property
     def _compute(self) -> ComputeRows:
-        return self.runtime.logits
+        return self.runtime.all_logits
 
     @property
     def _row_key(self) -> str:
         return f"logits {self.runtime.metadata['fingerprint']} {self.runtime.kind}"
 
     def _row_function(self) -> RowFunction:
-        copy = self.runtime.worker_copy(LOGITS)
-        compute = self.runtime.logits if copy is None else copy
+        copy = self.runtime.worker_copy(self.runtime.output)
+        compute = self.runtime.all_logits if copy is None else copy
         return RowFunction(
-            compute, self.preprocessing, (self.runtime.bits,), portable=copy is not None
+            compute, self.preprocessing, (self._row_width,), portable=copy is not None
         )
 
     def encode_stored(self, collection: Collection) -> EncodedBlock | None:
@@ -154,6 +166,10 @@ class OnnxHasher(Hasher):
     def logits_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """The rows are the logits (n, bits), of which a truncated code has the first."""
         return np.asarray(rows)[:, : self.bits]
+
+    def fine_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Those of the second code (n, fine_bits) come behind."""
+        return np.asarray(rows)[:, self.runtime.bits :]
 
     def queries_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Logits are the queries of codes that are ranked by Hamming distance.
@@ -176,6 +192,8 @@ class OnnxHasher(Hasher):
         """What describes the model, as JSON."""
         known = self.runtime.metadata
         described = {key: known[key] for key in (*DECIDING, "method", "classes")}
+        if self.fine_bits:
+            described["fine_bits"] = self.fine_bits
         return described | {"versions": versions(), "details": self.details}
 
     def files(self) -> dict[str, storage.Content]:

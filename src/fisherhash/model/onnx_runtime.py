@@ -32,6 +32,8 @@ METADATA = "fisherhash"
 """The entry of an ONNX file's metadata that holds what :class:`OnnxRuntime` knows, as JSON."""
 ONNX_FORMAT = 1
 PIXELS, LOGITS, FEATURES = "pixels", "logits", "features"
+ALL_LOGITS = "all_logits"
+"""Those of the code and, behind them, those of the second code; only where there is one."""
 _GPU_IMAGES = 32
 _PROVIDER = "ExecutionProvider"
 
@@ -72,6 +74,7 @@ class OnnxRuntime:
         name: name of the backbone.
         width: number of features per image.
         bits: number of logits per image.
+        fine_bits: number of logits of the second code; 0 without one.
         preprocessing: what happens to an image before.
         kind: ``onnx-cpu``, ``onnx-cuda``, …
         metadata: what the file says about its model.
@@ -94,6 +97,7 @@ class OnnxRuntime:
         self.kind = f"onnx-{where}"
         self.name = str(self.metadata["backbone"])
         self.bits = int(self.metadata["bits"])
+        self.fine_bits = int(self.metadata.get("fine_bits", 0))
         self.preprocessing = Preprocessing.from_config(self.metadata["preprocessing"])
         shapes = {output.name: output.shape for output in self._session.get_outputs()}
         self.width = int(shapes[FEATURES][1])
@@ -115,6 +119,15 @@ class OnnxRuntime:
         """Bytes (n, 3, size, size) to logits (n, bits)."""
         return self._run(LOGITS, self.bits, pixels)
 
+    @property
+    def output(self) -> str:
+        """The output that holds all logits, those of the second code included."""
+        return ALL_LOGITS if self.fine_bits else LOGITS
+
+    def all_logits(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Bytes (n, 3, size, size) to the logits of both codes (n, bits + fine_bits)."""
+        return self._run(self.output, self.bits + self.fine_bits, pixels)
+
     def features(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Bytes (n, 3, size, size) to features (n, width)."""
         return self._run(FEATURES, self.width, pixels)
@@ -123,7 +136,7 @@ class OnnxRuntime:
         """What worker processes compute with; None where this process computes better alone.
 
         Args:
-            output: ``features`` or ``logits``.
+            output: ``features``, ``logits`` or ``all_logits``.
         """
         here = self._images > 1 or sys.platform == "win32"
         if here or isinstance(self._source, bytes):

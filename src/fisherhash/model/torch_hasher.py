@@ -46,6 +46,7 @@ class TorchHasher(Hasher):
         details: how it was made (data, split, hyper-parameters, results), for the model card.
         device: where it runs.
         origin: where it came from: ``builtin``, ``path``, or empty if it was made in this process.
+        fine: features to the logits of a second code, which orders ties in an index.
     """
 
     backbone: Backbone
@@ -55,6 +56,7 @@ class TorchHasher(Hasher):
     details: dict[str, Any] = field(default_factory=dict)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     origin: dict[str, Any] = field(default_factory=dict)
+    fine: Head | None = None
 
     def __post_init__(self) -> None:
         self.to(self.device)
@@ -79,14 +81,20 @@ class TorchHasher(Hasher):
         self.device = torch.device(device)
         on_device(self.backbone, self.device).eval()
         self.head.to(self.device).eval()
+        if self.fine is not None:
+            self.fine.to(self.device).eval()
         self.runtime = TorchRuntime(self.backbone, self.device)
         return self
 
     def _truncated(self, bits: int) -> TorchHasher:
         head = CutHead(self.head.in_features, bits, self.head)
-        return TorchHasher(
-            self.backbone, head, self.method, self.classes, dict(self.details), self.device
-        )
+        about = (self.method, self.classes, dict(self.details), self.device)
+        return TorchHasher(self.backbone, head, *about, fine=self.fine)
+
+    @property
+    def fine_bits(self) -> int:
+        """Number of bits of the second code; 0 without one."""
+        return 0 if self.fine is None else self.fine.bits
 
     @property
     def vectors_only(self) -> bool:
@@ -118,9 +126,20 @@ class TorchHasher(Hasher):
         size = VECTOR_BATCH if self.vectors_only else None
         return in_fixed_batches(self.head.logits, rows, self.device, size=size)
 
+    def fine_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Features (n, d) to the logits of the second code (n, fine_bits)."""
+        if self.fine is None:
+            return np.zeros((len(rows), 0), dtype=np.float32)
+        size = VECTOR_BATCH if self.vectors_only else None
+        return in_fixed_batches(self.fine.logits, rows, self.device, size=size)
+
     def logits_of_features(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """Features (n, d) to logits (n, bits): the rows of this hasher are features."""
         return self.logits_of_rows(features)
+
+    def fine_of_features(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Features (n, d) to the logits of the second code (n, fine_bits)."""
+        return self.fine_of_rows(features)
 
     def queries_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Features (n, d) to the real-valued queries that ``head.distances`` takes."""
@@ -131,6 +150,9 @@ class TorchHasher(Hasher):
         parts = [self.runtime.checksum, storage.tensors_checksum(self.head.state_dict())]
         how = None if self.vectors_only else self.preprocessing
         text = f"{parts} {self.backbone.name} {how} {self.head.config()}"
+        if self.fine is not None:
+            checksum = storage.tensors_checksum(self.fine.state_dict())
+            text += f" {checksum} {self.fine.config()}"
         return hashlib.sha256(text.encode()).hexdigest()
 
     def config(self) -> dict[str, Any]:
@@ -143,11 +165,15 @@ class TorchHasher(Hasher):
             source["preprocessing"] = self.preprocessing.to_config()
             if self.backbone.architecture is not None:
                 source["architecture"] = self.backbone.architecture
+        second = {}
+        if self.fine is not None:
+            second = {"fine_bits": self.fine.bits, "fine": self.fine.config()}
         return {
             "bits": self.bits,
             "method": self.method,
             **source,
             "head": self.head.config(),
+            **second,
             "classes": list(self.classes),
             "fingerprint": self.fingerprint(),
             "versions": versions(),
@@ -160,6 +186,8 @@ class TorchHasher(Hasher):
         With the extra ``onnx``, the exported network is among them.
         """
         modules, onnx = {"backbone": self.backbone, "head": self.head}, None
+        if self.fine is not None:
+            modules["fine"] = self.fine
         if missing_package() is None and not self.vectors_only:
             try:
                 onnx, _ = self.export()
@@ -175,12 +203,12 @@ class TorchHasher(Hasher):
         """
         if self.vectors_only:
             raise UsageError("a model of vectors has no network to export; it runs in torch")
-        return export_onnx(
-            self.backbone,
-            self.head,
-            self.config(),
-            lambda pixels: self.logits_of_rows(self._compute(pixels)),
-        )
+
+        def logits(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+            rows = self._compute(pixels)
+            return np.hstack([self.logits_of_rows(rows), self.fine_of_rows(rows)])
+
+        return export_onnx(self.backbone, self.head, self.config(), logits, fine=self.fine)
 
     @classmethod
     def from_folder(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -48,13 +49,15 @@ def search_page(
         f"is {counted(bits, 'bit')}: the fewer of them differ, the more similar two images are. "
         "The nearest come first."
     )
+    if any(one.ranking == "real" for one in results):
+        lead += " Bits that the model is surer of count more."
     if results and results[0].unavailable is not None:
         lead += f" {left_out(results[0].unavailable)}."
     title = "Similar images" if any(map(len, results)) else "Nothing found"
     rows = []
     for one in results:
         given = _thumbnail(one.path, places if one.by_key else None)
-        rows.append(_row(one.query, given, one.code, one.matches, places))
+        rows.append(_row(one.query, one.path, given, one.code, one.matches, places, one.tied()))
     return _page(title, lead, index, rows, bits, "the query")
 
 
@@ -82,7 +85,8 @@ def duplicates_page(found: Duplicates, *, folders: Iterable[str | os.PathLike[st
         if len(same) == 1 and None not in same:
             notes.append("the same bytes")
         shown_first = _thumbnail(first.path, places)
-        rows.append(_row(first.name, shown_first, first.item.code, others, places, notes))
+        code = first.item.code
+        rows.append(_row(first.name, first.path, shown_first, code, others, places, notes))
     title = "Likely duplicates" if total else "No duplicates"
     return _page(title, lead, found.index, rows, found.bits, "the first")
 
@@ -92,22 +96,21 @@ def write_page(path: str | os.PathLike[str], html: str) -> None:
     write_file(path, html.encode("utf-8", "replace"))
 
 
-# The end of a long path says more than its beginning: the whole name, on several lines.
-_STYLE = "<style>.caption{white-space:pre-line;overflow-wrap:anywhere}</style>\n"
-
-
 def _page(
     title: str, lead: str, index: str, rows: Sequence[pages.Query], bits: int, compared: str
 ) -> str:
-    body = _STYLE + pages.header(f"fisherhash · {index}", title, lead)
+    body = pages.header(f"fisherhash · {index}", title, lead)
     if rows:
-        shown = pages.legend(marks=False, compared=compared) + pages.query_rows(rows, bits)
+        shown = pages.legend(marks=False, compared=compared, shown=False) + pages.query_rows(
+            rows, bits
+        )
         body += f'\n<section id="results">\n{shown}\n</section>'
     return pages.page(f"{title} · {index}", body, description=lead)
 
 
 def _row(
     name: str,
+    path: str | None,
     thumbnail: tuple[Image.Image, str],
     code: bytes,
     matches: Sequence[Match],
@@ -121,10 +124,32 @@ def _row(
     results = []
     for match in matches[:RESULTS_SHOWN]:
         shown, missing = _thumbnail(match.path, folders)
-        caption = "/\n".join(match.name.rsplit("/", 1)) + (f" ({missing})" if missing else "")
-        own = np.frombuffer(match.item.code, np.uint8)
-        results.append(pages.Result(shown, match.distance, own, _plain(caption)))
-    return pages.Query(image, np.frombuffer(code, np.uint8), _plain(name), results, lines)
+        results.append(
+            pages.Result(
+                shown,
+                match.distance,
+                np.frombuffer(match.item.code, np.uint8),
+                _caption(match.name, folders),
+                link="" if missing else _link(match.path),
+                note=missing,
+            )
+        )
+    link = "" if thumbnail[1] else _link(path)
+    caption, own = _caption(name, folders), np.frombuffer(code, np.uint8)
+    return pages.Query(image, own, caption, results, lines, link)
+
+
+def _caption(name: str, folders: Sequence[str]) -> str:
+    """A name relative to the folder that it is in, and always UTF-8."""
+    if os.path.isabs(name):
+        inside = [folder for folder in folders if is_inside(name, [folder]) and folder != os.sep]
+        name = os.path.relpath(os.path.realpath(name), inside[0]) if inside else name
+    return _plain(name)
+
+
+def _link(path: str | None) -> str:
+    """The address of an image file, which a click on its thumbnail opens."""
+    return "" if path is None else Path(os.path.abspath(path)).as_uri()
 
 
 def _thumbnail(path: str | None, folders: Sequence[str] | None) -> tuple[Image.Image, str]:

@@ -22,10 +22,13 @@ from PIL import Image
 
 from fisherhash import codes
 from fisherhash.errors import UsageError
+from fisherhash.index.images.results import shown_distance
 from fisherhash.system.version import __version__
 
-THUMBNAIL = 208
-"""Pixels of a thumbnail: twice its size on the page, for high-resolution screens."""
+THUMBNAIL = 320
+"""Pixels of a thumbnail: more than its size on the page, for high-resolution screens."""
+_LONGEST = 44
+"""Characters of a name; the middle of a longer one is left out."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +37,21 @@ class Result:
 
     Attributes:
         image: shown as a thumbnail.
-        distance: Hamming distance from the query.
+        distance: from the query; a real number is shown with two digits.
         code: (bytes,) its packed code.
         caption: its class or its file name.
         right: whether it is a correct result; None if unknown.
+        link: the address of the whole image, which its thumbnail opens.
+        note: why there is no thumbnail.
     """
 
     image: Image.Image
-    distance: int
+    distance: float
     code: NDArray[np.uint8]
     caption: str = ""
     right: bool | None = None
+    link: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,7 @@ class Query:
         caption: its class or its file name.
         results: the retrieved images in the order in which they are shown.
         notes: short lines under the caption.
+        link: the address of the whole image.
     """
 
     image: Image.Image
@@ -64,6 +72,7 @@ class Query:
     caption: str
     results: Sequence[Result]
     notes: Sequence[str] = ()
+    link: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,10 @@ class Series:
 
 def page(title: str, body: str, *, description: str = "") -> str:
     """Wrap blocks of HTML into a page; only ``title`` and ``description`` are escaped here."""
-    style = resources.files("fisherhash.pages").joinpath("pages.css").read_text(encoding="utf-8")
+    files = resources.files("fisherhash.pages")
+    # What the search page of the server shares comes first.
+    sheets = (files.joinpath(name).read_text("utf-8") for name in ("design.css", "pages.css"))
+    style = "".join(sheets)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -93,6 +105,18 @@ def page(title: str, body: str, *, description: str = "") -> str:
         f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n'
         f"<style>\n{style}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
+
+
+def shorten_middle(name: str, most: int = 40) -> str:
+    """A name of at most so many characters: the middle of a long one says the least.
+
+    >>> shorten_middle("holiday/2019/IMG_20190714_180312_HDR.jpg", 24)
+    'holiday/201…80312_HDR.jpg'
+    """
+    if len(name) <= most:
+        return name
+    front = (most - 1) * 9 // 20
+    return f"{name[:front]}…{name[len(name) - (most - 1 - front) :]}"
 
 
 def header(eyebrow: str, title: str, lead: str) -> str:
@@ -160,17 +184,24 @@ _SQUARE = "M{x}.2 {y}.2h.6v.6h-.6z"
 _CIRCLE = "M{x}.17 {y}.5a.33.33 0 1 0 .66 0a.33.33 0 1 0-.66 0z"
 
 
-def legend(*, marks: bool, compared: str = "the query") -> str:
-    """Explain the squares and circles and, with ``marks``, the ticks and crosses."""
-    items = ""
+def legend(*, marks: bool, compared: str = "the query", shown: bool = True) -> str:
+    """Explain the squares and circles and, with ``marks``, the ticks and crosses.
+
+    Args:
+        marks: whether results are right or wrong.
+        compared: what the bits are compared with.
+        shown: whether the bits are shown at first; the reader can change that.
+    """
+    checked = " checked" if shown else ""
+    items = f'<li><label><input id="show-bits" type="checkbox"{checked}> show bits</label></li>'
     if marks:
-        items = f"<li>{_badge('right')}same class</li><li>{_badge('wrong')}another class</li>"
+        items += f"<li>{_badge('right')}same class</li><li>{_badge('wrong')}another class</li>"
     differs = f"differs from {compared}"
     keys = {"b1": "bit 1", "b0": "bit 0", "d1": f"1, {differs}", "d0": f"0, {differs}"}
     for kind, text in keys.items():
         shape = (_CIRCLE if kind[0] == "d" else _SQUARE).format(x=0, y=0)
         items += (
-            '<li><svg class="bits" viewBox="0 0 1 1" aria-hidden="true">'
+            '<li class="of-bits"><svg class="bits" viewBox="0 0 1 1" aria-hidden="true">'
             f'<path class="{kind}" d="{shape}"/></svg>{escape(text)}</li>'
         )
     return f'<ul class="legend">{items}</ul>'
@@ -191,8 +222,9 @@ def _query_row(query: Query, bits: int) -> str:
     results = "\n".join(_result(result, query, bits) for result in query.results)
     return (
         '<article class="query">\n<div class="subject">'
-        f'<img src="{data_uri(query.image)}" alt="query: {escape(query.caption)}">'
-        f'<div><h3>{escape(query.caption)}</h3><p class="notes">{notes}</p>'
+        f"{_linked(query.image, f'query: {query.caption}', query.link)}"
+        f'<div><h3 title="{escape(query.caption)}">{_short(query.caption)}</h3>'
+        f'<p class="notes">{notes}</p>'
         f"{bits_svg(query.code, bits)}</div></div>\n"
         f'<ol class="results">\n{results}\n</ol>\n</article>'
     )
@@ -201,14 +233,25 @@ def _query_row(query: Query, bits: int) -> str:
 def _result(result: Result, query: Query, bits: int) -> str:
     mark = {True: "right", False: "wrong", None: ""}[result.right]
     badge = _badge(mark) if mark else ""
-    alt = escape(", ".join(filter(None, (result.caption, f"distance {result.distance}", mark))))
+    distance = shown_distance(result.distance)
+    alt = ", ".join(filter(None, (result.caption, f"distance {distance}", mark)))
+    note = f'<span class="notes">{escape(result.note)}</span>' if result.note else ""
     return (
-        f'<li class="{mark or "unmarked"}" data-distance="{result.distance}"><div class="frame">'
-        f'<img src="{data_uri(result.image)}" alt="{alt}">{badge}</div>'
-        f'<span class="distance">distance <b>{result.distance}</b></span>'
-        f'<span class="caption" title="{escape(result.caption)}">{escape(result.caption)}</span>'
-        f"{bits_svg(result.code, bits, against=query.code)}</li>"
+        f'<li class="{mark or "unmarked"}" data-distance="{distance}"><div class="frame">'
+        f"{_linked(result.image, alt, result.link)}{badge}</div>"
+        f'<span class="distance">distance <b>{distance}</b></span>'
+        f'<span class="caption" title="{escape(result.caption)}">{_short(result.caption)}</span>'
+        f"{note}{bits_svg(result.code, bits, against=query.code)}</li>"
     )
+
+
+def _linked(image: Image.Image, alt: str, link: str) -> str:
+    shown = f'<img src="{data_uri(image)}" alt="{escape(alt)}">'
+    return f'<a href="{escape(link)}">{shown}</a>' if link else shown
+
+
+def _short(name: str) -> str:
+    return escape(shorten_middle(name, _LONGEST))
 
 
 def tiles(items: Sequence[tuple[str, str, str]]) -> str:

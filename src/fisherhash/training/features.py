@@ -45,6 +45,7 @@ from fisherhash.training.fitting import (
     unmeasurable,
 )
 from fisherhash.training.recipes import RecipeName, apply_recipe, find_recipe
+from fisherhash.training.second_code import MOST_IMAGES, fit_second_code
 from fisherhash.training.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ def fit_features(
     device: str | None = None,
     out: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
+    fine_bits: int = 0,
 ) -> Trained:
     """Train a hasher on vectors, all of them.
 
@@ -80,6 +82,7 @@ def fit_features(
         out: the model folder; by default nothing is written. An unfinished run in it with the same
             settings is continued.
         overwrite: replace the model in ``out``.
+        fine_bits: length of a second code, as for :func:`~fisherhash.training.fitting.fit`.
 
     Raises:
         UsageError: a name, a number or a file is wrong, or the method learns from labels and there
@@ -147,8 +150,12 @@ def fit_features(
             if info.supervision != "none":
                 own = torch.from_numpy(collection.labels).float().to(place)
             head = learner.fit(_tensor(values).to(place), own, seed=settings.seed)
+        fine = None
+        if fine_bits and head.hamming:
+            some = np.linspace(0, len(values) - 1, min(len(values), MOST_IMAGES)).astype(np.int64)
+            fine = fit_second_code(values[some], codes.check_bits(fine_bits), seed=settings.seed)
     seconds = {"features": checked - began, "training": time.perf_counter() - checked}
-    hasher = TorchHasher(network, head, method, collection.classes, device=place)
+    hasher = TorchHasher(network, head, method, collection.classes, device=place, fine=fine)
     trained = Trained(hasher, learner, collection, None, history, [], seconds, step=step)
     hasher.details = training_details(trained, identity)
     hasher.details["data"] = {"name": collection.name, "vectors": len(collection)}

@@ -52,6 +52,7 @@ from fisherhash.training.loop import METRICS, FrozenImages, LiveImages, Loop
 from fisherhash.training.measuring import SPLIT_FILE, WAYS, encode_heads, held_out_top, measure
 from fisherhash.training.placement import STREAM, choose_stream
 from fisherhash.training.recipes import RecipeName, apply_recipe, find_recipe
+from fisherhash.training.second_code import FINE_BITS, add_second_code, compare_rankings
 from fisherhash.training.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ class Trained:
         agreement: of its codes with its features inside a class, likewise.
         unseen: the measurement of a second training on classes that this one held out.
         step: the head with the class step, whatever the hasher uses; None where there is none.
+        ranking: how searches in an index rank best, and the measurements that say so.
     """
 
     hasher: TorchHasher
@@ -93,6 +95,7 @@ class Trained:
     agreement: NeighbourAgreement | None = None
     unseen: Evaluation | None = None
     step: ClassStepHead | None = None
+    ranking: dict[str, Any] = field(default_factory=dict)
 
     def evaluate(self, *, bank: PixelBank | None = None) -> Evaluation:
         """mAP of the split's queries against its database; ``bank`` holds their pixels."""
@@ -189,8 +192,9 @@ def fit(
     measured: bool = False,
     bank: PixelBank | None = None,
     nested: Sequence[int] = (),
-    unseen: bool = False,
     stream: bool | None = None,
+    unseen: bool = False,
+    fine_bits: int = 0,
 ) -> Trained:
     """Train a hasher on a data set.
 
@@ -218,10 +222,13 @@ def fit(
         bank: the decoded pixels of all images of the split, for a grid of trainings.
         nested: shorter lengths to train as well: the first 12 bits are then a 12-bit code, see
             :meth:`Hasher.truncated`.
-        unseen: also train once more without a quarter of the classes, and measure that hasher among
-            images of these; the hasher that is returned is not changed by it.
         stream: read the decoded training images from the cache on disk while they are used, with
             bounded memory; by default only if they would take more than half of the free memory.
+        unseen: also train once more without a quarter of the classes, and measure that hasher among
+            images of these; the hasher that is returned is not changed by it.
+        fine_bits: length of a second code, fitted to the same features without labels, by which an
+            index orders equal distances; 0 for none. The rankings are then compared, too.
+            :func:`train` makes one by default, and ``fit`` none.
 
     Raises:
         UsageError: a name, a number or a folder is wrong, or the data has no labels to learn from.
@@ -242,7 +249,6 @@ def fit(
         "recipe": recipe,
         "device": device,
         "nested": nested,
-        "stream": stream,
     }
     options, settings = moved_options(method, options or {}, settings or Settings())
     info = methods.find(method).info
@@ -348,18 +354,24 @@ def fit(
         finetuned=live,
         step=step,
     )
+    if fine_bits and head.hamming:
+        began = time.perf_counter()
+        where: dict[str, Any] = {"cached": not live, "seed": settings.seed}
+        add_second_code(hasher, collection, rows.indices, codes.check_bits(fine_bits), **where)
+        if split is not None:
+            trained.ranking = compare_rankings(hasher, collection, split, **where)
+        seconds["second code"] = time.perf_counter() - began
     if measured and split is not None:
         logger.info("trained in %.1f s; measuring", seconds["training"])
         trained.evaluation = ranks.on_first(partial(trained.evaluate, bank=bank))
-        trained.agreement = ranks.on_first(
-            partial(measure_agreement, hasher, collection, split, cached=not live)
-        )
+        agreement = partial(measure_agreement, hasher, collection, split, cached=not live)
+        trained.agreement = ranks.on_first(agreement)
     if unseen and split is not None:
         logger.info("training again without some classes, to measure on these")
         parts = hold_out_classes(collection, split)
-        again = fit(parts.seen, **asked, finetune=live, protocol=parts.split)
-        among = dataclasses.replace(again, collection=parts.unseen)
-        trained.unseen = ranks.on_first(among.evaluate)
+        again = fit(parts.seen, **asked, finetune=live, protocol=parts.split, stream=stream)
+        there = dataclasses.replace(again, collection=parts.unseen)
+        trained.unseen = ranks.on_first(there.evaluate)
     # After measuring, which may find more images that cannot be read.
     hasher.details = training_details(trained, identity)
     if folder is not None:
@@ -391,6 +403,7 @@ def _hasher_of(function: Callable[P, Trained]) -> Callable[P, TorchHasher]:
     @functools.wraps(function)
     def train(*arguments: P.args, **options: P.kwargs) -> TorchHasher:
         options.setdefault("recipe", "best")
+        options.setdefault("fine_bits", FINE_BITS)
         return function(*arguments, **options).hasher
 
     train.__name__ = train.__qualname__ = "train"
@@ -398,7 +411,7 @@ def _hasher_of(function: Callable[P, Trained]) -> Callable[P, TorchHasher]:
 
 
 train = _hasher_of(fit)
-"""Train a hasher: :func:`fit` with the best recipe by default, without the other results."""
+"""Train a hasher: :func:`fit` with the best recipe and a second code by default."""
 
 
 def moved_options(
@@ -533,6 +546,7 @@ def training_details(trained: Trained, identity: dict[str, Any]) -> dict[str, An
         "options": identity["options"],
         "settings": settings if trained.history else {"seed": identity["settings"]["seed"]},
         **({"nested": identity["nested"]} if "nested" in identity else {}),
+        **({"ranking": trained.ranking} if trained.ranking else {}),
         "results": {f"seconds for {k}": round(v, 1) for k, v in trained.seconds.items()}
         | (trained.evaluation.summary() if trained.evaluation else {})
         | (trained.agreement.summary() if trained.agreement else {})

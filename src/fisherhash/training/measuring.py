@@ -224,9 +224,12 @@ def measure(
     if real_queries or not head.hamming:
         if encoded.real_queries is None:
             raise UsageError("the split was encoded without real-valued queries")
-        import torch
+        queries: Any = encoded.real_queries
+        if not isinstance(head, ExportedHead):
+            import torch
 
-        blocks = head.distances(torch.from_numpy(encoded.real_queries), encoded.database_codes)
+            queries = torch.from_numpy(queries)
+        blocks = head.distances(queries, encoded.database_codes)
         ranking = f"distance of the {head.kind} head"
         return metrics(blocks, *labels, top=top, self_index=self_index, ranking=ranking)
     codes = encoded.query_codes, encoded.database_codes

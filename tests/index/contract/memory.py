@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fisherhash.errors import UsageError
 from fisherhash.index.base import Index, Item, Matches, Within, as_ids, register_backend
-from fisherhash.index.checks import code_blocks
+from fisherhash.index.checks import code_pairs
 from fisherhash.index.engine import small
 from fisherhash.index.filters import select
 
@@ -21,6 +21,7 @@ class Commit:
     fingerprint: str | None
     model: dict
     folder: Path | None
+    fine_bits: int = 0
     items: dict[int, Item] = field(default_factory=dict)
     notes: dict[tuple[str, str], str] = field(default_factory=dict)
     next_id: int = 0
@@ -33,12 +34,14 @@ class MemoryIndex(Index):
     """An index that lives as long as its process."""
 
     fingerprint = property(lambda self: self._now().fingerprint)
+    can_hold_fine = True
 
     def __init__(self, uri, *, write):
         if uri not in COMMITS:
             raise UsageError(f"{uri} does not exist")
         self.uri, self.writable, self._closed, self._lock = uri, write, False, threading.Lock()
-        self.bits, self.model = COMMITS[uri].bits, COMMITS[uri].model
+        now = COMMITS[uri]
+        self.bits, self.fine_bits, self.model = now.bits, now.fine_bits, now.model
 
     open_at = classmethod(lambda cls, uri, *, write: cls(uri, write=write))
     exists_at = classmethod(lambda cls, uri: uri in COMMITS)
@@ -78,14 +81,15 @@ class MemoryIndex(Index):
             self._commit(now, items, next_id, notes, fingerprint)
             return as_ids(ids)
 
-    def add_codes(self, codes, *, fingerprint=None):
+    def add_codes(self, codes, *, fine=None, fingerprint=None):
         self._must_write()
         with self._lock:
             now = self._now()
-            rows = [row.tobytes() for block in code_blocks(codes, self.bits) for row in block]
+            pairs = code_pairs(codes, fine, self.bits, self.fine_bits)
+            rows = [(a.tobytes(), b.tobytes()) for one in pairs for a, b in zip(*one, strict=True)]
+            new = {i: Item(i, a, fine=b or None) for i, (a, b) in enumerate(rows, now.next_id)}
             ids = range(now.next_id, now.next_id + len(rows))
-            items = now.items | {i: Item(i, code) for i, code in zip(ids, rows, strict=True)}
-            self._commit(now, items, ids.stop, {}, fingerprint)
+            self._commit(now, now.items | new, ids.stop, {}, fingerprint)
             return ids
 
     def _remove(self, keys, ids, notes, *, missing_ok):
@@ -127,10 +131,8 @@ class MemoryIndex(Index):
 
     def _within(self, queries, radius, where):
         ids = self.ids(where)
-        offsets, places, distances = small.within_by_numpy(
-            queries, self.codes(ids), self.bits, radius
-        )
-        return Within(offsets, ids[places], distances)
+        found = small.within_by_numpy(queries, self.codes(ids), self.bits, radius)
+        return Within(found[0], ids[found[1]], found[2])
 
     def verify(self):
         return []

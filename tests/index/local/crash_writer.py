@@ -24,6 +24,7 @@ from fisherhash.index.local import catalogue_writer, change
 
 BITS = 44
 WIDTH = 6
+FINE_BITS = 24
 
 
 def code_of(text):
@@ -35,6 +36,11 @@ def code_of(text):
 
 def codes_of(texts):
     return np.array([code_of(text) for text in texts], dtype=np.uint8).reshape(-1, WIDTH)
+
+
+def fine_of(texts):
+    """Their second codes, in an index that has those."""
+    return codes_of(f"fine {text}" for text in texts)[:, : FINE_BITS // 8]
 
 
 class Run:
@@ -66,12 +72,12 @@ def put(run, verb, keys):
     """Add, update or upsert keys, each one version further."""
     new = {key: run.versions.get(key, 0) + 1 for key in keys}
     say({"begin": "put", "items": new})
+    texts = [f"{key} {version}" for key, version in new.items()]
+    fines = fine_of(texts) if run.index.fine_bits else [None] * len(texts)
     getattr(run.index, verb)(
         [
-            Entry(key, code, f"/{key}", version, metadata={"version": version})
-            for (key, version), code in zip(
-                new.items(), codes_of(f"{k} {v}" for k, v in new.items()), strict=True
-            )
+            Entry(key, code, f"/{key}", version, metadata={"version": version}, fine=fine)
+            for (key, version), code, fine in zip(new.items(), codes_of(texts), fines, strict=True)
         ],
         notes=notes_of(new),
     )
@@ -103,7 +109,9 @@ def add_codes(run):
     ids = list(range(first, first + run.rng.randint(1, 300)))
     say({"begin": "bulk", "ids": ids})
     codes = codes_of(f"bulk {id_}" for id_ in ids)
-    run.index.add_codes(iter([codes[:50], codes[50:]]))
+    fine = fine_of(f"bulk {id_}" for id_ in ids)
+    fine = {"fine": iter([fine[:50], fine[50:]])} if run.index.fine_bits else {}
+    run.index.add_codes(iter([codes[:50], codes[50:]]), **fine)
     run.bulk += ids
 
 

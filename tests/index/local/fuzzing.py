@@ -619,7 +619,7 @@ def main():
         fuzzer = Fuzzer(root)
         problems, outcomes = fuzzer.run(range(seed, seed + count))
         for problem in problems:
-            print(problem, flush=True)
+            print(" | ".join(problem.splitlines()), flush=True)
         seconds = time.monotonic() - start
         print(json.dumps({"outcomes": outcomes, "problems": len(problems), "seconds": seconds}))
 

@@ -22,7 +22,7 @@ from fisherhash.index import Index
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the writer is forked")
 
 sys.path.insert(0, str(Path(__file__).parent))
-from crash_writer import BITS, codes_of  # noqa: E402
+from crash_writer import BITS, FINE_BITS, codes_of, fine_of  # noqa: E402
 
 
 class Writer:
@@ -95,7 +95,11 @@ class Model:
 def read(index):
     """What is in the index; every code, row and search answer must fit the others."""
     assert index.verify() == []
-    items = [item for item in index.items() if item.key is not None]
+    items = list(index.items())
+    if index.fine_bits:
+        names = (f"{i.key} {i.size}" if i.key is not None else f"bulk {i.id}" for i in items)
+        assert [item.fine for item in items] == [row.tobytes() for row in fine_of(names)]
+    items = [item for item in items if item.key is not None]
     found = Model({item.key: item.metadata["version"] for item in items})
     texts = {item.id: f"{item.key} {item.metadata['version']}" for item in items}
     assert index.notes("version") == found.versions
@@ -113,6 +117,13 @@ def read(index):
     answer = index.search(queries, 10)
     order = np.argsort(hamming(queries, codes), axis=1, kind="stable")[:, :10]
     np.testing.assert_array_equal(answer.ids, np.array(ids, dtype=np.int64)[order])
+    if index.fine_bits:
+        fine = fine_of(texts.get(id_, f"bulk {id_}") for id_ in ids)
+        second = fine_of(["one", "two"])
+        answer = index.search(queries, 10, fine=second)
+        apart = 1000 * hamming(queries, codes).astype(int) + hamming(second, fine)
+        order = np.argsort(apart, axis=1, kind="stable")[:, :10]
+        np.testing.assert_array_equal(answer.ids, np.array(ids, dtype=np.int64)[order])
     return found
 
 
@@ -123,13 +134,13 @@ def kills(folder, count, seed):
     reader = None
     try:
         while done < count:
-            if run % 10 == 0:
+            if run % 5 == 0:
                 if reader is not None:
                     reader.close()
                 path, model = folder / f"{run}.index", Model()
-                Index.create(path, bits=BITS).close()
+                Index.create(path, bits=BITS, fine_bits=FINE_BITS if run % 10 else 0).close()
                 # A reader that stays keeps SQLite's shared memory from being made anew.
-                reader = Index.open(path) if run % 20 == 10 else None
+                reader = Index.open(path) if run % 20 >= 10 else None
             run += 1
             point = rng.randint(1, 400) if run % 2 else 0
             after = None if point else rng.uniform(0.005, 0.4)

@@ -20,6 +20,7 @@ FOUND = [
     *(("index", name, fuzzing.pipe) for name in ("catalogue.sqlite", ".codes", ".ids", ".table")),
     *(("index", name, fuzzing.link) for name in ("head", "catalogue.sqlite", ".codes", ".table")),
     *(("index", name, fuzzing.huge) for name in ("head", "catalogue.sums", ".codes", ".table")),
+    ("index", "catalogue.sqlite", fuzzing.huge),
     *(("index", ".codes", mutation) for mutation in (fuzzing.truncate, fuzzing.delete)),
     *(("index", "catalogue.sqlite", fuzzing.forge_schema) for _ in fuzzing.SCHEMES),
     *(("index", "catalogue.sqlite", fuzzing.forge_facts) for _ in range(3)),
@@ -55,6 +56,16 @@ def test_what_was_found_stays_closed(fuzzer):
         result = fuzzing.in_child(use, path, seed, WALL_SECONDS)
         if "found" not in result:
             problems.append((mutation.__name__, file, seed, result))
+    assert problems == []
+
+
+# Of the first 10,000 mutations: a catalogue of a terabyte, facts and a config without a field.
+SEEDS = (1329687, 1330485, 1330274, 1331032, 1331651, 1333170)
+
+
+@pytest.mark.slow
+def test_seeds_that_were_found_stay_closed(fuzzer):
+    problems, _ = fuzzer.run(SEEDS)
     assert problems == []
 
 

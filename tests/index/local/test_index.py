@@ -415,10 +415,10 @@ def test_a_newer_format_is_refused(filled):
 
     filled.close()
     db = sqlite3.connect(filled.path / "catalogue.sqlite")
-    db.execute("PRAGMA user_version = 4")
+    db.execute("PRAGMA user_version = 5")
     db.close()
     (filled.path / "catalogue.sums").unlink()
-    with pytest.raises(FisherhashError, match="has format 4, this version of fisherhash reads"):
+    with pytest.raises(FisherhashError, match="has format 5, this version of fisherhash reads"):
         Index.open(filled.path)
 
 

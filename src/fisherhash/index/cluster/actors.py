@@ -23,14 +23,19 @@ _holders: list[Any] = []
 _users: Counter[Shard] = Counter()
 
 
-def connect(place: ClusterPlace) -> None:
-    """Connect this process to the cluster, unless it is connected already."""
+def connect_ray(address: str, uri: str) -> None:
+    """Connect this process to a cluster, unless it is connected already.
+
+    Args:
+        address: HOST:PORT; empty for the cluster that this machine belongs to, or else a new one.
+        uri: what needs it, for the error.
+    """
     with _lock:
         if ray.is_initialized():
             return
         _holders.clear()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        address = place.address or os.environ.get("RAY_ADDRESS")
+        address = address or os.environ.get("RAY_ADDRESS", "")
         quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
         try:
             if address:
@@ -43,8 +48,14 @@ def connect(place: ClusterPlace) -> None:
         except (ConnectionError, RuntimeError, RayError, ValueError) as error:
             where = address or "a local Ray cluster"
             raise FisherhashError(
-                f"{place.uri}: cannot connect to {where}: {error}. Start one with: ray start --head"
+                f"{uri}: cannot connect to {where}: {error}. Start one with: ray start --head"
             ) from error
+
+
+def start_actor(kind: type, *args: Any, **options: Any) -> Any:
+    """An actor of a class; one that dies is started again on another node."""
+    remote: Any = ray.remote
+    return remote(max_restarts=-1, **options)(kind).remote(*args)
 
 
 def _pool(count: int) -> list[Any]:
@@ -54,8 +65,8 @@ def _pool(count: int) -> list[Any]:
         while len(_holders) < count:
             nodes = nodes or [node["NodeID"] for node in ray.nodes() if node["Alive"]]
             near = NodeAffinitySchedulingStrategy(nodes[len(_holders) % len(nodes)], soft=True)
-            actor = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=near)(ShardHolder)  # type: ignore[arg-type]
-            _holders.append(actor.remote())  # type: ignore[attr-defined]
+            options = {"num_cpus": 0, "scheduling_strategy": near}
+            _holders.append(start_actor(ShardHolder, **options))
         return list(_holders)
 
 
@@ -68,7 +79,7 @@ class ShardCalls:
             Shard(place.storage, version, place.shards, number) for number in range(place.shards)
         ]
         self._turn = 0
-        connect(place)
+        connect_ray(place.address, place.uri)
         with _lock:
             _users.update(self._shards)
 

@@ -25,12 +25,12 @@ from fisherhash.index.cluster.actors import ShardCalls
 from fisherhash.index.cluster.storage import (
     ClusterPlace,
     downloaded,
-    file_system,
     read_cluster_place,
     stored_version,
 )
 from fisherhash.index.filters import All, Where
 from fisherhash.index.items import Codes, FileState, Ids, Item, Matches, Problem, Within
+from fisherhash.system.remote import file_system
 
 _PAUSE = 0.05
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import Uri
 from fisherhash.index.uris import read_count, read_uri
 from fisherhash.system.cache import cache_dir
-from fisherhash.system.extras import require_package
+from fisherhash.system.remote import file_system, is_url
 from fisherhash.system.storage import draft_folder
 
 _FOLDER = "downloaded-indexes"
@@ -51,7 +50,7 @@ class ClusterPlace(NamedTuple):
     @property
     def is_remote(self) -> bool:
         """Whether the storage is a URL."""
-        return "://" in self.storage
+        return is_url(self.storage)
 
 
 def read_cluster_place(uri: Uri) -> ClusterPlace:
@@ -65,15 +64,6 @@ def read_cluster_place(uri: Uri) -> ClusterPlace:
             "ray://?storage=URL"
         )
     return ClusterPlace(shown, address, storage, **options)
-
-
-def file_system(url: str) -> tuple[Any, str]:
-    """The fsspec file system of a URL, and the path in it."""
-    require_package("fsspec", "remote", f"reading {url}")
-    try:
-        return importlib.import_module("fsspec").core.url_to_fs(url)
-    except (ValueError, ImportError) as error:
-        raise UsageError(f"{url} cannot be read: {error}") from None
 
 
 def stored_version(url: str) -> str:

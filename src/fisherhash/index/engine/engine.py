@@ -1,7 +1,8 @@
-"""Exact Hamming search over an array of codes, by position.
+"""Exact search over an array of codes, by position.
 
 Four ways return the same results in the same order: plain numpy (small collections), a scan of all
-codes, a scan of the distinct codes, and buckets (see tables.py). The planner chooses.
+codes, a scan of the distinct codes, and buckets (see tables.py). The planner chooses. ``search``
+and ``within`` go by Hamming distance, ``rank`` also by weights and by a second code.
 """
 
 from __future__ import annotations
@@ -20,8 +21,16 @@ from fisherhash.codes import check_bits, check_codes, code_bytes
 from fisherhash.errors import UsageError
 from fisherhash.index.checks import whole_number
 from fisherhash.index.engine import planner, small
+from fisherhash.index.engine import ranking as by_kernels
 from fisherhash.index.engine import tables as search_tables
 from fisherhash.index.engine.tables import Tables
+from fisherhash.index.ranking import (
+    COST_BITS,
+    Ranked,
+    RankedQueries,
+    check_weights,
+    ranked_by_numpy,
+)
 from fisherhash.system.cores import available_cores
 
 PATHS = ("auto", "numpy", "scan", "unique", "buckets")
@@ -69,6 +78,7 @@ class Engine:
         tables: the result of :meth:`tables` of an engine over the same codes.
         threads: the most threads to use; all cores if None.
         path: one of PATHS, to force one way; ``auto`` lets the planner choose.
+        fine: (n, fine bytes) second codes, by which :meth:`rank` orders ties.
 
     Attributes:
         rejected: the given tables were not those of the codes, and were built again.
@@ -82,6 +92,7 @@ class Engine:
         tables: Mapping[str, NDArray[Any]] | None = None,
         threads: int | None = None,
         path: str = "auto",
+        fine: NDArray[np.uint8] | None = None,
     ) -> None:
         self.bits = check_bits(bits)
         if codes.ndim != 2 or codes.dtype != np.uint8 or codes.shape[1] != code_bytes(bits):
@@ -93,13 +104,23 @@ class Engine:
             raise UsageError(f"an engine can hold at most {MOST_CODES} codes, got {len(codes)}")
         if path not in PATHS:
             raise UsageError(f"unknown path '{path}'. Known: {', '.join(PATHS)}")
+        if fine is not None and (
+            fine.ndim != 2 or fine.dtype != np.uint8 or len(fine) != len(codes)
+        ):
+            raise UsageError(
+                f"the second codes of {len(codes)} codes must be uint8 of shape ({len(codes)}, "
+                f"bytes), got {fine.dtype} of shape {fine.shape}"
+            )
         self.codes = _plain(codes)
+        self.fine = fine
+        self._fine_words: NDArray[np.uint64] | None = None
         self.threads = available_cores() if threads is None else max(1, threads)
         self.path = path
         self._lock = threading.Lock()
         self._planes: Tables | None = None
         self._tables: Tables | None = None
         self._plan = planner.Planner()
+        self._rank_plan = planner.Planner()
         self._build_seconds: float | None = None
         self.rejected = False
         self._proven = tables is None
@@ -121,7 +142,7 @@ class Engine:
         codes = _plain(codes)
         tables = self._ready(len(codes))
         planner.loaded.add(self._kernels("search"))
-        budget = self._budget(tables, len(codes), k)
+        budget = self._budget(tables, len(codes), k, self._plan)
         if not budget:
             return scan.nearest_by_scan(tables, codes, k, self.threads)
         found, distances, done, guess = multi_index.nearest_by_buckets(
@@ -131,6 +152,70 @@ class Engine:
         self._plan.learn(k, len(codes), len(left), guess)
         found[left], distances[left] = scan.nearest_by_scan(tables, codes[left], k, self.threads)
         return found, distances
+
+    def rank(self, queries: RankedQueries, k: int) -> Ranked:
+        """The best codes (n_queries, min(k, n)), in the order of the queries' ranking."""
+        codes, k = check_codes(queries.codes, self.bits), min(whole_number("k", k, 1), len(self))
+        fine, extra, weights = queries.fine, queries.fine_weight, queries.weights
+        if fine is not None:
+            fine = self._check_fine(fine, len(codes))
+        if weights is not None:
+            weights = check_weights(weights, len(codes), self.bits)
+        plain = RankedQueries(codes, weights, fine)
+        if extra is None:
+            return self._rank(plain, k)
+        if fine is None or extra.shape != (len(codes),) or extra.dtype.kind not in "iu":
+            raise UsageError("fine_weight needs second codes, and a whole number per query")
+        if extra.size and (extra.min() < 0 or extra.max() >= 1 << (2 * COST_BITS - 10)):
+            raise UsageError("fine_weight must not be negative, and not that large")
+        return by_kernels.ranked_by_sum(
+            lambda some, fetch: self._rank(plain.part(some), fetch),
+            *(len(codes), len(self), k, extra.astype(np.int64)),
+        )
+
+    def _check_fine(self, fine: NDArray[np.uint8], queries: int) -> NDArray[np.uint8]:
+        if self.fine is None:
+            raise UsageError("there are no second codes to compare the queries' with")
+        if fine.dtype != np.uint8 or fine.shape != (queries, self.fine.shape[1]):
+            raise UsageError(
+                f"second codes must be uint8 of shape ({queries}, {self.fine.shape[1]}), "
+                f"got {fine.dtype} of shape {fine.shape}"
+            )
+        return fine
+
+    def _rank(self, queries: RankedQueries, k: int) -> Ranked:
+        codes, weights, fine, _ = queries
+        # numpy has no fast way to add weights
+        effort = 1 if weights is None else self.codes.shape[1]
+        if not k or not len(codes) or self._is_small(effort * len(codes), "rank"):
+            return ranked_by_numpy(queries, self.codes, k, self.fine)
+        codes = _plain(codes)
+        if weights is None:
+            weights = np.ones((len(codes), self.bits), dtype=np.int64)
+        tables = self._ready(len(codes))
+        planner.loaded.add(self._kernels("rank"))
+        stored, own = np.zeros((0, 1), np.uint64), np.zeros((len(codes), 1), np.uint64)
+        if fine is not None:
+            stored, own = self._fine(), by_kernels.as_words(fine)
+        args = (k, weights, own, stored, self.threads)
+        budget = self._budget(tables, len(codes), k, self._rank_plan)
+        if not budget:
+            return by_kernels.ranked_by_scan(tables, codes, *args)
+        results, done = by_kernels.ranked_by_buckets(tables, codes, *args, budget)
+        left = np.flatnonzero(done == 0)
+        self._rank_plan.learn(k, len(codes), len(left), 0)
+        if len(left):
+            args = (k, weights[left], own[left], stored, self.threads)
+            rest = by_kernels.ranked_by_scan(tables, codes[left], *args)
+            for result, values in zip(results, rest, strict=True):
+                result[left] = values
+        return results
+
+    def _fine(self) -> NDArray[np.uint64]:
+        with self._lock:
+            if self._fine_words is None and self.fine is not None:
+                self._fine_words = _plain(by_kernels.as_words(self.fine))
+            return self._fine_words  # type: ignore[return-value]
 
     def within(
         self, queries: ArrayLike, radius: int
@@ -160,7 +245,7 @@ class Engine:
 
         records = []
         left = np.arange(len(queries))
-        budget = self._budget(tables, len(queries), 0)
+        budget = self._budget(tables, len(queries), 0, self._plan)
         if budget:
             near, done = multi_index.within_by_buckets(
                 tables, queries, radius, self.threads, budget
@@ -251,13 +336,13 @@ class Engine:
                 )
             return self._planes
 
-    def _budget(self, tables: Tables, queries: int, k: int) -> int:
+    def _budget(self, tables: Tables, queries: int, k: int, plan: planner.Planner) -> int:
         """Work that the buckets may do per query; 0 if they are not to be used."""
         if not tables.length or self.path == "unique":
             return 0
         if self.path == "buckets":
             return UNLIMITED
-        return self._plan.budget(tables, queries, self.threads, k)
+        return plan.budget(tables, queries, self.threads, k)
 
     def _prove(self) -> None:
         """Compare given tables with the codes, before the first kernel sees them."""

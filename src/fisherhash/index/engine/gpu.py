@@ -202,7 +202,8 @@ class GpuEngine:
             way = _fastest_way(self.device, len(queries))
         if way == "matmul" or not groups:
             return self._minima_by_matmul(queries, size, groups)
-        return _scanned(way, self._words, queries, size, groups)
+        with torch.cuda.device(self.device):
+            return _scanned(way, self._words, queries, size, groups)
 
     def _minima_by_matmul(self, queries: Tensor, size: int, groups: int) -> Tensor:
         kind = torch.float16 if self.device.type == "cuda" else torch.float32
@@ -222,7 +223,8 @@ class GpuEngine:
     def _in_groups(self, queries: Tensor, rows: Tensor, group: Tensor, size: int) -> Tensor:
         """Distances (pairs, size) of the query of each pair to the codes of its group."""
         if self.way != "matmul" and self.device.type == "cuda" and _works("count", self.device):
-            return _distances(self._words, queries, rows, group, size)
+            with torch.cuda.device(self.device):
+                return _distances(self._words, queries, rows, group, size)
         inner = torch.arange(size, device=self.device)
         places = group[:, None] * size + inner
         near = torch.zeros(len(rows), size, dtype=torch.int32, device=self.device)
@@ -351,7 +353,8 @@ def _works(way: str, device: torch.device) -> bool:
     engine = GpuEngine(codes, 64, device=device, way="matmul")
     try:
         expected = engine._minima_by_matmul(queries, 128, 8)
-        right = torch.equal(_scanned(way, engine._words, queries, 128, 8), expected)
+        with torch.cuda.device(device):
+            right = torch.equal(_scanned(way, engine._words, queries, 128, 8), expected)
     except ImportError:
         return False
     except Exception as error:  # no C compiler, no headers, an unknown GPU

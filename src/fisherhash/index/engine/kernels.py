@@ -29,11 +29,15 @@ from fisherhash.index.engine.layout import PLANE_BLOCK, WORD_GROUP
 SCAN_LANES = 64
 # planes whose sum fits a byte
 _BYTE_PLANES = 31
+# codes whose half bytes are looked up at once
+_SHUFFLED = 32
 
 _ONE = np.uint64(1)
 _ITEM = np.uint64((1 << 32) - 1)
 _ITEM_BITS = np.uint64(32)
 _DIGIT = np.uint64(255)
+# the distance in a record, below the number of the query
+_DISTANCE = np.uint64(2047)
 
 # how the search of buckets ended
 COMPLETE = 0
@@ -261,12 +265,157 @@ def _typed_near_mask(
     return types.uint64(words, types.int64, types.int64, query, words.dtype), emit
 
 
+def _typed_cheap_mask(
+    typing_context: Any,
+    words: Any,
+    place: Any,
+    stride: Any,
+    query: Any,
+    never: Any,
+    rarely: Any,
+    most: Any,
+) -> Any:
+    """A bit for each of the WORD_GROUP codes from ``place`` on: does it pass two tests?
+
+    It differs in no bit of ``never`` and in at most ``most`` bits of ``rarely``. The codes are
+    those of ``_near_mask``.
+    """
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = _data(context, builder, signature.args[0], args[0])
+        queries = context.make_array(signature.args[3])(context, builder, args[3])
+        tests = [_data(context, builder, signature.args[i], args[i]) for i in (4, 5)]
+        count = builder.extract_value(queries.shape, 0)
+        element = context.get_value_type(signature.args[0].dtype)
+        group = ir.VectorType(element, WORD_GROUP)
+        sums, wrong = cgutils.alloca_once(builder, group), cgutils.alloca_once(builder, group)
+        builder.store(ir.Constant(group, None), sums)
+        builder.store(ir.Constant(group, None), wrong)
+        with cgutils.for_range(builder, count) as loop:
+            at = builder.add(args[1], builder.mul(loop.index, args[2]))
+            codes = _load(builder, builder.gep(data, [at]), group)
+            own, never_word, rarely_word = (
+                _spread(builder, builder.load(builder.gep(one, [loop.index])), WORD_GROUP)
+                for one in (queries.data, *tests)
+            )
+            other = builder.xor(codes, own)
+            counts = _popcounts(builder, builder.and_(other, rarely_word))
+            builder.store(builder.add(builder.load(sums), counts), sums)
+            more = builder.and_(other, never_word)
+            builder.store(builder.or_(builder.load(wrong), more), wrong)
+        few = builder.icmp_unsigned("<=", builder.load(sums), _spread(builder, args[6], WORD_GROUP))
+        right = builder.icmp_unsigned("==", builder.load(wrong), ir.Constant(group, None))
+        both = builder.bitcast(builder.and_(few, right), ir.IntType(WORD_GROUP))
+        return builder.zext(both, _I64)
+
+    integer = types.int64
+    return types.uint64(words, integer, integer, query, never, rarely, words.dtype), emit
+
+
+def _saturating_sum(builder: Any, one: Any, other: Any) -> Any:
+    kind = one.type
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(kind, [kind, kind]), f"llvm.uadd.sat.v{kind.count}i8"
+    )
+    return builder.call(function, [one, other])
+
+
+def _half_byte_costs(builder: Any, values: Any, table: Any, *, shuffle: bool) -> Any:
+    """The entries of a table of 16 bytes for a vector of half bytes.
+
+    The processor has an instruction for that, or the entries of single bits are added, which gives
+    the same or less.
+    """
+    count = values.type.count
+    if shuffle:
+        loaded = _load(builder, table, ir.VectorType(_I8, 16))
+        places = ir.Constant(ir.VectorType(_I32, count), [i % 16 for i in range(count)])
+        twice = builder.shuffle_vector(loaded, ir.Constant(loaded.type, ir.Undefined), places)
+        kind = ir.FunctionType(values.type, [values.type, values.type])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx2.pshuf.b")
+        return builder.call(function, [twice, values])
+    nothing = ir.Constant(values.type, None)
+    total = nothing
+    for bit in (1, 2, 4, 8):
+        cost = _spread(builder, builder.load(builder.gep(table, [_I64(bit)])), count)
+        marked = builder.and_(values, _spread(builder, _I8(bit), count))
+        differs = builder.icmp_unsigned("!=", marked, nothing)
+        total = _saturating_sum(builder, total, builder.select(differs, cost, nothing))
+    return total
+
+
+def _typed_block_cheap(
+    typing_context: Any,
+    planes: Any,
+    offset: Any,
+    width: Any,
+    queries: Any,
+    query: Any,
+    bounds: Any,
+    limit: Any,
+    block: Any,
+) -> Any:
+    """Is any cost of a block of 256 codes below ``limit``? Then the costs are written.
+
+    bounds (n_queries, 2 * width, 16) holds the costs of half bytes; sums end at 255.
+    """
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        part = ir.VectorType(_I8, _SHUFFLED)
+        shuffle = "+avx2" in context.codegen().magic_tuple()[2].split(",")
+        data = _data(context, builder, signature.args[0], args[0])
+        own = _data(context, builder, signature.args[3], args[3])
+        own = builder.gep(own, [builder.mul(args[4], args[2])])
+        tables = _data(context, builder, signature.args[5], args[5])
+        each = builder.mul(args[2], _I64(32))
+        tables = builder.gep(tables, [builder.mul(args[4], each)])
+        out = _data(context, builder, signature.args[7], args[7])
+        sums = [cgutils.alloca_once(builder, part) for _ in range(PLANE_BLOCK // _SHUFFLED)]
+        for one in sums:
+            builder.store(ir.Constant(part, None), one)
+        with cgutils.for_range(builder, args[2]) as loop:
+            place = builder.add(args[1], builder.mul(loop.index, _I64(PLANE_BLOCK)))
+            byte = builder.load(builder.gep(own, [loop.index]))
+            table = builder.gep(tables, [builder.mul(loop.index, _I64(32))])
+            second = builder.gep(table, [_I64(16)])
+            for number, one in enumerate(sums):
+                at = builder.gep(data, [builder.add(place, _I64(number * _SHUFFLED))])
+                codes = _load(builder, at, part)
+                other = builder.xor(codes, _spread(builder, byte, _SHUFFLED))
+                high = builder.lshr(other, ir.Constant(part, [4] * _SHUFFLED))
+                low = builder.and_(other, ir.Constant(part, [15] * _SHUFFLED))
+                total = builder.load(one)
+                for values, costs in ((high, table), (low, second)):
+                    more = _half_byte_costs(builder, values, costs, shuffle=shuffle)
+                    total = _saturating_sum(builder, total, more)
+                builder.store(total, one)
+        results = [builder.load(one) for one in sums]
+        least = results[0]
+        for other in results[1:]:
+            least = builder.select(builder.icmp_unsigned("<", least, other), least, other)
+        below = builder.icmp_unsigned("<", least, _spread(builder, args[6], _SHUFFLED))
+        some = builder.icmp_unsigned("!=", builder.bitcast(below, _I32), _I32(0))
+        with builder.if_then(some, likely=False):
+            for number, result in enumerate(results):
+                at = builder.gep(out, [_I64(number * _SHUFFLED)])
+                builder.store(result, builder.bitcast(at, part.as_pointer())).align = 1
+        return some
+
+    integer = types.int64
+    signature = types.boolean(
+        planes, integer, integer, queries, integer, bounds, types.uint8, block
+    )
+    return signature, emit
+
+
 _popcount: Any = intrinsic(_typed_popcount)
 _lowest: Any = intrinsic(_typed_lowest)
 _prefetch: Any = intrinsic(_typed_prefetch)
 _block_below: Any = intrinsic(_typed_block_below)
 _below_mask: Any = intrinsic(_typed_below_mask)
 _near_mask: Any = intrinsic(_typed_near_mask)
+_cheap_mask: Any = intrinsic(_typed_cheap_mask)
+_block_cheap: Any = intrinsic(_typed_block_cheap)
 
 
 @_jit
@@ -434,16 +583,25 @@ def _sort(keys: Any, spare: Any, count: int, low: int, high: int) -> None:
 
 
 @_jit
-def _expand(keys: Any, count: int, starts: Any, positions: Any, found: Any, distances: Any) -> None:
+def _expand(
+    keys: Any,
+    count: int,
+    starts: Any,
+    positions: Any,
+    found: Any,
+    distances: Any,
+    distance_bits: Any,
+) -> None:
     """Fill found and distances (k,) from sorted keys (distance << 32 | item).
 
-    The lists of one distance are merged by position, with a heap of those that have begun.
+    distance_bits masks the distance where a key holds more above it. The lists of one distance are
+    merged by position, with a heap of those that have begun.
     """
     k = len(found)
     if len(starts) == 0:
         for i in range(k):
             found[i] = keys[i] & _ITEM
-            distances[i] = (keys[i] >> _ITEM_BITS) & np.uint64(2047)
+            distances[i] = (keys[i] >> _ITEM_BITS) & distance_bits
         return
     heap = np.empty(count, dtype=np.int64)
     ends = np.empty(count, dtype=np.int64)
@@ -451,7 +609,7 @@ def _expand(keys: Any, count: int, starts: Any, positions: Any, found: Any, dist
     i = 0
     while i < count and filled < k:
         level = keys[i] >> _ITEM_BITS
-        distance = np.int64(level & np.uint64(2047))
+        distance = np.int64(level & distance_bits)
         size = 0
         while filled < k:
             while i < count and keys[i] >> _ITEM_BITS == level:
@@ -547,7 +705,7 @@ def finish_nearest(
             distance = row_near[i]
             keys[totals[distance]] = (np.uint64(distance) << _ITEM_BITS) | np.uint64(row[i])
             totals[distance] += 1
-        _expand(keys, count, starts, positions, found[q], distances[q])
+        _expand(keys, count, starts, positions, found[q], distances[q], _DISTANCE)
 
 
 @_jit
@@ -662,7 +820,10 @@ def fill_within(
             j += 1
         first = offsets[query]
         last = offsets[query + np.uint64(1)]
-        _expand(records[i:j], j - i, starts, positions, found[first:last], distances[first:last])
+        _expand(
+            records[i:j], j - i, starts, positions, found[first:last], distances[first:last],
+            _DISTANCE,
+        )  # fmt: skip
         i = j
 
 
@@ -1197,7 +1358,7 @@ def probe_nearest(
             guess = min(bits, np.int64(state[_CUT]) + 2)
             count = np.int64(state[_COUNT])
             _sort(keys, spare, count, np.int64(0), np.int64(48))
-            _expand(keys, min(count, k), starts, positions, found[q], distances[q])
+            _expand(keys, min(count, k), starts, positions, found[q], distances[q], _DISTANCE)
             done[q] = 1
         else:
             tally[1] += 1
@@ -1261,3 +1422,649 @@ def probe_within(
         if tally[1] >= 4 and 2 * tally[1] > tally[0]:
             break
     return records[:total]
+
+
+# Ranked searches: a bit that differs costs its weight, and equal costs may be ordered by a second,
+# finer code. A key is (cost << 32 | item); costs are below 2 ** 31.
+
+
+@_jit
+def _take(
+    key: Any,
+    starts: Any,
+    shift: int,
+    k: int,
+    ties: bool,
+    keys: Any,
+    spare: Any,
+    totals: Any,
+    state: Any,
+) -> bool:
+    """Add a key to those of a query; False when there is no room, which happens with ``ties`` only.
+
+    keys hold at least the k smallest, with ``ties`` everything up to the k-th cost. totals count
+    positions by ``cost >> shift``; state is that of ``_keep``, with such a level as the cut.
+    """
+    cut = np.int64(state[_CUT])
+    level = np.int64(key >> _ITEM_BITS) >> shift
+    if level > cut or key >= state[_BOUND]:
+        return True
+    count = np.int64(state[_COUNT])
+    if count == len(keys):
+        kept = np.int64(0)
+        for i in range(count):
+            if np.int64(keys[i] >> _ITEM_BITS) >> shift <= cut:
+                keys[kept] = keys[i]
+                kept += 1
+        count = kept
+        state[_COUNT] = count
+        if 2 * count > len(keys):
+            if ties:
+                return False
+            _sort(keys, spare, count, np.int64(0), np.int64(64))
+            count = np.int64(k)
+            state[_COUNT] = count
+            state[_BOUND] = keys[k - 1]
+            if key >= state[_BOUND]:
+                return True
+    keys[count] = key
+    state[_COUNT] = count + 1
+    weight = _weight(starts, key & _ITEM)
+    totals[level] += weight
+    found = np.int64(state[_FOUND]) + weight
+    while found - totals[cut] >= k:
+        found -= totals[cut]
+        cut -= 1
+    state[_FOUND] = found
+    state[_CUT] = cut
+    return True
+
+
+@_jit
+def _start(totals: Any, state: Any) -> None:
+    for level in range(len(totals)):
+        totals[level] = 0
+    state[_COUNT] = 0
+    state[_FOUND] = 0
+    state[_CUT] = len(totals) - 1
+    state[_BOUND] = ~np.uint64(0)
+
+
+@_jit
+def _limit(state: Any, shift: int) -> Any:
+    """The highest cost that may still be needed."""
+    highest = ((np.int64(state[_CUT]) + 1) << shift) - 1
+    return min(highest, np.int64(state[_BOUND] >> _ITEM_BITS))
+
+
+@_jit
+def _refine(
+    keys: Any,
+    count: int,
+    starts: Any,
+    positions: Any,
+    fine: Any,
+    query: Any,
+    found: Any,
+    costs: Any,
+    fines: Any,
+) -> None:
+    """Fill found, costs and fines (k,) by (cost, fine distance, position) from sorted keys.
+
+    fine (positions, words) and query (words,) are the second codes.
+    """
+    k = len(found)
+    totals = np.zeros(64 * len(query) + 1, dtype=np.int64)
+    room = np.empty(1024, dtype=np.uint64)
+    spare = np.empty(1024, dtype=np.uint64)
+    filled = np.int64(0)
+    first = np.int64(0)
+    while filled < k:
+        level = keys[first] >> _ITEM_BITS
+        last = first
+        size = np.int64(0)
+        while last < count and keys[last] >> _ITEM_BITS == level:
+            size += _weight(starts, keys[last] & _ITEM)
+            last += 1
+        if size > len(room):
+            room = np.empty(2 * size, dtype=np.uint64)
+            spare = np.empty(2 * size, dtype=np.uint64)
+        size = np.int64(0)
+        for i in range(first, last):
+            item = keys[i] & _ITEM
+            if len(starts):
+                for place in range(np.int64(starts[item]), np.int64(starts[item + np.uint64(1)])):
+                    _prefetch(fine, np.int64(positions[place]) * len(query))
+                    room[size] = positions[place]
+                    size += 1
+            else:
+                _prefetch(fine, np.int64(item) * len(query))
+                room[size] = item
+                size += 1
+        totals[:] = 0
+        for i in range(size):
+            apart = np.int64(0)
+            for w in range(len(query)):
+                apart += np.int64(_popcount(fine[room[i], w] ^ query[w]))
+            room[i] |= np.uint64(apart) << _ITEM_BITS
+            totals[apart] += 1
+        left = k - filled
+        if size > left:
+            # of the last group only the nearest are sorted
+            cut = np.int64(0)
+            inside = totals[0]
+            while inside < left:
+                cut += 1
+                inside += totals[cut]
+            kept = np.int64(0)
+            for i in range(size):
+                if np.int64(room[i] >> _ITEM_BITS) <= cut:
+                    room[kept] = room[i]
+                    kept += 1
+            size = kept
+        _sort(room, spare, size, np.int64(0), np.int64(48))
+        for i in range(min(size, left)):
+            found[filled] = room[i] & _ITEM
+            costs[filled] = level
+            fines[filled] = room[i] >> _ITEM_BITS
+            filled += 1
+        first = last
+
+
+@_jit
+def _rank(
+    keys: Any,
+    spare: Any,
+    count: int,
+    starts: Any,
+    positions: Any,
+    fine: Any,
+    query: Any,
+    found: Any,
+    costs: Any,
+    fines: Any,
+) -> None:
+    """Fill one query's results from its keys, in any order; without fine codes by position."""
+    _sort(keys, spare, count, np.int64(0), np.int64(64))
+    if len(fine):
+        _refine(keys, count, starts, positions, fine, query, found, costs, fines)
+    else:
+        _expand(keys, min(count, len(found)), starts, positions, found, costs, _ITEM)
+
+
+@_jit
+def _fill_filter(by_bit: Any, limit: int, never: Any, rarely: Any) -> Any:
+    """Two tests that every item up to the cost ``limit`` passes.
+
+    It differs in none of the bits of ``never``, each of which costs more, and in at most as many
+    bits of ``rarely`` as the return value says: one more of them would cost more.
+    """
+    most = np.int64(1)
+    best = np.int64(-(1 << 30))
+    for bits in range(1, 9):
+        heavy = np.int64(0)
+        for i in range(len(by_bit)):
+            heavy += (bits + 1) * by_bit[i] > limit
+        if heavy - 8 * bits > best:
+            best = heavy - 8 * bits
+            most = np.int64(bits)
+    size = 8 * never.itemsize
+    one = never.dtype.type(1)
+    for w in range(len(never)):
+        never[w] = 0
+        rarely[w] = 0
+        for i in range(size):
+            mark = one << never.dtype.type(i)
+            if by_bit[w * size + i] > limit:
+                never[w] |= mark
+            if (most + 1) * by_bit[w * size + i] > limit:
+                rarely[w] |= mark
+    return most
+
+
+@_jit
+def _push(heap: Any, size: int, key: Any) -> None:
+    child = size
+    while child:
+        parent = (child - 1) >> 1
+        if heap[parent] <= key:
+            break
+        heap[child] = heap[parent]
+        child = parent
+    heap[child] = key
+
+
+@_jit
+def _pop(heap: Any, size: int) -> Any:
+    """The smallest of ``size`` keys, which leaves the heap."""
+    top = heap[0]
+    last = heap[size - 1]
+    size -= 1
+    parent = 0
+    while True:
+        child = 2 * parent + 1
+        if child >= size:
+            break
+        if child + 1 < size and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= last:
+            break
+        heap[parent] = heap[child]
+        parent = child
+    heap[parent] = last
+    return top
+
+
+@_jit
+def _examine(
+    query: Any,
+    by_bit: Any,
+    words: Any,
+    stride: int,
+    items: Any,
+    starts: Any,
+    length: int,
+    table: int,
+    seen: Any,
+    shift: int,
+    k: int,
+    ties: bool,
+    queue: Any,
+    waiting: int,
+    state: Any,
+    totals: Any,
+    other: Any,
+    keys: Any,
+    spare: Any,
+) -> bool:
+    """Take the places that wait in the queue into keys; False when there is no room for them."""
+    tables = len(items)
+    size = 8 * words.itemsize
+    base = table * len(query) * stride
+    kept = np.int64(0)
+    limit = _limit(state, shift)
+    for i in range(waiting):
+        place = np.int64(queue[i])
+        cost = np.int64(0)
+        for w in range(len(query)):
+            other[w] = query[w] ^ words[base + w * stride + place]
+            left = np.uint64(other[w])
+            while left:
+                cost += by_bit[w * size + _lowest(left)]
+                left &= left - _ONE
+        if cost > limit:
+            continue
+        new = True
+        if tables > 1:
+            for t in range(tables):
+                if t != table:
+                    pattern = _key(other, t * length, length)
+                    if (seen[t, pattern >> 6] >> np.uint64(pattern & 63)) & _ONE:
+                        new = False
+                        break
+        if new:
+            item = np.int64(items[table, place])
+            if len(starts):
+                _prefetch(starts, item)
+            queue[kept] = (np.uint64(cost) << _ITEM_BITS) | np.uint64(item)
+            kept += 1
+    for i in range(kept):
+        if not _take(queue[i], starts, shift, k, ties, keys, spare, totals, state):
+            return False
+    return True
+
+
+@_jit
+def _probe_ranked(
+    query: Any,
+    by_bit: Any,
+    weights: Any,
+    directory: Any,
+    words: Any,
+    stride: int,
+    items: Any,
+    starts: Any,
+    length: int,
+    shift: int,
+    k: int,
+    ties: bool,
+    budget: int,
+    lookup: int,
+    rising: Any,
+    patterns: Any,
+    heaps: Any,
+    looked: Any,
+    seen: Any,
+    never: Any,
+    rarely: Any,
+    queue: Any,
+    state: Any,
+    totals: Any,
+    other: Any,
+    keys: Any,
+    spare: Any,
+) -> Any:
+    """Find the cheapest items of one query; it ends like ``_probe``.
+
+    In every table the bucket numbers are looked up by rising cost of the bits in which they differ
+    from the query's own. A set of bits leads to two others, which cost as much or more: with the
+    next bit in addition, and with it in place of the last one. An item that no table has reached
+    costs at least the sum of what the tables come to next.
+    """
+    tables = len(directory)
+    room = heaps.shape[1]
+    _start(totals, state)
+    sizes = np.zeros(tables, dtype=np.int64)
+    counts = np.zeros(tables, dtype=np.int64)
+    nexts = np.zeros(tables, dtype=np.int64)
+    own = np.zeros(tables, dtype=np.int64)
+    for table in range(tables):
+        own[table] = _key(query, table * length, length)
+        for i in range(length):
+            weight = weights[table * length + i]
+            j = i
+            while j and rising[table, j - 1] > weight:
+                rising[table, j] = rising[table, j - 1]
+                patterns[table, j] = patterns[table, j - 1]
+                j -= 1
+            rising[table, j] = weight
+            patterns[table, j] = np.int64(1) << (length - 1 - i)
+    work = np.int64(0)
+    limit = _limit(state, shift)
+    most = _fill_filter(by_bit, limit, never, rarely)
+    end = -1
+    while end < 0:
+        table = 0
+        for t in range(1, tables):
+            if counts[t] < counts[table]:
+                table = t
+        heap = heaps[table]
+        pattern = np.int64(0)
+        if counts[table] == 0:
+            heap[0] = (np.uint64(rising[table, 0]) << _ITEM_BITS) | np.uint64(patterns[table, 0])
+            sizes[table] = 1
+        else:
+            top = _pop(heap, sizes[table])
+            sizes[table] -= 1
+            pattern = np.int64(top & np.uint64(0xFFFFFF))
+            last = np.int64((top >> np.uint64(24)) & np.uint64(255))
+            if last + 1 < length:
+                cost = np.int64(top >> _ITEM_BITS) + rising[table, last + 1]
+                longer = pattern | patterns[table, last + 1]
+                mark = np.uint64(last + 1) << np.uint64(24)
+                for _ in range(2):
+                    _prefetch(directory, table * directory.shape[1] + (own[table] ^ longer))
+                    key = (np.uint64(cost) << _ITEM_BITS) | mark | np.uint64(longer)
+                    _push(heap, sizes[table], key)
+                    sizes[table] += 1
+                    cost -= rising[table, last]
+                    longer ^= patterns[table, last]
+        looked[table, counts[table]] = pattern
+        counts[table] += 1
+        seen[table, pattern >> 6] |= _ONE << np.uint64(pattern & 63)
+        nexts[table] = np.int64(heap[0] >> _ITEM_BITS)
+        number = own[table] ^ pattern
+        start = np.int64(directory[table, number])
+        stop = np.int64(directory[table, number + 1])
+        work += lookup + stop - start
+        base = table * len(query) * stride
+        group = start
+        while group < stop and end < 0:
+            waiting = np.int64(0)
+            while group < stop and waiting <= _QUEUE - WORD_GROUP:
+                mask = _cheap_mask(
+                    words, base + group, stride, query, never, rarely, words.dtype.type(most)
+                )
+                if stop - group < WORD_GROUP:
+                    mask &= (_ONE << np.uint64(stop - group)) - _ONE
+                while mask:
+                    place = group + _lowest(mask)
+                    mask &= mask - _ONE
+                    _prefetch(items, table * items.shape[1] + place)
+                    queue[waiting] = place
+                    waiting += 1
+                group += WORD_GROUP
+            work += waiting * _KEPT
+            if not _examine(
+                query, by_bit, words, stride, items, starts, length, table, seen, shift, k, ties,
+                queue, waiting, state, totals, other, keys, spare,
+            ):  # fmt: skip
+                end = TOO_MANY
+            if _limit(state, shift) < limit:
+                limit = _limit(state, shift)
+                most = _fill_filter(by_bit, limit, never, rarely)
+            if work > budget and end < 0:
+                end = TOO_DEAR
+        if end < 0:
+            least = np.int64(0)
+            for t in range(tables):
+                least += nexts[t]
+            if sizes[table] == 0 or least > limit:
+                end = COMPLETE
+            elif sizes[table] + 2 > room or counts[table] == room or work > budget:
+                end = TOO_DEAR
+    for table in range(tables):
+        for i in range(counts[table]):
+            seen[table, looked[table, i] >> 6] = 0
+    return end
+
+
+@_jit
+def probe_ranked(
+    queries: Any,
+    weights: Any,
+    first: int,
+    last: int,
+    directory: Any,
+    words: Any,
+    stride: int,
+    items: Any,
+    starts: Any,
+    positions: Any,
+    length: int,
+    levels: int,
+    room: int,
+    budget: int,
+    lookup: int,
+    fine: Any,
+    fine_queries: Any,
+    found: Any,
+    costs: Any,
+    fines: Any,
+    done: Any,
+    tally: Any,
+) -> None:
+    """Fill found, costs and fines (n_queries, k) for the queries ``first`` to ``last``.
+
+    queries (n_queries, words) and weights (n_queries, bits); done and tally are those of
+    ``probe_nearest``. At most ``room`` bucket numbers are looked up in one table.
+    """
+    k = found.shape[1]
+    tables = len(directory)
+    size = 8 * words.itemsize
+    by_bit = np.zeros(size * queries.shape[1], dtype=np.int64)
+    rising = np.zeros((tables, length), dtype=np.int64)
+    patterns = np.zeros((tables, length), dtype=np.int64)
+    heaps = np.empty((tables, room + 2), dtype=np.uint64)
+    looked = np.empty((tables, room + 2), dtype=np.int64)
+    seen = np.zeros((tables, ((1 << length) + 63) >> 6), dtype=np.uint64)
+    never = np.zeros(queries.shape[1], dtype=queries.dtype)
+    rarely = np.zeros(queries.shape[1], dtype=queries.dtype)
+    other = np.zeros(queries.shape[1], dtype=queries.dtype)
+    totals = np.zeros(levels, dtype=np.int64)
+    queue = np.empty(_QUEUE, dtype=np.uint64)
+    state = np.empty(4, dtype=np.uint64)
+    keys = np.empty(2 * k + 1024, dtype=np.uint64)
+    spare = np.empty(len(keys), dtype=np.uint64)
+    for q in range(first, last):
+        total = np.int64(0)
+        for bit in range(weights.shape[1]):
+            total += weights[q, bit]
+            by_bit[(bit // size + 1) * size - 1 - bit % size] = weights[q, bit]
+        shift = np.int64(0)
+        while total >> shift >= levels:
+            shift += 1
+        while True:
+            end = _probe_ranked(
+                queries[q], by_bit, weights[q], directory, words, stride, items, starts, length,
+                shift, k, len(fine) > 0, budget, lookup, rising, patterns, heaps, looked, seen,
+                never, rarely, queue, state, totals, other, keys, spare,
+            )  # fmt: skip
+            if end != TOO_MANY:
+                break
+            keys = np.empty(4 * len(keys), dtype=np.uint64)
+            spare = np.empty(len(keys), dtype=np.uint64)
+        if end == COMPLETE:
+            count = np.int64(state[_COUNT])
+            _rank(
+                keys, spare, count, starts, positions, fine, fine_queries[q], found[q], costs[q],
+                fines[q],
+            )  # fmt: skip
+            done[q] = 1
+        else:
+            tally[1] += 1
+        tally[0] += 1
+        if tally[1] >= 4 and 2 * tally[1] > tally[0]:
+            break
+
+
+@_jit
+def _fill_halves(weights: Any, halves: Any) -> None:
+    """Costs (2 * bytes, 16) of what differs in each half byte; weights (bits,)."""
+    for half in range(len(halves)):
+        halves[half, 0] = 0
+        for value in range(1, 16):
+            bit = 4 * half + 3 - _lowest(np.uint64(value))
+            more = weights[bit] if bit < len(weights) else 0
+            halves[half, value] = halves[half, value & (value - 1)] + more
+
+
+@_jit
+def _fill_bounds(halves: Any, limit: int, bounds: Any) -> Any:
+    """The same in bytes, rounded down to units of which ``limit`` has at most 254; the unit."""
+    unit = limit // 254 + 1
+    for half in range(len(halves)):
+        for value in range(16):
+            bounds[half, value] = min(halves[half, value] // unit, 255)
+    return unit
+
+
+@_jit
+def scan_ranked(
+    queries: Any,
+    weights: Any,
+    planes: Any,
+    total: int,
+    starts: Any,
+    first: int,
+    last: int,
+    tile: int,
+    k: int,
+    levels: int,
+    ties: bool,
+    block: Any,
+    keys: Any,
+    counts: Any,
+) -> None:
+    """Collect the keys of the cheapest items among the blocks ``first`` to ``last``.
+
+    queries (b, width), weights (b, bits); keys (b, room) and counts (b,) receive them, in no order.
+    A count is -1 when there was no room for all ties. Codes are compared by tables of bytes that
+    are rounded down; what passes is computed again.
+    """
+    width = queries.shape[1]
+    halves = np.zeros((len(queries), 2 * width, 16), dtype=np.int64)
+    bounds = np.zeros((len(queries), 2 * width, 16), dtype=np.uint8)
+    totals = np.zeros((len(queries), levels), dtype=np.int32)
+    states = np.zeros((len(queries), 4), dtype=np.uint64)
+    # what the bytes are relative to, and from which value on they are too large
+    units = np.ones(len(queries), dtype=np.int64)
+    rated = np.zeros(len(queries), dtype=np.int64)
+    limits = np.zeros(len(queries), dtype=np.int64)
+    shifts = np.zeros(len(queries), dtype=np.int64)
+    spare = np.empty(keys.shape[1], dtype=np.uint64)
+    for q in range(len(queries)):
+        _fill_halves(weights[q], halves[q])
+        _start(totals[q], states[q])
+        while weights[q].sum() >> shifts[q] >= levels:
+            shifts[q] += 1
+        limits[q] = _limit(states[q], shifts[q])
+        rated[q] = limits[q]
+        units[q] = _fill_bounds(halves[q], limits[q], bounds[q])
+        counts[q] = 0
+    for start in range(first, last, tile):
+        stop = min(start + tile, last)
+        for q in range(len(queries)):
+            if counts[q] < 0:
+                continue
+            below = np.uint8(limits[q] // units[q] + 1)
+            for b in range(start, stop):
+                offset = b * width * PLANE_BLOCK
+                if not _block_cheap(planes, offset, width, queries, q, bounds, below, block):
+                    continue
+                for lane in range(0, PLANE_BLOCK, SCAN_LANES):
+                    mask = _below_mask(block, lane, below)
+                    while mask:
+                        i = lane + _lowest(mask)
+                        mask &= mask - _ONE
+                        if b * PLANE_BLOCK + i >= total:
+                            break
+                        cost = np.int64(0)
+                        for byte in range(width):
+                            value = planes[offset + byte * PLANE_BLOCK + i] ^ queries[q, byte]
+                            cost += halves[q, 2 * byte, value >> 4]
+                            cost += halves[q, 2 * byte + 1, value & 15]
+                        if cost > limits[q]:
+                            continue
+                        key = (np.uint64(cost) << _ITEM_BITS) | np.uint64(b * PLANE_BLOCK + i)
+                        if not _take(
+                            key, starts, shifts[q], k, ties, keys[q], spare, totals[q], states[q]
+                        ):
+                            counts[q] = -1
+                            break
+                        limits[q] = _limit(states[q], shifts[q])
+                    if counts[q] < 0:
+                        break
+                if counts[q] < 0:
+                    break
+                if 8 * limits[q] < 7 * rated[q]:
+                    rated[q] = limits[q]
+                    units[q] = _fill_bounds(halves[q], limits[q], bounds[q])
+                below = np.uint8(limits[q] // units[q] + 1)
+    for q in range(len(queries)):
+        if counts[q] == 0:
+            counts[q] = np.int64(states[q, _COUNT])
+
+
+@_jit
+def finish_ranked(
+    keys: Any,
+    counts: Any,
+    starts: Any,
+    positions: Any,
+    fine: Any,
+    fine_queries: Any,
+    found: Any,
+    costs: Any,
+    fines: Any,
+) -> None:
+    """Merge what ``scan_ranked`` collected in each part into found, costs and fines (b, k).
+
+    keys (parts, b, room) and counts (parts, b); queries that lack room in a part are left out.
+    """
+    room = keys.shape[0] * keys.shape[2]
+    row = np.empty(room, dtype=np.uint64)
+    spare = np.empty(room, dtype=np.uint64)
+    for q in range(found.shape[0]):
+        count = np.int64(0)
+        whole = True
+        for part in range(keys.shape[0]):
+            whole = whole and counts[part, q] >= 0
+            for i in range(counts[part, q]):
+                row[count] = keys[part, q, i]
+                count += 1
+        if whole:
+            _rank(
+                row, spare, count, starts, positions, fine, fine_queries[q], found[q], costs[q],
+                fines[q],
+            )  # fmt: skip

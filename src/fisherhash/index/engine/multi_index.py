@@ -18,7 +18,7 @@ _LOOKUP_FAR = 300
 _NEAR_BYTES = 1 << 24
 
 
-def _words(tables: Tables, queries: NDArray[np.uint8]) -> NDArray[np.unsignedinteger]:
+def query_words(tables: Tables, queries: NDArray[np.uint8]) -> NDArray[np.unsignedinteger]:
     """Queries (n, words), the first bit highest, as the buckets hold their codes."""
     size = tables.words.itemsize
     missing = -queries.shape[1] % size
@@ -30,7 +30,8 @@ def _ranges(queries: int, threads: int) -> list[tuple[int, int]]:
     return split(queries, max(min(queries, 4 * threads), -(-queries // _QUERIES)))
 
 
-def _lookup(tables: Tables) -> int:
+def lookup_cost(tables: Tables) -> int:
+    """Cost of one look-up, in compared codes."""
     return _LOOKUP_NEAR if tables.words.nbytes <= _NEAR_BYTES else _LOOKUP_FAR
 
 
@@ -51,7 +52,7 @@ def nearest_by_buckets(
     distances = np.zeros((len(queries), k), dtype=np.int64)
     done = np.zeros(len(queries), dtype=np.uint8)
     tally = np.zeros(2, dtype=np.int64)
-    words = _words(tables, queries)
+    words = query_words(tables, queries)
     offsets, masks = tables.masks
 
     guess = tables.bits if guess is None else guess
@@ -60,7 +61,14 @@ def nearest_by_buckets(
         return kernels.probe_nearest(
             *(words, first, last, tables.directory, tables.words.reshape(-1)),
             *(tables.words.shape[2], tables.bucket_items, masks, offsets),
-            *(tables.starts, tables.positions, tables.length, tables.bits, budget, _lookup(tables)),
+            *(
+                tables.starts,
+                tables.positions,
+                tables.length,
+                tables.bits,
+                budget,
+                lookup_cost(tables),
+            ),
             *(guess, found, distances, done, tally),
         )
 
@@ -74,14 +82,14 @@ def within_by_buckets(
     """Sorted records like those of the scan, and for which queries the budget was enough."""
     done = np.zeros(len(queries), dtype=np.uint8)
     tally = np.zeros(2, dtype=np.int64)
-    words = _words(tables, queries)
+    words = query_words(tables, queries)
     offsets, masks = tables.masks
 
     def job(first: int, last: int) -> NDArray[np.uint64]:
         return kernels.probe_within(
             *(words, first, last, tables.directory, tables.words.reshape(-1)),
             *(tables.words.shape[2], tables.bucket_items, masks, offsets),
-            *(tables.starts, tables.length, tables.bits, radius, budget, _lookup(tables)),
+            *(tables.starts, tables.length, tables.bits, radius, budget, lookup_cost(tables)),
             *(done, tally),
         )
 

@@ -14,7 +14,7 @@ from fisherhash.index.engine.pool import run
 from fisherhash.index.engine.tables import Tables, split
 
 # bytes of planes that a batch of queries scans before it moves on: they fit the first cache
-_TILE = 1 << 14
+TILE = 1 << 14
 # queries per job, and the most entries of its scratch memory
 _QUERIES = 128
 _ENTRIES = 1 << 24
@@ -25,7 +25,7 @@ MOST_QUERIES = 1 << 16
 Pieces = list[tuple[int, int]]
 
 
-def _pieces(tables: Tables, queries: int, threads: int, most: int) -> tuple[Pieces, Pieces]:
+def pieces(tables: Tables, queries: int, threads: int, most: int) -> tuple[Pieces, Pieces]:
     """Ranges of queries and ranges of blocks; every pair of them is a job."""
     blocks = -(-tables.items // PLANE_BLOCK)
     # a thread takes as long to wake up as to read this much
@@ -49,10 +49,10 @@ def nearest_by_scan(
     distances = np.zeros((len(queries), k), dtype=np.int64)
     if not found.size:
         return found, distances
-    tile = max(1, _TILE // (PLANE_BLOCK * queries.shape[1]))
+    tile = max(1, TILE // (PLANE_BLOCK * queries.shape[1]))
     room = min(2 * k + 4 * kernels.SCAN_LANES, tables.items + kernels.SCAN_LANES)
     most = max(1, min(_QUERIES, _ENTRIES // room))
-    ranges, parts = _pieces(tables, len(queries), threads, most)
+    ranges, parts = pieces(tables, len(queries), threads, most)
 
     def job(first: int, last: int) -> None:
         shape = (len(parts), last - first, room)
@@ -80,8 +80,8 @@ def within_by_scan(
     tables: Tables, queries: NDArray[np.uint8], radius: int, threads: int
 ) -> NDArray[np.uint64]:
     """Sorted records (query << 43 | distance << 32 | item) of all items up to the radius."""
-    tile = max(1, _TILE // (PLANE_BLOCK * queries.shape[1]))
-    ranges, parts = _pieces(tables, len(queries), threads, _QUERIES)
+    tile = max(1, TILE // (PLANE_BLOCK * queries.shape[1]))
+    ranges, parts = pieces(tables, len(queries), threads, _QUERIES)
 
     def job(queried: tuple[int, int], part: tuple[int, int]) -> NDArray[np.uint64]:
         first, last = queried

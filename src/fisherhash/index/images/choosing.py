@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fisherhash.codes import pack
 from fisherhash.data.splits import hash_order
 from fisherhash.errors import UsageError
-from fisherhash.index.base import Codes
+from fisherhash.index.images.stored import KnownCodes
 from fisherhash.index.images.syncing import collection_of
 from fisherhash.model import builtin
 
@@ -43,7 +43,7 @@ class ChosenHasher:
 
     hasher: Hasher
     model: dict[str, Any]
-    codes: dict[str, Codes]
+    codes: KnownCodes
     reason: str
 
 
@@ -124,7 +124,8 @@ def fit_sample(
     }
     hasher = FittedHasher(base.runtime, weight, offset, method="itq", details=details)
     codes = pack(hasher.logits_of_rows(rows.values))
-    known = {sample.names[int(i)]: code for i, code in zip(rows.indices, codes, strict=True)}
+    pairs = zip(rows.indices, codes, strict=True)
+    known: KnownCodes = {sample.names[int(i)]: (code, None) for i, code in pairs}
     reason = f"there are at least {FEWEST_FITTED:,} images, enough to fit codes to"
     model = {"fitted": "itq", "images": len(known)} | hasher.about
     return ChosenHasher(hasher, model, known, f"{length} bits, fitted to {of} (itq): {reason}")

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.base import Codes, Index, Uri
+from fisherhash.index.base import Index, Uri
 from fisherhash.index.images.choosing import ChosenHasher, choose_hasher
 from fisherhash.index.images.image_index import ImageIndex
 from fisherhash.index.images.results import SyncReport
+from fisherhash.index.images.stored import CodePair, codes_by_name
 from fisherhash.index.images.syncing import (
     Import,
     check_folder,
@@ -208,7 +209,7 @@ def describe_model(model: Mapping[str, Any]) -> str:
 
 def fit_hasher(
     name: str, files: Sequence[ImageFile], method: str, *, bits: int | None, device: str
-) -> tuple[Hasher, dict[str, Any], dict[str, Codes]]:
+) -> tuple[Hasher, dict[str, Any], dict[str, CodePair]]:
     """Fit a hasher to at most 20,000 of some image files, without labels.
 
     Returns:
@@ -230,9 +231,9 @@ def fit_hasher(
     hasher = fit(
         sample, method=method, bits=FIT_BITS if bits is None else bits, device=device
     ).hasher
-    known: dict[str, Codes] = {}
+    known: dict[str, CodePair] = {}
     for block in hasher.encode_blocks(sample, cached=True):
-        known |= {sample.names[int(i)]: c for i, c in zip(block.indices, block.codes, strict=True)}
+        known |= codes_by_name(sample.names, block)
     return hasher, {"fitted": method, "images": len(known)} | hasher.about, known
 
 

@@ -76,7 +76,10 @@ class DuplicateGroup(list[Match]):
     def pairs(self) -> Iterator[DuplicateGroup]:
         """The first item with each of the others."""
         for match in self[1:]:
-            yield DuplicateGroup([self[0], match], span=match.distance, confirmed=self.confirmed)
+            span = int(match.distance)
+            yield DuplicateGroup([self[0], match], span=span, confirmed=self.confirmed)
+                [self[0], match], span=int(match.distance), confirmed=self.confirmed
+            )
 
     def rank(self) -> tuple[bool, int, int, int, int]:
         """What groups are ordered by: the surest first."""
@@ -204,7 +207,7 @@ def confirmed(group: Sequence[Match]) -> bool | None:
 def _span(group: Sequence[Match]) -> int:
     if isinstance(group, DuplicateGroup):
         return group.span
-    return max((match.distance for match in group), default=0)
+    return int(max((match.distance for match in group), default=0))
 
 
 def _rounded(number: float) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -35,13 +35,15 @@ from fisherhash.index.images.results import (
     synced_folder,
 )
 from fisherhash.index.images.syncing import RUNTIMES, Import, add_images, sync_images
+from fisherhash.index.items import Hit
+from fisherhash.index.ranking import RANKINGS, Ranking
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fisherhash.data.images import ImageLike
     from fisherhash.index.filters import Where
-    from fisherhash.model.hasher import Hasher
+    from fisherhash.model.hasher import EncodedBlock, Hasher
 
 DEFAULT_K = 10
 
@@ -103,6 +105,7 @@ class ImageIndex:
         index = Index.create(
             uri,
             bits=hasher.bits,
+            fine_bits=hasher.fine_bits if Index.may_hold_fine(uri) else 0,
             fingerprint=hasher.fingerprint(),
             model=model,
             save_model=None if "builtin" in model else hasher.save,
@@ -197,6 +200,8 @@ class ImageIndex:
         k: int | None = None,
         radius: int | None = None,
         where: Where | None = None,
+        ranking: Ranking | None = None,
+        count_ties: bool = False,
         skip_unreadable: bool = False,
     ) -> list[SearchResult]:
         """Search with images and with items of the index; one result per query, in this order.
@@ -208,6 +213,10 @@ class ImageIndex:
             k: matches per query; by default 10, or all within a radius.
             radius: only items whose codes differ in at most this many bits.
             where: only items that match this filter; a label may differ in case.
+            ranking: ``hamming`` or ``real``; by default what the hasher's card says is better for
+                images and vectors. An item of the index and a search within a radius have the
+                Hamming distance. Where the index has second codes, they order equal distances.
+            count_ties: also count the items at each distance of a match.
             skip_unreadable: return a result with an ``error`` for an image that cannot be read,
                 rather than raise it.
 
@@ -225,77 +234,155 @@ class ImageIndex:
         if radius is not None and not 0 <= radius <= bits:
             raise UsageError(f"radius must be between 0 and {bits} bits, got {radius}")
         where = None if where is None else where_labels(self.index, where)
-        results = self._encode(queries, skip_unreadable=skip_unreadable) if queries else []
+        if ranking not in (None, *RANKINGS):
+            raise UsageError(f"unknown ranking {ranking!r}. Known: {', '.join(RANKINGS)}")
+        if ranking == "real" and (keys or radius is not None):
+            raise UsageError(
+                "the ranking 'real' needs images or vectors: an item of the index has its code "
+                "only, and a radius is a number of bits"
+            )
+        if radius is None and ranking is None and (queries or features is not None):
+            ranking = self.hasher.ranking
+        logits: list[NDArray[np.float32]] = []
+        results = []
+        way = "hamming" if ranking is None else ranking
+        if queries:
+            results, logits = self._encode(queries, way, skip_unreadable=skip_unreadable)
         if features is not None:
-            unavailable = self.index.unavailable
-            results += [
-                SearchResult(f"row {row}", None, code.tobytes(), [], unavailable=unavailable)
-                for row, code in enumerate(self.hasher.encode_features(features))
-            ]
+            rows, more = self._encode_features(features, way)
+            results, logits = results + rows, logits + more
         own: list[int | None] = [None] * len(results)
         with self.index.reading():
             items = self.index.get(keys) if keys else []
             folder, unavailable = synced_folder(self.index), self.index.unavailable
             for item in items:
                 place = image_path(item, folder)
-                results.append(
-                    SearchResult(
-                        item.name,
-                        place,
-                        item.code,
-                        [],
-                        by_key=True,
-                        unavailable=unavailable,
-                    )
-                )
+                about: dict[str, Any] = {"by_key": True, "unavailable": unavailable}
+                about["fine"] = item.fine
+                results.append(SearchResult(item.name, place, item.code, [], **about))
                 own.append(item.id)
             readable = [pair for pair in zip(results, own, strict=True) if pair[0].error is None]
             if not readable:
                 return results
-            codes = joined_codes([result.code for result, _ in readable])
             if radius is None:
                 k = DEFAULT_K if k is None else k
-                # One more, for an item that finds itself.
-                found = self.index.search(codes, k + bool(keys), where=where)
+                real = logits if ranking == "real" else []
+                found = self._nearest([one for one, _ in readable], real, k + bool(keys), where)
             else:
-                found = self.index.within(codes, radius, where=where)
+                codes = joined_codes([result.code for result, _ in readable])
+                near = self.index.within(codes, radius, where=where)
+                found = [[(hit, None) for hit in row] for row in near]
             hits = [
-                (result, hit)
+                (result, hit, fine)
                 for (result, self_id), row in zip(readable, found, strict=True)
-                for hit in [hit for hit in row if hit.id != self_id][:k]
+                for hit, fine in [pair for pair in row if pair[0].id != self_id][:k]
             ]
             # All items at once; None for one that another writer removed meanwhile.
-            items = self.index.get_items(np.array([hit.id for _, hit in hits], dtype=np.int64))
-        for (result, hit), item in zip(hits, items, strict=True):
-            if item is not None:
-                result.matches.append(Match(item, hit.distance, folder))
+            items = self.index.get_items(np.array([hit.id for _, hit, _ in hits], dtype=np.int64))
+            for (result, hit, fine), item in zip(hits, items, strict=True):
+                if item is not None:
+                    result.matches.append(Match(item, hit.distance, folder, fine=fine))
+            if count_ties:
+                for result, _ in readable:
+                    self._count_ties(result, where)
         return results
 
-    def _encode(self, images: list[ImageLike], *, skip_unreadable: bool) -> list[SearchResult]:
-        """Queries with their codes and without matches, in the order of the images."""
+    def _nearest(
+        self,
+        queries: list[SearchResult],
+        logits: list[NDArray[np.float32]],
+        k: int,
+        where: Where | None,
+    ) -> list[list[tuple[Hit, int | None]]]:
+        """Hits with their fine distances: the first queries by their logits, the rest by codes."""
+        second: dict[str, Any] = {}
+        if self.index.fine_bits:
+            second["fine"] = joined_codes([query.fine or b"" for query in queries])
+        found: list[list[tuple[Hit, int | None]]] = []
+        for rows in (slice(0, len(logits)), slice(len(logits), len(queries))):
+            if not queries[rows]:
+                continue
+            args: dict[str, Any] = {name: value[rows] for name, value in second.items()}
+            codes = joined_codes([query.code for query in queries[rows]])
+            if rows.start == 0 and logits:
+                args |= {"ranking": "real", "logits": np.stack(logits)}
+            matches = self.index.search(codes, k, where=where, **args)
+            for row, hits in enumerate(matches):
+                fines = [None] * len(hits)
+                if matches.fines is not None:
+                    fines = matches.fines[row].tolist()
+                found.append(list(zip(hits, fines, strict=True)))
+        return found
+
+    def _count_ties(self, result: SearchResult, where: Where | None) -> None:
+        """Count the items at each distance of a match.
+
+        Real-valued distances are equal where codes are, so items with the codes of the matches are
+        counted.
+        """
+        if not result.matches:
+            return
+        if result.ranking == "hamming":
+            shown = [int(match.distance) for match in result.matches]
+            found = self.index.within(joined_codes([result.code]), shown[-1], where=where)
+            counts = np.bincount(found.distances, minlength=shown[-1] + 1)
+            result.ties.update({distance: int(counts[distance]) for distance in shown})
+            return
+        distinct = {match.item.code: match.distance for match in result.matches}
+        found = self.index.within(joined_codes(list(distinct)), 0, where=where)
+        for distance, count in zip(distinct.values(), np.diff(found.offsets), strict=True):
+            result.ties[distance] = result.ties.get(distance, 0) + int(count)
+
+    def _encode(
+        self, images: list[ImageLike], ranking: Ranking, *, skip_unreadable: bool
+    ) -> tuple[list[SearchResult], list[NDArray[np.float32]]]:
+        """Queries with their codes and without matches, in the order of the images.
+
+        Returns:
+            The queries, and the logits of those that could be read.
+        """
         paths = [os.fspath(i) if isinstance(i, str | os.PathLike) else None for i in images]
         for path in paths:
             if path is not None and not os.path.lexists(path):
                 raise UsageError(f"there is no file '{path}'")
-        codes: dict[int, bytes] = {}
+        codes: dict[int, tuple[bytes, bytes | None]] = {}
+        logits: dict[int, NDArray[np.float32]] = {}
         errors: dict[int, str] = {}
-        for block in self.hasher.encode_blocks(images):
-            codes |= zip(block.indices.tolist(), map(bytes, block.codes), strict=True)
+        for block in self.hasher.encode_blocks(images, queries=True):
+            codes |= zip(block.indices.tolist(), _pairs(block), strict=True)
+            logits |= zip(block.indices.tolist(), _logits(block), strict=True)
             errors |= {skip.index: f"{skip.name}: {skip.reason}" for skip in block.skipped}
         if errors and not skip_unreadable:
             raise FisherhashError("; ".join(errors.values()))
         unavailable = self.index.unavailable
-        return [
-            SearchResult(
-                path or f"image {number}",
-                path,
-                codes.get(number, b""),
-                [],
-                errors.get(number),
-                unavailable=unavailable,
-            )
-            for number, path in enumerate(paths)
-        ]
+        results = []
+        for number, path in enumerate(paths):
+            code, fine = codes.get(number, (b"", None))
+            about: dict[str, Any] = {"unavailable": unavailable, "ranking": ranking}
+            about["fine"] = self._second(fine)
+            name = path or f"image {number}"
+            results.append(SearchResult(name, path, code, [], errors.get(number), **about))
+        return results, [logits[number] for number in sorted(logits)]
+
+    def _encode_features(
+        self, features: NDArray[Any], ranking: Ranking
+    ) -> tuple[list[SearchResult], list[NDArray[np.float32]]]:
+        """The same of vectors."""
+        vectors = np.atleast_2d(np.asanyarray(features))
+        self.hasher.check_vectors(vectors, "the array")
+        results: list[SearchResult] = []
+        logits: list[NDArray[np.float32]] = []
+        about: dict[str, Any] = {"unavailable": self.index.unavailable, "ranking": ranking}
+        for block in self.hasher.encode_feature_blocks(vectors, queries=True):
+            for code, fine in _pairs(block):
+                name, second = f"row {len(results)}", self._second(fine)
+                results.append(SearchResult(name, None, code, [], fine=second, **about))
+            logits += _logits(block)
+        return results, logits
+
+    def _second(self, fine: bytes | None) -> bytes | None:
+        """A query's second code, where the index has those."""
+        return fine if self.index.fine_bits else None
 
     def duplicates(
         self,
@@ -425,6 +512,16 @@ def hasher_of(index: Index, *, device: str = "cpu") -> Hasher:
             "index again"
         )
     return hasher
+
+
+def _pairs(block: EncodedBlock) -> Iterator[tuple[bytes, bytes | None]]:
+    """Codes and second codes of encoded images."""
+    fines = [None] * len(block.codes) if block.fine is None else map(bytes, block.fine)
+    return zip(map(bytes, block.codes), fines, strict=True)
+
+
+def _logits(block: EncodedBlock) -> list[NDArray[np.float32]]:
+    return [] if block.queries is None else list(block.queries)
 
 
 def _listed(images: ImageLike | Sequence[ImageLike]) -> list[ImageLike]:

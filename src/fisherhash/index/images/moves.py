@@ -40,7 +40,7 @@ def moves_script(found: Duplicates, target: str | os.PathLike[str], *, script: s
         state = "" if sure else ", not confirmed"
         lines.append(
             f"\n# group {number}: {counted(len(group), 'image')} within "
-            f"{counted(max(m.distance for m in group), 'bit')}{state}\n"
+            f"{counted(int(max(m.distance for m in group)), 'bit')}{state}\n"
             f"# keep {printable(group[0].path or group[0].name)}\n"
         )
         for match in group[1:]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -18,16 +19,19 @@ class Match(NamedTuple):
 
     Attributes:
         item: the item of the index.
-        distance: its Hamming distance from the query.
+        distance: its distance from the query: the bits that differ or, in a search with real-valued
+            queries, their weights, where a bit of mean weight counts 1.
         folder: the folder that the index is kept in sync with.
         same_bytes: among duplicates whose files were compared: the number of its set of
             byte-identical files, None for a file that equals no other.
+        fine: the distance of its second code, where the search used those.
     """
 
     item: Item
-    distance: int
+    distance: float
     folder: str | None
     same_bytes: int | None = None
+    fine: int | None = None
 
     @property
     def name(self) -> str:
@@ -42,12 +46,14 @@ class Match(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         """What identifies it, as JSON can hold it."""
         item = self.item
-        return {"distance": self.distance, "id": item.id, "key": item.key, "path": self.path}
+        fine = {} if self.fine is None else {"fine": self.fine}
+        place = {"id": item.id, "key": item.key, "path": self.path}
+        return {"distance": self.distance, **fine, **place}
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """One query and its matches, ordered by (distance, id); iterates over the matches.
+    """One query and its matches, nearest first; iterates over the matches.
 
     Attributes:
         query: the file or the key of the query.
@@ -57,6 +63,9 @@ class SearchResult:
         error: why its image cannot be read; such a query has no code and no matches.
         by_key: whether the query is an item of the index, which then says where its file is.
         unavailable: items that were left out because they are damaged; None where none may be.
+        ranking: by what the matches are ordered: ``hamming`` or ``real``.
+        fine: the query's second code, where its hasher makes those.
+        ties: how many items of the index are at each distance of a match, if they were counted.
     """
 
     query: str
@@ -66,6 +75,9 @@ class SearchResult:
     error: str | None = None
     by_key: bool = False
     unavailable: int | None = None
+    ranking: str = "hamming"
+    fine: bytes | None = field(default=None, repr=False)
+    ties: dict[float, int] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.matches)
@@ -76,6 +88,17 @@ class SearchResult:
     def __getitem__(self, rank: int) -> Match:
         return self.matches[rank]
 
+    def tied(self) -> list[str]:
+        """A sentence for every distance at which there are more items than matches."""
+        shown = Counter(match.distance for match in self.matches)
+        how = " by the second code" if self.fine is not None else ""
+        return [
+            f"{count:,} images are at distance {shown_distance(distance)}; "
+            f"the first {shown[distance]:,}{how} are shown"
+            for distance, count in sorted(self.ties.items())
+            if count > shown[distance]
+        ]
+
     def to_json(self) -> dict[str, Any]:
         """The query and its matches as JSON can hold them."""
         rows = [
@@ -84,8 +107,20 @@ class SearchResult:
             | {"labels": list(match.item.labels), "metadata": match.item.metadata}
             for rank, match in enumerate(self.matches, start=1)
         ]
-        found = {"query": self.query, "code": self.code.hex(), "results": rows}
+        found: dict[str, Any] = {"query": self.query, "code": self.code.hex()}
+        found |= {"ranking": self.ranking, "results": rows}
+        if self.ties:
+            found["ties"] = [{"distance": d, "items": n} for d, n in sorted(self.ties.items())]
         return found if self.unavailable is None else found | {"unavailable": self.unavailable}
+
+
+def shown_distance(distance: float) -> str:
+    """A distance as it is printed.
+
+    >>> shown_distance(3), shown_distance(2.256)
+    ('3', '2.26')
+    """
+    return str(distance) if isinstance(distance, int) else f"{distance:.2f}"
 
 
 def left_out(count: int) -> str:

@@ -34,10 +34,10 @@ from fisherhash.data.images import UnreadableImage, check_file, read_failure
 from fisherhash.data.photo_fields import PHOTO_FIELDS, photo_fields
 from fisherhash.data.readers import FileReader
 from fisherhash.errors import UsageError
-from fisherhash.index.base import CannotWriteError, Codes, Entry, Index
+from fisherhash.index.base import CannotWriteError, Entry, Index
 from fisherhash.index.images.known import remember_folders
 from fisherhash.index.images.results import SkippedFile, SyncReport, synced_folder
-from fisherhash.index.images.stored import FEWEST_REUSED, stored_codes
+from fisherhash.index.images.stored import FEWEST_REUSED, KnownCodes, known_block, stored_codes
 from fisherhash.system.progress import progress
 
 if TYPE_CHECKING:
@@ -63,12 +63,12 @@ class Import:
         self,
         index: Index,
         hasher: Callable[[], Hasher],
-        codes: Mapping[str, Codes] | None = None,
+        codes: KnownCodes | None = None,
         *,
         workers: int | None = None,
     ) -> None:
         self.index, self.hasher = index, hasher
-        self.codes: Mapping[str, Codes] = codes or {}
+        self.codes: KnownCodes = codes or {}
         self.workers = workers
         self.files = index.files()
         self.skipped = index.notes("skipped")
@@ -196,12 +196,15 @@ class Import:
                 entries = []
                 read = [todo[number] for number in block.indices.tolist()]
                 fields = self._fields(read, metadata)
-                for file, code, own in zip(read, block.codes, fields, strict=True):
+                # An index on a back-end without second codes leaves them out.
+                fines = block.fine if self.index.fine_bits else None
+                fines = [None] * len(read) if fines is None else fines
+                for file, code, fine, own in zip(read, block.codes, fines, fields, strict=True):
                     given = labels
                     if labels is None and file.key not in self.files:
                         given = folder_labels(file.key)
                     state = (file.path, file.size, file.mtime_ns)
-                    entries.append(Entry(file.key, code, *state, given, own))
+                    entries.append(Entry(file.key, code, *state, given, own, fine))
                     self._new_ctimes[file.key] = file.ctime_ns
                 damaged = []
                 for skip in block.skipped:
@@ -250,13 +253,11 @@ class Import:
     def _encoded(
         self, hasher: Hasher, name: str, todo: Sequence[ImageFile]
     ) -> Iterator[EncodedBlock]:
-        from fisherhash.model.hasher import EncodedBlock
 
         known = [i for i, file in enumerate(todo) if file.key in self.codes]
-        stored = {i: self.codes[todo[i].key] for i in known}
         steps = range(0, len(known), IMAGES_PER_COMMIT)
         blocks = (
-            EncodedBlock(np.array(some), np.stack([stored[i] for i in some]), None, [])
+            known_block(some, [self.codes[todo[i].key] for i in some])
             for some in (known[i : i + IMAGES_PER_COMMIT] for i in steps)
         )
         rest = [i for i, file in enumerate(todo) if file.key not in self.codes]

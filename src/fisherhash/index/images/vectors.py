@@ -72,7 +72,10 @@ def add_vectors(
                 numbers = block.indices.tolist()
                 own = [str(i) if names is None else names[i] for i in numbers]
                 entries = []
-                for key, code, item in zip(own, block.codes, index.get_items(own), strict=True):
+                fines = block.fine if index.fine_bits else None
+                fines = [None] * len(own) if fines is None else fines
+                rows = zip(own, block.codes, fines, index.get_items(own), strict=True)
+                for key, code, fine, item in rows:
                     same = item is not None and bytes(item.code) == code.tobytes()
                     if same and labels is None and metadata is None:
                         report.unchanged += 1
@@ -82,7 +85,8 @@ def add_vectors(
                             f"{uri} has another vector under the key '{key}', which is the number "
                             "of a row; give these vectors keys of their own: --keys FILE"
                         )
-                    entries.append(Entry(key, code, labels=labels, metadata=metadata))
+                    about = {"labels": labels, "metadata": metadata, "fine": fine}
+                    entries.append(Entry(key, code, **about))
                     (report.added if item is None else report.updated).append(key)
                 if entries:
                     made["codes"] += len(entries)

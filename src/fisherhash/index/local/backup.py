@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from fisherhash.codes import code_bytes
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import Index
 from fisherhash.index.local.catalogue import Catalogue
@@ -43,6 +42,7 @@ from fisherhash.index.local.guards import (
     crc_blocks,
 )
 from fisherhash.index.local.lock import WriterLock
+from fisherhash.index.local.records import RecordForm
 from fisherhash.index.local.schema import CATALOGUE, SUMS, FileRow, RemovedRow, State
 from fisherhash.index.local.spare import Spare, save_spare
 from fisherhash.index.local.table_files import TABLES_FOLDER, delete_tables
@@ -102,7 +102,7 @@ class _Copy:
 
     def parts(self, source: _Source) -> Iterator[tuple[str, FileRow, int, bytes]]:
         """Name, row, committed size and checksums of every file of codes and ids."""
-        width = code_bytes(self.facts["bits"])
+        width = RecordForm.from_facts(self.facts).width
         for row in self.files:
             yield codes_name(row.number), row, row.length * width, row.code_sums
             if row.kind == "implied":

@@ -200,7 +200,12 @@ class Catalogue:
         """Whether the bytes match the stored sums. A writer may be changing them."""
         for _ in range(20):
             sums, _wrong = Sums.read(self._sums_path)
-            if sums is not None and (sums.size, list(sums.blocks)) == self._file.sums():
+            # The size first: a file that was made huge is not read.
+            if (
+                sums is not None
+                and sums.size == self._file.size()
+                and (sums.size, list(sums.blocks)) == self._file.sums()
+            ):
                 return True
             again, _wrong = Sums.read(self._sums_path)
             if again == sums and not (sums is None and self._writer_is_busy()):

@@ -27,13 +27,14 @@ from fisherhash.index.local.rows import encode_text, note_columns
 from fisherhash.index.local.schema import (
     APPLICATION,
     CATALOGUE,
-    CATALOGUE_FORMAT,
     NOTES_SCHEMA,
+    PLAIN_FORMAT,
     PUT_FACT,
     SCHEMA,
     SUMS,
     State,
     fact_columns,
+    format_of,
 )
 from fisherhash.index.local.spare import Spare, save_spare
 from fisherhash.system.storage import fsync_file, fsync_folder
@@ -52,7 +53,7 @@ def create_catalogue(folder: Path, facts: dict[str, Any]) -> None:
         # One flush at the end is enough: the folder gets its name after that.
         db.execute("PRAGMA synchronous = OFF")
         db.execute(f"PRAGMA application_id = {APPLICATION}")
-        db.execute(f"PRAGMA user_version = {CATALOGUE_FORMAT}")
+        db.execute(f"PRAGMA user_version = {format_of(facts)}")
         db.executescript(SCHEMA)
         for name, value in (("index", facts), ("state", State()._asdict())):
             db.execute(PUT_FACT, fact_columns(name, value))
@@ -141,7 +142,7 @@ class CatalogueWriter(Catalogue):
         with self._reading() as db:
             if notes:
                 db.execute(NOTES_SCHEMA)
-            db.execute(f"PRAGMA user_version = {CATALOGUE_FORMAT}")
+            db.execute(f"PRAGMA user_version = {PLAIN_FORMAT}")
 
     def put_notes(self, notes: NoteTexts) -> tuple[int, int] | None:
         """Write notes; returns by how much their number and the sum of their checksums grow.

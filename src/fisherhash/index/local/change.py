@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fisherhash.codes import code_bytes
 from fisherhash.errors import FisherhashError
 from fisherhash.index.checks import NoteTexts, as_ids, check_notes
 from fisherhash.index.items import Codes, Ids
@@ -29,10 +28,10 @@ from fisherhash.index.local.guards import cannot_write
 from fisherhash.index.local.rows import ItemRow
 from fisherhash.index.local.runs import RunsWriter
 from fisherhash.index.local.schema import (
-    CATALOGUE_FORMAT,
     DELETE_FILE,
     DELETE_ITEM,
     INSERT_ITEM,
+    PLAIN_FORMAT,
     PUT_FACT,
     PUT_FILE,
     PUT_REMOVED,
@@ -85,7 +84,7 @@ class Change:
         """
         if self._catalogue.begin() != self.before.state:
             raise self._other_writer()
-        if self._format < CATALOGUE_FORMAT:
+        if self._format < PLAIN_FORMAT:
             self._catalogue.upgrade(notes=self.upgrades)
         if self.upgrades:
             self.write_notes(check_notes(read_old_notes(self._folder)))
@@ -178,7 +177,7 @@ class Change:
         """
         for segment in old:
             self.drop(segment)
-        row, width = None, code_bytes(self.before.bits)
+        row, width = None, self.before.form.width
         for ids, codes in blocks:
             if row is None:
                 kind = "runs" if runs.has_gaps() else "implied"

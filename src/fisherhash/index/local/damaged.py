@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fisherhash.index.local.records import RecordForm
 from fisherhash.index.local.schema import FileRow
 from fisherhash.index.local.segments import Segment
 from fisherhash.index.local.verified import VerifiedCodes, read_verified
@@ -24,7 +25,11 @@ class RestSegment(Segment):
     """
 
     def __init__(
-        self, folder: Path, verified: VerifiedCodes, bits: int, removed: NDArray[np.uint8] | None
+        self,
+        folder: Path,
+        verified: VerifiedCodes,
+        form: RecordForm,
+        removed: NDArray[np.uint8] | None,
     ) -> None:
         row = self.committed = verified.row
         alive = np.ones(row.length, dtype=bool)
@@ -32,11 +37,11 @@ class RestSegment(Segment):
             alive = np.unpackbits(removed, count=row.length, bitorder="little") == 0
         kept = alive & verified.good
         self.unavailable = int((alive & ~verified.good).sum())
-        self.folder, self.bits, self.removed = folder, bits, None
+        self.folder, self.form, self.removed = folder, form, None
         self._marks = removed
-        self._codes, self._ids = verified.codes[kept], verified.ids[kept]
+        self._records, self._ids = verified.records[kept], verified.ids[kept]
         kind = "loose" if row.kind == "loose" else "sorted"
-        self.row = FileRow(row.number, kind, row.first_id, len(self.codes))
+        self.row = FileRow(row.number, kind, row.first_id, len(self.records))
         self.files = []
         self._table_file = None
         self._base, self._base_length = None, 0
@@ -57,7 +62,7 @@ class RestSegment(Segment):
 def rest_of(
     folder: Path,
     row: FileRow,
-    bits: int,
+    form: RecordForm,
     removed: NDArray[np.uint8] | None,
     before: Segment | None,
 ) -> Segment:
@@ -66,10 +71,10 @@ def rest_of(
         if before.fits(row, removed):
             return before
     elif before is not None and before.row.length == row.length:
-        return Segment(folder, row, bits, removed, before)
-    verified = read_verified(folder, row, bits)
+        return Segment(folder, row, form, removed, before)
+    verified = read_verified(folder, row, form.width)
     if not verified.damage:
-        return Segment(folder, row, bits, removed, before if type(before) is Segment else None)
+        return Segment(folder, row, form, removed, before if type(before) is Segment else None)
     for name, what in verified.damage.items():
         logger.warning("%s/%s %s; its items are left out", folder, name, what)
-    return RestSegment(folder, verified, bits, removed)
+    return RestSegment(folder, verified, form, removed)

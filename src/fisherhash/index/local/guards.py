@@ -171,6 +171,13 @@ class SharedFile:
             yield data[:count]
             offset += count
 
+    def size(self) -> int:
+        """Bytes of the file."""
+        try:
+            return os.fstat(self._fd).st_size
+        except OSError as error:
+            raise cannot_read(self.path, error) from None
+
     def sums(self) -> tuple[int, list[int]]:
         """Size and checksums of the blocks."""
         found = [(len(block), zlib.crc32(block)) for block in self.blocks()]

@@ -23,7 +23,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fisherhash.codes import code_bytes
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import CannotReadError, DamagedError, Index, SaveModel, Uri, Verb
 from fisherhash.index.checks import (
@@ -33,10 +32,9 @@ from fisherhash.index.checks import (
     as_ids,
     check_entries,
     check_notes,
-    code_blocks,
+    code_pairs,
     code_rows,
 )
-from fisherhash.index.engine import Engine
 from fisherhash.index.filters import All, Where, parse_filter, unknown_field
 from fisherhash.index.items import Codes, FileState, Ids, Item, Matches, Problem, Within
 from fisherhash.index.local.catalogue import Catalogue
@@ -49,6 +47,7 @@ from fisherhash.index.local.format_1 import delete_old_notes, read_old_notes
 from fisherhash.index.local.guards import CommitMark
 from fisherhash.index.local.item_reader import ItemReader
 from fisherhash.index.local.lock import WriterLock
+from fisherhash.index.local.records import RecordForm, Records
 from fisherhash.index.local.rows import ItemRow, item_of
 from fisherhash.index.local.schema import CATALOGUE, PUT_FACT, State, fact_columns
 from fisherhash.index.local.snapshot import Snapshot, Subset, load_snapshot
@@ -56,6 +55,7 @@ from fisherhash.index.local.sql import json_path, to_sql
 from fisherhash.index.local.subsets import SubsetCache, Touched, in_ranges
 from fisherhash.index.local.table_files import delete_tables, table_bytes
 from fisherhash.index.local.verify import RESTORE, unreadable, verify_index
+from fisherhash.index.ranking import Ranked, RankedQueries
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +87,8 @@ class LocalIndex(Index):
         first_query_seconds: time of this object's first search: checks, tables and results.
     """
 
+    can_hold_fine = True
+
     def __init__(self, uri: Uri, *, write: bool, skip_damaged: bool = False) -> None:
         self.uri, self.path, self.writable = os.fspath(uri), Path(uri), write
         self.first_query_seconds: float | None = None
@@ -103,6 +105,8 @@ class LocalIndex(Index):
         self._identity = _identity(self._catalogue.path)
         facts = self._catalogue.facts
         self.bits, self.fingerprint = facts["bits"], facts["fingerprint"]
+        self._form = RecordForm.from_facts(facts)
+        self.fine_bits = self._form.fine_bits
         self.model = facts["model"]
 
     @classmethod
@@ -220,7 +224,7 @@ class LocalIndex(Index):
         if self._snapshot is None or self._snapshot.state != state:
             self._snapshot = load_snapshot(
                 self.path,
-                self.bits,
+                self._form,
                 self._catalogue,
                 self._snapshot,
                 skip_damaged=self._skip_damaged,
@@ -239,6 +243,10 @@ class LocalIndex(Index):
     def _search(self, queries: Codes, k: int, where: All) -> Matches:
         with self._searching(queries, where) as target:
             return target.search(queries, k)
+
+    def _rank(self, queries: RankedQueries, k: int, where: All) -> Ranked:
+        with self._searching(queries.codes, where) as target:
+            return target.rank(queries, k)
 
     def _within(self, queries: Codes, radius: int, where: All) -> Within:
         with self._searching(queries, where) as target:
@@ -274,7 +282,7 @@ class LocalIndex(Index):
             recent=self._catalogue.recent,
             matching=lambda touched: self._matching(snapshot, where, touched),
             gather=lambda ids: self._gather(snapshot, ids),
-            make=lambda ids, codes: Subset(ids, Engine(codes, self.bits)),
+            make=lambda ids, records: Subset(ids, self._form.engine(records)),
         )
 
     def _matching(self, snapshot: Snapshot, where: All, touched: Touched | None = None) -> Ids:
@@ -330,9 +338,9 @@ class LocalIndex(Index):
         else:
             blocks = snapshot.scan(_ITEMS_STEP)
         return (
-            item_of(id_, rows.get(id_), code)
-            for part, codes in blocks
-            for id_, code in zip(part.tolist(), code_rows(codes), strict=True)
+            item_of(id_, rows.get(id_), *self._form.split(record))
+            for part, records in blocks
+            for id_, record in zip(part.tolist(), code_rows(records), strict=True)
         )
 
     def ids(self, where: Where | None = None) -> Ids:
@@ -373,20 +381,22 @@ class LocalIndex(Index):
         """See :meth:`Index.codes`."""
         with self._guard:
             self._heal()
-            return self._gather(self._current(), as_ids(ids))
+            records = self._gather(self._current(), as_ids(ids))
+        return np.ascontiguousarray(self._form.codes(records))
 
     def _scan(self, block: int) -> Iterator[tuple[Ids, Codes]]:
         with self._guard:
             self._heal()
             snapshot = self._current()
             snapshot.check()
-        return snapshot.scan(block)
+        form = self._form
+        return ((ids, np.asarray(form.codes(rows))) for ids, rows in snapshot.scan(block))
 
-    def _gather(self, snapshot: Snapshot, ids: Ids) -> Codes:
-        exists, codes = snapshot.gather(ids)
+    def _gather(self, snapshot: Snapshot, ids: Ids) -> Records:
+        exists, records = snapshot.gather(ids)
         if not exists.all():
             raise self._missing(ids[~exists][0])
-        return codes
+        return records
 
     # Changes
 
@@ -405,21 +415,29 @@ class LocalIndex(Index):
             ]
             change.delete_rows(known.values())
             change.insert_rows(rows)
-            codes = {row.id: e.code for row, e in zip(rows, entries, strict=True) if e.code}
-            moved = {row[0]: codes.pop(row[0]) for row in known.values() if row[0] in codes}
-            change.move(as_ids(moved), self._joined(moved.values()))
-            change.append(self._joined(codes.values()))
+            new = {
+                row.id: e.code + (e.fine or b"")
+                for row, e in zip(rows, entries, strict=True)
+                if e.code
+            }
+            moved = {row[0]: new.pop(row[0]) for row in known.values() if row[0] in new}
+            change.move(as_ids(moved), self._form.joined(moved.values()))
+            change.append(self._form.joined(new.values()))
             change.write_notes(notes)
         return as_ids(row.id for row in rows)
 
     def add_codes(
-        self, codes: ArrayLike | Iterable[ArrayLike], *, fingerprint: str | None = None
+        self,
+        codes: ArrayLike | Iterable[ArrayLike],
+        *,
+        fine: ArrayLike | Iterable[ArrayLike] | None = None,
+        fingerprint: str | None = None,
     ) -> range:
         """See :meth:`Index.add_codes`."""
         with self._guard, self._commit(fingerprint) as change:
             first = change.state.next_id
-            for block in code_blocks(codes, self.bits):
-                change.append(block)
+            for pair in code_pairs(codes, fine, self.bits, self.fine_bits):
+                change.append(np.hstack(pair) if self.fine_bits else pair[0])
             return range(first, change.state.next_id)
 
     def add_items(
@@ -429,20 +447,21 @@ class LocalIndex(Index):
         self._must_write()
         given = list(items)
         keyed = [item for item in given if item.key is not None]
-        entries = check_entries((item.entry() for item in keyed), self.bits)
+        entries = check_entries((item.entry() for item in keyed), *self._form)
         rows = [
             ItemRow.from_entry(item.id, entry) for item, entry in zip(keyed, entries, strict=True)
         ]
         with self._guard:
             known = self._catalogue.rows_of_keys([entry.key for entry in entries])
             self._check_entries("add", entries, known)
-            ids, codes = as_ids(item.id for item in given), self._joined(i.code for i in given)
-            self.load_items(ids, codes, rows, check_notes(notes), next_id=next_id or 0)
+            ids = as_ids(item.id for item in given)
+            records = self._form.joined(i.code + (i.fine or b"") for i in given)
+            self.load_items(ids, records, rows, check_notes(notes), next_id=next_id or 0)
 
     def load_items(
         self,
         ids: Ids,
-        codes: Codes,
+        records: Records,
         rows: Sequence[ItemRow],
         notes: NoteTexts,
         *,
@@ -452,7 +471,7 @@ class LocalIndex(Index):
 
         Args:
             ids: ascending, and none below the next id.
-            codes: their codes.
+            records: their codes, each with its second code behind it.
             rows: the rows of those that have a key.
             notes: written in the same commit.
             next_id: the least id that a new item gets afterwards.
@@ -460,7 +479,7 @@ class LocalIndex(Index):
         with self._guard, self._commit(None) as change:
             if len(ids) and (ids[0] < change.state.next_id or (np.diff(ids) <= 0).any()):
                 raise UsageError(f"{self.uri}: the ids to load must ascend, and be new")
-            change.load(ids, codes, rows, next_id)
+            change.load(ids, records, rows, next_id)
             change.write_notes(notes)
 
     def _remove(self, keys: list[str], ids: Ids, notes: NoteTexts, *, missing_ok: bool) -> int:
@@ -504,7 +523,7 @@ class LocalIndex(Index):
     def _compact_group(self, group: Group) -> None:
         snapshot = self._current()
         snapshot.check()
-        runs = plan_group(snapshot, group, code_bytes(self.bits))
+        runs = plan_group(snapshot, group, self._form.width)
         if runs is None:
             return
         with self._commit(None) as change:
@@ -600,6 +619,8 @@ class LocalIndex(Index):
                 "path": str(self.path),
                 "format": self._catalogue.format(),
                 "bits": self.bits,
+                "fine_bits": self.fine_bits,
+                "fine_bytes": (self._form.width - self._form.code_width) * snapshot.length(),
                 "fingerprint": self.fingerprint,
                 "model": self.model,
                 "count": state.live,

@@ -73,6 +73,11 @@ class ItemReader:
 
 def _items(snapshot: Snapshot, ids: dict[Any, int], rows: dict[Any, Columns]) -> dict[Any, Item]:
     """Items under their names, from their checked rows; without those that are not there."""
-    exists, codes = snapshot.gather(as_ids(list(ids.values())))
-    parts = zip(ids.items(), code_rows(codes), exists.tolist(), strict=True)
-    return {name: item_of(id_, rows.get(name), code) for (name, id_), code, here in parts if here}
+    exists, records = snapshot.gather(as_ids(list(ids.values())))
+    parts = zip(ids.items(), code_rows(records), exists.tolist(), strict=True)
+    split = snapshot.form.split
+    return {
+        name: item_of(id_, rows.get(name), *split(record))
+        for (name, id_), record, here in parts
+        if here
+    }

@@ -70,7 +70,7 @@ class RawPages:
     def __post_init__(self) -> None:
         self._wal = -1
         self._fd = _open(self.path)
-        self.count = -(-os.fstat(self._fd).st_size // PAGE)
+        self.count = -(-_end_of_data(self._fd) // PAGE)
         with contextlib.suppress(OSError):
             self._wal = _open(self.path.with_name(self.path.name + "-wal"))
             self._read_log()
@@ -85,8 +85,7 @@ class RawPages:
     # The log
 
     def _read_log(self) -> None:
-        size = os.fstat(self._wal).st_size
-        count = (size - _WAL_HEAD) // (_FRAME_HEAD + PAGE)
+        count = (_end_of_data(self._wal) - _WAL_HEAD) // (_FRAME_HEAD + PAGE)
         if count < 1:
             return
         try:
@@ -250,6 +249,18 @@ class RawPages:
 def _open(path: Path) -> int:
     """A regular file; a pipe or a link in its place is an error."""
     return open_inside(path.parent, path.name, os.O_RDONLY)
+
+
+def _end_of_data(fd: int) -> int:
+    """Where the bytes of a file end, without a hole at its end: that may be a terabyte of zeros."""
+    size = os.fstat(fd).st_size
+    end = 0
+    with contextlib.suppress(OSError):
+        while end < size:
+            end = os.lseek(fd, os.lseek(fd, end, os.SEEK_DATA), os.SEEK_HOLE)
+        return size
+    # ENXIO: there are no data after this point. A system without holes fails at once.
+    return end or size
 
 
 def _pread(fd: int, size: int, offset: int) -> bytes:

@@ -24,6 +24,7 @@ from fisherhash.index.base import Index
 from fisherhash.index.items import Codes, Ids
 from fisherhash.index.local.folder import MODEL_FOLDER, is_taken
 from fisherhash.index.local.lock import is_held
+from fisherhash.index.local.records import RecordForm
 from fisherhash.index.local.rows import ItemRow, decode_text
 from fisherhash.index.local.salvage import Salvage, copy_readable, salvage_catalogue
 from fisherhash.index.local.schema import CATALOGUE, REMOVED_BLOCK, FileRow
@@ -103,7 +104,8 @@ def repair_index(source: str | os.PathLike[str], out: str | os.PathLike[str]) ->
         )
     found = salvage_catalogue(folder)
     facts = _facts(folder, found)
-    files = [read_verified(folder, row, facts["bits"]) for row in found.files.values()]
+    width = RecordForm.from_facts(facts).width
+    files = [read_verified(folder, row, width) for row in found.files.values()]
     report = RepairReport(str(place), remarks=list(found.remarks))
     for file in files:
         report.remarks += [f"{name} {what}" for name, what in file.damage.items()]
@@ -123,9 +125,13 @@ def _facts(folder: Path, found: Salvage) -> dict[str, Any]:
         with contextlib.suppress(OSError, ValueError, RecursionError):
             config = json.loads((folder / MODEL_FOLDER / "config.json").read_bytes())
             facts = {"bits": config["bits"], "fingerprint": config["fingerprint"], "model": {}}
+            if config.get("fine_bits"):
+                facts["fine_bits"] = config["fine_bits"]
             found.remarks.append("the length of the codes was taken from the index's model")
     try:
         check_bits(facts["bits"])  # type: ignore[index]
+        if facts.get("fine_bits"):  # type: ignore[union-attr]
+            check_bits(facts["fine_bits"])  # type: ignore[index]
         return dict(facts)  # type: ignore[arg-type]
     except (TypeError, KeyError, UsageError):
         raise FisherhashError(
@@ -157,9 +163,9 @@ def _choose(files: list[VerifiedCodes], found: Salvage, report: RepairReport) ->
                     f"{counted(kept, 'code')} without a key may have been removed before"
                 )
         taken["ids"].append(file.ids[alive & file.good])
-        taken["codes"].append(file.codes[alive & file.good])
+        taken["codes"].append(file.records[alive & file.good])
         taken["lost"].append(file.ids[alive & ~file.good])
-    width = files[0].codes.shape[1] if files else 1
+    width = files[0].records.shape[1] if files else 1
     ids = np.concatenate([np.zeros(0, np.int64), *taken["ids"]])
     codes = np.concatenate([np.zeros((0, width), np.uint8), *taken["codes"]])
     # The last of several codes of one id is the newest.
@@ -253,6 +259,7 @@ def _write(
         with Index.create(
             inside,
             bits=facts["bits"],
+            fine_bits=facts.get("fine_bits", 0),
             fingerprint=facts.get("fingerprint"),
             model=facts.get("model") or {},
             save_model=(lambda to: _copy_model(model, to, report)) if model.is_dir() else None,

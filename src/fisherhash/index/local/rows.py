@@ -81,10 +81,12 @@ class ItemRow(NamedTuple):
         return cls(id_, decode_text(key), None if path is None else decode_text(path), *rest)
 
 
-def item_of(id_: int, columns: Sequence[Any] | None, code: bytes) -> Item:
-    """An item from its stored row that was checked, if it has one, and its code."""
+def item_of(
+    id_: int, columns: Sequence[Any] | None, code: bytes, fine: bytes | None = None
+) -> Item:
+    """An item from its stored row that was checked, if it has one, and its codes."""
     if columns is None:
-        return Item(id_, code)
+        return Item(id_, code, fine=fine)
     _, key, path, size, mtime_ns, labels, metadata, _ = columns
     return Item(
         id_,
@@ -96,6 +98,7 @@ def item_of(id_: int, columns: Sequence[Any] | None, code: bytes) -> Item:
         # Most items have neither, and a search fetches many items.
         () if labels == "[]" else tuple(parsed(id_, labels, list)),
         {} if metadata == "{}" else parsed(id_, metadata, dict),
+        fine,
     )
 
 

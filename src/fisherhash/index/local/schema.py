@@ -7,7 +7,8 @@ content. The state holds the number and the sum of these checksums, so that a ro
 vanished or is an old one is noticed.
 
 Format 1 had no notes: it kept them in two files beside the catalogue, see format_1.py. Format 2 had
-no code files of the kind "runs".
+no code files of the kind "runs". Format 4 has a second code behind every code of a code file; an
+index without second codes stays in format 3, which earlier versions can read.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from typing import Any, NamedTuple
 
 CATALOGUE = "catalogue.sqlite"
 SUMS = "catalogue.sums"
-CATALOGUE_FORMAT = 3
+CATALOGUE_FORMAT = 4
+PLAIN_FORMAT = 3
+"""Of an index without second codes."""
 APPLICATION = 0x46484958  # "FHIX"
 REMOVED_BLOCK = 1 << 16
 """Positions whose removed bits are stored in one row."""
@@ -144,6 +147,11 @@ class RemovedRow(NamedTuple):
         return zlib.crc32(self.bits, zlib.crc32(text.encode()))
 
 
+def format_of(facts: Mapping[str, Any]) -> int:
+    """The format in which an index with these facts is stored."""
+    return CATALOGUE_FORMAT if facts.get("fine_bits") else PLAIN_FORMAT
+
+
 def fact_columns(name: str, facts: Mapping[str, Any]) -> tuple[str, str, int]:
     """The row of facts as it is stored, with its checksum."""
     text = json.dumps(facts)
@@ -170,7 +178,11 @@ def check_facts(name: str, facts: Any) -> dict[str, Any]:
         bits, fingerprint = facts.get("bits"), facts.get("fingerprint")
         if isinstance(bits, bool) or not isinstance(bits, int) or not 1 <= bits <= 1024:
             raise ValueError("bits is out of range")
-        if not isinstance(fingerprint, str | None) or not isinstance(facts.get("model"), dict):
+        fine = facts.get("fine_bits", 0)
+        if isinstance(fine, bool) or not isinstance(fine, int) or not 0 <= fine <= 1024:
+            raise ValueError("fine_bits is out of range")
+        known = "fingerprint" in facts and isinstance(facts.get("model"), dict)
+        if not (known and isinstance(fingerprint, str | None)):
             raise ValueError("fingerprint or model is missing")
     elif not isinstance(facts.get("commits"), list):
         raise ValueError("it holds no list of commits")

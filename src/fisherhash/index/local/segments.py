@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fisherhash.codes import code_bytes
 from fisherhash.errors import FisherhashError
 from fisherhash.index.base import DamagedError
 from fisherhash.index.engine import Engine
 from fisherhash.index.items import Codes, Ids
 from fisherhash.index.local.code_files import codes_name, damaged_blocks, ids_name
 from fisherhash.index.local.guards import SUM_BLOCK
+from fisherhash.index.local.records import RecordForm, Records
 from fisherhash.index.local.runs import Runs, decode_runs
 from fisherhash.index.local.schema import FileRow
 from fisherhash.index.local.stored import StoredBytes, most_in_memory, restore
@@ -28,6 +28,7 @@ from fisherhash.index.local.table_files import (
     table_name,
     table_names,
 )
+from fisherhash.index.ranking import Ranked, RankedQueries
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,9 @@ _MAX_RESULTS = 1 << 24
 """Results held at once while removed items are dropped from them."""
 
 Found = tuple[Ids, NDArray[np.int64]]
+Rows = slice | NDArray[np.int64]
+Find = Callable[[Engine, Rows, int], tuple[NDArray[np.int64], ...]]
+"""Searches an engine for some of the queries: positions, and what orders them."""
 FoundWithin = tuple[NDArray[np.int64], Ids, NDArray[np.int64]]
 
 
@@ -56,14 +60,14 @@ class Segment:
         self,
         folder: Path,
         row: FileRow,
-        bits: int,
+        form: RecordForm,
         removed: NDArray[np.uint8] | None,
         before: Segment | None,
     ) -> None:
-        self.folder, self.row, self.bits, self.removed = folder, row, bits, removed
+        self.folder, self.row, self.form, self.removed = folder, row, form, removed
         # Bytes are only ever added, so what was checked or prepared before still holds.
         names: list[tuple[str, int | None, bytes]] = [
-            (codes_name(row.number), code_bytes(bits) * row.length, row.code_sums)
+            (codes_name(row.number), form.width * row.length, row.code_sums)
         ]
         if row.kind != "implied":
             # A file of runs is written once, so all of it counts.
@@ -76,7 +80,7 @@ class Segment:
             self.files.append((file, np.frombuffer(sums, dtype="<u4")))
         if row.kind == "runs" and self.files[1][0].size > 18 * row.length + 18:
             raise DamagedError(f"{self.files[1][0].path} is too long. {restore}")
-        self._codes: Codes | None = None
+        self._records: Records | None = None
         self._ids: Ids | Runs | None = None
         self._base = before._base if before else None
         self._base_length = before._base_length if before else 0
@@ -101,16 +105,16 @@ class Segment:
     # Ids and positions
 
     @property
-    def codes(self) -> Codes:
-        """(length, bytes) codes, checked."""
-        if self._codes is None:
+    def records(self) -> Records:
+        """(length, bytes) records, checked."""
+        if self._records is None:
             self.check()
-        return self._codes  # type: ignore[return-value]
+        return self._records  # type: ignore[return-value]
 
     @property
     def ids(self) -> Ids | Runs | None:
         """Their ids where they are not implied, checked."""
-        if self._codes is None:
+        if self._records is None:
             self.check()
         return self._ids
 
@@ -165,10 +169,10 @@ class Segment:
                 self._order = self._order[np.argsort(self.ids[self._order], kind="stable")]
         return self._order
 
-    def between(self, first: int, end: int) -> tuple[Ids, Codes]:
-        """Ids and codes of a loose file that count, from one id to another, by ascending id."""
+    def between(self, first: int, end: int) -> tuple[Ids, Records]:
+        """Ids and records of a loose file that count, from one id to another, by ascending id."""
         positions = self.places_between(first, end)
-        return self.ids_at(positions), self.codes[positions]
+        return self.ids_at(positions), self.records[positions]
 
     def places_between(self, first: int, end: int) -> NDArray[np.int64]:
         """Their positions."""
@@ -176,22 +180,22 @@ class Segment:
         ids = self.ids_at(order)
         return order[np.searchsorted(ids, first) : np.searchsorted(ids, end)]
 
-    def blocks(self, step: int) -> Iterator[tuple[Ids, NDArray[np.uint8]]]:
-        """Ids and codes of all that count, by ascending id."""
+    def blocks(self, step: int) -> Iterator[tuple[Ids, Records]]:
+        """Ids and records of all that count, by ascending id."""
         if self.row.kind == "loose":
             order = self.order()
             for start in range(0, len(order), step):
                 part = order[start : start + step]
-                yield self.ids_at(part), self.codes[part]
+                yield self.ids_at(part), self.records[part]
             return
         for start in range(0, self.row.length, step):
             positions = np.arange(start, min(start + step, self.row.length), dtype=np.int64)
-            codes = self.codes[start : start + step]
+            records = self.records[start : start + step]
             if self.removed is not None:
                 alive = ~self.is_removed(positions)
-                positions, codes = positions[alive], codes[alive]
+                positions, records = positions[alive], records[alive]
             if len(positions):
-                yield self.ids_at(positions), np.asarray(codes)
+                yield self.ids_at(positions), np.asarray(records)
 
     # Checks
 
@@ -206,11 +210,11 @@ class Segment:
             bad = file.check(sums)
             if bad:
                 raise damaged_blocks(file.path, bad)
-        if self._codes is not None:
+        if self._records is not None:
             return
         if len(self.files) > 1:
             self._ids = self._read_ids(self.files[1][0])
-        self._codes = self.files[0][0].data.reshape(self.row.length, code_bytes(self.bits))
+        self._records = self.files[0][0].data.reshape(self.row.length, self.form.width)
 
     def _read_ids(self, file: StoredBytes) -> Ids | Runs:
         if self.row.kind != "runs":
@@ -229,7 +233,7 @@ class Segment:
             return
         if self.row.kind == "loose" or 2 * self.row.removed > self.row.length:
             if self._gathered is None:
-                self._gathered = Engine(np.asarray(self.codes[self.order()]), self.bits)
+                self._gathered = self.form.engine(np.asarray(self.records[self.order()]))
             if build:
                 self._gathered.build()
             return
@@ -243,7 +247,7 @@ class Segment:
             self._base.build()
             self.keep_tables()
         if self._base_length < length and self._tail is None:
-            self._tail = Engine(self.codes[self._base_length :], self.bits)
+            self._tail = self.form.engine(self.records[self._base_length :])
 
     def _open_tables(self, length: int) -> tuple[Engine, int, bool]:
         """An engine with the stored tables, if they cover nearly all codes."""
@@ -255,13 +259,13 @@ class Segment:
             found = load_tables(self.folder, name, self._table_facts(covered))
             if found is not None:
                 try:
-                    engine = Engine(self.codes[:covered], self.bits, tables=found.arrays)
+                    engine = self.form.engine(self.records[:covered], found.arrays)
                 except FisherhashError as error:
                     logger.warning("%s will be built again: %s", self.folder / name, error)
                 else:
                     self._table_file = found.file
                     return engine, covered, True
-        return Engine(self.codes, self.bits), length, False
+        return self.form.engine(self.records), length, False
 
     def keep_tables(self) -> None:
         """Store tables that the engine has built meanwhile, for this process and later ones."""
@@ -283,18 +287,17 @@ class Segment:
         if mapped is not None:
             # The mapped ones instead of those in memory: the system may evict their pages.
             self._table_file = mapped.file
-            codes = self.codes[: self._base_length]
-            self._base = Engine(codes, self.bits, tables=mapped.arrays)
+            self._base = self.form.engine(self.records[: self._base_length], mapped.arrays)
 
     def _table_facts(self, covered: int) -> dict[str, Any]:
         """What stored tables must match: exactly these bytes."""
-        size = covered * self.codes.shape[1]
+        size = covered * self.form.width
         whole = size // SUM_BLOCK
         crc = zlib.crc32(self.row.code_sums[: 4 * whole])
-        rest = self.codes.reshape(-1).data[whole * SUM_BLOCK : size]
+        rest = self.records.reshape(-1).data[whole * SUM_BLOCK : size]
         return {
             "file": self.row.number,
-            "bits": self.bits,
+            "bits": self.form.bits,
             "codes": covered,
             "crc": zlib.crc32(rest, crc),
         }
@@ -309,48 +312,65 @@ class Segment:
 
     def search(self, queries: Codes, k: int) -> list[Found]:
         """The k nearest that count, as parts to be merged; after :meth:`prepare`."""
-        found = []
+
+        def find(engine: Engine, rows: Rows, fetch: int) -> tuple[NDArray[np.int64], ...]:
+            return engine.search(queries[rows], fetch)
+
+        return [(ids, distances) for ids, distances in self._best(len(queries), k, find)]
+
+    def rank(self, queries: RankedQueries, k: int) -> list[Ranked]:
+        """The k best that count, as parts to be merged, ids for positions."""
+
+        def find(engine: Engine, rows: Rows, fetch: int) -> Ranked:
+            return engine.rank(queries.part(rows), fetch)
+
+        return [Ranked(*part) for part in self._best(len(queries.codes), k, find)]
+
+    def _best(self, queries: int, k: int, find: Find) -> Iterator[list[NDArray[np.int64]]]:
+        """What a search of each part finds that counts, ids for positions."""
         for start, end, engine in self._parts():
             removed = 0
             if self.removed is not None and self._gathered is None:
                 removed = _ones(self.removed, end) - _ones(self.removed, start)
             want = min(k, end - start - removed)
             if want and removed:
-                positions, distances = self._search_alive(queries, want, start, engine)
+                positions, *rest = self._best_alive(queries, want, start, engine, find)
             elif want:
-                places, distances = engine.search(queries, want)
+                places, *rest = find(engine, slice(None), want)
                 positions = self._positions(places, start)
             else:
                 continue
-            found.append((self.ids_at(positions), distances))
-        return found
+            yield [self.ids_at(positions), *rest]
 
     def _positions(self, places: NDArray[np.int64], start: int) -> NDArray[np.int64]:
         """Positions in the file of places in a part that begins at ``start``."""
         return places + start if self._gathered is None else self.order()[places]
 
-    def _search_alive(self, queries: Codes, want: int, start: int, engine: Engine) -> Found:
+    def _best_alive(
+        self, queries: int, want: int, start: int, engine: Engine, find: Find
+    ) -> list[NDArray[np.int64]]:
         """Search for more than needed, drop removed items, and go on where too few are left."""
-        positions = np.empty((len(queries), want), dtype=np.int64)
-        distances = np.empty((len(queries), want), dtype=np.int64)
+        results: list[NDArray[np.int64]] = []
         alive_share = 1 - self.row.removed / self.row.length
         fetch = min(len(engine), int(1.2 * want / alive_share) + 16)
-        left = np.arange(len(queries))
+        left = np.arange(queries)
         while len(left):
             again = []
             step = max(1, _MAX_RESULTS // fetch)
             for some in (left[i : i + step] for i in range(0, len(left), step)):
-                found, far = engine.search(queries[some], fetch)
+                found, *rest = find(engine, some, fetch)
                 found = found + start
                 dead = self.is_removed(found)
                 enough = (~dead).sum(axis=1) >= want
                 order = np.argsort(dead[enough], axis=1, kind="stable")[:, :want]
-                positions[some[enough]] = np.take_along_axis(found[enough], order, axis=1)
-                distances[some[enough]] = np.take_along_axis(far[enough], order, axis=1)
+                if not results:
+                    results = [np.empty((queries, want), dtype=np.int64) for _ in (found, *rest)]
+                for result, values in zip(results, (found, *rest), strict=True):
+                    result[some[enough]] = np.take_along_axis(values[enough], order, axis=1)
                 again.append(some[~enough])
             left = np.concatenate(again)
             fetch = min(len(engine), 4 * fetch)
-        return positions, distances
+        return results
 
     def within(self, queries: Codes, radius: int) -> list[FoundWithin]:
         """All that count within a radius: (query numbers, ids, distances) of each part."""

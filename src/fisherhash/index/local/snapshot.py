@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fisherhash.codes import code_bytes
 from fisherhash.index.engine import Engine
 from fisherhash.index.items import Codes, Ids, Item, Matches, Within
 from fisherhash.index.local.catalogue import Catalogue
 from fisherhash.index.local.damaged import rest_of
+from fisherhash.index.local.records import RecordForm, Records
 from fisherhash.index.local.schema import REMOVED_BLOCK, RemovedRow, State
 from fisherhash.index.local.segments import Segment, merge_nearest, merge_within
+from fisherhash.index.ranking import Ranked, RankedQueries, merge_ranked
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Snapshot:
 
     Attributes:
         state: the commit.
-        bits: length of a code.
+        form: what a record holds.
         base: code files with ascending ids, by ascending first id.
         loose: code files of updated items.
         notes: the notes that were read, as JSON, by kind and name.
@@ -32,7 +33,7 @@ class Snapshot:
     """
 
     state: State
-    bits: int
+    form: RecordForm
     base: tuple[Segment, ...]
     loose: tuple[Segment, ...]
     notes: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -58,6 +59,11 @@ class Snapshot:
         parts = [part for segment in self.segments for part in segment.search(queries, k)]
         return Matches(*merge_nearest(parts, len(queries), k))
 
+    def rank(self, queries: RankedQueries, k: int) -> Ranked:
+        """The k best items of each query, ids for positions; after :meth:`prepare`."""
+        parts = [part for segment in self.segments for part in segment.rank(queries, k)]
+        return merge_ranked(parts, queries, k)
+
     def within(self, queries: Codes, radius: int) -> Within:
         """Every item within a radius of each query; after :meth:`prepare`."""
         parts = [part for segment in self.segments for part in segment.within(queries, radius)]
@@ -77,19 +83,19 @@ class Snapshot:
             which[here], places[here] = number, found[found >= 0]
         return which, places
 
-    def gather(self, ids: Ids) -> tuple[NDArray[np.bool_], Codes]:
-        """Which ids are in the index, and the codes of all (zeros for those that are not)."""
+    def gather(self, ids: Ids) -> tuple[NDArray[np.bool_], Records]:
+        """Which ids are in the index, and the records of all (zeros for those that are not)."""
         exists = np.zeros(ids.shape, dtype=bool)
-        codes = np.zeros((len(ids), code_bytes(self.bits)), dtype=np.uint8)
+        records = self.form.empty(len(ids))
         for segment in self.segments:
             segment.check()
             places = segment.locate(ids)
             here = places >= 0
             if here.all():
-                return here, segment.codes[places]
-            codes[here] = segment.codes[places[here]]
+                return here, segment.records[places]
+            records[here] = segment.records[places[here]]
             exists |= here
-        return exists, codes
+        return exists, records
 
     def ids(self) -> Ids:
         """Ids of everything, ascending."""
@@ -98,24 +104,28 @@ class Snapshot:
         ids = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
         return np.sort(ids) if self.loose else ids
 
-    def scan(self, block: int) -> Iterator[tuple[Ids, Codes]]:
+    def scan(self, block: int) -> Iterator[tuple[Ids, Records]]:
         """Everything by ascending id, with updated items in their places; after :meth:`check`."""
         return self.scan_part(self.base, block, 0, 1 << 62)
 
     def scan_part(
         self, base: Sequence[Segment], block: int, first: int, end: int
-    ) -> Iterator[tuple[Ids, Codes]]:
+    ) -> Iterator[tuple[Ids, Records]]:
         """The same of some files with ascending ids, and of updated items from first to end."""
-        none = (np.zeros(0, dtype=np.int64), np.zeros((0, code_bytes(self.bits)), dtype=np.uint8))
+        none = (np.zeros(0, dtype=np.int64), self.form.empty())
         loose = (segment.between(first, end) for segment in self.loose)
-        ids, codes = _by_id(none, *loose)
+        ids, records = _by_id(none, *loose)
         done = 0
         for part in (part for segment in base for part in segment.blocks(block)):
             end = int(np.searchsorted(ids, part[0][-1]))
-            yield part if end <= done else _by_id(part, (ids[done:end], codes[done:end]))
+            yield part if end <= done else _by_id(part, (ids[done:end], records[done:end]))
             done = max(done, end)
         for start in range(done, len(ids), block):
-            yield ids[start : start + block], codes[start : start + block]
+            yield ids[start : start + block], records[start : start + block]
+
+    def length(self) -> int:
+        """Positions of all code files."""
+        return sum(segment.row.length for segment in self.segments)
 
     def removed(self) -> int:
         """Positions that no longer count."""
@@ -148,6 +158,11 @@ class Subset:
         places, distances = self.engine.search(queries, k)
         return Matches(self.ids[places], distances)
 
+    def rank(self, queries: RankedQueries, k: int) -> Ranked:
+        """The k best items of each query, ids for positions."""
+        found = self.engine.rank(queries, k)
+        return found._replace(positions=self.ids[found.positions])
+
     def within(self, queries: Codes, radius: int) -> Within:
         """Every item within a radius of each query."""
         offsets, places, distances = self.engine.within(queries, radius)
@@ -156,7 +171,7 @@ class Subset:
 
 def load_snapshot(
     folder: Path,
-    bits: int,
+    form: RecordForm,
     catalogue: Catalogue,
     before: Snapshot | None,
     *,
@@ -180,17 +195,17 @@ def load_snapshot(
             marks = _apply_removed(old.marks if old else None, rows, row.length)
             if row.removed != np.bitwise_count(marks).sum():
                 raise catalogue.damaged("rows of removed positions are missing or old")
-        segment = (rest_of if skip_damaged else Segment)(folder, row, bits, marks, old)
+        segment = (rest_of if skip_damaged else Segment)(folder, row, form, marks, old)
         (loose if row.kind == "loose" else base).append(segment)
     base.sort(key=lambda segment: segment.row.first_id)
-    return Snapshot(state, bits, tuple(base), tuple(loose))
+    return Snapshot(state, form, tuple(base), tuple(loose))
 
 
-def _by_id(*parts: tuple[Ids, Codes]) -> tuple[Ids, Codes]:
+def _by_id(*parts: tuple[Ids, Records]) -> tuple[Ids, Records]:
     """Several parts as one, by ascending id."""
-    ids, codes = map(np.concatenate, zip(*parts, strict=True))
+    ids, records = map(np.concatenate, zip(*parts, strict=True))
     order = np.argsort(ids)
-    return ids[order], codes[order]
+    return ids[order], records[order]
 
 
 def _apply_removed(

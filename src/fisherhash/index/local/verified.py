@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fisherhash.codes import code_bytes
-from fisherhash.index.items import Codes, Ids
+from fisherhash.index.items import Ids
 from fisherhash.index.local.code_files import codes_name, copy_name, ids_name
 from fisherhash.index.local.files import NotAFileError, open_inside, read_at, size_inside
 from fisherhash.index.local.fine_sums import FINE_BLOCK, read_fine, right_parts
@@ -26,22 +25,21 @@ class VerifiedCodes(NamedTuple):
 
     Attributes:
         row: the file as committed.
-        codes: (length, bytes) codes.
+        records: (length, bytes) records.
         ids: (length,) ids; -1 where one is lost.
         good: (length,) whether both verify.
         damage: what is wrong, by the name of the file.
     """
 
     row: FileRow
-    codes: Codes
+    records: NDArray[np.uint8]
     ids: Ids
     good: NDArray[np.bool_]
     damage: dict[str, str]
 
 
-def read_verified(folder: Path, row: FileRow, bits: int) -> VerifiedCodes:
-    """Read a code file and its ids, and say position by position what verifies."""
-    width = code_bytes(bits)
+def read_verified(folder: Path, row: FileRow, width: int) -> VerifiedCodes:
+    """Read a code file with records of ``width`` bytes and its ids; say what of them verifies."""
     damage: dict[str, str] = {}
     name = codes_name(row.number)
     data, bad = _read_checked(folder, name, row.length * width, row.code_sums, damage)

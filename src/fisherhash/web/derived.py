@@ -1,0 +1,87 @@
+"""What is computed from a whole index: once per commit, in the background, never too often."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from fisherhash.errors import FisherhashError
+
+T = TypeVar("T")
+Version = tuple[object, ...]
+
+logger = logging.getLogger(__name__)
+
+REST = 20.0
+"""A value is computed again at the earliest after this many times the seconds that it took."""
+
+
+class Derived(Generic[T]):
+    """A value that belongs to a version of an index.
+
+    A reader gets the newest value there is. If it is outdated, another one is computed in a thread;
+    beside a busy writer, which changes the version all the time, that happens now and then only.
+
+    Args:
+        version: returns the version of the index.
+        compute: returns the value.
+    """
+
+    def __init__(self, version: Callable[[], Version], compute: Callable[[], T]) -> None:
+        self._version, self._compute = version, compute
+        self._changed = threading.Condition()
+        self._value: T | None = None
+        self._of: Version | None = None
+        self._error: Exception | None = None
+        self._running = False
+        self._ended, self._took = 0.0, 0.0
+
+    def get(self, wait: float = 0.0) -> T | None:
+        """The newest value, None if there is none yet.
+
+        Args:
+            wait: how many seconds to wait for a value of the current version.
+
+        Raises:
+            FisherhashError: the value could not be computed.
+        """
+        version = self._version()
+        until = time.monotonic() + wait
+        with self._changed:
+            resting = time.monotonic() < self._ended + REST * self._took
+            if self._of != version and not self._running and not (resting and self._of):
+                self._running, self._error = True, None
+                threading.Thread(target=self._run, args=(version,), daemon=True).start()
+            while self._running and self._of != version:
+                left = until - time.monotonic()
+                if left <= 0 or not self._changed.wait(left):
+                    break
+            if self._error is not None and self._value is None:
+                if isinstance(self._error, FisherhashError):
+                    raise self._error
+                raise FisherhashError(str(self._error)) from self._error
+            return self._value
+
+    @property
+    def running(self) -> bool:
+        """Whether a value is being computed."""
+        return self._running
+
+    def _run(self, version: Version) -> None:
+        began = time.monotonic()
+        value, error = None, None
+        try:
+            value = self._compute()
+        except Exception as reason:  # whatever it is, a reader is told, and the thread ends
+            logger.warning("could not compute a part of the page: %s", reason)
+            error = reason
+        with self._changed:
+            self._error, self._running = error, False
+            if error is None:
+                self._value, self._of = value, version
+            self._ended = time.monotonic()
+            self._took = self._ended - began
+            self._changed.notify_all()

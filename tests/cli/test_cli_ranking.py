@@ -1,0 +1,91 @@
+"""Second codes and rankings from the command line: train, evaluate, index, search."""
+
+import json
+import re
+
+import pytest
+
+from fisherhash import cli
+
+TINY = ["--backbone", "tiny", "--epochs", "2", "--batch-size", "8", "--frozen"]
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs the command in this process: exit code, stdout, stderr."""
+
+    def run(*words):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([str(word) for word in words])
+        captured = capsys.readouterr()
+        return ended.value.code or 0, captured.out, captured.err
+
+    return run
+
+
+def test_from_training_to_a_search_that_orders_ties(run, photos, tmp_path):
+    model, index = tmp_path / "m", tmp_path / "i"
+    code, out, err = run(
+        *("train", photos, "--out", model, *TINY, "--bits", 2, "--fine-bits", 24, "--json")
+    )
+    assert code == 0, err
+    assert "second code of 24 bits, to order equal distances: 3 bytes per image" in err
+    assert re.search(r"ranking by real-valued queries mAP [\d.]+, by Hamming distance [\d.]+", err)
+    result = json.loads(out)
+    assert (result["fine_bits"], result["fine_bytes"]) == (24, 3)
+    assert result["ranking"]["default"] in ("hamming", "real")
+
+    code, out, err = run("evaluate", "--model", model, "--data", photos)
+    assert code == 0, err
+    assert "mAP by Hamming distance" in out
+    assert "mAP by real-valued queries" in out
+    _, out, _ = run("evaluate", "--model", model, "--data", photos, "--json")
+    assert 0 < json.loads(out)["real_valued_queries"]["map"] <= 1
+
+    code, _, err = run("index", "sync", index, photos, "--model", model)
+    assert code == 0, err
+    _, out, _ = run("index", "info", index)
+    assert re.search(r"fine bits +24", out)
+    assert re.search(rf"fine bytes +{42 * 3}", out)
+
+    query = photos / "a" / "03.png"
+    code, out, err = run("search", query, "--index", index, "--ranking", "hamming", "-k", 3)
+    assert code == 0, err
+    assert re.match(r" +1 +0  a/03.png\n", out)
+    assert re.search(r"\d+ images are at distance 0; the first 3 by the second code are shown", err)
+    code, out, err = run(
+        *("search", query, "--index", index, "--ranking", "real", "--json", "-k", 5),
+        *("--html", tmp_path / "page.html"),
+    )
+    assert code == 0, err
+    (found,) = json.loads(out)
+    assert found["ranking"] == "real"
+    rows = [(row["distance"], row["fine"], row["id"]) for row in found["results"]]
+    assert rows == sorted(rows)
+    assert found["ties"]
+    page = (tmp_path / "page.html").read_text()
+    assert "Bits that the model is surer of count more" in page
+    assert "images are at distance" in page
+
+    code, _, err = run("search", "--index", index, "--key", "a/03.png", "--ranking", "real")
+    assert code == 2
+    assert "'real' needs images or vectors" in err
+    code, out, err = run("search", "--index", index, "--key", "a/03.png", "-k", 2, "--json")
+    assert code == 0, err
+    assert json.loads(out)[0]["ranking"] == "hamming"
+
+
+def test_without_a_second_code_everything_is_as_before(run, photos, tmp_path):
+    model, index = tmp_path / "m", tmp_path / "i"
+    code, out, err = run(
+        *("train", photos, "--out", model, *TINY, "--bits", 12, "--fine-bits", 0, "--json")
+    )
+    assert code == 0, err
+    assert "second code" not in err
+    assert "fine_bits" not in json.loads(out)
+    assert run("index", "sync", index, photos, "--model", model)[0] == 0
+    query = photos / "b" / "01.png"
+    code, out, err = run("search", query, "--index", index, "--ranking", "real", "-k", 4)
+    assert code == 0, err
+    assert len(out.splitlines()) == 4
+    assert json.loads(run("index", "info", index, "--json")[1])["fine_bits"] == 0

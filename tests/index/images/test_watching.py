@@ -1,0 +1,102 @@
+"""The watch: an index follows its folder while the process runs."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fisherhash.index import Index
+from fisherhash.index.images import watching
+from fisherhash.index.images.image_index import ImageIndex
+from fisherhash.index.images.watching import watch_folder
+
+pytest.importorskip("watchfiles")
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Seconds are too long for a test."""
+    monkeypatch.setattr(watching, "QUIET_MS", 60)
+    monkeypatch.setattr(watching, "LOOK_MS", 100)
+
+
+def write(path, seed):
+    rng = np.random.default_rng(seed)
+    Image.fromarray(rng.integers(0, 256, (24, 24, 3), dtype=np.uint8)).save(path)
+
+
+class Watch:
+    """A watch in a thread."""
+
+    def __init__(self, uri, folder):
+        self.reports, self.said, self.stop = [], [], threading.Event()
+        self._options = {"workers": 0, "stop": self.stop, "say": self.said.append}
+        self._thread = threading.Thread(target=self._run, args=(uri, folder), daemon=True)
+
+    def _run(self, uri, folder):
+        for report in watch_folder(uri, folder, **self._options):
+            self.reports.append(report)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stop.set()
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+    def wait(self, done):
+        until = time.monotonic() + 30
+        while not done():
+            assert self._thread.is_alive()
+            assert time.monotonic() < until, (self.reports, self.said)
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def synced(make_hasher, album, tmp_path):
+    hasher = make_hasher()
+    with ImageIndex.create(tmp_path / "album.index", hasher) as images:
+        images.sync(album, workers=0)
+    return tmp_path / "album.index", album
+
+
+def test_changes_arrive_and_readers_see_them(quick, synced):
+    uri, album = synced
+    write(album / "before.png", 1)  # before the watch begins
+    with Index.open(uri) as reader, Watch(uri, album) as watch:
+        watch.wait(lambda: "before.png" in reader)
+        write(album / "dogs" / "new.png", 2)
+        watch.wait(lambda: "dogs/new.png" in reader)
+        (album / "dogs" / "new.png").unlink()
+        watch.wait(lambda: "dogs/new.png" not in reader)
+        (album / "cats").rename(album / "lions")
+        watch.wait(lambda: "lions/01.png" in reader and "cats/01.png" not in reader)
+        (album / "notes.txt").write_text("no image")
+    added = [key for report in watch.reports for key in report.added]
+    assert added[:2] == ["before.png", "dogs/new.png"]
+
+
+def test_a_sync_that_fails_is_tried_again(quick, synced):
+    uri, album = synced
+    with Index.open(uri) as reader, Watch(uri, album) as watch:
+        with Index.open(uri, write=True):
+            write(album / "new.png", 3)
+            watch.wait(lambda: watch.said)
+            assert "new.png" not in reader
+        watch.wait(lambda: "new.png" in reader)
+    assert len(watch.said) == 1
+    assert "is being written" in watch.said[0]
+
+
+def test_what_the_watcher_ignores():
+    matters = watching._matters
+    assert matters("/photos/a.JPG", None)
+    assert matters("/photos/folder", None)
+    assert not matters("/photos/a.txt", None)
+    assert not matters("/photos/my.index/catalogue.sqlite", "/photos/my.index")
+    assert not matters("/photos/my.index/a.jpg", "/photos/my.index")
+    assert matters("/photos/my.index.jpg", "/photos/my.index")

@@ -1,0 +1,367 @@
+"""Hostile requests: each gets an answer of the 4xx kind with a sentence, and the server lives."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import struct
+import time
+import zlib
+
+import pytest
+
+from fisherhash.index import Entry, Index
+from fisherhash.index.images.known import remember_folders
+
+from .conftest import write_image
+
+JSON = {"Accept": "application/json"}
+
+
+def raw(served, data, *, wait=5.0):
+    """What the server answers to some bytes."""
+    with socket.create_connection(("127.0.0.1", served.port), timeout=wait) as connection:
+        connection.sendall(data)
+        parts = []
+        try:
+            while part := connection.recv(65536):
+                parts.append(part)
+                if b"\r\n\r\n" in b"".join(parts) and b"content-length: 0" in b"".join(parts):
+                    break
+        except TimeoutError:
+            pass
+        return b"".join(parts)
+
+
+def refused(answer):
+    """Whether an answer is a refusal with a sentence."""
+    assert 400 <= answer.status < 500, (answer.status, answer.body[:300])
+    error = answer.json["error"]
+    assert len(error) > 10
+    assert error.endswith((".", "?"))
+    assert "Traceback" not in error
+    return True
+
+
+@pytest.fixture(autouse=True)
+def still_alive(server):
+    yield
+    assert server.json("/healthz")["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/images/1/../../../../etc/passwd",
+        "/images/..%2f..%2fetc%2fpasswd/original",
+        "/images/%2e%2e/original",
+        "/images//etc/passwd/original",
+        "/images/1/..%2f..%2fetc%2fpasswd",
+        "/static/../app.py",
+        "/static/..%2fapp.py",
+        "/static/%2e%2e%2f%2e%2e%2fapp.py",
+        "/static/%252e%252e%252fapp.py",
+        "/static//etc/passwd",
+        "/static/design.css%00.txt",
+        "/uploads/..%2f..%2fx",
+        "/uploads/" + "a" * 40,
+        "/uploads/%2fetc%2fpasswd",
+        "/images/1%00/original",
+    ],
+)
+def test_no_path_leads_out(server, path):
+    answer = server.ask(path, headers=JSON)
+    assert answer.status in (400, 404)
+    assert b"root:" not in answer.body
+    assert refused(answer)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/images/99999999/medium",
+        "/images/-1/medium",
+        "/images/x/medium",
+        "/images/1/huge",
+        "/images/9999999999999999999999/medium",
+        "/images/%D9%A3/medium",
+        "/api/items/1e3",
+        "/api/items/NaN",
+        "/api/items/4611686018427387904",
+        "/?like=99999999",
+        "/?like=-1",
+        "/?like=1&code=00",
+        "/?like=0x10",
+        "/?k=0",
+        "/?k=501",
+        "/?k=ten",
+        "/?k=1_0",
+        "/?radius=65",
+        "/?radius=-1",
+        "/?code=zz",
+        "/?code=" + "00" * 9,
+        "/?code=" + "00" * 8 + "&image=../../x",
+        "/?where=nonsense",
+        "/?where=hue%3Dred",
+        "/?where=label%3Ccat",
+        "/?where=id%3Dx",
+        "/?" + "&".join(["where=label%3Dcats"] * 21),
+        "/?ranking=magic",
+        "/?seed=99999999999999",
+        "/api/search",
+        "/api/search?key=%00",
+        "/api/search?key=nobody",
+        "/api/items?limit=0",
+        "/api/items?limit=1001",
+        "/api/items?after=x",
+        "/api/duplicates?radius=13",
+        "/histogram",
+        "/duplicates?radius=99",
+        "/buckets?start=-1",
+        "/model?like=99999",
+        "/nowhere",
+    ],
+)
+def test_wrong_parameters(server, path):
+    assert refused(server.ask(path, headers=JSON))
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/"),
+        ("DELETE", "/images/1/medium"),
+        ("PUT", "/api/search"),
+        ("GET", "/search"),
+        ("GET", "/duplicates/export"),
+        ("PATCH", "/api/items/1"),
+        ("BREW", "/"),
+    ],
+)
+def test_wrong_methods(server, method, path):
+    answer = server.ask(path, method=method, headers=JSON)
+    assert answer.status == 405
+    assert refused(answer)
+
+
+def test_changes_are_refused_where_the_index_is_served_for_reading(server):
+    count = len(server.images.index)
+    for method, path in (("POST", "/api/items"), ("DELETE", "/api/items/1")):
+        answer = server.ask(path, method=method, body=b"", headers=JSON)
+        assert answer.status == 403
+        assert refused(answer)
+    assert len(server.images.index) == count
+
+
+def bomb(width, height):
+    """A PNG of a few kilobytes whose header promises many pixels."""
+
+    def chunk(name, data):
+        body = name + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    rows = zlib.compress(b"\0" * (1 << 20), 9)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\0" * 5000,
+        b"GIF89a",
+        b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(1)'/>",
+        b"%!PS-Adobe-3.0 EPSF-3.0\n",
+        bomb(50_000, 50_000),
+        bomb(2**31 - 1, 2**31 - 1),
+        bomb(4000, 4000)[:500],
+    ],
+    ids=["zeros", "short gif", "svg", "eps", "bomb", "huge bomb", "truncated"],
+)
+def test_bad_uploads(server, body):
+    for path in ("/search", "/api/search"):
+        assert refused(server.ask(path, method="POST", body=body, headers=JSON))
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("application/x-www-form-urlencoded", b"image=x"),
+        ("multipart/form-data", b"no boundary"),
+        ("multipart/form-data; boundary=x", b"--y\r\n"),
+        ("multipart/form-data; boundary=x", b"--x\r\n" + b"A: " + b"b" * 100_000),
+        (
+            "multipart/form-data; boundary=x",
+            b'--x\r\nContent-Disposition: form-data; name="image"\r\n\r\ntext\r\n--x--\r\n',
+        ),
+        (
+            "multipart/form-data; boundary=x",
+            b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n\r\n--x--',
+        ),
+        ("application/json", b""),
+    ],
+)
+def test_forms_that_are_none(server, kind, body):
+    headers = JSON | {"Content-Type": kind}
+    assert refused(server.ask("/search", method="POST", body=body, headers=headers))
+
+
+def test_headers_are_bounded(server):
+    lines = b"".join(b"a%d: b\r\n" % number for number in range(10_000))
+    answer = raw(server, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n" + lines + b"\r\n")
+    assert answer.split(b"\r\n")[0].split()[1] in (b"400", b"431")
+    assert len(answer.partition(b"\r\n\r\n")[2]) > 10
+    lines = b"".join(b"a: b\r\n" for _ in range(300))
+    answer = raw(
+        server,
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n" + lines + b"\r\n",
+    )
+    assert b" 431 " in answer.split(b"\r\n")[0]
+    assert b"more than 100 headers" in answer
+    answer = raw(
+        server, b"GET /?" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", wait=1
+    )
+    assert b" 414 " in answer.split(b"\r\n")[0]
+    answer = raw(server, b"\x16\x03\x01 this is no HTTP\r\n\r\n", wait=1)
+    assert b" 400 " in answer.split(b"\r\n")[0]
+
+
+def test_another_name_for_this_machine_is_refused(server):
+    for host in ("evil.example", "127.0.0.1.evil.example", "", "evil.example:80"):
+        request = f"GET /api/info HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+        answer = raw(server, request.encode())
+        assert b" 403 " in answer.split(b"\r\n")[0]
+    for host in ("127.0.0.1", "localhost:1234", "[::1]:80"):
+        request = f"GET /api/info HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+        assert b" 200 " in raw(server, request.encode()).split(b"\r\n")[0]
+
+
+def test_a_page_of_another_site_cannot_send_requests(server, png):
+    headers = JSON | {"Sec-Fetch-Site": "cross-site"}
+    answer = server.ask("/search", method="POST", body=png, headers=headers)
+    assert answer.status == 403
+    assert refused(answer)
+
+
+def test_uploads_are_bounded_in_size_and_time(collection, serve, png):
+    with serve(collection.index, max_upload=2000, seconds=1.0) as served:
+        answer = served.ask("/search", method="POST", body=b"x" * 5000, headers=JSON)
+        assert answer.status == 413
+        assert "2,000 bytes" in answer.json["error"]
+        # Without a length, in pieces.
+        head = b"POST /search HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+        pieces = b"".join(b"3e8\r\n" + b"x" * 1000 + b"\r\n" for _ in range(5)) + b"0\r\n\r\n"
+        assert b" 413 " in raw(served, head + pieces, wait=4).split(b"\r\n")[0]
+        # Slowly.
+        with socket.create_connection(("127.0.0.1", served.port), timeout=10) as connection:
+            head = b"POST /search HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n"
+            connection.sendall(head + b"x")
+            answer = connection.recv(65536)
+        assert b" 408 " in answer.split(b"\r\n")[0]
+        assert served.json("/healthz")["status"] == "ok"
+
+
+def test_slow_headers_end(server, monkeypatch):
+    monkeypatch.setattr("fisherhash.web.guard.HEADER_SECONDS", 0.5)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+        began = time.monotonic()
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+        assert time.monotonic() - began < 8
+    assert b" 400 " in answer.split(b"\r\n")[0]
+    assert b"did not arrive in time" in answer
+
+
+def test_a_link_in_the_folder_leads_nowhere(hasher, serve, tmp_path):
+    folder, secret = tmp_path / "photos", tmp_path / "secret"
+    write_image(folder / "own.png", 1)
+    write_image(secret / "private.png", 2)
+    (folder / "link.png").symlink_to(secret / "private.png")
+    (folder / "out").symlink_to(secret)
+    os.mkfifo(folder / "pipe.png")
+    code = hasher.encode(folder / "own.png")[0]
+    paths = {
+        "own.png": folder / "own.png",
+        "link": folder / "link.png",
+        "through a folder": folder / "out" / "private.png",
+        "dots": folder / ".." / "secret" / "private.png",
+        "elsewhere": secret / "private.png",
+        "passwd": "/etc/passwd",
+        "pipe": folder / "pipe.png",
+        "device": "/dev/zero",
+    }
+    # As a stranger may have written it.
+    with Index.create(tmp_path / "odd.index", bits=64) as index:
+        index.add([Entry(key, code, path=os.fspath(path)) for key, path in paths.items()])
+    remember_folders(tmp_path / "odd.index", [folder])
+    with serve(tmp_path / "odd.index") as served:
+        ids = {item.key: item.id for item in served.images.index.items()}
+        for key, number in ids.items():
+            for size in ("medium", "original"):
+                answer = served.ask(f"/images/{number}/{size}", headers=JSON)
+                if key == "own.png":
+                    assert answer.status == 200
+                else:
+                    assert answer.status == 404
+                    assert refused(answer)
+        # Shown as an image, it is a drawing and no file.
+        answer = served.ask(f"/images/{ids['link']}/medium", headers={"Accept": "image/avif,*/*"})
+        assert answer.headers["content-type"] == "image/svg+xml"
+
+
+def test_on_any_other_address_everything_needs_the_token(collection, serve):
+    token = "of this test only"
+    with serve(collection.index, host="0.0.0.0", token=token) as served:
+        for path in ("/", "/api/info", "/images/1/medium", "/static/design.css", "/metrics"):
+            answer = served.ask(path, headers=JSON)
+            assert answer.status == 401
+            assert refused(answer)
+            assert served.ask(path, headers=JSON | {"Authorization": "Bearer no"}).status == 401
+        assert served.ask("/healthz").status == 200
+        known = {"Authorization": f"Bearer {token}"}
+        assert served.ask("/api/info", headers=known).status == 200
+        assert served.ask("/?token=wrong").status == 401
+        answer = served.ask(f"/?token={token.replace(' ', '%20')}&k=7")
+        assert answer.status == 303
+        assert answer.headers["location"] == "/?k=7"
+        cookie = answer.headers["set-cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=lax" in cookie
+        given = {"Cookie": cookie.partition(";")[0]}
+        assert served.ask("/", headers=given).status == 200
+
+
+def test_a_token_in_a_cookie_changes_nothing(new_collection, serve, tmp_path):
+    token = "long-enough-token"
+    made = new_collection(tmp_path)
+    with serve(made.index, host="0.0.0.0", token=token, writable=True) as served:
+        cookie = {"Cookie": f"fisherhash-token={token}", "Accept": "application/json"}
+        answer = served.ask("/api/items/1", method="DELETE", headers=cookie)
+        assert answer.status == 401
+        assert refused(answer)
+
+
+def test_a_failure_inside_says_nothing_about_the_machine(server, monkeypatch):
+    def fail(_):
+        raise RuntimeError("a secret path /home/user")
+
+    monkeypatch.setattr("fisherhash.web.gallery.Gallery.find", lambda self, query: fail(query))
+    answer = server.ask("/api/search?like=1")
+    assert answer.status == 500
+    assert b"secret" not in answer.body
+    assert answer.json["error"].endswith(".")
+
+
+def test_images_that_are_broken_or_gone(new_collection, serve, tmp_path):
+    made = new_collection(tmp_path)
+    with serve(made.index) as served:
+        ids = {item.key: item.id for item in served.images.index.items()}
+        (made.folder / "dogs" / "14.png").unlink()
+        (made.folder / "dogs" / "15.png").write_bytes(b"damaged")
+        for key in ("dogs/14.png", "dogs/15.png"):
+            answer = served.ask(f"/images/{ids[key]}/medium", headers=JSON)
+            assert answer.status == 404
+            assert refused(answer)
+            assert served.ask(f"/?like={ids[key]}").status == 200
+        assert io.BytesIO(served.ask(f"/images/{ids['dogs/16.png']}/medium").body).read(2)

@@ -1,0 +1,91 @@
+"""The verb serve, as a process."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+import fisherhash
+from fisherhash.cli import main
+
+
+def start(index, *options):
+    """A server process and its address."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fisherhash", "serve", str(index), "--port", "0", *options],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    line = process.stderr.readline()
+    return process, re.search(r"http://\S+", line)[0]
+
+
+def wait_for(url, seconds=60.0):
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            return urllib.request.urlopen(url, timeout=5).read()
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_workers_share_an_index_and_end_together(collection, stop):
+    process, url = start(collection.index, "--workers", "2")
+    try:
+        wait_for(f"{url}healthz")
+        client = fisherhash.Client(url)
+        for _ in range(20):
+            assert client.info()["count"] == 30
+        text = wait_for(f"{url}metrics").decode()
+        # Whichever worker answers, it knows what all of them did.
+        assert 'fisherhash_requests_total{route="/api/info",status="2xx"} 20' in text
+        process.send_signal(stop)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def refused(capsys, *words):
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", *map(str, words)])
+    return ended.value.code, capsys.readouterr().err
+
+
+def test_bad_use_is_explained(collection, tmp_path, capsys, monkeypatch):
+    code, said = refused(capsys, tmp_path / "nothing")
+    assert code == 2
+    assert "nothing" in said
+    code, said = refused(capsys, collection.folder)
+    assert code == 2
+    assert "fisherhash index sync photos.index" in said
+    code, said = refused(capsys, collection.index, "--workers", 0)
+    assert code == 2
+    code, said = refused(capsys, collection.index, "--token", "short")
+    assert code == 2
+    assert "8 characters" in said
+
+
+def test_a_port_that_is_taken_is_explained(collection, server, capsys):
+    code, said = refused(capsys, collection.index, "--port", server.port)
+    assert code == 1
+    assert "--port 0" in said
+
+
+def test_without_the_extra_its_name_is_said(collection, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "uvicorn" else 1)
+    code, said = refused(capsys, collection.index)
+    assert code == 1
+    assert "pip install 'fisherhash[web]'" in said
