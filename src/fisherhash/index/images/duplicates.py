@@ -78,8 +78,6 @@ class DuplicateGroup(list[Match]):
         for match in self[1:]:
             span = int(match.distance)
             yield DuplicateGroup([self[0], match], span=span, confirmed=self.confirmed)
-                [self[0], match], span=int(match.distance), confirmed=self.confirmed
-            )
 
     def rank(self) -> tuple[bool, int, int, int, int]:
         """What groups are ordered by: the surest first."""
