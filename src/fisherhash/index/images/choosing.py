@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FEWEST_FITTED = 1000
 """Images from which on fitted codes are better than those of the built-in hasher."""
 FITTED_BITS = 128
-"""Length of fitted codes: P@10 is up to 5 points above that of 64 bits, 256 bits add up to 2."""
+"""Length of fitted codes: P@10 is 1 to 4 points above that of 64 bits."""
 FIT_SAMPLE = 10_000
 """Images that the codes are fitted to, where there are more."""
 
