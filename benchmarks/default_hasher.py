@@ -1,7 +1,7 @@
 """Which hasher is best for a folder without labels: the built-in one, or one fitted to its images.
 
-    python benchmarks/default_hasher.py [--data tiny100 coco21 cifar10] [--images 3000]
-        [--bits 64] [--rows FOLDER] [--json results/default-hasher.json]
+    python benchmarks/default_hasher.py [--data tiny100 coco21 cifar10] [--images 200 1000 2500]
+        [--bits 64 128] [--rows FOLDER] [--json results/default-hasher.json]
 
 Each data set is treated as a folder of unlabelled images. Only images are used that no built-in
 hasher was trained on: those outside of the protocol's training set. Every method is fitted to the
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +92,7 @@ def main() -> None:
     """Compute features, fit, measure, and write JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", nargs="+", default=["tiny100", "coco21", "cifar10"])
-    parser.add_argument("--images", type=int, default=3000)
+    parser.add_argument("--images", type=int, nargs="+", default=[2500])
     parser.add_argument("--bits", type=int, nargs="+", default=[64])
     parser.add_argument("--methods", nargs="+", default=[])
     parser.add_argument("--hasher", default="general-64")
@@ -111,39 +110,42 @@ def main() -> None:
     }
     results: dict[str, Any] = {
         "what": "P@10 in folders without labels: built-in hashers and fitted ones",
-        "images": chosen.images,
         "hasher": chosen.hasher,
         "fingerprint": hasher.fingerprint(),
         "rows": [],
     }
 
-    def note(data: str, method: str, bits: int | None, value: float, seconds: float) -> None:
-        row = {"data": data, "method": method, "bits": bits, f"p@{K}": round(value, 4)}
-        results["rows"].append(row | {"fit_seconds": round(seconds, 2)})
-        print(f"{data:8} {method:18} {bits or 'float':>5} bits  P@{K} {value:.4f}", flush=True)
+    def note(data: str, count: int, method: str, bits: int | None, value: float) -> None:
+        row = {"data": data, "images": count, "method": method, "bits": bits}
+        results["rows"].append(row | {f"p@{K}": round(value, 4)})
+        length = "float" if bits is None else f"{bits} bits"
+        print(f"{data:8} {count:6,} {method:18} {length:>8}  P@{K} {value:.4f}", flush=True)
         if chosen.json is not None:
             write_file(chosen.json, json.dumps(results, indent=1) + "\n")
 
     for data in chosen.data:
-        rows = rows_of(data, chosen.images, hasher, chosen.rows)
-        features, labels = rows["features"], rows["labels"]
-        note(data, "float", None, float_precision(features, labels), 0.0)
-        note(data, chosen.hasher, hasher.bits, precision(rows["logits"], labels), 0.0)
-        for name, method in unsupervised.items():
-            for bits in chosen.bits:
-                began = time.perf_counter()
-                try:
-                    head = method(bits=bits, classes=0).fit(
-                        torch.from_numpy(features), seed=chosen.seed
-                    )
-                    with torch.no_grad():
-                        logits = head.logits(torch.from_numpy(features)).numpy()
-                except FisherhashError as error:
-                    print(f"{data:8} {name:18} {bits:5} bits  {error}")
-                    continue
-                if head.hamming:
-                    seconds = time.perf_counter() - began
-                    note(data, name, bits, precision(logits, labels), seconds)
+        all_rows = rows_of(data, max(chosen.images), hasher, chosen.rows)
+        order = np.random.default_rng(0).permutation(len(all_rows["labels"]))
+        for count in chosen.images:
+            rows = {name: values[order[:count]] for name, values in all_rows.items()}
+            features, labels = rows["features"], rows["labels"]
+            note(data, count, "float", None, float_precision(features, labels))
+            note(data, count, chosen.hasher, hasher.bits, precision(rows["logits"], labels))
+            for name, method in unsupervised.items():
+                for bits in chosen.bits:
+                    try:
+                        logits = fitted_logits(method, bits, features, chosen.seed)
+                    except FisherhashError as error:
+                        print(f"{data:8} {count:6,} {name:18} {bits} bits: {error}")
+                        continue
+                    note(data, count, name, bits, precision(logits, labels))
+
+
+def fitted_logits(method: type[FeatureMethod], bits: int, features: Rows, seed: int) -> Rows:
+    """Fit a method to features; returns their logits (n, bits)."""
+    values = torch.from_numpy(features)
+    with torch.no_grad():
+        return method(bits=bits, classes=0).fit(values, seed=seed).logits(values).numpy()
 
 
 if __name__ == "__main__":

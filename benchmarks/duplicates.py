@@ -38,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from builtin_changes import SEEN, UNSEEN, Change
 from builtin_copy import SETS, Images, pair_distances, pair_histogram, radius_at
 from fisherhash import Hasher, ImageIndex
+from fisherhash.index.images.duplicates import confirmed
 from fisherhash.model import builtin
 from fisherhash.model.folder import versions
 
@@ -227,6 +228,13 @@ def groups(images: Images, names: Iterable[str], planted: int, among: int) -> di
                         "images": len(chosen),
                         **judged(members, planted),
                     }
+                found = index.duplicates(radius=None, confirm=True, keep="best")
+                sure = [group for group in found.groups if confirmed(group)]
+                rows[f"{model}, defaults of dedup"] = {
+                    "radius": found.radius,
+                    **judged([[Path(m.item.key).name for m in group] for group in sure], planted),
+                    "groups not confirmed": len(found.groups) - len(sure),
+                }
             rows[model] = {"seconds to encode": round(encoded, 1)}
     return rows
 

@@ -12,7 +12,7 @@ from PIL import Image, ImageFilter
 from fisherhash import ImageIndex, codes
 from fisherhash.errors import UsageError
 from fisherhash.index import Entry, Index
-from fisherhash.index.images import copies, duplicates
+from fisherhash.index.images import duplicates
 from fisherhash.index.images.confirming import same_bytes
 from fisherhash.index.images.duplicates import (
     Duplicates,
@@ -250,7 +250,6 @@ def test_what_to_expect_of_a_radius():
 
 def test_copy_codes_are_computed_once_and_follow_the_index(tmp_path, monkeypatch):
     monkeypatch.setenv("FISHERHASH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(copies, "COPY_HASHER", "general-64-int8")
     folder = tmp_path / "photos"
     folder.mkdir()
     for number in range(4):
@@ -262,10 +261,11 @@ def test_copy_codes_are_computed_once_and_follow_the_index(tmp_path, monkeypatch
     with ImageIndex.open(tmp_path / "i") as images:
         found = images.duplicates(radius=0, code="copy")
         assert [set(group) for group in names(found)] == [{"0.png", "copy.png"}]
-        assert (found.bits, found.count, found.code) == (64, 5, "general-64-int8")
+        assert (found.bits, found.count, found.code) == (128, 5, "copy-128")
         assert found.without_code == 1
         ids = {match.item.id for match in found.groups[0]}
         assert ids == {item.id for item in images.index.get(["0.png", "copy.png"])}
+        assert images.duplicates(radius=None, code="auto").radius == 32
         # Nothing has changed: no image is read again.
         with monkeypatch.context() as patched:
             patched.setattr("fisherhash.model.hasher.Hasher.encode_blocks", None)

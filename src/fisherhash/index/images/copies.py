@@ -26,16 +26,12 @@ if TYPE_CHECKING:
 
 DuplicateCode = Literal["auto", "copy", "own"]
 CODES: tuple[DuplicateCode, ...] = ("auto", "copy", "own")
-COPY_HASHER = "copy-64"
-"""The built-in hasher whose codes are compared."""
 
 _log = logging.getLogger(__name__)
 
 
 def has_files(index: Index) -> bool:
     """Whether an index is about image files that are there, judged by its first items."""
-    if COPY_HASHER not in builtin.NAMES:
-        return False
     folder = synced_folder(index)
     for number, item in enumerate(index.items()):
         path = image_path(item, folder)
@@ -48,7 +44,13 @@ def has_files(index: Index) -> bool:
 
 def is_copy_index(index: Index) -> bool:
     """Whether the codes of an index are made for copies already."""
-    return str(index.model.get("builtin", "")).startswith("copy-")
+    return false_pairs_of(index) is not None
+
+
+def false_pairs_of(index: Index) -> builtin.FalsePairs | None:
+    """What was measured for the hasher of an index; None for one that is not for copies."""
+    name = index.model.get("builtin")
+    return builtin.false_pairs(name) if name in builtin.NAMES else None
 
 
 @contextlib.contextmanager
@@ -65,7 +67,7 @@ def copy_codes(index: Index, *, device: str = "cpu", workers: int | None = None)
         return
     from fisherhash.model.hasher import Hasher
 
-    hasher = Hasher.load_builtin(COPY_HASHER, device=device)
+    hasher = Hasher.load_builtin(builtin.COPY_HASHER, device=device)
     with _opened(index, hasher) as copies:
         _update(index, copies, hasher, workers)
         yield copies

@@ -27,6 +27,7 @@ from fisherhash.index.images.confirming import (
     pixel_count,
     same_bytes,
 )
+from fisherhash.index.images.copies import false_pairs_of
 from fisherhash.index.images.grouping import (
     Chance,
     check_radius,
@@ -75,9 +76,8 @@ class DuplicateGroup(list[Match]):
     def pairs(self) -> Iterator[DuplicateGroup]:
         """The first item with each of the others."""
         for match in self[1:]:
-            yield DuplicateGroup(
-                [self[0], match], span=int(match.distance), confirmed=self.confirmed
-            )
+            span = int(match.distance)
+            yield DuplicateGroup([self[0], match], span=span, confirmed=self.confirmed)
 
     def rank(self) -> tuple[bool, int, int, int, int]:
         """What groups are ordered by: the surest first."""
@@ -245,7 +245,8 @@ def duplicates_of(
     folder, source = synced_folder(index), index if copies is None else copies
     ids, codes = all_codes(source)
     # Equal codes count once: what a thousand copies of one image have in common is no chance.
-    chance = Chance.of(distinct_codes(codes)[0], source.bits)
+    known = false_pairs_of(source)
+    chance = Chance.of(distinct_codes(codes)[0], source.bits, known and known.within)
     radius = chance.radius() if radius is None else check_radius(radius, source.bits)
     find = find_pairs if pairs else find_duplicates
     found = find(source.uri, ids, codes, source.bits, radius)

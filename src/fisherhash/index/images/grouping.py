@@ -12,6 +12,7 @@ are counted from a sample, and :func:`near_pairs` refuses instead of listing the
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import NamedTuple
@@ -90,15 +91,18 @@ class Chance:
         count: codes in the collection.
         sampled: pairs that were drawn.
         within: (bits + 1,) how many of them are within each distance.
+        measured: false pairs within a radius per million, as measured elsewhere for codes of this
+            kind; stands in where a sample says too little.
     """
 
     bits: int
     count: int
     sampled: int
     within: NDArray[np.int64]
+    measured: Callable[[int], float] | None = None
 
     @classmethod
-    def of(cls, codes: Codes, bits: int) -> Chance:
+    def of(cls, codes: Codes, bits: int, measured: Callable[[int], float] | None = None) -> Chance:
         """Draw pairs of different rows; the same codes have the same pairs every time."""
         count = len(codes)
         rng = np.random.default_rng(count)
@@ -110,7 +114,7 @@ class Chance:
             right = (left + rng.integers(1, count, SAMPLED_PAIRS)) % count
         differ = np.bitwise_count(codes[left] ^ codes[right]).sum(axis=1, dtype=np.int64)
         within = np.cumsum(np.bincount(differ, minlength=bits + 1))
-        return cls(bits, count, len(left), within)
+        return cls(bits, count, len(left), within, measured)
 
     @property
     def pairs(self) -> int:
@@ -125,6 +129,8 @@ class Chance:
         photos. For independent bits it falls faster, so it is rather too high than too low. Real
         copies are rarer than all these, so they do not count as chance.
         """
+        if self.sampled < FEWEST_SAMPLED and self.measured is not None:
+            return self.measured(radius) / 1e6
         if self.sampled < FEWEST_SAMPLED:
             spread = _SPREAD * self.bits**0.5 / 2
             return NormalDist(self.bits / 2, spread).cdf(radius + 0.5)
