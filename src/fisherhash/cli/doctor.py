@@ -25,6 +25,7 @@ EXTRAS = {
     "onnxscript": "onnx",
     "pillow-heif": "heif",
     "matplotlib": "plots",
+    "starlette": "web",
     "torchvision": "timm",
     "timm": "timm",
 }

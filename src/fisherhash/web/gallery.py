@@ -208,6 +208,13 @@ class Gallery:
         for start in range(0, len(ids), _BLOCK):
             yield self.index.codes(ids[start : start + _BLOCK])
 
+    def way(self) -> str:
+        """How searches without filters find their results, in words."""
+        engines = [file.get("engine") or {} for file in self.index.info().get("files", ())]
+        if any(engine.get("tables") and engine.get("bucket_tables") for engine in engines):
+            return "found through tables of codes"
+        return "every code was compared"
+
     def rankings(self) -> tuple[str, ...]:
         """The orders of results that the index offers to uploaded images, the usual one first."""
         return KNOWN_RANKINGS if _RANKS else KNOWN_RANKINGS[:1]

@@ -114,7 +114,8 @@ class SearchPages:
         query = SearchQuery.parse(request.query_params, self.gallery.index.bits)
         answer = self.gallery.find(query)
         cards = cards_of(self.gallery, answer.found, bits=query.bits, against=answer.code)
-        return query, answer, {"query": query, "answer": answer, "cards": cards}
+        way = self.gallery.way() if query.searches and not query.where else ""
+        return query, answer, {"query": query, "answer": answer, "cards": cards, "way": way}
 
     def _drawing(self, code: bytes | None) -> Any:
         return None if code is None else code_drawing(code, self.gallery.index.bits)
