@@ -140,14 +140,15 @@ async def read_upload(request: Request) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "application/x-www-form-urlencoded":
         raise HTTPException(415, "Send the image as the body, or as a file of a multipart form")
-    if kind != "multipart/form-data":
-        data = await request.body()
-    else:
-        async with request.form(max_files=1, max_fields=20) as form:
-            file = form.get("image")
-            if not isinstance(file, UploadFile):
-                raise HTTPException(400, "The form has no file named image")
-            data = await file.read()
+    async with request.app.state.uploads:
+        if kind != "multipart/form-data":
+            data = await request.body()
+        else:
+            async with request.form(max_files=1, max_fields=20) as form:
+                file = form.get("image")
+                if not isinstance(file, UploadFile):
+                    raise HTTPException(400, "The form has no file named image")
+                data = await file.read()
     if not data:
         raise HTTPException(400, "There is no image in the request: choose a file first")
     return data
