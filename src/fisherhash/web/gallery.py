@@ -116,7 +116,7 @@ class Gallery:
         self.map: Derived[MapLayout] = Derived(self.version, self._lay_out)
         self.buckets: Derived[list[Bucket]] = Derived(self.version, self._buckets)
         self._duplicates: dict[int, Derived[Duplicates]] = {}
-        self._lock = threading.Lock()
+        self._lock, self._comparing = threading.Lock(), threading.Lock()
         self._encoding = threading.BoundedSemaphore(available_cores())
         self._folders: tuple[float, list[str]] = (-_FOLDERS_SECONDS, [])
 
@@ -363,9 +363,14 @@ class Gallery:
         with self._lock:
             if radius not in self._duplicates:
                 self._duplicates[radius] = Derived(
-                    self.version, lambda: self.images.duplicates(radius=radius)
+                    self.version, lambda: self._find_duplicates(radius)
                 )
             return self._duplicates[radius]
+
+    def _find_duplicates(self, radius: int) -> Duplicates:
+        # A slider that is dragged asks for many radii, and each of them takes all cores.
+        with self._comparing:
+            return self.images.duplicates(radius=radius)
 
     def _columns(self) -> Columns:
         # Only items with a key match a filter; there may be millions of codes without one.
