@@ -129,7 +129,10 @@ def test_changes_need_a_writable_server_and_the_token(new_collection, serve, tmp
         # The same name again is another file, and nothing is overwritten.
         again = client.add(tmp_path / "new one.png")
         assert again.key == "new one-1.png"
-        assert client.remove(added.key) == 1
+        write_image(tmp_path / 'Grüße "1".png', 77)
+        assert client.add(tmp_path / 'Grüße "1".png').key == "Grüße %221%22.png"
+        assert client.remove(["Grüße %221%22.png", added.key]) == 2
+        (made.folder / "Grüße %221%22.png").unlink()
         assert client.info()["count"] == 31
         assert (made.folder / "new one.png").exists()
         (tmp_path / "bad.png").write_bytes(b"no image")

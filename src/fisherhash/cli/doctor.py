@@ -26,6 +26,7 @@ EXTRAS = {
     "pillow-heif": "heif",
     "huggingface_hub": "hub",
     "matplotlib": "plots",
+    "starlette": "web",
     "torchvision": "timm",
     "timm": "timm",
 }

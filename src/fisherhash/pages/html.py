@@ -111,7 +111,7 @@ def shorten_middle(name: str, most: int = 40) -> str:
     """A name of at most so many characters: the middle of a long one says the least.
 
     >>> shorten_middle("holiday/2019/IMG_20190714_180312_HDR.jpg", 24)
-    'holiday/201…80312_HDR.jpg'
+    'holiday/20…80312_HDR.jpg'
     """
     if len(name) <= most:
         return name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator
@@ -47,6 +48,8 @@ def create_app(images: ImageIndex, options: ServeOptions) -> ASGIApp:
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.limiter = anyio.CapacityLimiter(serving.THREADS)
+        # Each may hold as many bytes as an upload may have.
+        app.state.uploads = asyncio.Semaphore(serving.UPLOADS)
         # The first search would wait for tables, kernels and the model.
         threading.Thread(target=_warm, args=(gallery,), daemon=True).start()
         try:

@@ -119,9 +119,11 @@ class Client:
     ) -> RemoteItem:
         """Send an image file to a writable server, which stores it and adds it to the index."""
         mark = secrets.token_hex(16)
-        name = urllib.parse.quote(os.path.basename(image), safe=" ()[]{}+,=@!~'&$#")
+        name = os.path.basename(image)
+        for character in '"\r\n':
+            name = name.replace(character, urllib.parse.quote(character))
         head = f"--{mark}\r\nContent-Disposition: form-data; name="
-        body = f'{head}"image"; filename="{name}"\r\n\r\n'.encode()
+        body = f'{head}"image"; filename="{name}"\r\n\r\n'.encode(errors="surrogateescape")
         body += Path(image).read_bytes() + b"\r\n"
         for label in labels or ():
             body += f'{head}"label"\r\n\r\n{label}\r\n'.encode()

@@ -116,7 +116,7 @@ class Gallery:
         self.map: Derived[MapLayout] = Derived(self.version, self._lay_out)
         self.buckets: Derived[list[Bucket]] = Derived(self.version, self._buckets)
         self._duplicates: dict[int, Derived[Duplicates]] = {}
-        self._lock = threading.Lock()
+        self._lock, self._comparing = threading.Lock(), threading.Lock()
         self._encoding = threading.BoundedSemaphore(available_cores())
         self._folders: tuple[float, list[str]] = (-_FOLDERS_SECONDS, [])
 
@@ -207,6 +207,13 @@ class Gallery:
         ids = self.index.ids(where_labels(self.index, where))
         for start in range(0, len(ids), _BLOCK):
             yield self.index.codes(ids[start : start + _BLOCK])
+
+    def way(self) -> str:
+        """How searches without filters find their results, in words."""
+        engines = [file.get("engine") or {} for file in self.index.info().get("files", ())]
+        if any(engine.get("tables") and engine.get("bucket_tables") for engine in engines):
+            return "found through tables of codes"
+        return "every code was compared"
 
     def rankings(self) -> tuple[str, ...]:
         """The orders of results that the index offers to uploaded images, the usual one first."""
@@ -356,9 +363,14 @@ class Gallery:
         with self._lock:
             if radius not in self._duplicates:
                 self._duplicates[radius] = Derived(
-                    self.version, lambda: self.images.duplicates(radius=radius)
+                    self.version, lambda: self._find_duplicates(radius)
                 )
             return self._duplicates[radius]
+
+    def _find_duplicates(self, radius: int) -> Duplicates:
+        # A slider that is dragged asks for many radii, and each of them takes all cores.
+        with self._comparing:
+            return self.images.duplicates(radius=radius)
 
     def _columns(self) -> Columns:
         # Only items with a key match a filter; there may be millions of codes without one.

@@ -114,7 +114,8 @@ class SearchPages:
         query = SearchQuery.parse(request.query_params, self.gallery.index.bits)
         answer = self.gallery.find(query)
         cards = cards_of(self.gallery, answer.found, bits=query.bits, against=answer.code)
-        return query, answer, {"query": query, "answer": answer, "cards": cards}
+        way = self.gallery.way() if query.searches and not query.where else ""
+        return query, answer, {"query": query, "answer": answer, "cards": cards, "way": way}
 
     def _drawing(self, code: bytes | None) -> Any:
         return None if code is None else code_drawing(code, self.gallery.index.bits)
@@ -139,14 +140,15 @@ async def read_upload(request: Request) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "application/x-www-form-urlencoded":
         raise HTTPException(415, "Send the image as the body, or as a file of a multipart form")
-    if kind != "multipart/form-data":
-        data = await request.body()
-    else:
-        async with request.form(max_files=1, max_fields=20) as form:
-            file = form.get("image")
-            if not isinstance(file, UploadFile):
-                raise HTTPException(400, "The form has no file named image")
-            data = await file.read()
+    async with request.app.state.uploads:
+        if kind != "multipart/form-data":
+            data = await request.body()
+        else:
+            async with request.form(max_files=1, max_fields=20) as form:
+                file = form.get("image")
+                if not isinstance(file, UploadFile):
+                    raise HTTPException(400, "The form has no file named image")
+                data = await file.read()
     if not data:
         raise HTTPException(400, "There is no image in the request: choose a file first")
     return data

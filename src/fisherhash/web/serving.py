@@ -28,6 +28,8 @@ from fisherhash.web.gallery import BusyError, Gallery, MissingError
 logger = logging.getLogger(__name__)
 
 THREADS = 32
+UPLOADS = 16
+"""Uploads that are received at once; others wait."""
 LONG_CACHE = "private, max-age=31536000, immutable"
 
 Endpoint = Callable[[Request], Awaitable[Response]]

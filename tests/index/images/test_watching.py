@@ -1,5 +1,6 @@
 """The watch: an index follows its folder while the process runs."""
 
+import signal
 import threading
 import time
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fisherhash.cli import main
 from fisherhash.index import Index
 from fisherhash.index.images import watching
 from fisherhash.index.images.image_index import ImageIndex
@@ -100,3 +102,42 @@ def test_what_the_watcher_ignores():
     assert not matters("/photos/my.index/catalogue.sqlite", "/photos/my.index")
     assert not matters("/photos/my.index/a.jpg", "/photos/my.index")
     assert matters("/photos/my.index.jpg", "/photos/my.index")
+
+
+def test_a_watch_changes_something_or_is_refused(synced, capsys):
+    uri, album = synced
+    with pytest.raises(SystemExit) as ended:
+        main(["index", "sync", str(uri), str(album), "--watch", "--dry-run"])
+    assert ended.value.code == 2
+    assert "exclude each other" in capsys.readouterr().err
+
+
+def test_the_command_watches_until_it_is_interrupted(quick, synced, monkeypatch):
+    uri, album = synced
+    said, began = [], threading.Event()
+
+    def say(sentence):
+        said.append(sentence)
+        if sentence.startswith("watching"):
+            began.set()
+
+    monkeypatch.setattr("fisherhash.cli.index.say", say)
+
+    def interrupt():
+        began.wait(30)
+        with Index.open(uri) as reader:
+            write(album / "late.png", 9)
+            until = time.monotonic() + 30
+            while "late.png" not in reader and time.monotonic() < until:
+                time.sleep(0.02)
+        while not any(one.startswith("1 added") for one in said) and time.monotonic() < until:
+            time.sleep(0.02)
+        signal.raise_signal(signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    with pytest.raises(SystemExit) as ended:
+        main(["index", "sync", str(uri), str(album), "--watch", "--workers", "0"])
+    thread.join()
+    assert ended.value.code == 130
+    assert any(sentence.startswith("1 added") for sentence in said)

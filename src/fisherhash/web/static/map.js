@@ -134,7 +134,9 @@ function tilesOf(shiftX, shiftY) {
   const level = 32 * shiftX + shiftY;
   if (!levels.has(level)) {
     const first = new Map();
-    for (let point = 0; point < ids.length; point++) {
+    // In steps of a prime, or the images that were added first would stand for all others.
+    const step = ids.length % 7919 ? 7919 : 7907;
+    for (let at = 0, point = 0; at < ids.length; at++, point = (point + step) % ids.length) {
       const tile = (places[2 * point + 1] >> shiftY) * SIDE + (places[2 * point] >> shiftX);
       if (!first.has(tile)) first.set(tile, point);
     }
