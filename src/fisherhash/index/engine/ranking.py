@@ -24,7 +24,7 @@ _QUERIES = 64
 _ENTRIES = 1 << 24
 
 
-def as_words(codes: Bytes) -> NDArray[np.uint64]:
+def fine_words(codes: Bytes) -> NDArray[np.uint64]:
     """Second codes (n, words) as the kernels compare them."""
     missing = -codes.shape[1] % 8
     padded = np.pad(codes, ((0, 0), (0, missing))) if missing else np.ascontiguousarray(codes)
