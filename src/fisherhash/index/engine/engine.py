@@ -113,7 +113,7 @@ class Engine:
             )
         self.codes = _plain(codes)
         self.fine = fine
-        self._fine_words: NDArray[np.uint64] | None = None
+        self._fine_words: tuple[Tables, NDArray[np.uint64]] | None = None
         self.threads = available_cores() if threads is None else max(1, threads)
         self.path = path
         self._lock = threading.Lock()
@@ -196,7 +196,7 @@ class Engine:
         planner.loaded.add(self._kernels("rank"))
         stored, own = np.zeros((0, 1), np.uint64), np.zeros((len(codes), 1), np.uint64)
         if fine is not None:
-            stored, own = self._fine(), by_kernels.fine_words(fine)
+            stored, own = self._fine(tables), by_kernels.fine_words(fine)
         args = (k, weights, own, stored, self.threads)
         budget = self._budget(tables, len(codes), k, self._rank_plan)
         if not budget:
@@ -211,11 +211,14 @@ class Engine:
                 result[left] = values
         return results
 
-    def _fine(self) -> NDArray[np.uint64]:
+    def _fine(self, tables: Tables) -> NDArray[np.uint64]:
+        """The second codes in the order of the tables' lists: those of equal codes lie together."""
         with self._lock:
-            if self._fine_words is None and self.fine is not None:
-                self._fine_words = _plain(by_kernels.fine_words(self.fine))
-            return self._fine_words  # type: ignore[return-value]
+            if self._fine_words is None or self._fine_words[0] is not tables:
+                fine = self.fine if self.fine is not None else np.zeros((0, 8), np.uint8)
+                ordered = fine[tables.positions] if len(tables.starts) else fine
+                self._fine_words = tables, _plain(by_kernels.fine_words(ordered))
+            return self._fine_words[1]
 
     def within(
         self, queries: ArrayLike, radius: int
