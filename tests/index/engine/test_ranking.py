@@ -225,6 +225,18 @@ def test_processors_without_the_shuffle_return_the_same(monkeypatch) -> None:
     assert_ranked(got, want)
 
 
+def test_sums_are_ranked_in_parts(monkeypatch) -> None:
+    from fisherhash.index.engine import ranking
+
+    rng = np.random.default_rng(7)
+    codes, fine = rng.integers(0, 4, (2, 500, 1), dtype=np.uint8)
+    weight = np.array([0, 1, 5, 1, 0, 2])
+    queries = WeightedQueries(codes[:6], None, fine[:6], weight)
+    want = brute(codes[:6], codes, np.ones((6, 8), int), 30, fine[:6], fine, weight)
+    monkeypatch.setattr(ranking, "_MOST_RANKED", 200)
+    assert_ranked(Engine(codes, 8, fine=fine).rank(queries, 30), want)
+
+
 def test_nothing_to_find_and_nothing_queried() -> None:
     none = np.zeros((0, 4), dtype=np.uint8)
     some = np.arange(40, dtype=np.uint8).reshape(10, 4)
