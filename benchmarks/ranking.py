@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fisherhash.index.engine import Engine
-from fisherhash.index.ranking import RankedQueries, ranked_queries
+from fisherhash.index.ranking import WeightedQueries, ranked_queries
 from fisherhash.system.cores import available_cores
 
 Floats = NDArray[np.float32]
@@ -42,7 +42,8 @@ BLOCK = 1 << 18
 
 def make(n: int, bits: int, seed: int) -> Floats:
     """Noisy vectors around the centres."""
-    centres = np.random.default_rng(bits).integers(0, 2, (CENTRES, bits)) * np.float32(2) - 1
+    middle = np.random.default_rng(bits).integers(0, 2, (CENTRES, bits)) * 2 - 1
+    centres = middle.astype(np.float32)
     rng = np.random.default_rng([seed, bits])
     noise = rng.standard_normal((n, bits), dtype=np.float32)
     return centres[rng.integers(0, CENTRES, n)] + np.float32(NOISE) * noise
@@ -116,7 +117,7 @@ def measure(found: dict[str, Search], queries: int, rounds: int, seconds: float)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--codes", type=int, default=10_000_000)
     parser.add_argument("--bits", type=int, default=64)
     parser.add_argument("--k", type=int, default=100)
@@ -136,8 +137,11 @@ def main() -> None:
     own = ranked_queries(None, bits, ranking="real", logits=logits)
     engine = Engine(codes, bits, fine=fine)
     engine.build()
+    some = WeightedQueries(own.codes[:9], fine=fine_queries[:9])
+    # compiles the kernels
+    Engine(codes[: 1 << 15], bits, fine=fine[: 1 << 15], path="buckets").rank(some, 1)
     start = time.perf_counter()
-    engine.rank(RankedQueries(own.codes[:9], fine=fine_queries[:9]), 1)
+    engine.rank(some, 1)
     fine_seconds = time.perf_counter() - start
 
     def rank(part: slice, *, real: bool, fine_too: bool) -> Any:

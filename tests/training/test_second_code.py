@@ -38,8 +38,9 @@ def test_it_follows_the_features_and_changes_no_first_code(photos, tmp_path, fin
     np.testing.assert_array_equal(again.fine, block.fine)
 
 
-def test_the_card_says_which_ranking_is_better(photos, tmp_path, monkeypatch):
-    monkeypatch.setattr(second_code, "FEWEST_HELD_OUT", 5)
+@pytest.mark.parametrize("fewest", [5, 1000])
+def test_the_card_says_which_ranking_is_better(photos, tmp_path, monkeypatch, fewest):
+    monkeypatch.setattr(second_code, "FEWEST_HELD_OUT", fewest)
     trained = quick(photos, fine_bits=16, out=tmp_path / "m")
     found = trained.hasher.details["ranking"]
     assert found == trained.ranking
@@ -47,8 +48,9 @@ def test_the_card_says_which_ranking_is_better(photos, tmp_path, monkeypatch):
     assert found["default"] == ("real" if better else "hamming") == trained.hasher.ranking
     split = trained.split
     fresh = set(split.database.tolist()) - set(split.train.tolist()) - set(split.query.tolist())
-    assert found["trained on"] is (len(fresh) < 5)
-    assert found["images"] == (len(split.train) if len(fresh) < 5 else len(fresh))
+    held_out = len(fresh) >= fewest
+    assert found["queries"] == (len(fresh) if held_out else len(split.query))
+    assert found["images"] == (len(fresh) if held_out else len(split.database))
     card = (tmp_path / "m" / "README.md").read_text()
     assert "## Ranking" in card
     assert f"| default | {found['default']} |" in card

@@ -221,8 +221,8 @@ def _say_second_code(hasher: Hasher, result: dict[str, Any]) -> None:
     if found:
         say(
             f"ranking by real-valued queries mAP {found['mAP, real']:.4f}, by Hamming distance "
-            f"{found['mAP, hamming']:.4f} ({counted(found['images'], 'image')}); searches use "
-            f"{found['default']}"
+            f"{found['mAP, hamming']:.4f} ({counted(found['queries'], 'query', 'queries')}); "
+            f"searches use {found['default']}"
         )
 
 

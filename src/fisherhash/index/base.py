@@ -43,8 +43,8 @@ from fisherhash.index.filters import All, Where, parse_filter
 from fisherhash.index.items import Codes, Entry, FileState, Ids, Item, Matches, Problem, Within
 from fisherhash.index.ranking import (
     Ranked,
-    RankedQueries,
     Ranking,
+    WeightedQueries,
     empty_ranked,
     merge_ranked,
     ranked_by_numpy,
@@ -544,7 +544,7 @@ class Index(ABC):
     def _search(self, queries: Codes, k: int, where: All) -> Matches:
         """See :meth:`search`; k is at least 1."""
 
-    def _rank(self, queries: RankedQueries, k: int, where: All) -> Ranked:
+    def _rank(self, queries: WeightedQueries, k: int, where: All) -> Ranked:
         """The k best items of each query, with ids as positions; k is at least 1.
 
         The default reads all items; a back-end replaces it if it can do better.

@@ -48,7 +48,7 @@ class Ranked(NamedTuple):
     fines: Numbers
 
 
-class RankedQueries(NamedTuple):
+class WeightedQueries(NamedTuple):
     """Queries of a ranked search; what is None does not count.
 
     Attributes:
@@ -65,9 +65,9 @@ class RankedQueries(NamedTuple):
     fine: Bytes | None = None
     fine_weight: Numbers | None = None
 
-    def part(self, rows: slice | Numbers) -> RankedQueries:
+    def part(self, rows: slice | Numbers) -> WeightedQueries:
         """Some of the queries."""
-        return RankedQueries(*(None if value is None else value[rows] for value in self))  # type: ignore[arg-type]
+        return WeightedQueries(*(None if value is None else value[rows] for value in self))  # type: ignore[arg-type]
 
     def distances(self, costs: Numbers) -> NDArray[np.int64] | NDArray[np.float64]:
         """Costs (n, k) as distances: the Hamming distance if all bits weigh the same."""
@@ -106,7 +106,7 @@ def ranked_queries(
     fine: ArrayLike | None = None,
     fine_bits: int = 0,
     fine_weight: float | None = None,
-) -> RankedQueries:
+) -> WeightedQueries:
     """Checked queries of an index whose codes have ``bits`` and ``fine_bits`` bits.
 
     Args:
@@ -139,20 +139,20 @@ def ranked_queries(
     if fine is None:
         if fine_weight is not None:
             raise UsageError("fine_weight needs the queries' second codes")
-        return RankedQueries(own, weights)
+        return WeightedQueries(own, weights)
     if not fine_bits:
         raise UsageError("the index holds no second codes, so the queries' cannot be compared")
     second = check_codes(fine, fine_bits)
     if len(second) != len(own):
         raise UsageError(f"{len(own)} queries have {len(second)} second codes")
     if fine_weight is None:
-        return RankedQueries(own, weights, second)
+        return WeightedQueries(own, weights, second)
     if not 0 <= fine_weight <= 1024:
         raise UsageError(f"fine_weight must be from 0 to 1024, got {fine_weight}")
     if weights is None:
         weights = np.full((len(own), bits), _PLAIN_COST, dtype=np.int64)
     extra = np.rint(fine_weight * (weights.sum(axis=1) / bits)).astype(np.int64)
-    return RankedQueries(own, weights, second, extra)
+    return WeightedQueries(own, weights, second, extra)
 
 
 def check_weights(weights: ArrayLike, queries: int, bits: int) -> Numbers:
@@ -170,7 +170,7 @@ def check_weights(weights: ArrayLike, queries: int, bits: int) -> Numbers:
 
 
 def ranked_by_numpy(
-    queries: RankedQueries, codes: Bytes, k: int, fine: Bytes | None = None
+    queries: WeightedQueries, codes: Bytes, k: int, fine: Bytes | None = None
 ) -> Ranked:
     """The k best of each query with plain numpy, whatever its ranking is.
 
@@ -209,7 +209,7 @@ def _costs(code: Bytes, weights: Numbers, columns: Bytes) -> Numbers:
 
 
 def _best(
-    row: Numbers, k: int, query: RankedQueries, fine: Bytes | None
+    row: Numbers, k: int, query: WeightedQueries, fine: Bytes | None
 ) -> tuple[Numbers, Numbers, Numbers]:
     """Positions, costs and fine distances of the k best of all costs of one query."""
     summed = query.fine_weight is not None
@@ -231,7 +231,7 @@ def _up_to_kth(values: Numbers, k: int) -> Numbers:
     return np.flatnonzero(values <= np.partition(values, k - 1)[k - 1])
 
 
-def merge_ranked(parts: Iterable[Ranked], queries: RankedQueries, k: int) -> Ranked:
+def merge_ranked(parts: Iterable[Ranked], queries: WeightedQueries, k: int) -> Ranked:
     """The k best of several lists of ids, in the order of the queries' ranking."""
     lists = list(parts)
     if len(lists) == 1:

@@ -27,9 +27,9 @@ FEWEST_BITS = 8
 MOST_IMAGES = 20_000
 """Training images that the second code is fitted to."""
 COMPARED = 1000
-"""Images on which the rankings are compared, each queried against the others."""
+"""Queries with which the rankings are compared."""
 FEWEST_HELD_OUT = 100
-"""With fewer images that were not trained on, the training images are compared."""
+"""With fewer images of the database that were not trained on, the split's queries are compared."""
 LEAST_GAIN = 0.001
 """The gain in mAP from which on real-valued queries are worth being the default."""
 
@@ -81,8 +81,9 @@ def compare_rankings(
 ) -> dict[str, Any]:
     """mAP by Hamming distance and with real-valued queries, and the ranking that is better.
 
-    Among images of the database that were not trained on, each queried against the others; where
-    those are too few, among training images. The split's queries stay out of it.
+    Where enough images of the database were not trained on, each of them is queried against the
+    others. Else the split's queries are, against its database: the mAP that a training reports
+    is by Hamming distance in any case, so it is not better for this choice.
 
     Args:
         hasher: its codes have a Hamming distance.
@@ -91,23 +92,38 @@ def compare_rankings(
         cached: whether the features are stored on disk.
         seed: of the choice of images.
     """
+
+    def chosen(numbers: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+        return np.sort(hash_order(collection.names, numbers.tolist(), seed)[:most])
+
     fresh = np.setdiff1d(split.database, np.concatenate([split.train, split.query]))
-    held_out = len(fresh) >= FEWEST_HELD_OUT
-    numbers = (fresh if held_out else split.train).tolist()
-    chosen = np.sort(hash_order(collection.names, numbers, seed)[:COMPARED])
-    found = hasher.encode_collection(collection, chosen, cached=cached, queries=True)
-    labels, itself = collection.labels[found.indices], np.arange(len(found.indices))
-    encoded = EncodedSplit(found.codes, found.codes, labels, labels, hasher.head, [], found.queries)
+    if len(fresh) >= FEWEST_HELD_OUT:
+        queries = database = chosen(fresh, COMPARED)
+    else:
+        queries, database = chosen(split.query, COMPARED), chosen(split.database, 2 * COMPARED)
+    wanted = np.union1d(queries, database)
+    found = hasher.encode_collection(collection, wanted, cached=cached, queries=True)
+    rows = np.full(len(collection), -1, dtype=np.int64)
+    rows[found.indices] = np.arange(len(found.indices))
+    own, others = (rows[part][rows[part] >= 0] for part in (queries, database))
+    labels = collection.labels[found.indices]
+    real = None if found.queries is None else found.queries[own]
+    codes = (found.codes[own], found.codes[others])
+    encoded = EncodedSplit(*codes, labels[own], labels[others], hasher.head, [], real)
+    places = np.full(len(found.indices), -1, dtype=np.int64)
+    places[others] = np.arange(len(others))
     share = held_out_top(split)
-    top = None if share is None else max(10, round(share * max(1, len(itself) - 1)))
+    top = None if share is None else max(10, round(share * max(1, len(others) - 1)))
     scores = {
-        way: float(measure(encoded, top=top, self_index=itself, real_queries=way == "real").map)
+        way: float(
+            measure(encoded, top=top, self_index=places[own], real_queries=way == "real").map
+        )
         for way in WAYS
     }
     better = "real" if scores["real"] > scores["hamming"] + LEAST_GAIN else "hamming"
     return {
         "default": better,
         **{f"mAP, {way}": round(score, 4) for way, score in scores.items()},
-        "images": len(itself),
-        "trained on": not held_out,
+        "queries": len(own),
+        "images": len(others),
     }

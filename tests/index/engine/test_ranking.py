@@ -14,7 +14,7 @@ from fisherhash.index.engine import PATHS, Engine, kernels
 from fisherhash.index.ranking import (
     COST_BITS,
     Ranked,
-    RankedQueries,
+    WeightedQueries,
     merge_ranked,
     ranked_by_numpy,
     ranked_queries,
@@ -34,7 +34,7 @@ def make(rng: np.random.Generator, n: int, bits: int, centres: int) -> NDArray[n
     return middle[rng.integers(0, centres, n)] + 0.5 * noise
 
 
-def real_queries(logits: NDArray[np.float64]) -> RankedQueries:
+def real_queries(logits: NDArray[np.float64]) -> WeightedQueries:
     return ranked_queries(None, logits.shape[1], ranking="real", logits=logits)
 
 
@@ -89,13 +89,13 @@ def test_every_path_equals_brute_force(path: str, centres: int, bits: int) -> No
     for k in (1, 40, 700):
         for weights in (None, own.weights):
             costs = ones if weights is None else weights
-            got = engine.rank(RankedQueries(own.codes, weights), k)
+            got = engine.rank(WeightedQueries(own.codes, weights), k)
             assert_ranked(got, brute(own.codes, codes, costs, k))
-            got = engine.rank(RankedQueries(own.codes, weights, second), k)
+            got = engine.rank(WeightedQueries(own.codes, weights, second), k)
             assert_ranked(got, brute(own.codes, codes, costs, k, second, fine))
     for extra in (np.zeros(6, int), np.arange(6), own.weights.max(axis=1) // 3):
         weights = None if extra.max() < 6 else own.weights
-        got = engine.rank(RankedQueries(own.codes, weights, second, extra), 20)
+        got = engine.rank(WeightedQueries(own.codes, weights, second, extra), 20)
         costs = ones if weights is None else weights
         assert_ranked(got, brute(own.codes, codes, costs, 20, second, fine, extra))
 
@@ -125,7 +125,7 @@ def test_any_small_collection(data: st.DataObject) -> None:
     for path in PATHS:
         threads = data.draw(st.integers(1, 3))
         engine = Engine(codes, bits, path=path, threads=threads, fine=fine)
-        assert_ranked(engine.rank(RankedQueries(queries, weights, second), k), want)
+        assert_ranked(engine.rank(WeightedQueries(queries, weights, second), k), want)
 
 
 @pytest.mark.parametrize("path", ["auto", "scan", "unique", "buckets"])
@@ -144,9 +144,9 @@ def test_large_collections_agree_between_paths(path: str, bits: int, centres: in
     for k in (1, 100, 3000):
         for weights in (None, own.weights):
             for fine_queries in (None, second):
-                queries = RankedQueries(own.codes, weights, fine_queries)
+                queries = WeightedQueries(own.codes, weights, fine_queries)
                 assert_ranked(engine.rank(queries, k), plain.rank(queries, k))
-        one = RankedQueries(own.codes[:1], own.weights[:1], second[:1])
+        one = WeightedQueries(own.codes[:1], own.weights[:1], second[:1])
         assert_ranked(engine.rank(one, k), plain.rank(one, k))
 
 
@@ -156,7 +156,7 @@ def test_thousands_of_ties_are_ordered_by_the_second_code(path: str) -> None:
     codes = np.full((9000, 5), 7, dtype=np.uint8)
     fine = rng.integers(0, 256, (9000, 2), dtype=np.uint8)
     engine = Engine(codes, 40, path=path, fine=fine)
-    got = engine.rank(RankedQueries(codes[:2] ^ 1, fine=fine[:2]), 50)
+    got = engine.rank(WeightedQueries(codes[:2] ^ 1, fine=fine[:2]), 50)
     assert (got.costs == 5).all()
     assert got.positions[0, 0] == np.flatnonzero((fine == fine[0]).all(axis=1))[0]
     want = np.bitwise_count(fine[None] ^ fine[:2, None]).astype(int).sum(axis=2)
@@ -164,7 +164,7 @@ def test_thousands_of_ties_are_ordered_by_the_second_code(path: str) -> None:
     np.testing.assert_array_equal(got.positions, order)
     # without it, by position
     np.testing.assert_array_equal(
-        engine.rank(RankedQueries(codes[:1]), 5).positions, [[0, 1, 2, 3, 4]]
+        engine.rank(WeightedQueries(codes[:1]), 5).positions, [[0, 1, 2, 3, 4]]
     )
 
 
@@ -225,13 +225,25 @@ def test_processors_without_the_shuffle_return_the_same(monkeypatch) -> None:
     assert_ranked(got, want)
 
 
+def test_sums_are_ranked_in_parts(monkeypatch) -> None:
+    from fisherhash.index.engine import ranking
+
+    rng = np.random.default_rng(7)
+    codes, fine = rng.integers(0, 4, (2, 500, 1), dtype=np.uint8)
+    weight = np.array([0, 1, 5, 1, 0, 2])
+    queries = WeightedQueries(codes[:6], None, fine[:6], weight)
+    want = brute(codes[:6], codes, np.ones((6, 8), int), 30, fine[:6], fine, weight)
+    monkeypatch.setattr(ranking, "_MOST_RANKED", 200)
+    assert_ranked(Engine(codes, 8, fine=fine).rank(queries, 30), want)
+
+
 def test_nothing_to_find_and_nothing_queried() -> None:
     none = np.zeros((0, 4), dtype=np.uint8)
     some = np.arange(40, dtype=np.uint8).reshape(10, 4)
     for path in PATHS:
-        assert Engine(none, 32, path=path).rank(RankedQueries(some), 5).positions.shape == (10, 0)
-        assert Engine(some, 32, path=path).rank(RankedQueries(none), 5).positions.shape == (0, 5)
-        queries = RankedQueries(some, None, some, np.ones(10, int))
+        assert Engine(none, 32, path=path).rank(WeightedQueries(some), 5).positions.shape == (10, 0)
+        assert Engine(some, 32, path=path).rank(WeightedQueries(none), 5).positions.shape == (0, 5)
+        queries = WeightedQueries(some, None, some, np.ones(10, int))
         engine = Engine(none, 32, path=path, fine=none)
         assert engine.rank(queries, 5).fines.shape == (10, 0)
 
@@ -243,15 +255,15 @@ def test_bad_arguments() -> None:
     ones = np.ones((1, 8), dtype=np.int64)
     for bad in (ones.astype(float), ones[:, :7], -ones, ones << 30):
         with pytest.raises(UsageError, match="weights must"):
-            engine.rank(RankedQueries(one, bad), 1)
+            engine.rank(WeightedQueries(one, bad), 1)
     with pytest.raises(UsageError, match="second codes must be uint8 of shape"):
-        engine.rank(RankedQueries(one, fine=np.zeros((1, 2), np.uint8)), 1)
+        engine.rank(WeightedQueries(one, fine=np.zeros((1, 2), np.uint8)), 1)
     with pytest.raises(UsageError, match="no second codes"):
-        Engine(codes, 8).rank(RankedQueries(one, fine=one), 1)
+        Engine(codes, 8).rank(WeightedQueries(one, fine=one), 1)
     with pytest.raises(UsageError, match="fine_weight needs"):
-        engine.rank(RankedQueries(one, fine_weight=np.ones(1, int)), 1)
+        engine.rank(WeightedQueries(one, fine_weight=np.ones(1, int)), 1)
     with pytest.raises(UsageError, match="fine_weight must not be negative"):
-        engine.rank(RankedQueries(one, None, one, np.array([-1])), 1)
+        engine.rank(WeightedQueries(one, None, one, np.array([-1])), 1)
     with pytest.raises(UsageError, match="must be uint8 of shape"):
         Engine(codes, 8, fine=codes[:2])
     with pytest.raises(UsageError, match="finite"):

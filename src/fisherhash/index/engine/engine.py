@@ -27,7 +27,7 @@ from fisherhash.index.engine.tables import Tables
 from fisherhash.index.ranking import (
     COST_BITS,
     Ranked,
-    RankedQueries,
+    WeightedQueries,
     check_weights,
     ranked_by_numpy,
 )
@@ -113,7 +113,7 @@ class Engine:
             )
         self.codes = _plain(codes)
         self.fine = fine
-        self._fine_words: NDArray[np.uint64] | None = None
+        self._fine_words: tuple[Tables, NDArray[np.uint64]] | None = None
         self.threads = available_cores() if threads is None else max(1, threads)
         self.path = path
         self._lock = threading.Lock()
@@ -153,7 +153,7 @@ class Engine:
         found[left], distances[left] = scan.nearest_by_scan(tables, codes[left], k, self.threads)
         return found, distances
 
-    def rank(self, queries: RankedQueries, k: int) -> Ranked:
+    def rank(self, queries: WeightedQueries, k: int) -> Ranked:
         """The best codes (n_queries, min(k, n)), in the order of the queries' ranking."""
         codes, k = check_codes(queries.codes, self.bits), min(whole_number("k", k, 1), len(self))
         fine, extra, weights = queries.fine, queries.fine_weight, queries.weights
@@ -161,7 +161,7 @@ class Engine:
             fine = self._check_fine(fine, len(codes))
         if weights is not None:
             weights = check_weights(weights, len(codes), self.bits)
-        plain = RankedQueries(codes, weights, fine)
+        plain = WeightedQueries(codes, weights, fine)
         if extra is None:
             return self._rank(plain, k)
         if fine is None or extra.shape != (len(codes),) or extra.dtype.kind not in "iu":
@@ -183,7 +183,7 @@ class Engine:
             )
         return fine
 
-    def _rank(self, queries: RankedQueries, k: int) -> Ranked:
+    def _rank(self, queries: WeightedQueries, k: int) -> Ranked:
         codes, weights, fine, _ = queries
         # numpy has no fast way to add weights
         effort = 1 if weights is None else self.codes.shape[1]
@@ -196,7 +196,7 @@ class Engine:
         planner.loaded.add(self._kernels("rank"))
         stored, own = np.zeros((0, 1), np.uint64), np.zeros((len(codes), 1), np.uint64)
         if fine is not None:
-            stored, own = self._fine(), by_kernels.as_words(fine)
+            stored, own = self._fine(tables), by_kernels.fine_words(fine)
         args = (k, weights, own, stored, self.threads)
         budget = self._budget(tables, len(codes), k, self._rank_plan)
         if not budget:
@@ -211,11 +211,14 @@ class Engine:
                 result[left] = values
         return results
 
-    def _fine(self) -> NDArray[np.uint64]:
+    def _fine(self, tables: Tables) -> NDArray[np.uint64]:
+        """The second codes in the order of the tables' lists: those of equal codes lie together."""
         with self._lock:
-            if self._fine_words is None and self.fine is not None:
-                self._fine_words = _plain(by_kernels.as_words(self.fine))
-            return self._fine_words  # type: ignore[return-value]
+            if self._fine_words is None or self._fine_words[0] is not tables:
+                fine = self.fine if self.fine is not None else np.zeros((0, 8), np.uint8)
+                ordered = fine[tables.positions] if len(tables.starts) else fine
+                self._fine_words = tables, _plain(by_kernels.fine_words(ordered))
+            return self._fine_words[1]
 
     def within(
         self, queries: ArrayLike, radius: int

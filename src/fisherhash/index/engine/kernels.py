@@ -1511,7 +1511,8 @@ def _refine(
 ) -> None:
     """Fill found, costs and fines (k,) by (cost, fine distance, position) from sorted keys.
 
-    fine (positions, words) and query (words,) are the second codes.
+    fine (positions, words) holds the second codes in the order of the lists, so that those of one
+    item lie together; query (words,) is the query's.
     """
     k = len(found)
     totals = np.zeros(64 * len(query) + 1, dtype=np.int64)
@@ -1530,24 +1531,27 @@ def _refine(
             room = np.empty(2 * size, dtype=np.uint64)
             spare = np.empty(2 * size, dtype=np.uint64)
         size = np.int64(0)
-        for i in range(first, last):
-            item = keys[i] & _ITEM
-            if len(starts):
-                for place in range(np.int64(starts[item]), np.int64(starts[item + np.uint64(1)])):
-                    _prefetch(fine, np.int64(positions[place]) * len(query))
-                    room[size] = positions[place]
-                    size += 1
-            else:
-                _prefetch(fine, np.int64(item) * len(query))
-                room[size] = item
-                size += 1
         totals[:] = 0
-        for i in range(size):
-            apart = np.int64(0)
-            for w in range(len(query)):
-                apart += np.int64(_popcount(fine[room[i], w] ^ query[w]))
-            room[i] |= np.uint64(apart) << _ITEM_BITS
-            totals[apart] += 1
+        for i in range(first, last):
+            ahead = np.int64(keys[min(i + _AHEAD, last - 1)] & _ITEM)
+            item = np.int64(keys[i] & _ITEM)
+            place = item
+            end = item + 1
+            if len(starts):
+                ahead = np.int64(starts[ahead])
+                place = np.int64(starts[item])
+                end = np.int64(starts[item + 1])
+                _prefetch(positions, ahead)
+            _prefetch(fine, ahead * len(query))
+            while place < end:
+                apart = np.int64(0)
+                for w in range(len(query)):
+                    apart += np.int64(_popcount(fine[place, w] ^ query[w]))
+                position = np.int64(positions[place]) if len(starts) else place
+                room[size] = (np.uint64(apart) << _ITEM_BITS) | np.uint64(position)
+                totals[apart] += 1
+                size += 1
+                place += 1
         left = k - filled
         if size > left:
             # of the last group only the nearest are sorted

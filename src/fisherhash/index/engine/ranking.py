@@ -22,9 +22,11 @@ _MOST_LOOKUPS = 1 << 16
 # queries per job of the scan, and the most entries of its scratch memory
 _QUERIES = 64
 _ENTRIES = 1 << 24
+# results that are held at once while sums are ranked
+_MOST_RANKED = 1 << 22
 
 
-def as_words(codes: Bytes) -> NDArray[np.uint64]:
+def fine_words(codes: Bytes) -> NDArray[np.uint64]:
     """Second codes (n, words) as the kernels compare them."""
     missing = -codes.shape[1] % 8
     padded = np.pad(codes, ((0, 0), (0, missing))) if missing else np.ascontiguousarray(codes)
@@ -131,12 +133,16 @@ def ranked_by_sum(
     results = empty_ranked(queries, k)
     left, fetch = np.arange(queries), min(total, 2 * k + 64)
     while len(left) and k:
-        found = rank(left, fetch)
-        sums = found.costs + fine_weight[left, None] * found.fines
-        order = np.lexsort((found.positions, sums), axis=1)[:, :k]
-        last = np.take_along_axis(sums, order[:, -1:], axis=1)[:, 0]
-        enough = (last < found.costs[:, -1]) | (fetch == total)
-        for result, values in zip(results, found, strict=True):
-            result[left[enough]] = np.take_along_axis(values[enough], order[enough], axis=1)
-        left, fetch = left[~enough], min(total, 4 * fetch)
+        again = []
+        step = max(1, _MOST_RANKED // fetch)
+        for some in (left[start : start + step] for start in range(0, len(left), step)):
+            found = rank(some, fetch)
+            sums = found.costs + fine_weight[some, None] * found.fines
+            order = np.lexsort((found.positions, sums), axis=1)[:, :k]
+            last = np.take_along_axis(sums, order[:, -1:], axis=1)[:, 0]
+            enough = (last < found.costs[:, -1]) | (fetch == total)
+            for result, values in zip(results, found, strict=True):
+                result[some[enough]] = np.take_along_axis(values[enough], order[enough], axis=1)
+            again.append(some[~enough])
+        left, fetch = np.concatenate(again), min(total, 4 * fetch)
     return results

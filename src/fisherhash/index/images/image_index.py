@@ -283,8 +283,8 @@ class ImageIndex:
                 if item is not None:
                     result.matches.append(Match(item, hit.distance, folder, fine=fine))
             if count_ties:
-                for result, _ in readable:
-                    self._count_ties(result, where)
+                for result, self_id in readable:
+                    self._count_ties(result, self_id, where)
         return results
 
     def _nearest(
@@ -314,8 +314,8 @@ class ImageIndex:
                 found.append(list(zip(hits, fines, strict=True)))
         return found
 
-    def _count_ties(self, result: SearchResult, where: Where | None) -> None:
-        """Count the items at each distance of a match.
+    def _count_ties(self, result: SearchResult, self_id: int | None, where: Where | None) -> None:
+        """Count the items at each distance of a match, without the query itself.
 
         Real-valued distances are equal where codes are, so items with the codes of the matches are
         counted.
@@ -325,7 +325,8 @@ class ImageIndex:
         if result.ranking == "hamming":
             shown = [int(match.distance) for match in result.matches]
             found = self.index.within(joined_codes([result.code]), shown[-1], where=where)
-            counts = np.bincount(found.distances, minlength=shown[-1] + 1)
+            others = found.distances[found.ids != (-1 if self_id is None else self_id)]
+            counts = np.bincount(others, minlength=shown[-1] + 1)
             result.ties.update({distance: int(counts[distance]) for distance in shown})
             return
         distinct = {match.item.code: match.distance for match in result.matches}

@@ -55,7 +55,7 @@ from fisherhash.index.local.sql import json_path, to_sql
 from fisherhash.index.local.subsets import SubsetCache, Touched, in_ranges
 from fisherhash.index.local.table_files import delete_tables, table_bytes
 from fisherhash.index.local.verify import RESTORE, unreadable, verify_index
-from fisherhash.index.ranking import Ranked, RankedQueries
+from fisherhash.index.ranking import Ranked, WeightedQueries
 
 logger = logging.getLogger(__name__)
 
@@ -244,7 +244,7 @@ class LocalIndex(Index):
         with self._searching(queries, where) as target:
             return target.search(queries, k)
 
-    def _rank(self, queries: RankedQueries, k: int, where: All) -> Ranked:
+    def _rank(self, queries: WeightedQueries, k: int, where: All) -> Ranked:
         with self._searching(queries.codes, where) as target:
             return target.rank(queries, k)
 

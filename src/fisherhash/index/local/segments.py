@@ -28,7 +28,7 @@ from fisherhash.index.local.table_files import (
     table_name,
     table_names,
 )
-from fisherhash.index.ranking import Ranked, RankedQueries
+from fisherhash.index.ranking import Ranked, WeightedQueries
 
 logger = logging.getLogger(__name__)
 
@@ -318,7 +318,7 @@ class Segment:
 
         return [(ids, distances) for ids, distances in self._best(len(queries), k, find)]
 
-    def rank(self, queries: RankedQueries, k: int) -> list[Ranked]:
+    def rank(self, queries: WeightedQueries, k: int) -> list[Ranked]:
         """The k best that count, as parts to be merged, ids for positions."""
 
         def find(engine: Engine, rows: Rows, fetch: int) -> Ranked:

@@ -16,7 +16,7 @@ from fisherhash.index.local.damaged import rest_of
 from fisherhash.index.local.records import RecordForm, Records
 from fisherhash.index.local.schema import REMOVED_BLOCK, RemovedRow, State
 from fisherhash.index.local.segments import Segment, merge_nearest, merge_within
-from fisherhash.index.ranking import Ranked, RankedQueries, merge_ranked
+from fisherhash.index.ranking import Ranked, WeightedQueries, merge_ranked
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Snapshot:
         parts = [part for segment in self.segments for part in segment.search(queries, k)]
         return Matches(*merge_nearest(parts, len(queries), k))
 
-    def rank(self, queries: RankedQueries, k: int) -> Ranked:
+    def rank(self, queries: WeightedQueries, k: int) -> Ranked:
         """The k best items of each query, ids for positions; after :meth:`prepare`."""
         parts = [part for segment in self.segments for part in segment.rank(queries, k)]
         return merge_ranked(parts, queries, k)
@@ -158,7 +158,7 @@ class Subset:
         places, distances = self.engine.search(queries, k)
         return Matches(self.ids[places], distances)
 
-    def rank(self, queries: RankedQueries, k: int) -> Ranked:
+    def rank(self, queries: WeightedQueries, k: int) -> Ranked:
         """The k best items of each query, ids for positions."""
         found = self.engine.rank(queries, k)
         return found._replace(positions=self.ids[found.positions])
