@@ -13,7 +13,6 @@ have the same first bits at every length.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -196,7 +195,8 @@ def _share_centers(parts: Sequence[HashMethod], options: Mapping[str, Any]) -> N
     longest = parts[-1]
     if not (book := longest.codebook):
         return
-    for number, (shorter, longer) in enumerate(itertools.pairwise(parts), start=1):
+    for number in range(1, len(parts)):
+        shorter, longer = parts[number - 1], parts[number]
         drawn = dict(options) | {"codebook_seed": int(options.get("codebook_seed", 0)) + number}
         added = create(
             longest.info.name,
