@@ -72,13 +72,19 @@ class MilvusFile:
         more = "".join(f"&{name}={value}" for name, value in options.items())
         return f"milvus://{self.path}?index=i{uuid.uuid4().hex}{more}"
 
+    def stop(self):
+        from milvus_lite.server_manager import server_manager_instance
+
+        server_manager_instance.release_server(str(self.path))
+        shutil.rmtree(self.path.parent, ignore_errors=True)
+
 
 @pytest.fixture(scope="session")
-def milvus(tmp_path_factory):
+def milvus():
     # A path to a socket must be short.
-    folder = Path(tempfile.mkdtemp(prefix="fh-milvus-"))
-    yield MilvusFile(folder)
-    shutil.rmtree(folder, ignore_errors=True)
+    server = MilvusFile(Path(tempfile.mkdtemp(prefix="fh-milvus-")))
+    yield server
+    server.stop()
 
 
 class RayCluster:

@@ -12,6 +12,8 @@ from fisherhash.index import Entry, Index
 from fisherhash.index.postgres import schema
 from fisherhash.index.postgres.place import read_place
 
+pytestmark = pytest.mark.xdist_group("postgres")
+
 
 def repeated_codes(count, bits=48, seed=0):
     """Codes as learned ones are: few centres, each many times, with a few bits flipped."""

@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import json
 import threading
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -38,6 +39,7 @@ PAGE = 16_384
 """Rows that Milvus returns at most."""
 MAX_TEXT = 65_535
 _INSERT = 1 << 13
+_START_SECONDS, _PAUSE = 60, 0.2
 ALL_FIELDS = ("row", "id", "hash", "born", "died", "code", "text")
 _READERS = {
     "index": read_index_name,
@@ -153,11 +155,23 @@ class RowStore:
                 raise UsageError(f"{place.uri}: there is no folder {parent}")
         with milvus_errors(place.uri), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # The server of a local file hangs up on clients that ping it while nothing happens.
-            quiet = {"grpc.keepalive_permit_without_calls": False} if self.is_local else {}
-            self.client = MilvusClient(
-                place.server, token=place.token, db_name=place.database, grpc_options=quiet
-            )
+            self.client = self._connect()
+
+    def _connect(self) -> MilvusClient:
+        """A client; the server of a local file starts with it, which takes a while."""
+        place = self.place
+        # It also hangs up on clients that ping it while nothing happens.
+        quiet = {"grpc.keepalive_permit_without_calls": False} if self.is_local else {}
+        deadline = time.monotonic() + (_START_SECONDS if self.is_local else 0)
+        while True:
+            try:
+                return MilvusClient(
+                    place.server, token=place.token, db_name=place.database, grpc_options=quiet
+                )
+            except MilvusException:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_PAUSE)
 
     def exists(self) -> bool:
         """Whether there is a collection of that name."""
