@@ -11,7 +11,8 @@ on, see ``builtin_copy.py``. ``--cache`` stores codes, so that a run that was st
 * recall: for every hash, the largest radius at which at most one in a million pairs of unrelated
   images is taken for copies, and the share of changed copies within that radius.
 * groups: changed copies are planted among other images, and ``ImageIndex.duplicates`` finds them.
-* speed: images per second from JPEG files to codes, with one thread, the hashes by turns.
+* speed: images per second from JPEG files to codes, the hashes by turns. Ours compute with all
+  cores, the others with one.
 """
 
 from __future__ import annotations
@@ -261,7 +262,7 @@ def judged(members: list[list[str]], planted: int) -> dict[str, int]:
 
 
 def speed(images: Images, names: Iterable[str], count: int = 200) -> dict[str, float]:
-    """Images per second from JPEG bytes to codes, one thread; the fastest of five turns."""
+    """Images per second from JPEG files to codes; the fastest of five turns."""
     numbers = images.original_numbers("coco21", "report")[:count]
     with tempfile.TemporaryDirectory() as folder:
         files = []
