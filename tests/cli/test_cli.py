@@ -247,7 +247,7 @@ def test_train_prints_json_and_nothing_else_on_stdout(run, photos, tmp_path):
     assert "already holds a model" in err
     code, out, err = run(*words, "--overwrite", "--no-evaluate")
     assert (code, out) == (0, "")
-    assert "mAP" not in err
+    assert "\nmAP" not in err
     assert run(*words, "--overwrite", "--resume")[0] == 2
 
 
