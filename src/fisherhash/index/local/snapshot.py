@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fisherhash.codes import code_bytes
 from fisherhash.index.engine import Engine
+from fisherhash.index.engine.parted import PartedEngine
 from fisherhash.index.items import Codes, Ids, Item, Matches, Within
 from fisherhash.index.local.catalogue import Catalogue
 from fisherhash.index.local.damaged import rest_of
@@ -141,7 +142,12 @@ class Subset:
     """
 
     ids: Ids
-    engine: Engine
+    engine: Engine | PartedEngine
+
+    @property
+    def bytes(self) -> int:
+        """Memory for the ids, the codes, and the copy of the codes that is scanned."""
+        return self.ids.nbytes + 2 * len(self.ids) * code_bytes(self.engine.bits)
 
     def search(self, queries: Codes, k: int) -> Matches:
         """The k nearest items of each query."""
