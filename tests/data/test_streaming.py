@@ -107,3 +107,17 @@ def test_steps_can_be_left(tmp_path):
     next(steps)
     steps.close()
     assert torch.equal(streamed.at(torch.tensor([7, 0, 1, 2]), CPU), values[[7, 0, 1, 2]])
+
+
+def test_a_device_has_the_rows_at_one_place_in_all_epochs(tmp_path):
+    """A captured CUDA graph reads them there."""
+    rows, _ = stored(tmp_path)
+    streamed, device = StreamedRows(rows, window_bytes=100), torch.device("meta")
+    places = []
+    for epoch in range(2):
+        order = streamed.order(generator(epoch)).view(5, 4)
+        for index in streamed.steps(order, slice(0, 4), device):
+            places.append(streamed.at(index, device))
+    assert len(places) == 10
+    assert all(place is places[0] for place in places)
+    assert places[0].device.type == "meta"

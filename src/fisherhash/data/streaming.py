@@ -118,6 +118,7 @@ class StreamedRows:
         self.block = max(1, BLOCK_BYTES // stored.row_bytes)
         self.window = max(self.block, window_bytes // stored.row_bytes)
         self._current: Tensor | None = None
+        self._buffer: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.stored)
@@ -152,13 +153,13 @@ class StreamedRows:
                 self._current = None
 
     def _put(self, rows: Tensor, device: torch.device) -> None:
-        """Make rows the current ones; on a GPU always at the same address, for a CUDA graph."""
-        if device.type != "cuda":
+        """Make rows the current ones; on a GPU at one address in all epochs, for a CUDA graph."""
+        if device.type == "cpu":
             self._current = rows
             return
-        if self._current is None or self._current.shape != rows.shape:
-            self._current = torch.empty_like(rows, device=device)
-        self._current.copy_(rows, non_blocking=True)
+        if self._buffer is None or self._buffer.shape != rows.shape:
+            self._buffer = torch.empty_like(rows, device=device)
+        self._current = self._buffer.copy_(rows, non_blocking=True)
 
     def at(self, index: Tensor, device: torch.device) -> Tensor:
         """The rows of the current step, or those at ``index`` (b,) outside of one."""

@@ -165,7 +165,8 @@ def join(device: str | torch.device | None) -> tuple[Ranks, torch.device]:
         place = torch.device("cuda", number)
         torch.cuda.set_device(place)
     if not dist.is_initialized():
-        backend = "nccl" if place.type == "cuda" else "gloo"
+        # What is no tensor of the training travels between the hosts.
+        backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=PATIENCE)
         atexit.register(_leave)
     return current_ranks(), place
@@ -333,10 +334,10 @@ class _Group(Ranks):
 
 def _at_once(tensors: Sequence[Tensor], operation: Callable[[Tensor], object]) -> None:
     """Apply a collective operation in place to many tensors, all of one type in one call."""
-    kinds: dict[torch.dtype, list[Tensor]] = {}
+    kinds: dict[tuple[torch.dtype, str], list[Tensor]] = {}
     for tensor in tensors:
-        kinds.setdefault(tensor.dtype, []).append(tensor)
-    for kind, some in kinds.items():
+        kinds.setdefault((tensor.dtype, tensor.device.type), []).append(tensor)
+    for (kind, _), some in kinds.items():
         flat = torch.cat([tensor.detach().flatten() for tensor in some])
         operation(flat.view(torch.uint8) if kind == torch.bool else flat)
         pieces = flat.split([tensor.numel() for tensor in some])

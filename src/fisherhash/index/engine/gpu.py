@@ -355,6 +355,10 @@ def _works(way: str, device: torch.device) -> bool:
         expected = engine._minima_by_matmul(queries, 128, 8)
         with torch.cuda.device(device):
             right = torch.equal(_scanned(way, engine._words, queries, 128, 8), expected)
+            if way == "count":
+                pairs = torch.arange(8, device=device), torch.arange(8, device=device)
+                near = _distances(engine._words, queries, *pairs, 128)
+                right &= torch.equal(near, engine._in_groups(queries, *pairs, 128))
     except ImportError:
         return False
     except Exception as error:  # no C compiler, no headers, an unknown GPU
