@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from fisherhash.index import Entry, Index
-from fisherhash.index.engine import engine
 from fisherhash.index.items import Item
 from fisherhash.index.local import change, stored, subsets
 
@@ -24,7 +23,7 @@ def expected_nearest(codes, ids, query, k):
 
 @pytest.fixture
 def low_limits(monkeypatch):
-    """Files of 30 codes, all mapped; engines of at most 25 codes for filters."""
+    """Files of 30 codes, all mapped."""
     monkeypatch.setattr(change, "MAX_LENGTH", 30)
     monkeypatch.setattr(stored, "most_in_memory", lambda: 0)
 
@@ -55,22 +54,6 @@ def test_ids_past_32_bits_in_many_mapped_files(tmp_path, low_limits):
         (added,) = index.add([Entry("new", query[0])])
         assert added == HIGH + 100
         assert index.search(query, 1).ids.tolist()[0][0] in (added, nearest[0][0])
-
-
-def test_a_filter_that_matches_more_than_an_engine_holds(tmp_path, monkeypatch):
-    codes = codes_of(100)
-    with Index.create(str(tmp_path / "x.index"), bits=BITS) as index:
-        index.add([Entry(f"k{i}", code, metadata={"a": i % 3}) for i, code in enumerate(codes)])
-        monkeypatch.setattr(engine, "MOST_CODES", 25)
-        query, ids = codes_of(2, seed=1), np.array(index.ids(where="a<2"))
-        found = index.search(query, 30, where="a<2")
-        for row in range(2):
-            wanted = expected_nearest(codes[np.arange(100) % 3 < 2], ids, query[row], 30)
-            assert (found.ids[row].tolist(), found.distances[row].tolist()) == wanted
-        near = index.within(query[:1], 3, where="a<2")
-        many = expected_nearest(codes[np.arange(100) % 3 < 2], ids, query[0], 100)
-        inside = [i for i, d in zip(*many, strict=True) if d <= 3]
-        assert near.ids.tolist() == inside
 
 
 def test_large_subsets_are_not_all_kept(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fisherhash.codes import hamming
 from fisherhash.errors import UsageError, counted, printable
 from fisherhash.index.base import Codes, Ids, Index
-from fisherhash.index.engine.parted import open_engine
+from fisherhash.index.engine import Engine
 from fisherhash.index.images.results import Match, image_path, joined_codes, synced_folder
 from fisherhash.system.files import open_regular
 
@@ -145,7 +145,7 @@ def _unique(codes: Codes) -> tuple[Codes, NDArray[np.int64]]:
 
 def _connect(component: Ids, codes: Codes, bits: int, radius: int) -> None:
     """Number all codes that a chain of near neighbours connects by the smallest of them."""
-    engine = open_engine(codes, bits)
+    engine = Engine(codes, bits)
     for start in range(0, len(codes), QUERIES_AT_ONCE):
         block = codes[start : start + QUERIES_AT_ONCE]
         offsets, near, _ = engine.within(block, radius)

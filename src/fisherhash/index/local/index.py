@@ -36,7 +36,7 @@ from fisherhash.index.checks import (
     code_blocks,
     code_rows,
 )
-from fisherhash.index.engine.parted import open_engine
+from fisherhash.index.engine import Engine
 from fisherhash.index.filters import All, Where, parse_filter, unknown_field
 from fisherhash.index.items import Codes, FileState, Ids, Item, Matches, Problem, Within
 from fisherhash.index.local.catalogue import Catalogue, Columns
@@ -273,7 +273,7 @@ class LocalIndex(Index):
             recent=self._catalogue.recent,
             matching=lambda touched: self._matching(snapshot, where, touched),
             gather=lambda ids: self._gather(snapshot, ids),
-            make=lambda ids, codes: Subset(ids, open_engine(codes, self.bits)),
+            make=lambda ids, codes: Subset(ids, Engine(codes, self.bits)),
         )
 
     def _matching(self, snapshot: Snapshot, where: All, touched: Touched | None = None) -> Ids:

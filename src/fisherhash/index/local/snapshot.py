@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from fisherhash.codes import code_bytes
 from fisherhash.index.engine import Engine
-from fisherhash.index.engine.parted import PartedEngine
 from fisherhash.index.items import Codes, Ids, Item, Matches, Within
 from fisherhash.index.local.catalogue import Catalogue
 from fisherhash.index.local.damaged import rest_of
@@ -142,7 +141,7 @@ class Subset:
     """
 
     ids: Ids
-    engine: Engine | PartedEngine
+    engine: Engine
 
     @property
     def bytes(self) -> int:
