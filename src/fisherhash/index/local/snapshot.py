@@ -146,7 +146,7 @@ class Subset:
     @property
     def bytes(self) -> int:
         """Memory for the ids, the codes, and the copy of the codes that is scanned."""
-        return self.ids.nbytes + 2 * len(self.ids) * code_bytes(self.engine.bits)
+        return self.ids.nbytes + 2 * self.engine.codes.nbytes
 
     def search(self, queries: Codes, k: int) -> Matches:
         """The k nearest items of each query."""
