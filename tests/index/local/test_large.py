@@ -33,7 +33,7 @@ def test_ids_past_32_bits_in_many_mapped_files(tmp_path, low_limits):
     codes, ids = codes_of(100), np.arange(HIGH, HIGH + 100)
     with Index.create(str(tmp_path / "x.index"), bits=BITS) as index:
         index.add_items(
-            Item(id=int(i), key=f"k{i}", code=code, metadata={"even": int(i % 2 == 0)})
+            Item(id=int(i), key=f"k{i}", code=code.tobytes(), metadata={"even": int(i % 2 == 0)})
             for i, code in zip(ids, codes, strict=True)
         )
     with Index.open(str(tmp_path / "x.index"), write=True) as index:
