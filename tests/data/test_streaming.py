@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from fisherhash.data import streaming
-from fisherhash.data.loading import Rows
 from fisherhash.data.row_cache import RowCache, StoredRows
 from fisherhash.data.streaming import ResidentRows, StreamedRows, block_order
 from fisherhash.errors import FisherhashError
@@ -23,7 +22,7 @@ def stored(folder, count=40, shape=(2, 3)):
     size = int(np.prod(shape))
     values = np.arange(count)[:, None] * 10.0 + np.arange(size)
     rows = values.reshape(count, *shape).astype(np.float32)
-    cache.fill([Rows(rows, np.arange(count), [])], lambda _: None)
+    cache._store_rows(np.arange(count), rows)
     numbers = np.arange(count)[::-2].copy()
     return StoredRows(cache, numbers), torch.from_numpy(rows[numbers])
 

@@ -19,7 +19,6 @@ from torch import nn
 from fisherhash.backbones.tiny import Tiny
 from fisherhash.cli import main as command_line
 from fisherhash.data.augment import Strength, augment
-from fisherhash.data.loading import Rows
 from fisherhash.data.row_cache import RowCache, StoredRows
 from fisherhash.data.streaming import StreamedRows
 from fisherhash.errors import FisherhashError, UsageError
@@ -114,7 +113,7 @@ def run_streamed(name, folder):
     method, images = live_images(name)
     pixels = images.rows.values.numpy()
     cache = RowCache(folder, IMAGES, pixels.shape[1:], np.uint8)
-    cache.fill([Rows(pixels, np.arange(IMAGES), [])], lambda _: None)
+    cache._store_rows(np.arange(IMAGES), pixels)
     rows = StreamedRows(StoredRows(cache, np.arange(IMAGES)))
     rows.block, rows.window = 3, 12
     loop = Loop(method, LiveImages(rows, images.labels, images.backbone, images.head), SETTINGS)

@@ -175,7 +175,6 @@ import resource, sys
 from pathlib import Path
 import numpy as np, torch
 from fisherhash import backbones
-from fisherhash.data.loading import Rows
 from fisherhash.data.row_cache import RowCache, StoredRows
 from fisherhash.data.streaming import StreamedRows
 from fisherhash.methods import create
@@ -188,7 +187,7 @@ cache = RowCache(folder, count, (3, 64, 64), np.uint8)
 rng = np.random.default_rng(0)
 for first in range(0, count, 500):
     rows = rng.integers(0, 256, (500, 3, 64, 64), dtype=np.uint8)
-    cache.fill([Rows(rows, np.arange(first, first + 500), [])], lambda _: None)
+    cache._store_rows(np.arange(first, first + 500), rows)
 every = np.arange(count)
 pixels = StreamedRows(StoredRows(cache, every), window_bytes=4 << 20)
 pixels = pixels if stream else torch.from_numpy(cache.rows[every])

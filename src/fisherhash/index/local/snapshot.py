@@ -153,6 +153,11 @@ class Subset:
     ids: Ids
     engine: Engine
 
+    @property
+    def bytes(self) -> int:
+        """Memory for the ids, the codes, and the copy of the codes that is scanned."""
+        return self.ids.nbytes + 2 * self.engine.codes.nbytes
+
     def search(self, queries: Codes, k: int) -> Matches:
         """The k nearest items of each query."""
         places, distances = self.engine.search(queries, k)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from fisherhash.index.base import DamagedError
 from fisherhash.index.local.files import open_inside, read_at
 from fisherhash.index.local.guards import SUM_BLOCK, cannot_read, crc_blocks
+from fisherhash.system.memory import available_memory
 
 _STEP = 64 * SUM_BLOCK
 _GROWTH = 1.5
@@ -32,12 +33,13 @@ restore = "Restore the index from a copy, or create it again"
 
 
 def most_in_memory() -> int:
-    """Bytes up to which a file is read into memory: a gibibyte, or an eighth of the memory."""
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return 1 << 30
-    return min(1 << 30, memory // 8)
+    """Bytes up to which a file is read into memory: a gibibyte, or an eighth of what is free.
+
+    An index of a billion codes has many files of a gibibyte. As memory fills up, the later ones are
+    mapped.
+    """
+    free = available_memory()
+    return 1 << 30 if free is None else min(1 << 30, free // 8)
 
 
 def missing_bytes(path: Path, found: int, needed: int) -> DamagedError:
@@ -68,6 +70,7 @@ class StoredBytes:
         self._file = before._file if before is not None else self._open()
         self.size = self._length() if size is None else size
         self.must_be_whole()
+        self._large: bool | None = None
         self._buffer: Bytes | None = None
         self._ready = 0
         self._proven = 0
@@ -111,7 +114,7 @@ class StoredBytes:
             DamagedError: there are fewer.
         """
         if self._ready < self.size:
-            if self.size > most_in_memory():
+            if self._is_large():
                 self.must_be_whole()
                 mapped = mmap.mmap(self._file.fileno(), self.size, access=mmap.ACCESS_READ)
                 self._buffer = np.frombuffer(mapped, dtype=np.uint8)
@@ -121,6 +124,12 @@ class StoredBytes:
         elif self._is_mapped():
             self.must_be_whole()
         return self.data
+
+    def _is_large(self) -> bool:
+        """Whether the file is mapped; decided once, though the free memory changes."""
+        if self._large is None:
+            self._large = self.size > most_in_memory()
+        return self._large
 
     def _is_mapped(self) -> bool:
         return self._buffer is not None and not self._buffer.flags.writeable
@@ -171,7 +180,7 @@ class StoredBytes:
         if len(noted) != -(-self.size // SUM_BLOCK):
             return [-1]
         first = self._proven // SUM_BLOCK
-        if self.size > most_in_memory():
+        if self._is_large():
             # By system calls, not through the map: an error must have a name.
             bad = list(self.bad_blocks(noted, first))
             self.load()

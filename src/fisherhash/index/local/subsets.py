@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from fisherhash.index.items import Codes, Ids
 from fisherhash.index.local.runs import id_runs
 from fisherhash.index.local.snapshot import Subset
+from fisherhash.system.memory import available_memory
 
 RECENT = "recent"
 _MAX_SUBSETS = 8
 _MAX_COMMITS = 64
 _MAX_RUNS = 128
+_SMALL_BYTES = 64 << 20
 
 Touched = list[tuple[int, int]]
 """Ranges of ids, each from its first id to the one behind its last."""
@@ -105,10 +107,20 @@ class SubsetCache:
             touched = None if kept is None else touched_since(recent(), kept.commit, commit)
             subset = self._after(old, touched, matching, gather, make)
             kept = _Kept(commit, subset)
-        while len(self._kept) >= _MAX_SUBSETS:
-            del self._kept[next(iter(self._kept))]
         self._kept[name] = kept
+        # The newest stays, whatever its size: it is about to be searched.
+        while len(self._kept) > 1 and (len(self._kept) > _MAX_SUBSETS or self._is_large()):
+            del self._kept[next(iter(self._kept))]
         return kept.subset
+
+    def _is_large(self) -> bool:
+        """Whether the subsets take more than a quarter of the memory that is free."""
+        total = sum(one.subset.bytes for one in self._kept.values())
+        # Asking the system takes as long as a small search.
+        if total <= _SMALL_BYTES:
+            return False
+        free = available_memory()
+        return free is not None and 4 * total > free
 
     @staticmethod
     def _after(
