@@ -202,7 +202,7 @@ def speckled(image: Image.Image, share: float, rng: Rng) -> Image.Image:
 def _screenshot(image: Image.Image, rng: Rng, bars: float) -> Image.Image:
     colour = int(rng.choice([0, 30, 245, 255]))
     upright = bool(rng.integers(2))
-    return bordered(image, 0 if upright else bars, bars if upright else 0, (colour,) * 3)
+    return bordered(image, 0 if upright else bars, bars if upright else 0, (colour, colour, colour))
 
 
 def _random_colour(rng: Rng) -> tuple[int, int, int]:

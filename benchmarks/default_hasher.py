@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from fisherhash.errors import FisherhashError
 from fisherhash.evaluation import evaluate, metrics
 from fisherhash.methods import FeatureMethod
 from fisherhash.model.onnx_hasher import OnnxHasher
-from fisherhash.model.runtime import feature_rows
+from fisherhash.model.runtime import Runtime, feature_rows
 from fisherhash.system.storage import write_file
 
 K = 10
@@ -42,7 +42,7 @@ def images_of(data: str, count: int) -> tuple[Any, NDArray[np.int64]]:
     collection = open_data(data)
     split = resolve(collection, None)
     free = np.setdiff1d(np.concatenate([split.query, split.database]), split.train)
-    order = hash_order([collection.names[i] for i in free], range(len(free)), seed=0)
+    order = hash_order([str(collection.names[i]) for i in free], range(len(free)), seed=0)
     return collection, np.sort(free[np.asarray(order[:count])])
 
 
@@ -53,7 +53,7 @@ def rows_of(data: str, count: int, hasher: OnnxHasher, folder: Path | None) -> d
         with np.load(place) as stored:
             return dict(stored)
     collection, chosen = images_of(data, count)
-    found = feature_rows(hasher.runtime, collection, chosen)
+    found = feature_rows(cast(Runtime, hasher.runtime), collection, chosen)
     rows = {
         "features": found.values,
         "logits": hasher.logits_of_features(found.values),

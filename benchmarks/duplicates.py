@@ -233,7 +233,7 @@ def groups(images: Images, names: Iterable[str], planted: int, among: int) -> di
                 sure = [group for group in found.groups if confirmed(group)]
                 rows[f"{model}, defaults of dedup"] = {
                     "radius": found.radius,
-                    **judged([[Path(m.item.key).name for m in group] for group in sure], planted),
+                    **judged([[Path(m.name).name for m in group] for group in sure], planted),
                     "groups not confirmed": len(found.groups) - len(sure),
                 }
             rows[model] = {"seconds to encode": round(encoded, 1)}

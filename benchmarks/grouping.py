@@ -88,7 +88,7 @@ def measure(count: int, bits: int, radius: int | None) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print, and write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Group many codes.")
     parser.add_argument("--codes", type=int, default=1_000_000)
     parser.add_argument("--bits", type=int, default=64)
     parser.add_argument("--radius", type=int)

@@ -73,7 +73,7 @@ def measure(path: Path, items: int, queries: int, k: int) -> dict[str, Any]:
         first = time.perf_counter() - start
         codes = [np.frombuffer(item.code, np.uint8)[None] for item in images.index.get(keys)]
 
-        def search(key: str) -> list[tuple[str, int]]:
+        def search(key: str) -> list[tuple[str, float]]:
             return [(match.name, match.distance) for match in images.search(keys=key, k=k)[0]]
 
         # Search tables are built once they pay; measured is what a server would see.

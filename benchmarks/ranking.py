@@ -46,7 +46,9 @@ def make(n: int, bits: int, seed: int) -> Floats:
     centres = middle.astype(np.float32)
     rng = np.random.default_rng([seed, bits])
     noise = rng.standard_normal((n, bits), dtype=np.float32)
-    return centres[rng.integers(0, CENTRES, n)] + np.float32(NOISE) * noise
+    noise *= np.float32(NOISE)
+    noise += centres[rng.integers(0, CENTRES, n)]
+    return noise
 
 
 def make_codes(n: int, bits: int) -> NDArray[np.uint8]:

@@ -81,9 +81,9 @@ def compare_rankings(
 ) -> dict[str, Any]:
     """mAP by Hamming distance and with real-valued queries, and the ranking that is better.
 
-    Where enough images of the database were not trained on, each of them is queried against the
-    others. Else the split's queries are, against its database: the mAP that a training reports
-    is by Hamming distance in any case, so it is not better for this choice.
+    Images of the database that were not trained on are each queried against the others. Where a
+    split has too few of them, nothing is compared: training images cannot tell the rankings apart,
+    and the split's queries must not choose what they measure.
 
     Args:
         hasher: its codes have a Hamming distance.
@@ -97,10 +97,9 @@ def compare_rankings(
         return np.sort(hash_order(collection.names, numbers.tolist(), seed)[:most])
 
     fresh = np.setdiff1d(split.database, np.concatenate([split.train, split.query]))
-    if len(fresh) >= FEWEST_HELD_OUT:
-        queries = database = chosen(fresh, COMPARED)
-    else:
-        queries, database = chosen(split.query, COMPARED), chosen(split.database, 2 * COMPARED)
+    if len(fresh) < FEWEST_HELD_OUT:
+        return {}
+    queries = database = chosen(fresh, COMPARED)
     wanted = np.union1d(queries, database)
     found = hasher.encode_collection(collection, wanted, cached=cached, queries=True)
     rows = np.full(len(collection), -1, dtype=np.int64)
