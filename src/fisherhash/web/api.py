@@ -14,7 +14,7 @@ from fisherhash.errors import UsageError
 from fisherhash.index.images.labels import where_labels
 from fisherhash.index.items import Item
 from fisherhash.system.version import __version__
-from fisherhash.web.gallery import MOST_DUPLICATE_BITS, Answer, Gallery, MissingError
+from fisherhash.web.gallery import MOST_DUPLICATE_BITS, Gallery, MissingError, PageAnswer
 from fisherhash.web.guard import bearer, same_token
 from fisherhash.web.image_routes import item_number
 from fisherhash.web.openapi import describe_api
@@ -79,7 +79,7 @@ class Api:
             raise MissingError(f"there is no item with the key {key!r}")
         return item
 
-    def _found(self, answer: Answer) -> dict[str, Any]:
+    def _found(self, answer: PageAnswer) -> dict[str, Any]:
         rows = [
             {"rank": rank, "distance": one.distance} | self.describe(one.item)
             for rank, one in enumerate(answer.found, start=1)

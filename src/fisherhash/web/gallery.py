@@ -68,7 +68,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PageAnswer:
     """What a search found.
 
     Attributes:
@@ -137,7 +137,7 @@ class Gallery:
 
     # Searches
 
-    def find(self, query: SearchQuery) -> Answer:
+    def find(self, query: SearchQuery) -> PageAnswer:
         """Search, or select items where nothing is searched for.
 
         Raises:
@@ -169,7 +169,7 @@ class Gallery:
         apart = [None] * len(ids) if distances is None else distances.tolist()
         # None: another writer removed the item meanwhile.
         rows = [Found(i, d) for i, d in zip(items, apart, strict=True) if i is not None]
-        return Answer(query, subject, code, rows, compared, time.perf_counter() - began)
+        return PageAnswer(query, subject, code, rows, compared, time.perf_counter() - began)
 
     def _chosen(self, query: SearchQuery, where: Any) -> NDArray[np.int64]:
         """Random items that match the filters; the same ones for the same seed."""

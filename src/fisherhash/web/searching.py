@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 from fisherhash.index.images.labels import where_labels
 from fisherhash.web.cards import card_of, cards_of, code_drawing
 from fisherhash.web.columns import DATE_FIELD
-from fisherhash.web.gallery import Answer, Gallery
+from fisherhash.web.gallery import Gallery, PageAnswer
 from fisherhash.web.queries import DEFAULT_SHOWN, MOST_SHOWN, SearchQuery
 from fisherhash.web.serving import JsonAnswer, in_thread, render_page, threaded, wants_html
 
@@ -110,7 +110,7 @@ class SearchPages:
             query=query,
         )
 
-    def _answer(self, request: Request) -> tuple[SearchQuery, Answer, dict[str, Any]]:
+    def _answer(self, request: Request) -> tuple[SearchQuery, PageAnswer, dict[str, Any]]:
         query = SearchQuery.parse(request.query_params, self.gallery.index.bits)
         answer = self.gallery.find(query)
         cards = cards_of(self.gallery, answer.found, bits=query.bits, against=answer.code)
