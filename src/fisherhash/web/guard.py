@@ -71,7 +71,7 @@ class Guard:
         self.app, self.options, self.metrics, self.refuse = app, options, metrics, refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """PageAnswer one request."""
+        """Answer one request."""
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
             return

@@ -118,7 +118,7 @@ def refusal(scope: Scope, status: int, text: str) -> ASGIApp:
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
-    """PageAnswer a request that Starlette refused, or one of us through it."""
+    """Answer a request that Starlette refused, or one of us through it."""
     if not isinstance(error, HTTPException):
         raise error
     usual = {404: "There is no such page.", 405: f"{request.method} is not possible here."}
@@ -131,7 +131,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def on_own_error(request: Request, error: Exception) -> Response:
-    """PageAnswer a request with the sentence of an error of ours."""
+    """Answer a request with the sentence of an error of ours."""
     if not isinstance(error, FisherhashError):
         raise error
     status = status_of(error)
@@ -143,7 +143,7 @@ async def on_own_error(request: Request, error: Exception) -> Response:
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
-    """PageAnswer a request that hit an error nobody expected; the details stay in the log."""
+    """Answer a request that hit an error nobody expected; the details stay in the log."""
     logger.error("%s failed", request.url.path, exc_info=error)
     return error_answer(request.scope, 500, "Something went wrong here; the server's log says what")
 
