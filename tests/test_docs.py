@@ -202,6 +202,8 @@ def check_command(line):
     elif first == "uvx":
         check_command(f"pip install {words[words.index('--from') + 1]}")
         check_command(" ".join(words[words.index("fisherhash") :]))
+    elif first == "torchrun":
+        check_command(" ".join(words[words.index("fisherhash") :]))
     elif first == "git":
         assert words[1:3] == ["clone", "…"], line
     else:

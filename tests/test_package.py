@@ -63,7 +63,7 @@ def test_all_but_the_command_line_imports_and_runs_without_what_a_gpu_node_may_l
         for name in names:
             # The compiled kernels are numba or Triton; who uses them has another way without.
             compiled = name.endswith(
-                (".kernels", "._norm_kernels", ".engine.scan", ".engine.multi_index")
+                (".kernels", "_kernels", ".engine.scan", ".engine.multi_index")
             )
             if name != "fisherhash.cli" and not compiled:
                 importlib.import_module(name)

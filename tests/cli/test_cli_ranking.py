@@ -30,10 +30,11 @@ def test_from_training_to_a_search_that_orders_ties(run, photos, tmp_path):
     )
     assert code == 0, err
     assert "second code of 24 bits, to order equal distances: 3 bytes per image" in err
-    assert re.search(r"ranking by real-valued queries mAP [\d.]+, by Hamming distance [\d.]+", err)
+    # All images but the queries were trained on: nothing is left to compare the rankings with.
+    assert "ranking by real-valued queries" not in err
     result = json.loads(out)
     assert (result["fine_bits"], result["fine_bytes"]) == (24, 3)
-    assert result["ranking"]["default"] in ("hamming", "real")
+    assert not result.get("ranking")
 
     code, out, err = run("evaluate", "--model", model, "--data", photos)
     assert code == 0, err

@@ -101,7 +101,7 @@ def test_loose_images_beside_classes_are_unlabelled_rows(tmp_path, pictures):
     data = open_data(tmp_path)
     assert data.names[-1] == "loose.png"
     assert data.labels[-1].tolist() == [0, 0]
-    assert any("no label" in note for note in data.notes)
+    assert any("1 image outside the class sub-folders: without a label" in n for n in data.notes)
 
 
 def test_names_do_not_depend_on_the_order_of_the_disk(tmp_path, pictures, monkeypatch):

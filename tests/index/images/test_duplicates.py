@@ -22,6 +22,7 @@ from fisherhash.index.images.duplicates import (
     find_pairs,
 )
 from fisherhash.index.images.moves import moves_script
+from fisherhash.model import builtin
 
 
 def names(found):
@@ -265,7 +266,8 @@ def test_copy_codes_are_computed_once_and_follow_the_index(tmp_path, monkeypatch
         assert found.without_code == 1
         ids = {match.item.id for match in found.groups[0]}
         assert ids == {item.id for item in images.index.get(["0.png", "copy.png"])}
-        assert images.duplicates(radius=None, code="auto").radius == 32
+        expected = builtin.false_pairs("copy-128").radius(per_million=1)
+        assert images.duplicates(radius=None, code="auto").radius == expected
         # Nothing has changed: no image is read again.
         with monkeypatch.context() as patched:
             patched.setattr("fisherhash.model.hasher.Hasher.encode_blocks", None)

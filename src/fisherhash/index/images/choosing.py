@@ -78,7 +78,7 @@ def choose_hasher(
         )
     from fisherhash.model.hasher import Hasher
 
-    hasher = Hasher.load_builtin(device=device)
+    hasher = Hasher.load_builtin(builtin.DEFAULT_HASHER, device=device)
     reason = f"fewer than {FEWEST_FITTED:,} images are too few to fit codes to"
     return ChosenHasher(hasher, hasher.about | {"chosen": reason}, {}, reason)
 
