@@ -69,11 +69,13 @@ def copy_index(source: Uri, target: Uri, *, kinds: Sequence[str] = NOTE_KINDS) -
                 advance(len(part))
         next_id = old.info().get("next_id")
         notes = {kind: old.notes(kind) for kind in kinds}
-        new.add_items([], notes={**notes, _KIND: {"progress": None}}, next_id=next_id)
+        new.add_items([], notes=notes, next_id=next_id)
         new.compact()
         if new.approximate:
             new.build()
         checked = _compare(old, new, before + sample.seen, sample.items)
+        # Last: a copy that ends before this point is continued.
+        new.write_notes({_KIND: {"progress": None}})
         return CopyReport(new.uri, len(new), sample.seen, checked)
 
 

@@ -142,7 +142,7 @@ def read_model(
         # A save was killed after it moved the weights and before it moved the config.
         config = read_config(draft)
     try:
-        kinds = [part for part in ("head", "fine") if part in config]
+        kinds = ["head", "fine"] if "fine" in config else ["head"]
         for part in kinds:
             _check_head(config[part], part, shapes, folder)
         parts = {

@@ -39,6 +39,9 @@ from fisherhash.index.local.schema import (
 from fisherhash.index.local.spare import Spare, save_spare
 from fisherhash.system.storage import fsync_file, fsync_folder
 
+_MOST_BEHIND = 1 << 28
+"""Bytes that may lie behind the database in its file."""
+
 logger = logging.getLogger(__name__)
 
 WAL_BYTES = 8 << 20
@@ -101,6 +104,7 @@ class CatalogueWriter(Catalogue):
     def _start(self) -> None:
         self._trusted = True
         self.facts = self.read_facts()
+        self._check_length()
         self._drop_sums()
         try:
             (mode,) = self._db.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -118,6 +122,16 @@ class CatalogueWriter(Catalogue):
         except sqlite3.Error as error:
             raise self._error(error) from None
         self._write_sums()
+
+    def _check_length(self) -> None:
+        """Refuse a file with much behind the database in it, which would be read for its sums."""
+        try:
+            (pages,) = self._db.execute("PRAGMA page_count").fetchone()
+            (size,) = self._db.execute("PRAGMA page_size").fetchone()
+        except sqlite3.Error as error:
+            raise self._error(error) from None
+        if self._file.size() > pages * size + _MOST_BEHIND:
+            raise self.damaged("the file is much longer than the database in it")
 
     def begin(self) -> State:
         """Start a commit; returns the state before it, which no other process can change now."""
