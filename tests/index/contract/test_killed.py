@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fisherhash.errors import FisherhashError
-from fisherhash.index import Entry, Index
+from fisherhash.index import Entry, Index, copying
 from fisherhash.index.copying import copy_index
 
 pytestmark = pytest.mark.slow
@@ -71,6 +71,9 @@ def test_postgres_is_killed_during_a_copy(own_postgres, tmp_path, monkeypatch):
     fill(tmp_path / "a", 20_000)
     uri = durable(own_postgres)
     monkeypatch.setattr("fisherhash.index.copying.STEP", 1000)
+    # Slowly, so that it is still under way when the server is killed.
+    add = copying._Sample.add
+    monkeypatch.setattr(copying._Sample, "add", lambda *given: (time.sleep(0.1), add(*given)))
     failed = []
 
     def copy():
@@ -81,11 +84,12 @@ def test_postgres_is_killed_during_a_copy(own_postgres, tmp_path, monkeypatch):
 
     thread = threading.Thread(target=copy)
     thread.start()
-    time.sleep(0.5)
     while thread.is_alive():
-        with Index.open(uri) as index:
-            if len(index) > 3000:
-                break
+        if Index.exists(uri):
+            with Index.open(uri) as index:
+                if len(index) > 3000:
+                    break
+        time.sleep(0.01)
     own_postgres.kill()
     thread.join()
     own_postgres.start()
@@ -99,9 +103,10 @@ def test_postgres_is_killed_during_a_copy(own_postgres, tmp_path, monkeypatch):
 
 
 COPY = """
-import sys
+import sys, time
 from fisherhash.index import copying
 copying.STEP = 200
+copying._Sample.add = lambda *_: time.sleep(0.05)
 copying.copy_index(sys.argv[1], sys.argv[2])
 """
 

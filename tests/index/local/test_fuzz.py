@@ -1,6 +1,5 @@
 """Mutated folders of indexes and models: the right answer or an error, in time and in bounds."""
 
-import os
 import random
 import shutil
 import sys
@@ -60,7 +59,7 @@ def test_what_was_found_stays_closed(fuzzer):
 
 
 # Of the first 10,000 mutations: a catalogue of a terabyte, facts and a config without a field.
-SEEDS = (1329687, 1330485, 1330274, 1331032, 1331651, 1333170)
+SEEDS = (4138916222, 1329687, 1330485, 1330274, 1331032, 1331651, 1333170)
 
 
 @pytest.mark.slow
@@ -71,8 +70,8 @@ def test_seeds_that_were_found_stay_closed(fuzzer):
 
 @pytest.mark.slow
 def test_mutated_folders(fuzzer):
-    seed = int.from_bytes(os.urandom(4), "little")
-    problems, outcomes = fuzzer.run(range(seed, seed + 150))
+    # Always the same ones: tests/soak.py looks at others.
+    problems, outcomes = fuzzer.run(range(150))
     assert problems == []
     assert outcomes["refused"] > 10
     assert outcomes["same"] > 10
