@@ -34,7 +34,7 @@ node_modules/axe-core/axe.min.js:
 test-slow: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup -m slow
 
-# A quarter of an hour: 10,000 mutated folders, repair of 1,000,000 items, 200 backups beside a writer.
+# About an hour: 10,000 mutated folders, repair of 1,000,000 items, 200 backups beside a writer.
 test-soak: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py
 
