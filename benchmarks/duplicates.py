@@ -58,7 +58,7 @@ def ours(name: str) -> Encode:
 
 
 def of_imagehash(function: str, **options: Any) -> Encode:
-    import imagehash
+    import imagehash  # pyright: ignore[reportMissingImports]
 
     compute = getattr(imagehash, function)
 
