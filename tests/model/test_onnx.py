@@ -314,7 +314,9 @@ def test_a_worker_notices_that_its_file_was_replaced(folder):
         late(noise(1))
 
 
-def test_features_that_training_stored_become_codes(folder, exported):
+def test_features_that_training_stored_become_codes(folder, exported, tmp_path, monkeypatch):
+    # A cache of its own: other tests store rows of the same images.
+    monkeypatch.setenv("FISHERHASH_CACHE", str(tmp_path / "cache"))
     images = open_data("sample")
     assert Hasher.load(folder).encode_stored(images) is None
     list(exported[0].encode_blocks(images, np.arange(5), cached=True))
