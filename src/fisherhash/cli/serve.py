@@ -11,7 +11,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from fisherhash.cli.base import DEFAULT_LIMITS, Flag, LimitFlags, app, say
-from fisherhash.cli.index import Several
+from fisherhash.cli.index import Several, shown_folders
 from fisherhash.errors import UsageError
 
 TOKEN_VARIABLE = "FISHERHASH_TOKEN"
@@ -62,7 +62,6 @@ def serve(
     """
     limits.apply()
     from fisherhash.index.base import Index
-    from fisherhash.index.images.known import known_folders
     from fisherhash.system.extras import require_package
     from fisherhash.web.options import ServeOptions, is_loopback
 
@@ -93,10 +92,7 @@ def serve(
     )
     from fisherhash.web.server import run_server
 
-    if not (known_folders(index) or show_from):
-        say(
-            f"{index} was not filled on this machine, so the page shows none of its images; choose "
-            "a folder whose images may be shown with --show-from FOLDER"
-        )
+    if Index.exists(index):
+        shown_folders(index, show_from)
     browse = sys.stderr.isatty() if open is None else open
     run_server(options, workers=workers, browse=browse, say=say)

@@ -71,11 +71,6 @@ class FittedHasher(Hasher):
         return FittedHasher(self.runtime, *part, method=self.method, details=self.details)
 
     @property
-    def fine_bits(self) -> int:
-        """It has no second code: a fitted code is long enough to have few ties."""
-        return 0
-
-    @property
     def backbone_name(self) -> str:
         """Name of the network that turns images into features."""
         return self.runtime.name
@@ -122,14 +117,6 @@ class FittedHasher(Hasher):
         """
         values = np.asarray(rows, dtype=np.float64) @ self.weight.T.astype(np.float64)
         return (values + self.offset).astype(np.float32)
-
-    def fine_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The logits of no second code (n, 0)."""
-        return np.empty((len(rows), 0), dtype=np.float32)
-
-    def fine_of_features(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The logits of no second code (n, 0)."""
-        return self.fine_of_rows(features)
 
     def queries_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Real-valued queries are the logits."""

@@ -32,7 +32,7 @@ def photos(tmp_path, monkeypatch):
 
 def test_few_images_get_the_built_in_hasher(photos, tmp_path):
     report = sync_index(tmp_path / "i", photos(0, 5), workers=0)
-    assert "fewer than 12 images are too few" in report.notes[-1]
+    assert "64 bits of general-64: fewer than 12 images are too few" in report.notes[-1]
     with ImageIndex.open(tmp_path / "i") as images:
         assert images.index.bits == 64
         assert "general-64 (fewer than 12 images" in describe_model(images.index.model)

@@ -80,7 +80,8 @@ def choose_hasher(
 
     hasher = Hasher.load_builtin(builtin.DEFAULT_HASHER, device=device)
     reason = f"fewer than {FEWEST_FITTED:,} images are too few to fit codes to"
-    return ChosenHasher(hasher, hasher.about | {"chosen": reason}, {}, reason)
+    choice = f"{hasher.bits} bits of {builtin.DEFAULT_HASHER}: {reason}"
+    return ChosenHasher(hasher, hasher.about | {"chosen": reason}, {}, choice)
 
 
 def fit_sample(
