@@ -21,11 +21,34 @@ def short(value: float) -> str:
 
 
 def reproduced() -> list[tuple[str, dict[str, Any]]]:
-    """Return the reproduced tables in results/, by file name."""
+    """Return the reproduced tables in results/, by file name.
+
+    A part on fresh queries takes the place of the same part on the first split.
+    """
     found = [(path.name, json.loads(path.read_text())) for path in sorted(RESULTS.glob("*.json"))]
-    return [
-        (name, result) for name, result in found if isinstance(result, dict) and "target" in result
-    ]
+    tables = [(name, one) for name, one in found if isinstance(one, dict) and "target" in one]
+    fresh = {
+        (one["target"], _first_slug(part["bench"]))
+        for _, one in tables
+        for part in one["parts"]
+        if part["bench"].get("split_seed")
+    }
+    kept = []
+    for name, one in tables:
+        parts = [
+            part
+            for part in one["parts"]
+            if part["bench"].get("split_seed")
+            or (one["target"], part["bench"]["slug"]) not in fresh
+        ]
+        if parts:
+            kept.append((name, {**one, "parts": parts}))
+    return kept
+
+
+def _first_slug(bench: dict[str, Any]) -> str:
+    """Return the slug that the bench has on the first split."""
+    return bench["slug"].replace(f"-seed{bench['split_seed']}-", "-")
 
 
 def finetuned_table() -> str:
@@ -57,7 +80,8 @@ def _highest(part: dict[str, Any], bits: int) -> list[str] | None:
     runs = [
         run
         for run in part["runs"]
-        if run["bits"] == bits and run["evaluation"]["ranking"] == "Hamming distance"
+        if run["bits"] == bits
+        if run.get("evaluation", {}).get("ranking") == "Hamming distance"
     ]
     scores, seconds = defaultdict(list), defaultdict(list)
     for run in runs:
