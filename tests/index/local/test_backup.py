@@ -239,6 +239,7 @@ from fisherhash.index import Entry, Index
 rng = np.random.default_rng(0)
 with Index.open(sys.argv[1], write=True) as index:
     print("ready", flush=True)
+    kept = []
     for n in range(10**9):
         some = rng.integers(0, 256, (40, 8), dtype=np.uint8)
         # Every commit states how many items it leaves.
@@ -246,11 +247,13 @@ with Index.open(sys.argv[1], write=True) as index:
         if n % 25 == 24:
             index.compact()
         elif n % 5 == 4:
-            gone = [f"n {n - 3} {i}" for i in range(10)]
+            # All but ten of the latest, so that the index grows no larger with time.
+            gone, kept = kept[:-10], kept[-10:]
             index.remove(gone, notes={"round": {"count": count - len(gone)}})
         else:
             entries = [Entry(f"n {n} {i}", c, metadata={"n": n}) for i, c in enumerate(some)]
             index.add(entries, notes={"round": {"count": count + len(entries)}})
+            kept += [entry.key for entry in entries]
 """
 
 
