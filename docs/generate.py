@@ -134,7 +134,7 @@ def readme_table() -> str:
         if part["bench"]["backbone"] == backbones.DEFAULT
     ]
     fresh = [
-        f"{part['title']}, on fresh queries and after one search of the same size for every row:\n\n"
+        f"{part['title']}, on fresh queries, after one search of the same size for every row:\n\n"
         + "\n".join(f"- {line}" for line in report.part_report(result, part).verdicts)
         for _, result in reproduced()
         if result["target"] in ("table2", "table3")
