@@ -96,6 +96,7 @@ def list_routes(gallery: Gallery) -> list[Route]:
         Route("/model/bits", explore.bits),
         Route("/duplicates", review.page),
         Route("/duplicates/groups", review.groups),
+        Route("/duplicates/compute", review.compute, methods=["POST"]),
         Route("/duplicates/export", review.export, methods=["POST"]),
         Route("/api/info", api.info),
         Route("/api/search", api.search, methods=["GET", "POST"]),
