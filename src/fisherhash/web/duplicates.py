@@ -152,14 +152,20 @@ class DuplicateFinder:
 
     def _find(self, search: DuplicateSearch, radius: int | None) -> Duplicates:
         # A slider that is dragged wants many radii, and each of them takes all cores.
-        with self._comparing, progress_to(self._note):
-            return search.find(radius, keep="best", confirm=True)
+        try:
+            with self._comparing, progress_to(self._note):
+                return search.find(radius, keep="best", confirm=True)
+        finally:
+            self._job = None
 
     def _prepare(self, code: ComparedCode) -> DuplicateSearch:
         # One core is left for whoever searches meanwhile.
-        with progress_to(self._note):
-            workers = max(1, available_cores() - 1)
-            return self._images.duplicate_search(code=code, workers=workers)
+        workers = max(1, available_cores() - 1)
+        try:
+            with progress_to(self._note):
+                return self._images.duplicate_search(code=code, workers=workers)
+        finally:
+            self._job = None
 
     def _note(self, title: str, done: int, total: int) -> None:
         title = _TITLES.get(title.partition(" ")[0], title)

@@ -20,7 +20,7 @@ from fisherhash.web.queries import SearchQuery, parse_number_of
 from fisherhash.web.serving import LONG_CACHE, JsonAnswer, render_page, threaded
 
 BUCKETS_ON_PAGE = 30
-MONTH_SHOWN = 6
+MONTH_SHOWN = 12
 COLOURS = 10
 """Labels that have a colour of their own on the map."""
 _WAIT = 2.0
@@ -181,6 +181,7 @@ class ExploringPages:
             details=_flat(details),
             results=quality(details),
             classes=() if hasher is None else hasher.classes,
+            ready=centres is not None,
             centres=centres,
             rows=None if centres is None else _centre_rows(centres, index.bits),
             can_encode=hasher is not None and not hasher.vectors_only,

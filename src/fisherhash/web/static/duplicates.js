@@ -21,8 +21,8 @@ function say(number) {
 // What the server chose, where nobody has moved the slider.
 function prepare() {
   const found = groups.querySelector("[data-radius]");
+  if (found) slider.max = found.dataset.most;
   if (found && slider.disabled) {
-    slider.max = found.dataset.most;
     slider.value = found.dataset.radius;
     slider.disabled = false;
     say(Number(slider.value));
