@@ -45,8 +45,12 @@ def test_the_client_finds_what_the_index_finds(server, collection, png):
         assert len(list(client.items())) == 30
         assert len(list(client.items("label=dogs"))) == 12
         assert [one["name"] for one in client.skipped()] == ["broken.jpg"]
-        groups = client.duplicates(radius=0)
+        groups = client.duplicates(radius=0, code="own")
         assert {"copies/a.png", "copies/b.png"} in [{one.name for one in g} for g in groups]
+        found = server.images.duplicates(radius=None, code="auto", keep="best", confirm=True)
+        assert [(g.confirmed, g.span, [one.key for one in g]) for g in client.duplicates()] == [
+            (group.confirmed, group.span, [match.name for match in group]) for group in found.groups
+        ]
         image = Image.open(io.BytesIO(server.ask(few[0].image[len(server.url) :]).body))
         assert image.size == (160, 128)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,9 @@ import pytest
 
 import fisherhash
 from fisherhash.cli import main
+from fisherhash.errors import FisherhashError
+from fisherhash.web.options import ServeOptions
+from fisherhash.web.server import _listen
 
 
 def start(index, *options):
@@ -75,6 +79,17 @@ def test_bad_use_is_explained(collection, tmp_path, capsys, monkeypatch):
     code, said = refused(capsys, collection.index, "--token", "short")
     assert code == 2
     assert "8 characters" in said
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_answers_are_sent_at_once(host):
+    """asyncio turns the waiting for full packets off only if a socket says that it is TCP's."""
+    try:
+        listener = _listen(ServeOptions("i", host=host, port=0))
+    except FisherhashError:
+        pytest.skip("this machine has no such address")
+    with listener:
+        assert listener.proto == socket.IPPROTO_TCP
 
 
 def test_a_port_that_is_taken_is_explained(collection, server, capsys):
