@@ -7,7 +7,8 @@ The index has clustered 64-bit codes without keys, and the model general-64, so 
 encoded. First one client alone sends each kind of request: searches by item as JSON, the same as a
 page, and images. Then all clients send a mix at once, while another process adds items, a commit
 every half second. Every answer that is not 200 counts as an error. The memory of the server is read
-every second; its growth is that of the second half of the run, by a straight line.
+every second; its growth is that of the second half of the run, by a straight line. With the defaults
+it takes about two and a half minutes, and less than 1 GiB of memory.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import json
 import os
 import platform
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -201,6 +201,7 @@ class Memory(threading.Thread):
             "most_mib": round(max(values) / 2**20, 1) if values else None,
             "last_mib": round(values[-1] / 2**20, 1) if values else None,
             "growth_mib_per_minute": round(growth / 2**20, 2),
+            "mib_every_second": [round(value / 2**20, 1) for value in values],
         }
 
 
@@ -250,15 +251,18 @@ def measure(options: argparse.Namespace, folder: Path) -> Report:
     finally:
         server.terminate()
         server.wait(20)
-    every = [seconds for times in together.values() for seconds in times.seconds]
+    every = Times(
+        [seconds for times in together.values() for seconds in times.seconds],
+        [error for times in together.values() for error in times.errors],
+    )
     return Report(
         {name: getattr(options, name) for name in ("codes", "clients", "seconds", "workers")},
         alone,
-        {kind: together[kind].summary() for kind in KINDS},
-        round(len(every) / took, 1),
+        {kind: together[kind].summary() for kind in KINDS} | {"all": every.summary()},
+        round(len(every.seconds) / took, 1),
         added,
         used,
-        [error for times in together.values() for error in times.errors][:10],
+        every.errors[:10],
         {
             "cores": available_cores(),
             "processor": platform.processor() or platform.machine(),
@@ -291,10 +295,12 @@ def main() -> None:
         report = measure(options, Path(folder))
     text = json.dumps(asdict(report), indent=2)
     if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(text + "\n", encoding="utf-8")
     print(text)
-    alone = statistics.median([report.alone["image"].get("p50_ms", float("nan"))])
-    print(f"an image, one client, median: {alone} ms", file=sys.stderr)
+    print(
+        f"an image, one client, median: {report.alone['image'].get('p50_ms')} ms", file=sys.stderr
+    )
 
 
 if __name__ == "__main__":

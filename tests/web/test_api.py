@@ -138,6 +138,10 @@ def test_changes_need_a_writable_server_and_the_token(new_collection, serve, tmp
         assert client.remove(["Grüße %221%22.png", added.key]) == 2
         (made.folder / "Grüße %221%22.png").unlink()
         assert client.info()["count"] == 31
+        for nothing in ("", [], ["label=dogs", ""]):
+            with pytest.raises(UsageError, match="an empty filter"):
+                client.remove(where=nothing)
+        assert client.remove("dogs/14.png", where=["label=dogs", "key=dogs/15.png"]) == 2
         assert (made.folder / "new one.png").exists()
         (tmp_path / "bad.png").write_bytes(b"no image")
         with pytest.raises(FisherhashError, match=r"(?i)not an image"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +19,7 @@ import fisherhash
 from fisherhash.cli import main
 from fisherhash.errors import FisherhashError
 from fisherhash.web.options import ServeOptions
-from fisherhash.web.server import _listen
+from fisherhash.web.server import _listen, list_addresses
 
 
 def start(index, *options):
@@ -90,6 +92,29 @@ def test_answers_are_sent_at_once(host):
         pytest.skip("this machine has no such address")
     with listener:
         assert listener.proto == socket.IPPROTO_TCP
+
+
+def test_an_address_that_this_machine_can_open_comes_first():
+    everywhere = ServeOptions("i", host="0.0.0.0", token="of this test")
+    here, there = list_addresses(everywhere)
+    assert here == "http://127.0.0.1:8765/?token=of%20this%20test"
+    assert there == here.replace("127.0.0.1", socket.gethostname())
+    assert list_addresses(ServeOptions("i", host="::1")) == ["http://[::1]:8765/"]
+
+
+def test_the_image_runs_commands_or_serves_a_folder(tmp_path):
+    """The entry point of the Dockerfile, with a program that only prints what it is given."""
+    text = (Path(__file__).parents[2] / "Dockerfile").read_text()
+    entry = json.loads(re.search(r"^ENTRYPOINT (.*)$", text, re.M)[1])
+    (tmp_path / "fisherhash").write_text('#!/bin/sh\nprintf "<%s>" "$@"\n')
+    (tmp_path / "fisherhash").chmod(0o755)
+    path = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    def run(*arguments):
+        return subprocess.run([*entry, *arguments], env=path, capture_output=True, text=True).stdout
+
+    assert run("search", "a b.jpg", "--help") == "<search><a b.jpg><--help>"
+    assert run() == ("<index><sync><photos.index></photos><serve><photos.index><--host><0.0.0.0>")
 
 
 def test_a_port_that_is_taken_is_explained(collection, server, capsys):

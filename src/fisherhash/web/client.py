@@ -143,13 +143,28 @@ class Client:
         kind = {"Content-Type": f"multipart/form-data; boundary={mark}"}
         return self._item(self._call("POST", "/api/items", {}, body + f"--{mark}--".encode(), kind))
 
-    def remove(self, keys: str | Sequence[str]) -> int:
-        """Remove items by key; returns how many. No image file is touched."""
+    def remove(
+        self, keys: str | Sequence[str] = (), *, where: str | Sequence[str] | None = None
+    ) -> int:
+        """Remove items by key, and those that match a filter; returns how many.
+
+        No image file is touched.
+
+        Raises:
+            UsageError: there is no item with one of the keys, or a filter is empty; nothing is
+                removed.
+        """
+        filters = [where] if isinstance(where, str) else where
+        if filters is not None and not (filters and all(filters)):
+            raise UsageError("an empty filter matches every item")
         names = [keys] if isinstance(keys, str) else list(keys)
         ids = [
             self._call("GET", "/api/search", {"key": key, "k": 1})["query"]["id"] for key in names
         ]
-        return sum(self._call("DELETE", f"/api/items/{number}")["removed"] for number in ids)
+        if filters is not None:
+            ids += [item.id for item in self.items(filters)]
+        numbers = dict.fromkeys(ids)
+        return sum(self._call("DELETE", f"/api/items/{number}")["removed"] for number in numbers)
 
     def duplicates(
         self, *, radius: int | None = None, code: str | None = None

@@ -170,6 +170,10 @@ class ExploringPages:
                 "backbone": hasher.backbone_name,
                 "runs in": hasher.runtime_name,
             }
+            if hasher.fine_bits:
+                facts["second code"] = f"{hasher.fine_bits} bits, which order equal distances"
+            if details.get("reference"):
+                facts["reference"] = details["reference"]
             if not hasher.vectors_only:
                 facts["image size"] = f"{hasher.preprocessing.size} px"
         centres = self.centres.get(_WAIT)
@@ -277,6 +281,6 @@ def _flat(details: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The parts of a model card as tables."""
     return {
         title: {k: v for k, v in details[title].items() if isinstance(v, str | int | float | bool)}
-        for title in ("data", "options", "settings")
+        for title in ("ranking", "data", "options", "settings")
         if isinstance(details.get(title), dict) and details[title]
     }
