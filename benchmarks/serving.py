@@ -7,8 +7,8 @@ The index has clustered 64-bit codes without keys, and the model general-64, so 
 encoded. First one client alone sends each kind of request: searches by item as JSON, the same as a
 page, and images. Then all clients send a mix at once, while another process adds items, a commit
 every half second. Every answer that is not 200 counts as an error. The memory of the server is read
-every second; its growth is that of the second half of the run, by a straight line. With the defaults
-it takes about two and a half minutes, and less than 1 GiB of memory.
+every second; its growth is that of the second half of the run, by a straight line. With the
+defaults it takes about two and a half minutes.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ from fisherhash.system.cores import available_cores
 CENTRES, FLIPS = 1000, 0.08
 KINDS = {"search": 0.6, "page": 0.3, "image": 0.1}
 """The share of each kind of request in the mix."""
+MOST_ROUNDS = 8
+"""How often the server is warmed up at the most, until no answer takes a second."""
 
 
 @dataclass
@@ -230,8 +232,11 @@ def measure(options: argparse.Namespace, folder: Path) -> Report:
         port = int(re.search(r":(\d+)/", line)[1])  # type: ignore[index]
         threading.Thread(target=lambda: server.stderr and server.stderr.read(), daemon=True).start()
         # Kernels, tables and the model are loaded before anything is measured.
-        for kind in KINDS:
-            run_clients(port, options.codes, 2, options.warm / len(KINDS), {kind: 1.0})
+        for _ in range(MOST_ROUNDS):
+            for kind in KINDS:
+                warm = run_clients(port, options.codes, 2, options.warm / len(KINDS), {kind: 1.0})
+            if max(warm["image"].seconds, default=1.0) < 1.0:
+                break
         alone = {
             kind: run_clients(port, options.codes, 1, options.alone, {kind: 1.0})[kind].summary()
             for kind in KINDS
