@@ -24,7 +24,7 @@ function prepare() {
   if (found) slider.max = found.dataset.most;
   if (found && slider.disabled) {
     slider.value = found.dataset.radius;
-    slider.disabled = false;
+    slider.disabled = slider.form.hidden = false;
     say(Number(slider.value));
   }
   bar.hidden = !groups.querySelector(".group");
