@@ -216,7 +216,7 @@ def encoding_table() -> str:
 
 
 def serving_table() -> str:
-    """Return how fast the server answers: one client alone, many beside a writer, and its memory."""
+    """Return how fast the server answers, alone and beside a writer, and its memory."""
     result = _load("serving")
     if result is None:
         return "Not run yet.\n"
@@ -237,8 +237,8 @@ def serving_table() -> str:
         f"{result['machine']['cores']} cores. Together: {clients} for {settings['seconds']:g} s "
         f"while another process added {result['added']:,} items, {result['per_second']:g} answers "
         f"per second. Memory of the server: {memory['first_mib']:g} MiB at the start, "
-        f"{memory['last_mib']:g} MiB at the end, {memory['growth_mib_per_minute']:g} MiB per minute "
-        "in the second half. From `results/serving.json`."
+        f"{memory['last_mib']:g} MiB at the end, {memory['growth_mib_per_minute']:g} MiB per "
+        "minute in the second half. From `results/serving.json`."
     )
     header = ["request", "alone: p50", "p95", "together: p50", "p95", "p99", "errors"]
     return Table(header, rows, note).markdown() + "\n"

@@ -73,8 +73,9 @@ class CandidateFinder:
             self._within = radius
         if radius == self._within:
             return self._near
-        keep = self._near.distances <= radius
-        return NearPairs(*(part[keep] for part in self._near))
+        left, right, distances = self._near
+        keep = distances <= radius
+        return NearPairs(left[keep], right[keep], distances[keep])
 
     def _together(self, group: Ids, widest: NDArray[np.uint16]) -> list[Candidates]:
         """The ids of each group of at least two; ``widest``: the span of each group."""

@@ -29,6 +29,8 @@ from fisherhash.system.progress import progress
 
 MOST_LOOKED = 10_000
 """Groups of other radii than the last one that are remembered."""
+_Look = tuple[bytes, bool, str, bool]
+"""Which items were looked at, and how."""
 _MOST_ROUNDS = 8
 """Images of a group with which the others are compared, before the rest counts as unlike."""
 
@@ -59,7 +61,7 @@ class DuplicateSearch:
         # Equal codes count once: what a thousand copies of one image have in common is no chance.
         known = false_pairs_of(source)
         self._chance = Chance.of(self._finder.unique, source.bits, known and known.within)
-        self._looked: dict[tuple[object, ...], list[DuplicateGroup]] = {}
+        self._looked: dict[_Look, list[DuplicateGroup]] = {}
 
     def _take_ids(self, copies: Index) -> None:
         """The ids that the items of the copy codes have in the index itself, ascending."""
