@@ -66,12 +66,12 @@ class DuplicateSearch:
     def _take_ids(self, copies: Index) -> None:
         """The ids that the items of the copy codes have in the index itself, ascending."""
         own = self._index.files()
-        # None: removed from the index since the copy codes were brought up to date.
-        known = {state.id: own.get(key) for key, state in copies.files().items()}
-        pairs = [(known.get(number), row) for row, number in enumerate(self._ids.tolist())]
-        order = sorted((state.id, row) for state, row in pairs if state is not None)
-        self._ids = np.array([number for number, _ in order], dtype=np.int64)
-        self._codes = self._codes[np.array([row for _, row in order], dtype=np.int64)]
+        known = {s.id: own[key].id for key, s in copies.files().items() if key in own}
+        del own
+        # -1: removed from the index since the copy codes were brought up to date.
+        ids = np.array([known.get(number, -1) for number in self._ids.tolist()], dtype=np.int64)
+        order = np.argsort(ids, kind="stable")[np.count_nonzero(ids < 0) :]
+        self._ids, self._codes = ids[order], self._codes[order]
 
     def radius(self) -> int:
         """The radius that lets about one false pair per hundred items through."""
