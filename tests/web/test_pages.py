@@ -16,6 +16,7 @@ from PIL import Image
 
 from fisherhash import Hasher
 from fisherhash.codes import hamming
+from fisherhash.index.base import CannotWriteError
 from fisherhash.index.images.image_index import ImageIndex
 from fisherhash.index.images.known import cache_place
 from fisherhash.index.images.results import joined_codes
@@ -246,6 +247,8 @@ def test_duplicates_are_those_of_dedup(server):
     wide = ready(server, f"/duplicates?radius={found.bits}&code=copy")
     assert "not confirmed" in wide
     assert ready(server, "/duplicates") == text
+    # A radius that no code has, and one at which nothing is to be said about chance.
+    assert "radius must be between 0 and 128 bits" in server.ask("/duplicates?radius=200").text
 
 
 def test_every_confirmed_group_can_be_exported(server, collection):
@@ -275,6 +278,22 @@ def test_copy_codes_of_a_large_collection_are_computed_on_request(
         assert (answer.status, answer.headers["location"]) == (303, "/duplicates")
         assert "copies/small.jpg" in ready(served, "/duplicates")
         assert served.json("/api/duplicates")["code"] == "copy"
+
+
+def test_copy_codes_that_cannot_be_stored(new_collection, serve, tmp_path, monkeypatch):
+    made = new_collection(tmp_path)
+    full = CannotWriteError(str(tmp_path / "secret place"), "no space is left", "", "try again")
+    with serve(made.index) as served:
+        monkeypatch.setattr(ImageIndex, "duplicate_search", lambda *_, **__: raise_(full))
+        text = served.ask("/duplicates").text
+        assert "the server&#39;s log says why" in text
+        assert "secret place" not in text
+        # The other codes need nothing that is stored.
+        assert "Search codes" in text
+
+
+def raise_(error):
+    raise error
 
 
 def test_copy_codes_that_another_process_computes(new_collection, serve, tmp_path):

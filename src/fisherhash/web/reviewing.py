@@ -29,6 +29,7 @@ GROUP_SHOWN = 24
 """Images of one group that are shown."""
 MOST_EXPORTED = 100_000
 _WAIT = 2.0
+_FAILED = "The codes could not be computed; the server's log says why."
 
 
 @dataclass(frozen=True)
@@ -70,14 +71,16 @@ class DuplicatePages:
         try:
             state = self.gallery.duplicates.at(radius, code=code, wait=_WAIT)
         except FisherhashError as error:
-            # A radius so wide that everything would be a duplicate, or a disk that is full.
             choices = self.gallery.duplicates.choices()
-            chosen = code if code in choices else choices[0]
-            state, problem = FoundDuplicates(chosen, choices), sentence(str(error))
+            state = FoundDuplicates(code if code in choices else choices[0], choices)
+            # A radius so wide that everything would be a duplicate; or a disk that is full, say,
+            # whose place is nobody's business.
+            problem = _FAILED if not isinstance(error, UsageError) else sentence(str(error))
         found = state.found
         groups = [] if found is None else found.groups
         part = groups[start : start + GROUPS_ON_PAGE]
         radius = found.radius if found is not None else radius
+        expected = None if found is None else found.expectation()
         return {
             "state": state,
             "found": found,
@@ -86,7 +89,7 @@ class DuplicatePages:
             "start": start,
             "step": GROUPS_ON_PAGE,
             "problem": problem,
-            "expected": "" if found is None else sentence(found.expectation() or ""),
+            "expected": expected and sentence(expected),
             "total": len(groups),
             "sure": sum(confirmed(group) is True for group in groups),
             "items": len({match.item.id for group in groups for match in group}),
