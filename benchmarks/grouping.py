@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from fisherhash.codes import pack
 from fisherhash.index.images import grouping, known_pairs
-from fisherhash.index.images.duplicates import find_duplicates
+from fisherhash.index.images.candidates import CandidateFinder
 from fisherhash.system.cores import available_cores
 
 
@@ -56,10 +56,10 @@ def measure(count: int, bits: int, radius: int | None) -> dict[str, Any]:
     began = time.perf_counter()
     chance = grouping.Chance.of(grouping.distinct_codes(codes[:count])[0], bits)
     radius = chance.radius() if radius is None else radius
-    found = find_duplicates("benchmark", ids[:count], codes[:count], bits, radius)
+    found = CandidateFinder("benchmark", ids[:count], codes[:count], bits).groups(radius)
     first = time.perf_counter() - began
     began = time.perf_counter()
-    again = find_duplicates("benchmark", ids, codes, bits, radius)
+    again = CandidateFinder("benchmark", ids, codes, bits).groups(radius)
     second = time.perf_counter() - began
     group = np.full(count, -1)
     mixed = 0
@@ -99,7 +99,7 @@ def main() -> None:
         os.environ["FISHERHASH_CACHE"] = cache
         # Compiling is not grouping.
         warm = np.random.default_rng(0).integers(0, 256, (5000, options.bits // 8), dtype=np.uint8)
-        find_duplicates("warm", np.arange(5000), warm, options.bits, 4)
+        CandidateFinder("warm", np.arange(5000), warm, options.bits).groups(4)
         result = measure(options.codes, options.bits, options.radius)
     result |= {"cores": available_cores(), "machine": platform.processor() or platform.machine()}
     print(json.dumps(result, indent=1))

@@ -7,7 +7,8 @@ The index has clustered 64-bit codes without keys, and the model general-64, so 
 encoded. First one client alone sends each kind of request: searches by item as JSON, the same as a
 page, and images. Then all clients send a mix at once, while another process adds items, a commit
 every half second. Every answer that is not 200 counts as an error. The memory of the server is read
-every second; its growth is that of the second half of the run, by a straight line.
+every second; its growth is that of the second half of the run, by a straight line. With the
+defaults it takes about two and a half minutes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import json
 import os
 import platform
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -41,6 +41,8 @@ from fisherhash.system.cores import available_cores
 CENTRES, FLIPS = 1000, 0.08
 KINDS = {"search": 0.6, "page": 0.3, "image": 0.1}
 """The share of each kind of request in the mix."""
+MOST_ROUNDS = 8
+"""How often the server is warmed up at the most, until no answer takes a second."""
 
 
 @dataclass
@@ -201,6 +203,7 @@ class Memory(threading.Thread):
             "most_mib": round(max(values) / 2**20, 1) if values else None,
             "last_mib": round(values[-1] / 2**20, 1) if values else None,
             "growth_mib_per_minute": round(growth / 2**20, 2),
+            "mib_every_second": [round(value / 2**20, 1) for value in values],
         }
 
 
@@ -229,8 +232,12 @@ def measure(options: argparse.Namespace, folder: Path) -> Report:
         port = int(re.search(r":(\d+)/", line)[1])  # type: ignore[index]
         threading.Thread(target=lambda: server.stderr and server.stderr.read(), daemon=True).start()
         # Kernels, tables and the model are loaded before anything is measured.
-        for kind in KINDS:
-            run_clients(port, options.codes, 2, options.warm / len(KINDS), {kind: 1.0})
+        for _ in range(MOST_ROUNDS):
+            each = options.warm / len(KINDS)
+            rounds = [run_clients(port, options.codes, 2, each, {kind: 1.0}) for kind in KINDS]
+            slowest = [max(one.seconds) for times in rounds for one in times.values()]
+            if max(slowest) < 1.0:
+                break
         alone = {
             kind: run_clients(port, options.codes, 1, options.alone, {kind: 1.0})[kind].summary()
             for kind in KINDS
@@ -250,15 +257,18 @@ def measure(options: argparse.Namespace, folder: Path) -> Report:
     finally:
         server.terminate()
         server.wait(20)
-    every = [seconds for times in together.values() for seconds in times.seconds]
+    every = Times(
+        [seconds for times in together.values() for seconds in times.seconds],
+        [error for times in together.values() for error in times.errors],
+    )
     return Report(
         {name: getattr(options, name) for name in ("codes", "clients", "seconds", "workers")},
         alone,
-        {kind: together[kind].summary() for kind in KINDS},
-        round(len(every) / took, 1),
+        {kind: together[kind].summary() for kind in KINDS} | {"all": every.summary()},
+        round(len(every.seconds) / took, 1),
         added,
         used,
-        [error for times in together.values() for error in times.errors][:10],
+        every.errors[:10],
         {
             "cores": available_cores(),
             "processor": platform.processor() or platform.machine(),
@@ -291,10 +301,12 @@ def main() -> None:
         report = measure(options, Path(folder))
     text = json.dumps(asdict(report), indent=2)
     if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(text + "\n", encoding="utf-8")
     print(text)
-    alone = statistics.median([report.alone["image"].get("p50_ms", float("nan"))])
-    print(f"an image, one client, median: {alone} ms", file=sys.stderr)
+    print(
+        f"an image, one client, median: {report.alone['image'].get('p50_ms')} ms", file=sys.stderr
+    )
 
 
 if __name__ == "__main__":

@@ -224,6 +224,35 @@ def encoding_table() -> str:
     return Table([*header, "to the script", "of the bound"], rows, note).markdown() + "\n"
 
 
+def serving_table() -> str:
+    """Return how fast the server answers, alone and beside a writer, and its memory."""
+    result = _load("serving")
+    if result is None:
+        return "Not run yet.\n"
+    kinds = {"search": "search by item, JSON", "page": "the same, HTML", "image": "image, JSON"}
+    settings, memory = result["settings"], result["memory"]
+    rows = [
+        [
+            *(text, f"{alone['p50_ms']:g}", f"{alone['p95_ms']:g}"),
+            *(f"{many[name]:g}" for name in ("p50_ms", "p95_ms", "p99_ms")),
+            str(many["errors"]),
+        ]
+        for kind, text in kinds.items()
+        for alone, many in [(result["alone"][kind], result["together"][kind])]
+    ]
+    clients = counted(settings["clients"], "client")
+    note = (
+        f"Milliseconds. {settings['codes']:,} codes, {counted(settings['workers'], 'process')}, "
+        f"{result['machine']['cores']} cores. Together: {clients} for {settings['seconds']:g} s "
+        f"while another process added {result['added']:,} items, {result['per_second']:g} answers "
+        f"per second. Memory of the server: {memory['first_mib']:g} MiB at the start, "
+        f"{memory['last_mib']:g} MiB at the end, {memory['growth_mib_per_minute']:g} MiB per "
+        "minute in the second half. From `results/serving.json`."
+    )
+    header = ["request", "alone: p50", "p95", "together: p50", "p95", "p99", "errors"]
+    return Table(header, rows, note).markdown() + "\n"
+
+
 def _load(name: str) -> dict[str, Any] | None:
     path = RESULTS / f"{name}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
@@ -252,6 +281,7 @@ def generated() -> dict[Path, str]:
         (docs / "evaluation.md", "ties-table", ties_table()),
         (docs / "reproduce.md", "reproduced", reproduced_tables()),
         (docs / "search.md", "speed", speed_table()),
+        (docs / "serve.md", "serving", serving_table()),
         (ROOT / "README.md", "results", readme_table()),
     ):
         text = files.get(path) or path.read_text(encoding="utf-8")

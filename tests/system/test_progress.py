@@ -57,3 +57,16 @@ def test_a_bar_on_a_terminal_shows_the_speed():
     for _ in range(5):
         bar.advance(task, 20)
     assert rendered[0].render(bar.tasks[0]).endswith("/s")
+
+
+def test_a_program_can_follow_the_progress(caplog, clock):
+    told = []
+    with module.progress_to(lambda *job: told.append(job)), module.progress("a [job]", 9) as step:
+        clock[0] += 100.0
+        step(2)
+        step(3)
+    assert told == [("a [job]", 0, 9), ("a [job]", 2, 9), ("a [job]", 5, 9)]
+    assert caplog.records == []
+    with module.progress("another", 9) as step:
+        step(1)
+    assert len(told) == 3

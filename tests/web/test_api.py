@@ -45,8 +45,12 @@ def test_the_client_finds_what_the_index_finds(server, collection, png):
         assert len(list(client.items())) == 30
         assert len(list(client.items("label=dogs"))) == 12
         assert [one["name"] for one in client.skipped()] == ["broken.jpg"]
-        groups = client.duplicates(radius=0)
+        groups = client.duplicates(radius=0, code="own")
         assert {"copies/a.png", "copies/b.png"} in [{one.name for one in g} for g in groups]
+        found = server.images.duplicates(radius=None, code="auto", keep="best", confirm=True)
+        assert [(g.confirmed, g.span, [one.key for one in g]) for g in client.duplicates()] == [
+            (group.confirmed, group.span, [match.name for match in group]) for group in found.groups
+        ]
         image = Image.open(io.BytesIO(server.ask(few[0].image[len(server.url) :]).body))
         assert image.size == (160, 128)
 
@@ -134,6 +138,10 @@ def test_changes_need_a_writable_server_and_the_token(new_collection, serve, tmp
         assert client.remove(["Grüße %221%22.png", added.key]) == 2
         (made.folder / "Grüße %221%22.png").unlink()
         assert client.info()["count"] == 31
+        for nothing in ("", [], ["label=dogs", ""]):
+            with pytest.raises(UsageError, match="an empty filter"):
+                client.remove(where=nothing)
+        assert client.remove("dogs/14.png", where=["label=dogs", "key=dogs/15.png"]) == 2
         assert (made.folder / "new one.png").exists()
         (tmp_path / "bad.png").write_bytes(b"no image")
         with pytest.raises(FisherhashError, match=r"(?i)not an image"):

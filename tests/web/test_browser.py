@@ -235,26 +235,36 @@ def test_a_name_with_html_is_text(open_page, id_of):
 
 
 def test_duplicates_regroup_and_compare(open_page):
-    page = open_page("/duplicates?radius=0")
-    page.locator(".group").first.wait_for()
-    images = page.locator(".copy").count()
-    slide(page, "#radius", 12)
-    page.wait_for_function("many => document.querySelectorAll('.copy').length > many", arg=images)
-    assert page.url.endswith("radius=12")
+    page = open_page("/duplicates")
     group = page.locator(".group", has_text="small.jpg").first
+    group.wait_for()
+    assert "confirmed" in group.locator("legend").inner_text()
+    chosen = int(page.locator("#radius").input_value())
+    assert f"{chosen} bits" in page.locator(".threshold").inner_text()
+    images = page.locator(".copy").count()
+    slide(page, "#radius", 0)
+    page.wait_for_function("many => document.querySelectorAll('.copy').length < many", arg=images)
+    assert page.url.endswith("code=copy&radius=0")
+    slide(page, "#radius", chosen)
+    page.wait_for_function("many => document.querySelectorAll('.copy').length == many", arg=images)
     group.get_by_role("button", name="Compare side by side").click()
-    assert page.locator("dialog img").count() >= 3
+    assert page.locator("dialog img").count() == 3
     assert "48 × 38" in page.locator("dialog").inner_text()
     page.keyboard.press("Escape")
-    assert page.get_by_role("button", name="Download list").is_disabled()
-    group.get_by_role("button", name="Remove all but the best").click()
+    assert page.get_by_role("button", name="List").is_disabled()
+    group.get_by_role("button", name="Mark all but the best").click()
     assert group.locator("input:checked").count() == group.locator("input").count() - 1
-    assert not group.locator(".copy", has_text="best").locator("input").is_checked()
+    assert not group.locator(".copy.best input").is_checked()
+    page.get_by_role("button", name="Mark confirmed copies").click()
+    assert page.locator(".group:not(.sure) input:checked").count() == 0
     with page.expect_download() as download:
         page.get_by_role("button", name="Shell script").click()
     text = Path(download.value.path()).read_text()
     assert text.startswith("#!/bin/sh")
     assert "small.jpg" in text
+    page.get_by_role("link", name="Search codes").click()
+    page.locator(".group").first.wait_for()
+    assert "how similar the content is" in page.locator(".threshold").inner_text()
 
 
 PAINTED = """() => {
@@ -310,7 +320,7 @@ def test_a_million_points_are_drawn(open_page):
     page.wait_for_function(f"() => ({PAINTED})() > 100000")
 
 
-PAGES = ["/", "/?like={}&bits=1", "/map", "/timeline", "/buckets", "/duplicates?radius=4", "/model"]
+PAGES = ["/", "/?like={}&bits=1", "/map", "/timeline", "/buckets", "/duplicates", "/model"]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

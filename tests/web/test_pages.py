@@ -14,7 +14,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fisherhash import Hasher
 from fisherhash.codes import hamming
+from fisherhash.index.base import CannotWriteError
+from fisherhash.index.images.image_index import ImageIndex
+from fisherhash.index.images.known import cache_place
 from fisherhash.index.images.results import joined_codes
 
 from .conftest import EVIL
@@ -24,7 +28,7 @@ def ready(server, path):
     """A page whose content is computed in the background."""
     for _ in range(100):
         text = server.ask(path).text
-        if "data-again" not in text and "in a moment" not in text:
+        if "data-again" not in text and 'http-equiv="refresh"' not in text:
             return text
         time.sleep(0.1)
     raise AssertionError(f"{path} is never ready")
@@ -184,11 +188,10 @@ def test_images_are_upright_bounded_and_without_metadata(server, id_of, tmp_path
 
 
 def test_duplicates_regroup_and_export(server, collection, id_of, tmp_path):
-    equal = ready(server, "/duplicates/groups?radius=0")
+    equal = ready(server, "/duplicates/groups?radius=0&code=own")
     groups = equal_codes(server)
-    assert f"<b>{len(groups)} groups</b>, {sum(map(len, groups))} images" in equal
-    assert equal.count("<fieldset") == len(groups)
-    more = ready(server, "/duplicates/groups?radius=12")
+    assert f"{sum(map(len, groups))} images" in equal
+    more = ready(server, "/duplicates/groups?radius=12&code=own")
     assert int(re.search(r", (\d+) images", more)[1]) >= 3
     # Nothing is marked; the largest of the copies is the best.
     assert " checked" not in more
@@ -219,6 +222,91 @@ def test_duplicates_regroup_and_export(server, collection, id_of, tmp_path):
     moved = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert moved == ["1-one.png", "one.png", "two.png"]
     assert (tmp_path / "out" / "one.png").read_text() == "older"
+
+
+def shown_groups(text):
+    """Of each group on the page: whether it is confirmed, and the names of its images."""
+    found = []
+    for part in text.split("<fieldset")[1:]:
+        sure = "not confirmed" not in part if "confirmed" in part else None
+        found.append((sure, re.findall(r'alt="([^"]*)"', part)))
+    return found
+
+
+def test_duplicates_are_those_of_dedup(server):
+    text = ready(server, "/duplicates")
+    found = server.images.duplicates(radius=None, code="auto", keep="best", confirm=True)
+    assert found.code == "copy-128"
+    assert shown_groups(text) == [
+        (group.confirmed, [match.name for match in group]) for group in found.groups
+    ]
+    assert (True, ["copies/a.png", "copies/b.png", "copies/small.jpg"]) in shown_groups(text)
+    assert f'value="{found.radius}"' in text
+    assert str(found.expectation()) in text
+    # The widest radius of the slider has more, of which some are no copies.
+    wide = ready(server, f"/duplicates?radius={found.bits}&code=copy")
+    assert "not confirmed" in wide
+    assert ready(server, "/duplicates") == text
+    # A radius that no code has, and one at which nothing is to be said about chance.
+    assert "radius must be between 0 and 128 bits" in server.ask("/duplicates?radius=200").text
+
+
+def test_every_confirmed_group_can_be_exported(server, collection):
+    ready(server, "/duplicates")
+    kind = {"Content-Type": "application/x-www-form-urlencoded"}
+    answer = server.ask(
+        "/duplicates/export?code=copy", method="POST", body=b"every=1&format=list", headers=kind
+    )
+    worse = ["copies/b.png", "copies/small.jpg"]
+    assert set(answer.text.split()) >= {str(collection.folder / name) for name in worse}
+    assert str(collection.folder / "copies" / "a.png") not in answer.text
+
+
+def test_copy_codes_of_a_large_collection_are_computed_on_request(
+    new_collection, serve, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("fisherhash.web.duplicates.MOST_UNASKED", 20)
+    made = new_collection(tmp_path)
+    with serve(made.index) as served:
+        asked = served.ask("/duplicates").text
+        assert "29 images have none yet" in asked or "30 images have none yet" in asked
+        assert 'formaction="/duplicates/compute"' in asked
+        # The API answers with what it has.
+        assert served.json("/api/duplicates")["code"] == "own"
+        assert "<fieldset" in ready(served, "/duplicates?code=own")
+        answer = served.ask("/duplicates/compute", method="POST", body=b"")
+        assert (answer.status, answer.headers["location"]) == (303, "/duplicates")
+        assert "copies/small.jpg" in ready(served, "/duplicates")
+        assert served.json("/api/duplicates")["code"] == "copy"
+
+
+def test_copy_codes_that_cannot_be_stored(new_collection, serve, tmp_path, monkeypatch):
+    made = new_collection(tmp_path)
+    full = CannotWriteError(str(tmp_path / "secret place"), "no space is left", "", "try again")
+    with serve(made.index) as served:
+        monkeypatch.setattr(ImageIndex, "duplicate_search", lambda *_, **__: raise_(full))
+        text = served.ask("/duplicates").text
+        assert "the server&#39;s log says why" in text
+        assert "secret place" not in text
+        # The other codes need nothing that is stored.
+        assert "Search codes" in text
+
+
+def raise_(error):
+    raise error
+
+
+def test_copy_codes_that_another_process_computes(new_collection, serve, tmp_path):
+    made = new_collection(tmp_path)
+    place = cache_place(made.index, "copies", ".index")
+    hasher = Hasher.load("copy-128")
+    with ImageIndex.create(place, hasher), serve(made.index) as served:
+        text = served.ask("/duplicates/groups").text
+        assert "Another process computes the codes for copies: " in text
+        assert "data-again" in text
+        busy = served.ask("/api/duplicates", headers={"Accept": "application/json"})
+        assert busy.status == 503
+        assert "Another process" in busy.json["error"]
 
 
 def test_export_refuses_what_it_cannot_do(server):

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 
 import fisherhash
 from fisherhash.cli import main
+from fisherhash.errors import FisherhashError
+from fisherhash.web.options import ServeOptions
+from fisherhash.web.server import _listen, list_addresses
 
 
 def start(index, *options):
@@ -75,6 +81,40 @@ def test_bad_use_is_explained(collection, tmp_path, capsys, monkeypatch):
     code, said = refused(capsys, collection.index, "--token", "short")
     assert code == 2
     assert "8 characters" in said
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_answers_are_sent_at_once(host):
+    """asyncio turns the waiting for full packets off only if a socket says that it is TCP's."""
+    try:
+        listener = _listen(ServeOptions("i", host=host, port=0))
+    except FisherhashError:
+        pytest.skip("this machine has no such address")
+    with listener:
+        assert listener.proto == socket.IPPROTO_TCP
+
+
+def test_an_address_that_this_machine_can_open_comes_first():
+    everywhere = ServeOptions("i", host="0.0.0.0", token="of this test")
+    here, there = list_addresses(everywhere)
+    assert here == "http://127.0.0.1:8765/?token=of%20this%20test"
+    assert there == here.replace("127.0.0.1", socket.gethostname())
+    assert list_addresses(ServeOptions("i", host="::1")) == ["http://[::1]:8765/"]
+
+
+def test_the_image_runs_commands_or_serves_a_folder(tmp_path):
+    """The entry point of the Dockerfile, with a program that only prints what it is given."""
+    text = (Path(__file__).parents[2] / "Dockerfile").read_text()
+    entry = json.loads(re.search(r"^ENTRYPOINT (.*)$", text, re.M)[1])
+    (tmp_path / "fisherhash").write_text('#!/bin/sh\nprintf "<%s>" "$@"\n')
+    (tmp_path / "fisherhash").chmod(0o755)
+    path = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    def run(*arguments):
+        return subprocess.run([*entry, *arguments], env=path, capture_output=True, text=True).stdout
+
+    assert run("search", "a b.jpg", "--help") == "<search><a b.jpg><--help>"
+    assert run() == ("<index><sync><photos.index></photos><serve><photos.index><--host><0.0.0.0>")
 
 
 def test_a_port_that_is_taken_is_explained(collection, server, capsys):

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from fisherhash.errors import printable
@@ -21,6 +22,21 @@ HEAD_START = 0.1
 """Items counted this soon were done before (cached rows, say) and do not count for the speed."""
 
 
+Listener = Callable[[str, int, int], object]
+"""Called with the title of a job, how many items are done, and how many there are."""
+_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def progress_to(listener: Listener) -> Iterator[None]:
+    """In this thread, progress goes to a function instead of to the terminal."""
+    before = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(before)
+
+
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Advance]:
     """Yield a function that advances the bar by a number of items.
@@ -32,6 +48,10 @@ def progress(title: str, total: int) -> Iterator[Advance]:
     if launched_rank()[0]:
         yield lambda _: None
         return
+    listener = _listener.get()
+    if listener is not None:
+        yield _told(listener, title, total)
+        return
     bar = _rich_bar() if sys.stderr.isatty() else None
     if bar is None:
         yield _lines(title, total)
@@ -39,6 +59,18 @@ def progress(title: str, total: int) -> Iterator[Advance]:
     with bar:
         task = bar.add_task(title.replace("[", "\\["), total=total)
         yield lambda step: bar.advance(task, step)
+
+
+def _told(listener: Listener, title: str, total: int) -> Advance:
+    done = 0
+
+    def advance(step: int) -> None:
+        nonlocal done
+        done += step
+        listener(title, done, total)
+
+    advance(0)
+    return advance
 
 
 def _lines(title: str, total: int) -> Advance:

@@ -14,11 +14,12 @@ from fisherhash.errors import UsageError
 from fisherhash.index.images.labels import where_labels
 from fisherhash.index.items import Item
 from fisherhash.system.version import __version__
-from fisherhash.web.gallery import MOST_DUPLICATE_BITS, Gallery, MissingError, PageAnswer
+from fisherhash.web.gallery import Gallery, MissingError, PageAnswer
 from fisherhash.web.guard import bearer, same_token
 from fisherhash.web.image_routes import item_number
 from fisherhash.web.openapi import describe_api
 from fisherhash.web.queries import MOST_FILTERS, SearchQuery, parse_number_of
+from fisherhash.web.reviewing import parse_duplicates
 from fisherhash.web.searching import read_upload
 from fisherhash.web.serving import JsonAnswer, in_thread, threaded
 
@@ -143,7 +144,9 @@ class Api:
                 raise HTTPException(400, "The form has no file named image")
             data, name = await file.read(), file.filename or ""
             labels = [text for text in form.getlist("label") if isinstance(text, str)]
-        item = await in_thread(request, lambda: self.gallery.add(data, name, labels or None))
+        item = await in_thread(
+            request, lambda: self.gallery.changes.add(data, name, labels or None)
+        )
         return JsonAnswer(self.describe(item), 201)
 
     async def item(self, request: Request) -> Response:
@@ -151,10 +154,14 @@ class Api:
         number = item_number(request)
         if request.method == "DELETE":
             self.check_may_write(request)
-            await in_thread(request, lambda: self.gallery.remove(number))
+            await in_thread(request, lambda: self._remove(number))
             return JsonAnswer({"removed": 1})
         item = await in_thread(request, lambda: self.gallery.item(number))
         return JsonAnswer(self.describe(item))
+
+    def _remove(self, number: int) -> None:
+        self.gallery.item(number)
+        self.gallery.changes.remove(number)
 
     def check_may_write(self, request: Request) -> None:
         """Refuse a change of an index that is served for reading, or by a stranger.
@@ -194,20 +201,22 @@ class Api:
     @threaded
     def duplicates(self, request: Request) -> Response:
         """Groups of likely duplicates."""
-        most = min(MOST_DUPLICATE_BITS, self.gallery.index.bits)
-        radius = parse_number_of(request.query_params, "radius", 0, 0, most)
-        found = self.gallery.duplicates(radius).get(self.gallery.options.seconds * 0.9)
+        radius, code = parse_duplicates(request.query_params)
+        wait = self.gallery.options.seconds * 0.9
+        state = self.gallery.duplicates.at(radius, code=code, wait=wait)
+        if state.missing:
+            # Too much work to begin without being asked: `dedup`, or the page, computes them.
+            state = self.gallery.duplicates.at(radius, code="own", wait=wait)
+        found = state.found
         if found is None:
-            raise HTTPException(503, "The duplicates are still being searched for; try again")
+            raise HTTPException(503, f"{state.waiting} Try again later")
         groups = [
-            {
-                "size": len(group),
-                "items": [{"distance": m.distance} | self.describe(m.item) for m in group],
-            }
-            for group in found.groups
+            {name: about[name] for name in ("size", "span", "confirmed")}
+            | {"items": [{"distance": m.distance} | self.describe(m.item) for m in group]}
+            for about, group in zip(found.to_json()["groups"], found.groups, strict=True)
         ]
         facts = {"bits": found.bits, "radius": found.radius, "count": found.count}
-        return JsonAnswer(facts | {"groups": groups})
+        return JsonAnswer(facts | {"code": state.code, "groups": groups})
 
     @threaded
     def skipped(self, request: Request) -> Response:

@@ -27,6 +27,7 @@ from fisherhash.web.guard import Guard
 from fisherhash.web.image_routes import ImageRoutes
 from fisherhash.web.metrics import RequestMetrics
 from fisherhash.web.options import ServeOptions
+from fisherhash.web.queries import SearchQuery
 from fisherhash.web.reviewing import DuplicatePages
 from fisherhash.web.searching import SearchPages
 
@@ -96,6 +97,7 @@ def list_routes(gallery: Gallery) -> list[Route]:
         Route("/model/bits", explore.bits),
         Route("/duplicates", review.page),
         Route("/duplicates/groups", review.groups),
+        Route("/duplicates/compute", review.compute, methods=["POST"]),
         Route("/duplicates/export", review.export, methods=["POST"]),
         Route("/api/info", api.info),
         Route("/api/search", api.search, methods=["GET", "POST"]),
@@ -116,10 +118,15 @@ async def _static(request: Request) -> Response:
 
 
 def _warm(gallery: Gallery) -> None:
+    index = gallery.index
     with contextlib.suppress(FisherhashError):
         # A small index needs no tables, and compiling what builds them takes longer than a search.
-        if len(gallery.index) >= FEWEST_BUILT:
-            gallery.index.build()
+        if len(index) >= FEWEST_BUILT:
+            index.build()
+        # In a large index, each ranking has kernels of its own, compiled once per machine.
+        code = bytes(-(-index.bits // 8))
+        for ranking in gallery.rankings():
+            gallery.find(SearchQuery(code=code, weights=bytes(index.bits), ranking=ranking))
     with contextlib.suppress(FisherhashError):
         gallery.columns.get()
         gallery.images.hasher  # noqa: B018 (loads it)

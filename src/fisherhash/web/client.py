@@ -8,7 +8,7 @@ import secrets
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -44,6 +44,19 @@ class RemoteItem:
     def name(self) -> str:
         """Its key; an item without a key is named by its id."""
         return f"id {self.id}" if self.key is None else self.key
+
+
+class RemoteGroup(list[RemoteItem]):
+    """A group of likely duplicates; the first item is the one to keep.
+
+    Attributes:
+        span: the largest distance between any two of them.
+        confirmed: whether their thumbnails show the same image; None if that was not compared.
+    """
+
+    def __init__(self, items: Iterable[RemoteItem], *, span: int, confirmed: bool | None) -> None:
+        super().__init__(items)
+        self.span, self.confirmed = span, confirmed
 
 
 class Client:
@@ -130,18 +143,47 @@ class Client:
         kind = {"Content-Type": f"multipart/form-data; boundary={mark}"}
         return self._item(self._call("POST", "/api/items", {}, body + f"--{mark}--".encode(), kind))
 
-    def remove(self, keys: str | Sequence[str]) -> int:
-        """Remove items by key; returns how many. No image file is touched."""
+    def remove(
+        self, keys: str | Sequence[str] = (), *, where: str | Sequence[str] | None = None
+    ) -> int:
+        """Remove items by key, and those that match a filter; returns how many.
+
+        No image file is touched.
+
+        Raises:
+            UsageError: there is no item with one of the keys, or a filter is empty; nothing is
+                removed.
+        """
+        filters = [where] if isinstance(where, str) else where
+        if filters is not None and not (filters and all(filters)):
+            raise UsageError("an empty filter matches every item")
         names = [keys] if isinstance(keys, str) else list(keys)
         ids = [
             self._call("GET", "/api/search", {"key": key, "k": 1})["query"]["id"] for key in names
         ]
-        return sum(self._call("DELETE", f"/api/items/{number}")["removed"] for number in ids)
+        if filters is not None:
+            ids += [item.id for item in self.items(filters)]
+        numbers = dict.fromkeys(ids)
+        return sum(self._call("DELETE", f"/api/items/{number}")["removed"] for number in numbers)
 
-    def duplicates(self, *, radius: int = 0) -> list[list[RemoteItem]]:
-        """Groups of items with equal or nearly equal codes: candidates for duplicates."""
-        answer = self._call("GET", "/api/duplicates", {"radius": radius})
-        return [list(map(self._item, group["items"])) for group in answer["groups"]]
+    def duplicates(
+        self, *, radius: int | None = None, code: str | None = None
+    ) -> list[RemoteGroup]:
+        """Groups of images that are likely copies of each other, the surest first.
+
+        Args:
+            radius: bits in which any two of a group may differ; by default the server chooses.
+            code: compare ``copy`` codes, which are made for copies, or the index's ``own``; by
+                default copy codes where the server has them or soon has.
+
+        Raises:
+            FisherhashError: they are still being computed.
+        """
+        answer = self._call("GET", "/api/duplicates", {"radius": radius, "code": code})
+        return [
+            RemoteGroup(map(self._item, one["items"]), span=one["span"], confirmed=one["confirmed"])
+            for one in answer["groups"]
+        ]
 
     def skipped(self) -> list[dict[str, str]]:
         """The files that could not be read, with the reasons."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from fisherhash.errors import FisherhashError
+from fisherhash.errors import FisherhashError, UsageError
 
 T = TypeVar("T")
 Version = tuple[object, ...]
@@ -76,7 +76,9 @@ class Derived(Generic[T]):
         try:
             value = self._compute()
         except Exception as reason:  # whatever it is, a reader is told, and the thread ends
-            logger.warning("could not compute a part of the page: %s", reason)
+            # At the end of the process everything fails, and nobody reads it.
+            if threading.main_thread().is_alive() and not isinstance(reason, UsageError):
+                logger.warning("could not compute a part of the page: %s", reason)
             error = reason
         with self._changed:
             self._error, self._running = error, False

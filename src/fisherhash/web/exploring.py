@@ -20,7 +20,7 @@ from fisherhash.web.queries import SearchQuery, parse_number_of
 from fisherhash.web.serving import LONG_CACHE, JsonAnswer, render_page, threaded
 
 BUCKETS_ON_PAGE = 30
-MONTH_SHOWN = 6
+MONTH_SHOWN = 12
 COLOURS = 10
 """Labels that have a colour of their own on the map."""
 _WAIT = 2.0
@@ -170,6 +170,10 @@ class ExploringPages:
                 "backbone": hasher.backbone_name,
                 "runs in": hasher.runtime_name,
             }
+            if hasher.fine_bits:
+                facts["second code"] = f"{hasher.fine_bits} bits, which order equal distances"
+            if details.get("reference"):
+                facts["reference"] = details["reference"]
             if not hasher.vectors_only:
                 facts["image size"] = f"{hasher.preprocessing.size} px"
         centres = self.centres.get(_WAIT)
@@ -181,6 +185,7 @@ class ExploringPages:
             details=_flat(details),
             results=quality(details),
             classes=() if hasher is None else hasher.classes,
+            ready=centres is not None,
             centres=centres,
             rows=None if centres is None else _centre_rows(centres, index.bits),
             can_encode=hasher is not None and not hasher.vectors_only,
@@ -276,6 +281,6 @@ def _flat(details: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The parts of a model card as tables."""
     return {
         title: {k: v for k, v in details[title].items() if isinstance(v, str | int | float | bool)}
-        for title in ("data", "options", "settings")
+        for title in ("ranking", "data", "options", "settings")
         if isinstance(details.get(title), dict) and details[title]
     }

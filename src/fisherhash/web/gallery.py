@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import inspect
 import io
@@ -11,18 +10,16 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fisherhash.codes import hamming, unpack
-from fisherhash.data.formats import IMAGE_EXTENSIONS, UnreadableImage, open_image
+from fisherhash.data.formats import UnreadableImage, open_image
 from fisherhash.data.images import current_limits, read_failure
-from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.base import CannotReadError, DamagedError, Index
-from fisherhash.index.images.duplicates import Duplicates
+from fisherhash.errors import UsageError
+from fisherhash.index.base import Index
 from fisherhash.index.images.image_index import ImageIndex
 from fisherhash.index.images.known import is_inside, known_folders
 from fisherhash.index.images.labels import where_labels
@@ -31,8 +28,11 @@ from fisherhash.index.items import Item
 from fisherhash.system.cache import cache_dir
 from fisherhash.system.cores import available_cores
 from fisherhash.system.files import open_regular
+from fisherhash.web.buckets import Bucket, largest_buckets
+from fisherhash.web.changes import IndexChanges
 from fisherhash.web.columns import Columns, read_columns
 from fisherhash.web.derived import Derived, Version
+from fisherhash.web.duplicates import DuplicateFinder
 from fisherhash.web.layout import MapLayout, lay_out, load_layout, save_layout
 from fisherhash.web.options import ServeOptions
 from fisherhash.web.queries import KNOWN_RANKINGS, SearchQuery
@@ -42,21 +42,10 @@ from fisherhash.web.thumbnails import SIDES, ThumbnailCache, encode_jpeg
 _RANKS = "logits" in inspect.signature(Index.search).parameters
 _BLOCK = 1 << 18
 _FOLDERS_SECONDS = 2.0
-MOST_DUPLICATE_BITS = 12
-"""The largest radius of the duplicates page."""
-WRITER_SECONDS = 2.0
-"""How long a change waits for another writer."""
-MOST_BUCKETS = 200
-BUCKET_SHOWN = 12
-"""Items of a bucket that are shown."""
 
 
 class MissingError(UsageError):
     """There is no such item, or its image may not be shown."""
-
-
-class BusyError(FisherhashError):
-    """Another process writes to the index."""
 
 
 @dataclass(frozen=True)
@@ -88,15 +77,6 @@ class PageAnswer:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Bucket:
-    """Items with the same code."""
-
-    code: bytes
-    count: int
-    ids: list[int]
-
-
 class Gallery:
     """An index of images as the page and the API show it; threads may share it.
 
@@ -114,9 +94,11 @@ class Gallery:
         self.thumbnails = ThumbnailCache(cache_dir() / "web" / "images", options.cache_bytes)
         self.columns: Derived[Columns] = Derived(self.version, self._columns)
         self.map: Derived[MapLayout] = Derived(self.version, self._lay_out)
-        self.buckets: Derived[list[Bucket]] = Derived(self.version, self._buckets)
-        self._duplicates: dict[int, Derived[Duplicates]] = {}
-        self._lock, self._comparing = threading.Lock(), threading.Lock()
+        self.buckets: Derived[list[Bucket]] = Derived(
+            self.version, lambda: largest_buckets(self.index)
+        )
+        self.duplicates = DuplicateFinder(images, self.version, self.cache)
+        self.changes = IndexChanges(images, options)
         self._encoding = threading.BoundedSemaphore(available_cores())
         self._folders: tuple[float, list[str]] = (-_FOLDERS_SECONDS, [])
 
@@ -358,50 +340,10 @@ class Gallery:
 
     # What is derived of the whole collection
 
-    def duplicates(self, radius: int) -> Derived[Duplicates]:
-        """Groups of likely duplicates, computed once for each radius."""
-        with self._lock:
-            if radius not in self._duplicates:
-                self._duplicates[radius] = Derived(
-                    self.version, lambda: self._find_duplicates(radius)
-                )
-            return self._duplicates[radius]
-
-    def _find_duplicates(self, radius: int) -> Duplicates:
-        # A slider that is dragged asks for many radii, and each of them takes all cores.
-        with self._comparing:
-            return self.images.duplicates(radius=radius)
-
     def _columns(self) -> Columns:
         # Only items with a key match a filter; there may be millions of codes without one.
         keyed = self.index.info()["keyed"]
         return read_columns(self.index.items("id>=0") if keyed else ())
-
-    def _buckets(self) -> list[Bucket]:
-        """The largest groups of equal codes."""
-        parts = list(self.index.scan(_BLOCK))
-        if not parts:
-            return []
-        ids = np.concatenate([part for part, _ in parts])
-        codes = np.concatenate([part for _, part in parts])
-        width = codes.shape[1]
-        rows = np.pad(codes, ((0, 0), (0, max(0, 8 - width))))
-        keys = rows.view(np.uint64).ravel() if width <= 8 else rows.view(f"V{width}").ravel()
-        _, first, number, counts = np.unique(
-            keys, return_index=True, return_inverse=True, return_counts=True
-        )
-        order = np.argsort(-counts, kind="stable")[:MOST_BUCKETS]
-        by_bucket = np.argsort(number.ravel(), kind="stable")
-        starts = np.concatenate([[0], np.cumsum(counts)])
-        return [
-            Bucket(
-                codes[first[one]].tobytes(),
-                int(counts[one]),
-                ids[by_bucket[starts[one] : starts[one + 1]][:BUCKET_SHOWN]].tolist(),
-            )
-            for one in order.tolist()
-            if counts[one] > 1
-        ]
 
     def _lay_out(self) -> MapLayout:
         version = "-".join(map(str, self.version()))
@@ -411,83 +353,3 @@ class Gallery:
             layout = lay_out(self.index.scan(_BLOCK), self.index.bits)
             save_layout(path, layout)
         return layout
-
-    # Changes
-
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[ImageIndex]:
-        """The index, open for writing for as short a time as possible.
-
-        Raises:
-            BusyError: it is being written already.
-        """
-        until = time.monotonic() + WRITER_SECONDS
-        while True:
-            try:
-                index = Index.open(self.index.uri, write=True)
-                break
-            except (UsageError, DamagedError, CannotReadError):
-                raise
-            except FisherhashError as error:
-                if time.monotonic() > until:
-                    raise BusyError(str(error)) from None
-            time.sleep(0.1)
-        with index:
-            yield ImageIndex(index, self.images.hasher)
-
-    def upload_folder(self) -> Path:
-        """Where images that are added go.
-
-        Raises:
-            UsageError: there is no folder for them.
-        """
-        folder = self.options.uploads or synced_folder(self.index)
-        if folder is None or not os.path.isdir(folder):
-            raise UsageError(
-                "the index is not in sync with a folder that images could be added to; start the "
-                "server with --uploads FOLDER"
-            )
-        return Path(folder)
-
-    def add(self, data: bytes, name: str, labels: Sequence[str] | None) -> Item:
-        """Store an image in the folder for uploads, and add it to the index.
-
-        Raises:
-            UnreadableImage: it is no image.
-            UsageError: its name is not that of an image.
-        """
-        open_image(io.BytesIO(data), pixels=self.options.max_pixels)
-        path = _free_path(self.upload_folder(), name)
-        with self._lock, self.writing() as images:
-            with open(path, "xb") as file:
-                file.write(data)
-            try:
-                report = images.add(path, labels=labels, workers=0)
-                keys = [*report.added, *report.updated]
-                if not keys:
-                    reasons = [skip.reason for skip in report.skipped if skip.name in str(path)]
-                    raise UnreadableImage(reasons[0] if reasons else "it cannot be read")
-                return images.index.get(keys[0])
-            except BaseException:
-                path.unlink(missing_ok=True)
-                raise
-
-    def remove(self, number: int) -> None:
-        """Remove an item from the index; its file stays."""
-        self.item(number)
-        with self._lock, self.writing() as images:
-            images.index.remove(ids=[number])
-
-
-def _free_path(folder: Path, name: str) -> Path:
-    """A file name in a folder that is not taken yet, from what a client called its file."""
-    plain = name.replace("\\", "/").rpartition("/")[2].strip().lstrip(".")
-    stem, suffix = os.path.splitext(plain)
-    bad = any(not c.isprintable() for c in plain) or len(plain.encode(errors="replace")) > 200
-    if bad or not stem or suffix.lower() not in IMAGE_EXTENSIONS:
-        raise UsageError(f"{name!r} is not the name of an image file; send one such as photo.jpg")
-    for number in range(10_000):
-        path = folder / (f"{stem}-{number}{suffix}" if number else plain)
-        if not os.path.lexists(path):
-            return path
-    raise FisherhashError(f"there are too many files named {plain} in the folder for uploads")

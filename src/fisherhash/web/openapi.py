@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fisherhash.system.version import __version__
-from fisherhash.web.gallery import MOST_DUPLICATE_BITS
+from fisherhash.web.duplicates import WIDEST_RADIUS
 from fisherhash.web.queries import DEFAULT_SHOWN, MOST_FILTERS, MOST_SHOWN
 
 _MOST_ID = 2**62
@@ -110,15 +110,24 @@ def describe_api(bits: int, *, writable: bool, limit: int) -> dict[str, Any]:
                 [
                     _param(
                         "radius",
-                        "Bits in which images of a group may differ.",
-                        _integer(0, min(MOST_DUPLICATE_BITS, bits), 0),
-                    )
+                        "Bits in which images of a group may differ; by default as many as give "
+                        "about one false pair per hundred images.",
+                        _integer(0, WIDEST_RADIUS),
+                    ),
+                    _param(
+                        "code",
+                        "The codes to compare: copy are made for copies, own are those of the "
+                        "index. By default copy where the files are there and their codes are "
+                        "known or soon computed.",
+                        {"type": "string", "enum": ["copy", "own"]},
+                    ),
                 ],
                 {
                     "type": "object",
-                    "required": ["bits", "radius", "count", "groups"],
-                    "properties": {"groups": {"type": "array", "items": {"type": "object"}}},
+                    "required": ["bits", "radius", "count", "code", "groups"],
+                    "properties": {"groups": {"type": "array", "items": _GROUP}},
                 },
+                503,
             )
         },
         "/api/skipped": {
@@ -221,6 +230,7 @@ _REFUSALS = {
     413: "The upload is too large.",
     415: "The body is of another kind.",
     422: "The image cannot be read.",
+    503: "It is still being computed.",
 }
 _ID = {"name": "id", "in": "path", "required": True, "schema": _integer(0, _MOST_ID)}
 _WHERE = {
@@ -256,6 +266,16 @@ _INFO = {
         "count": _COUNT,
         "model": {"type": "object"},
         "writable": {"type": "boolean"},
+    },
+}
+_GROUP = {
+    "type": "object",
+    "required": ["size", "span", "confirmed", "items"],
+    "properties": {
+        "size": {"type": "integer", "minimum": 2},
+        "span": {"type": "integer", "minimum": 0},
+        "confirmed": {"type": ["boolean", "null"]},
+        "items": {"type": "array", "items": _ref("Item")},
     },
 }
 _ERROR = {

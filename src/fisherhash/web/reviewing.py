@@ -10,14 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
-from fisherhash.errors import UsageError, counted
+from fisherhash.errors import FisherhashError, UsageError, counted
+from fisherhash.index.images.duplicates import confirmed
 from fisherhash.index.images.results import Match, image_path, synced_folder
 from fisherhash.web.cards import Card, card_of
-from fisherhash.web.gallery import MOST_DUPLICATE_BITS, Gallery, MissingError
+from fisherhash.web.duplicates import WIDEST_RADIUS, ComparedCode, FoundDuplicates
+from fisherhash.web.gallery import Gallery, MissingError
 from fisherhash.web.queries import parse_number_of
 from fisherhash.web.serving import in_thread, render_page, sentence, threaded
 
@@ -25,8 +28,8 @@ GROUPS_ON_PAGE = 40
 GROUP_SHOWN = 24
 """Images of one group that are shown."""
 MOST_EXPORTED = 100_000
-DEFAULT_RADIUS = 2
 _WAIT = 2.0
+_FAILED = "The codes could not be computed; the server's log says why."
 
 
 @dataclass(frozen=True)
@@ -54,57 +57,82 @@ class DuplicatePages:
         """Only the groups, for the slider."""
         return render_page("_groups.html", self.gallery, "duplicates", **self._groups(request))
 
+    @threaded
+    def compute(self, request: Request) -> Response:
+        """Begin to compute the copy codes of a large collection."""
+        self.gallery.duplicates.allow()
+        return RedirectResponse("/duplicates", 303)
+
     def _groups(self, request: Request) -> dict[str, Any]:
-        most = min(MOST_DUPLICATE_BITS, self.gallery.index.bits)
         params = request.query_params
-        radius = parse_number_of(params, "radius", min(DEFAULT_RADIUS, most), 0, most)
+        radius, code = parse_duplicates(params)
         start = parse_number_of(params, "start", 0, 0, 10**9)
         problem = ""
         try:
-            found = self.gallery.duplicates(radius).get(_WAIT)
-        except UsageError as error:
-            # A radius so wide that everything would be a duplicate.
-            found, problem = None, sentence(str(error))
+            state = self.gallery.duplicates.at(radius, code=code, wait=_WAIT)
+        except FisherhashError as error:
+            choices = self.gallery.duplicates.choices()
+            state = FoundDuplicates(code if code in choices else choices[0], choices)
+            # A radius so wide that everything would be a duplicate; or a disk that is full, say,
+            # whose place is nobody's business.
+            problem = _FAILED if not isinstance(error, UsageError) else sentence(str(error))
+        found = state.found
         groups = [] if found is None else found.groups
         part = groups[start : start + GROUPS_ON_PAGE]
+        radius = found.radius if found is not None else radius
+        expected = None if found is None else found.expectation()
         return {
+            "state": state,
+            "found": found,
             "radius": radius,
-            "most": most,
+            "most": state.most or max(radius or 0, 1),
             "start": start,
             "step": GROUPS_ON_PAGE,
-            "ready": found is not None or bool(problem),
             "problem": problem,
+            "expected": expected and sentence(expected),
             "total": len(groups),
-            "items": sum(map(len, groups)),
-            "groups": [
-                {"size": len(group), "copies": self._copies(group[:GROUP_SHOWN])} for group in part
-            ],
+            "sure": sum(confirmed(group) is True for group in groups),
+            "items": len({match.item.id for group in groups for match in group}),
+            "groups": [self._group(group) for group in part],
         }
 
-    def _copies(self, group: Sequence[Match]) -> list[Copy]:
-        pixels = [self.gallery.pixels(match.item) for match in group]
-        best = _best(group, pixels)
-        return [
-            Copy(card_of(self.gallery, match.item, match.distance), size, number == best)
-            for number, (match, size) in enumerate(zip(group, pixels, strict=True))
+    def _group(self, group: Sequence[Match]) -> dict[str, Any]:
+        copies = [
+            Copy(
+                card_of(self.gallery, match.item, match.distance),
+                self.gallery.pixels(match.item),
+                number == 0,
+            )
+            for number, match in enumerate(group[:GROUP_SHOWN])
         ]
+        return {"size": len(group), "confirmed": confirmed(group), "copies": copies}
 
     async def export(self, request: Request) -> Response:
         """The files that were marked: as a list, as CSV, or as a script that moves them away."""
         async with request.form(max_files=0, max_fields=MOST_EXPORTED) as form:
             numbers = [text for text in form.getlist("remove") if isinstance(text, str)]
-            kind = form.get("format")
+            kind, every = form.get("format"), form.get("every")
         if not all(n.isascii() and n.isdecimal() and len(n) < 20 for n in numbers):
             raise HTTPException(400, "An id is a whole number")
-        if not numbers:
+        if not numbers and not every:
             raise HTTPException(400, "No image is marked: choose those not to keep")
         if kind not in _WRITERS:
             raise HTTPException(400, f"The format must be one of {', '.join(_WRITERS)}")
-        paths = await in_thread(request, lambda: self._paths([int(n) for n in numbers]))
+        marked = [int(number) for number in numbers]
+        more = await in_thread(request, lambda: self._worse(request)) if every else []
+        paths = await in_thread(request, lambda: self._paths([*marked, *more]))
         writer, name, media = _WRITERS[str(kind)]
         headers = {"content-disposition": f'attachment; filename="{name}"'}
         body = writer(paths).encode(errors="surrogateescape")
         return Response(body, media_type=media, headers=headers)
+
+    def _worse(self, request: Request) -> list[int]:
+        """All but the best image of each confirmed group, on whatever page it is."""
+        radius, code = parse_duplicates(request.query_params)
+        found = self.gallery.duplicates.at(radius, code=code, wait=_WAIT).found
+        if found is None:
+            raise HTTPException(503, "The duplicates are still being searched for; try again")
+        return [m.item.id for group in found.groups if confirmed(group) for m in group[1:]]
 
     def _paths(self, numbers: list[int]) -> list[str]:
         folder = synced_folder(self.gallery.index)
@@ -117,13 +145,17 @@ class DuplicatePages:
         return paths
 
 
-def _best(group: Sequence[Match], pixels: list[tuple[int, int] | None]) -> int:
-    """Which image of a group to keep: most pixels, then most bytes, then the shortest name."""
-    ranks = [
-        (-(size[0] * size[1]) if size else 0, -(match.item.size or 0), len(match.name), match.name)
-        for match, size in zip(group, pixels, strict=True)
-    ]
-    return min(range(len(group)), key=ranks.__getitem__)
+def parse_duplicates(params: QueryParams) -> tuple[int | None, ComparedCode | None]:
+    """The radius and the kind of code of an address; None where it names none.
+
+    Raises:
+        UsageError: they are not as they must be.
+    """
+    code = params.get("code") or None
+    if code not in (None, "copy", "own"):
+        raise UsageError(f"code must be copy or own, got {code!r}")
+    radius = parse_number_of(params, "radius", -1, 0, WIDEST_RADIUS)
+    return None if radius < 0 else radius, code
 
 
 def removal_script(paths: list[str]) -> str:

@@ -52,8 +52,10 @@ def run_server(
     # Before anything listens: a wrong path is reported at once, in one sentence.
     with open_served(options) as images, _listen(options) as listener:
         options = replace(options, port=listener.getsockname()[1])
-        address = _address(options)
+        address, *others = list_addresses(options)
         say(f"{len(images.index):,} images of {options.index} are at {address}")
+        for other in others:
+            say(f"from other machines: {other}")
         if options.writable:
             say(f"changes need the token: {options.token}")
         say("Ctrl-C ends the server")
@@ -134,7 +136,9 @@ def _supervise(options: ServeOptions, listener: socket.socket, count: int) -> No
 def _listen(options: ServeOptions) -> socket.socket:
     host = options.host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # By name: asyncio sends small answers at once only over sockets that say they are TCP's. The
+    # others wait until the client's system confirms the headers, which takes it 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, options.port))
@@ -149,10 +153,15 @@ def _listen(options: ServeOptions) -> socket.socket:
     return listener
 
 
-def _address(options: ServeOptions) -> str:
-    """Where the page is; with the token where it is needed to see anything."""
-    host = options.host if ":" not in options.host else f"[{options.host.strip('[]')}]"
-    if host in ("0.0.0.0", "[::]"):
-        host = socket.gethostname()
+def list_addresses(options: ServeOptions) -> list[str]:
+    """Where the page is, for this machine first; with the token where it is needed to see it.
+
+    >>> list_addresses(ServeOptions("photos.index"))
+    ['http://127.0.0.1:8765/']
+    """
+    host = options.host.strip("[]")
+    hosts = [f"[{host}]" if ":" in host else host]
+    if host in ("0.0.0.0", "::"):
+        hosts = ["127.0.0.1" if host == "0.0.0.0" else "[::1]", socket.gethostname()]
     token = "" if options.local else f"?token={quote(options.token or '')}"
-    return f"http://{host}:{options.port}/{token}"
+    return [f"http://{one}:{options.port}/{token}" for one in hosts]

@@ -23,7 +23,8 @@ from fisherhash.data.formats import UnreadableImage
 from fisherhash.errors import FisherhashError, UsageError, counted
 from fisherhash.index.base import CannotWriteError
 from fisherhash.pages.html import shorten_middle
-from fisherhash.web.gallery import BusyError, Gallery, MissingError
+from fisherhash.web.changes import BusyError
+from fisherhash.web.gallery import Gallery, MissingError
 
 logger = logging.getLogger(__name__)
 

@@ -12,15 +12,11 @@ from PIL import Image, ImageFilter
 from fisherhash import ImageIndex, codes
 from fisherhash.errors import UsageError
 from fisherhash.index import Entry, Index
-from fisherhash.index.images import duplicates
+from fisherhash.index.images import confirming, duplicate_search
+from fisherhash.index.images.candidates import CandidateFinder
 from fisherhash.index.images.confirming import same_bytes
-from fisherhash.index.images.duplicates import (
-    Duplicates,
-    best_first,
-    duplicates_of,
-    find_duplicates,
-    find_pairs,
-)
+from fisherhash.index.images.duplicate_search import DuplicateSearch, best_first
+from fisherhash.index.images.duplicates import Duplicates
 from fisherhash.index.images.moves import moves_script
 from fisherhash.model import builtin
 
@@ -39,17 +35,17 @@ def photo(seed, size=(64, 48)):
 def test_a_chain_is_several_groups_and_ids_need_not_be_positions():
     rows = codes.pack(np.tri(9, 8, -1))
     ids = np.array([90, 5, 70, 11, 3, 1, 2, 40, 1000])
-    found = find_duplicates("i", ids, rows, 8, 1)
+    found = CandidateFinder("i", ids, rows, 8).groups(1)
     assert len(found) == 4
     for group in found:
         assert len(group.ids) == 2
         assert group.span == 1
-    assert find_duplicates("i", ids, rows, 8, 0) == []
+    assert CandidateFinder("i", ids, rows, 8).groups(0) == []
 
 
 def test_the_surest_groups_come_first():
     rows = np.repeat(np.array([[0], [0x0F], [0xF0], [0xF1]], np.uint8), [4, 2, 1, 1], axis=0)
-    found = find_duplicates("i", np.arange(8), rows, 8, 1)
+    found = CandidateFinder("i", np.arange(8), rows, 8).groups(1)
     assert [(group.ids.tolist(), group.span) for group in found] == [
         ([4, 5], 0),
         ([0, 1, 2, 3], 0),
@@ -60,7 +56,7 @@ def test_the_surest_groups_come_first():
 def test_pairs_of_equal_codes_are_a_star(new_index):
     rows = [[0], [0], [0], [1], [3], [255]]
     new_index.add([Entry(key, row) for key, row in zip("abcdef", rows, strict=True)])
-    found = duplicates_of(new_index, 1, pairs=True)
+    found = DuplicateSearch(new_index).find(1, pairs=True)
     assert names(found) == [["a", "b"], ["a", "c"], ["a", "d"], ["d", "e"]]
     assert [group.span for group in found.groups] == [0, 0, 1, 1]
 
@@ -68,15 +64,15 @@ def test_pairs_of_equal_codes_are_a_star(new_index):
 def test_thousands_of_copies_are_one_group_at_once():
     rng = np.random.default_rng(0)
     rows = np.repeat(rng.integers(0, 256, (3, 8), dtype=np.uint8), 40_000, axis=0)
-    found = find_duplicates("i", np.arange(len(rows)), rows, 64, 4)
+    found = CandidateFinder("i", np.arange(len(rows)), rows, 64).groups(4)
     assert [len(group.ids) for group in found] == [40_000] * 3
-    assert len(find_pairs("i", np.arange(len(rows)), rows, 64, 4)) == 3
+    assert len(CandidateFinder("i", np.arange(len(rows)), rows, 64).pairs(4)) == 3
 
 
 @pytest.mark.parametrize("radius", [-1, 9])
 def test_a_radius_that_no_code_has(new_index, radius):
     with pytest.raises(UsageError, match="radius must be between 0 and 8 bits"):
-        duplicates_of(new_index, radius)
+        DuplicateSearch(new_index).find(radius)
 
 
 def test_files_of_the_same_bytes_are_marked(tmp_path):
@@ -98,7 +94,7 @@ def test_a_report_from_an_index(new_index, tmp_path):
         ]
     )
     new_index.add_codes(np.array(rows[2:3], np.uint8))
-    found = duplicates_of(new_index, compare_files=True)
+    found = DuplicateSearch(new_index).find(compare_files=True)
     assert names(found) == [["a", "b"], ["x", "c", "y", "id 6"]]
     assert [[m.same_bytes for m in group] for group in found.groups] == [[0, 0], [None] * 4]
     assert "4 items\n     0  x\n" in str(found)
@@ -112,7 +108,7 @@ def test_a_report_from_an_index(new_index, tmp_path):
     assert [group["size"] for group in listed["groups"]] == [2, 4]
     assert listed["groups"][0]["items"][1]["same_bytes"] == 0
     assert listed["groups"][0]["keep"] == "a"
-    near = duplicates_of(new_index, radius=2)
+    near = DuplicateSearch(new_index).find(radius=2)
     assert [[m.distance for m in group] for group in near.groups] == [[0, 0, 2, 2, 2, 2]]
     assert "Equal or near codes are candidates" in near.summary()
     assert "same_bytes" not in near.to_json()["groups"][0]["items"][0]
@@ -129,7 +125,7 @@ def test_a_report_from_an_index(new_index, tmp_path):
 def test_pairs_share_items_and_are_counted_once(new_index):
     rows = [[0], [1], [3]]
     new_index.add([Entry(key, row) for key, row in zip("abc", rows, strict=True)])
-    found = duplicates_of(new_index, 1, pairs=True)
+    found = DuplicateSearch(new_index).find(1, pairs=True)
     assert names(found) == [["a", "b"], ["b", "c"]]
     assert "2 pairs of codes within 1 bit, 3 of 3 items" in found.summary()
 
@@ -137,19 +133,48 @@ def test_pairs_share_items_and_are_counted_once(new_index):
 def test_items_that_vanish_meanwhile_are_left_out(new_index, monkeypatch):
     rows = [[0], [0], [1], [255], [254], [15], [15]]
     new_index.add([Entry(key, row) for key, row in zip("abcdefg", rows, strict=True)])
-    find = find_duplicates
+    find = CandidateFinder.groups
 
     def late(*arguments):
         found = find(*arguments)
         new_index.remove(["a", "e"])
         return found
 
-    monkeypatch.setattr(duplicates, "find_duplicates", late)
-    found = duplicates_of(new_index, radius=1)
+    monkeypatch.setattr(CandidateFinder, "groups", late)
+    found = DuplicateSearch(new_index).find(radius=1)
     assert [[(m.name, m.distance) for m in group] for group in found.groups] == [
         [("f", 0), ("g", 0)],
         [("b", 0), ("c", 1)],
     ]
+
+
+def test_another_radius_only_groups_again(new_index, tmp_path, monkeypatch):
+    rows = [[0], [0], [1], [0xF0], [0xF3]]
+    paths = [tmp_path / f"{name}.png" for name in "abcde"]
+    for path in paths:
+        photo(1).save(path)
+    new_index.add([Entry(p.stem, row, path=p) for p, row in zip(paths, rows, strict=True)])
+    search = DuplicateSearch(new_index)
+    read = []
+    load = confirming.load_thumbnail
+    monkeypatch.setattr(
+        duplicate_search, "load_thumbnail", lambda path: read.append(path) or load(path)
+    )
+    wide = search.find(2, confirm=True)
+    assert sorted(names(wide)) == [["a", "b", "c"], ["d", "e"]]
+    assert len(read) == 5
+    fresh = [names(DuplicateSearch(new_index).find(radius, pairs=True)) for radius in range(3)]
+    read.clear()
+    monkeypatch.setattr(
+        "fisherhash.index.images.candidates.remembered_pairs",
+        lambda *_: pytest.fail("the pairs are known"),
+    )
+    assert names(search.find(0, confirm=True)) == [["a", "b"]]
+    assert len(read) == 2
+    assert names(search.find(1, confirm=True)) == [["a", "b", "c"]]
+    assert names(search.find(2, confirm=True)) == names(wide)
+    assert len(read) == 2
+    assert [names(search.find(radius, pairs=True)) for radius in range(3)] == fresh
 
 
 def test_pipes_and_devices_are_never_read(tmp_path):
@@ -188,7 +213,7 @@ def changed(new_index, tmp_path):
 
 
 def test_thumbnails_split_a_group_into_what_they_show(changed):
-    found = duplicates_of(changed, confirm=True)
+    found = DuplicateSearch(changed).find(confirm=True)
     assert [group.confirmed for group in found.groups] == [True, True, False]
     assert [set(group) for group in names(found)] == [
         {"two.png", "blurred.png"},
@@ -197,22 +222,22 @@ def test_thumbnails_split_a_group_into_what_they_show(changed):
     ]
     assert "confirmed by their pixels: 2" in found.summary()
     assert "3 items, not confirmed\n" in str(found)
-    (whole,) = duplicates_of(changed).groups
+    (whole,) = DuplicateSearch(changed).find().groups
     assert whole.confirmed is None
     assert len(whole) == 7
 
 
 def test_the_best_image_is_the_largest_then_the_oldest(changed):
-    (group,) = duplicates_of(changed, keep="best").groups
+    (group,) = DuplicateSearch(changed).find(keep="best").groups
     assert group[0].name == "large.png"
     one, two = changed.get(["two.png", "one.png"])
     assert [item.key for item in best_first([one, two], None)] == ["one.png", "two.png"]
     with pytest.raises(UsageError, match="keep must be one of first, best"):
-        duplicates_of(changed, keep="worst")
+        DuplicateSearch(changed).find(keep="worst")
 
 
 def test_the_script_moves_what_is_confirmed_and_deletes_nothing(changed, tmp_path):
-    found = duplicates_of(changed, keep="best", confirm=True)
+    found = DuplicateSearch(changed).find(keep="best", confirm=True)
     target = tmp_path / "to 'move'"
     script = tmp_path / "move.sh"
     script.write_text(moves_script(found, target, script="move.sh"))
@@ -230,7 +255,7 @@ def test_no_name_escapes_from_the_script(new_index, tmp_path):
     photo(2).save(tmp_path / "c\ntouch pwned", "png")
     files = [tmp_path / "b.png", evil, tmp_path / "c\ntouch pwned"]
     new_index.add([Entry(str(path), [1], path=path) for path in files])
-    found = duplicates_of(new_index, confirm=True)
+    found = DuplicateSearch(new_index).find(confirm=True)
     assert [group.confirmed for group in found.groups] == [True, False]
     script = tmp_path / "move.sh"
     script.write_text(moves_script(found, tmp_path / "out\ntouch pwned"))

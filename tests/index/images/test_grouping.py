@@ -112,7 +112,7 @@ def test_a_chain_is_not_one_group():
 def test_a_radius_that_is_too_wide_is_refused(monkeypatch):
     monkeypatch.setattr(grouping, "MOST_PAIRS", 1000)
     rows, _ = distinct_codes(clustered(64, 2000, 4, 0))
-    with pytest.raises(UsageError, match=r"12 bits is too wide.*about \d+ others.*--radius \d"):
+    with pytest.raises(UsageError, match=r"12 bits is too wide.*about \d+ others.*at most \d"):
         near_pairs(rows, 64, 12)
     far = np.random.default_rng(0).integers(0, 256, (2000, 8), dtype=np.uint8)
     assert len(near_pairs(far, 64, 5).left) == 0

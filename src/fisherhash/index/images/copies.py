@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fisherhash.data.folders import ImageFile
 from fisherhash.data.images import read_failure
+from fisherhash.errors import FisherhashError
 from fisherhash.index.base import DamagedError, Index
 from fisherhash.index.images.known import cache_place
 from fisherhash.index.images.results import image_path, synced_folder
@@ -71,6 +72,18 @@ def copy_codes(index: Index, *, device: str = "cpu", workers: int | None = None)
     with _opened(index, hasher) as copies:
         _update(index, copies, hasher, workers)
         yield copies
+
+
+def missing_copies(index: Index) -> int:
+    """About how many images have no copy code yet, without a look at their files."""
+    if is_copy_index(index):
+        return 0
+    place, known = cache_place(index.uri, "copies", ".index"), 0
+    with contextlib.suppress(FisherhashError):
+        if Index.exists(place):
+            with Index.open(place) as copies:
+                known = len(copies) + len(copies.notes("skipped"))
+    return max(0, index.info()["keyed"] - known)
 
 
 def _opened(index: Index, hasher: Hasher) -> Index:

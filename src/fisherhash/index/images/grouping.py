@@ -234,7 +234,7 @@ def _spread(count: int) -> NDArray[np.int64]:
 def _too_wide(radius: int, chance: Chance) -> UsageError:
     expected = chance.pairs * chance.within / chance.sampled
     fits = np.flatnonzero(expected <= MOST_PAIRS)
-    best = f"at most --radius {fits[-1]}" if len(fits) else "codes of more bits"
+    best = f"a radius of at most {fits[-1]}" if len(fits) else "codes of more bits"
     mean = 2 * expected[radius] / chance.count
     return UsageError(
         f"a radius of {radius} bits is too wide for these codes: a code has about {mean:,.0f} "

@@ -23,7 +23,8 @@ import numpy as np
 from fisherhash.errors import FisherhashError, UsageError, counted
 from fisherhash.index.base import Index, Problem, Uri
 from fisherhash.index.images.copies import CODES, DuplicateCode, copy_codes, has_files
-from fisherhash.index.images.duplicates import Duplicates, Keep, duplicates_of
+from fisherhash.index.images.duplicate_search import DuplicateSearch
+from fisherhash.index.images.duplicates import Duplicates, Keep
 from fisherhash.index.images.labels import where_labels
 from fisherhash.index.images.results import (
     Match,
@@ -421,13 +422,26 @@ class ImageIndex:
         Raises:
             UsageError: the radius is out of range, or so wide that a code is near most others.
         """
+        search = self.duplicate_search(code=code, workers=workers)
+        return search.find(
+            radius, compare_files=compare_files, pairs=pairs, keep=keep, confirm=confirm
+        )
+
+    def duplicate_search(
+        self, *, code: DuplicateCode = "own", workers: int | None = None
+    ) -> DuplicateSearch:
+        """What :meth:`duplicates` does, for several radii: its ``find`` takes the other options.
+
+        Args:
+            code: the codes to compare, as there.
+            workers: number of processes that compute copy codes, as for :meth:`sync`.
+        """
         if code not in CODES:
             raise UsageError(f"code must be one of {', '.join(CODES)}, got '{code}'")
-        options = {"compare_files": compare_files, "pairs": pairs, "keep": keep, "confirm": confirm}
         if code == "own" or (code == "auto" and not has_files(self.index)):
-            return duplicates_of(self.index, radius, **options)
+            return DuplicateSearch(self.index)
         with copy_codes(self.index, device=self._device, workers=workers) as copies:
-            return duplicates_of(self.index, radius, copies=copies, **options)
+            return DuplicateSearch(self.index, copies=copies)
 
     # Health
 

@@ -1,57 +1,86 @@
 // The threshold regroups at once; images side by side; how many are marked.
 const slider = document.querySelector("#radius");
+const code = slider.form.elements.code.value;
 const groups = document.querySelector("#groups");
+const review = document.querySelector(".review");
+const bar = document.querySelector(".export");
 const marked = document.querySelector(".marked");
 const dialog = document.querySelector(".beside");
 
 function count() {
-  const all = document.querySelectorAll("input[name=remove]:checked").length;
+  const all = review.querySelectorAll("[name=remove]:checked").length;
+  const every = review.querySelector("[name=every]")?.checked;
   marked.textContent = `${all} image${all === 1 ? " is" : "s are"} marked`;
-  for (const button of document.querySelectorAll(".export [name=format]")) button.disabled = !all;
+  for (const button of bar.querySelectorAll("[name=format]")) button.disabled = !all && !every;
 }
 
+function say(number) {
+  document.querySelector("output[for=radius]").textContent = `${number} bit${number === 1 ? "" : "s"}`;
+}
+
+// What the server chose, where nobody has moved the slider.
 function prepare() {
-  for (const buttons of document.querySelectorAll(".choices, .export .worse")) buttons.hidden = false;
+  const found = groups.querySelector("[data-radius]");
+  if (found) slider.max = found.dataset.most;
+  if (found && slider.disabled) {
+    slider.value = found.dataset.radius;
+    slider.disabled = slider.form.hidden = false;
+    say(Number(slider.value));
+  }
+  bar.hidden = !groups.querySelector(".group");
+  for (const buttons of review.querySelectorAll(".choices")) buttons.hidden = false;
+  bar.querySelector(".worse").hidden = !groups.querySelector(".group.sure");
   count();
 }
 
 let running = false;
 let wanted = null;
 
+function address() {
+  return slider.disabled ? `code=${code}` : `code=${code}&radius=${slider.value}`;
+}
+
 async function refresh() {
-  wanted = slider.value;
+  wanted = address();
   if (running) return;
   running = true;
   while (wanted !== null) {
     const now = wanted;
     wanted = null;
-    const answer = await fetch(`/duplicates/groups?radius=${now}`, { headers: { Accept: "text/html" } });
-    if (!answer.ok) break;
+    let answer = null;
+    try {
+      answer = await fetch(`/duplicates/groups?${now}`, { headers: { Accept: "text/html" } });
+    } catch {
+      groups.querySelector(".total").textContent = "The server does not answer.";
+    }
+    if (!answer?.ok) break;
     groups.innerHTML = await answer.text();
-    history.replaceState(null, "", `/duplicates?radius=${now}`);
+    history.replaceState(null, "", `/duplicates?${now}`);
+    review.action = `/duplicates/export?${now}`;
     prepare();
     const again = groups.querySelector("[data-again]");
     if (again) {
       await new Promise((done) => setTimeout(done, 1000 * Number(again.dataset.again)));
-      wanted ??= now;
+      wanted ??= address();
     }
   }
   running = false;
 }
 
 slider.addEventListener("input", () => {
-  const number = Number(slider.value);
-  document.querySelector("output[for=radius]").textContent = `${number} bit${number === 1 ? "" : "s"}`;
+  say(Number(slider.value));
   refresh();
 });
 slider.form.addEventListener("submit", (event) => event.preventDefault());
 groups.addEventListener("change", count);
 
 // Nothing is marked until somebody asks for it.
-document.querySelector(".review").addEventListener("click", (event) => {
+review.addEventListener("click", (event) => {
   if (!event.target.classList.contains("worse")) return;
-  const place = event.target.closest(".group") ?? groups;
-  for (const box of place.querySelectorAll("[name=remove]")) box.checked = "worse" in box.dataset;
+  const group = event.target.closest(".group");
+  for (const place of group ? [group] : groups.querySelectorAll(".group.sure")) {
+    for (const box of place.querySelectorAll("[name=remove]")) box.checked = "worse" in box.dataset;
+  }
   count();
 });
 
@@ -77,4 +106,4 @@ groups.addEventListener("click", (event) => {
 
 slider.form.reset();
 prepare();
-if (groups.dataset.ready === "no") refresh();
+if (groups.querySelector("[data-again]")) refresh();

@@ -10,7 +10,7 @@ const SIDE = 65536; // places on the map, across and down
 const CELLS = 256; // cells of the grid that finds points near a place
 const TILE = 92; // screen pixels that one thumbnail has to itself, at least
 const MOST_IMAGES = 600; // thumbnails that are kept in memory
-const PALETTE = ["#4e79d9", "#e1812c", "#3a9e6e", "#c44e52", "#8f6cc9", "#a8785a", "#d678b8", "#7f8794", "#b5a32b", "#32a8c4"];
+const PALETTE = ["#4e79d9", "#e1812c", "#3a9e6e", "#c44e52", "#8f6cc9", "#a8785a", "#d678b8", "#5b6b2f", "#b5a32b", "#32a8c4"];
 
 let ids, places, colours, names;
 let starts, order; // points by cell of the grid
@@ -207,7 +207,7 @@ function imageOf(point) {
       redraw();
     };
     image.onerror = next;
-    image.src = `/images/${ids[point]}/small?v=map`;
+    image.src = `/images/${ids[point]}/small`;
   });
   start();
   return null;
@@ -370,7 +370,7 @@ function show(event) {
   if (point < 0) return;
   if (point !== shown) {
     shown = point;
-    hover.querySelector("img").src = `/images/${ids[point]}/medium?v=map`;
+    hover.querySelector("img").src = `/images/${ids[point]}/medium`;
     hover.querySelector("span").textContent = names[colours[point]] ?? "";
   }
   const left = Math.min(x + 18, box.clientWidth - 210);
@@ -380,9 +380,11 @@ function show(event) {
 
 function legend() {
   const list = box.querySelector(".keys");
-  names.forEach((name, number) => {
+  const rest = names.length && colours.includes(255) ? ["other"] : [];
+  [...names, ...rest].forEach((name, number) => {
     const item = document.createElement("li");
-    item.innerHTML = `<svg viewBox="0 0 10 10" aria-hidden="true"><circle cx="5" cy="5" r="5" fill="${PALETTE[number]}"/></svg>`;
+    const colour = number < names.length ? PALETTE[number] : "#8088a0";
+    item.innerHTML = `<svg viewBox="0 0 10 10" aria-hidden="true"><circle cx="5" cy="5" r="5" fill="${colour}"/></svg>`;
     item.append(name);
     list.append(item);
   });

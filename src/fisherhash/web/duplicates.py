@@ -1,0 +1,182 @@
+"""Duplicates for the page and the API: computed in the background, once for all radii."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fisherhash.errors import FisherhashError
+from fisherhash.index.images.copies import has_files, is_copy_index, missing_copies
+from fisherhash.index.images.duplicate_search import DuplicateSearch
+from fisherhash.index.images.duplicates import Duplicates
+from fisherhash.index.images.image_index import ImageIndex
+from fisherhash.system.cores import available_cores
+from fisherhash.system.progress import describe_progress, progress_to
+from fisherhash.system.storage import write_file
+from fisherhash.web.derived import Derived, Version
+
+ComparedCode = Literal["copy", "own"]
+WIDEST_RADIUS = 1024
+"""The largest radius that a request may name, whatever the codes are."""
+MOST_UNASKED = 5000
+"""Images whose copy codes are computed without asking: a few minutes of work."""
+MOST_RADII = 8
+"""Radii of the slider whose groups are kept."""
+_WIDEST = 3 / 8
+"""The largest radius of the slider, as a share of the bits."""
+
+
+@dataclass(frozen=True)
+class FoundDuplicates:
+    """Duplicates, or why there are none yet.
+
+    Attributes:
+        code: which codes are compared: those made for copies, or the index's own.
+        choices: the codes that can be compared.
+        found: the groups; None if they are not there yet.
+        most: the largest radius that the slider offers.
+        waiting: what is being done meanwhile, as a sentence.
+        done: how much of that is done, from 0 to 1; None if it is not known.
+        missing: how many image files would have to be read first, if somebody asks for that.
+    """
+
+    code: ComparedCode
+    choices: tuple[ComparedCode, ...]
+    found: Duplicates | None = None
+    most: int = 0
+    waiting: str = ""
+    done: float | None = None
+    missing: int = 0
+
+
+@dataclass(frozen=True)
+class _Job:
+    """How far the work in the background is."""
+
+    title: str
+    done: int
+    total: int
+    began: float
+
+    def sentence(self) -> str:
+        rate = self.done / max(time.monotonic() - self.began, 1e-3)
+        return f"{self.title}: {describe_progress(self.done, self.total, rate)}."
+
+
+class DuplicateFinder:
+    """Groups of duplicates at any radius; threads may share it.
+
+    Codes that are made for copies have to be computed from the image files once. That is done in
+    the background, for a large collection only after :meth:`allow`.
+
+    Args:
+        images: the open index.
+        version: changes whenever the index does.
+        cache: a folder of its own, which other processes of the server share.
+    """
+
+    def __init__(self, images: ImageIndex, version: Callable[[], Version], cache: Path) -> None:
+        self._images, self._version = images, version
+        self._wanted = cache / "copy-codes-wanted"
+        self._searches: dict[ComparedCode, Derived[DuplicateSearch]] = {
+            "copy": Derived(version, lambda: self._prepare("copy")),
+            "own": Derived(version, lambda: self._prepare("own")),
+        }
+        self._found: OrderedDict[tuple[int, int | None], Derived[Duplicates]] = OrderedDict()
+        self._lock, self._comparing = threading.Lock(), threading.Lock()
+        self._job: _Job | None = None
+
+    def choices(self) -> tuple[ComparedCode, ...]:
+        """The codes that can be compared, the default first."""
+        index = self._images.index
+        return ("copy", "own") if has_files(index) and not is_copy_index(index) else ("own",)
+
+    def allow(self) -> None:
+        """Compute the copy codes of a large collection as soon as somebody wants to see them."""
+        write_file(self._wanted, b"")
+
+    def at(
+        self, radius: int | None = None, *, code: ComparedCode | None = None, wait: float = 0.0
+    ) -> FoundDuplicates:
+        """The groups within a radius.
+
+        Args:
+            radius: None chooses it as ``dedup`` does.
+            code: the codes to compare; by default those that are made for copies, if possible.
+            wait: the most seconds to wait for them.
+
+        Raises:
+            UsageError: the radius is out of range, or so wide that a code is near most others.
+            FisherhashError: files cannot be read or written.
+        """
+        until, choices = time.monotonic() + wait, self.choices()
+        chosen = code if code in choices else choices[0]
+        missing = missing_copies(self._images.index) if chosen == "copy" else 0
+        if missing > MOST_UNASKED and not self._wanted.exists():
+            return FoundDuplicates(chosen, choices, missing=missing)
+        try:
+            search = self._searches[chosen].get(wait)
+        except FisherhashError as error:
+            if type(error) is not FisherhashError:
+                raise
+            # Somebody else computes them: another process of this server, or `dedup`.
+            left = f": {missing:,} images are left" if missing else ""
+            waiting = f"Another process computes the codes for copies{left}."
+            return FoundDuplicates(chosen, choices, waiting=waiting)
+        if search is not None:
+            found = self._groups(search, radius).get(max(0.0, until - time.monotonic()))
+            if found is not None:
+                most = max(int(search.bits * _WIDEST), found.radius)
+                return FoundDuplicates(chosen, choices, found, most)
+        job = self._job
+        if job is None or not job.total:
+            return FoundDuplicates(chosen, choices, waiting="Searching for duplicates …")
+        share = job.done / job.total
+        return FoundDuplicates(chosen, choices, waiting=job.sentence(), done=share)
+
+    def _groups(self, search: DuplicateSearch, radius: int | None) -> Derived[Duplicates]:
+        with self._lock:
+            name = id(search), radius
+            if name not in self._found:
+                # The search is held by the function, so that no other one can get its number.
+                self._found[name] = Derived(lambda: (), lambda: self._find(search, radius))
+            self._found.move_to_end(name)
+            while len(self._found) > MOST_RADII:
+                self._found.popitem(last=False)
+            return self._found[name]
+
+    def _find(self, search: DuplicateSearch, radius: int | None) -> Duplicates:
+        # A slider that is dragged wants many radii, and each of them takes all cores.
+        try:
+            with self._comparing, progress_to(self._note):
+                return search.find(radius, keep="best", confirm=True)
+        finally:
+            self._job = None
+
+    def _prepare(self, code: ComparedCode) -> DuplicateSearch:
+        # One core is left for whoever searches meanwhile.
+        workers = max(1, available_cores() - 1)
+        try:
+            with progress_to(self._note):
+                return self._images.duplicate_search(code=code, workers=workers)
+        finally:
+            self._job = None
+
+    def _note(self, title: str, done: int, total: int) -> None:
+        title = _TITLES.get(title.partition(" ")[0], title)
+        job = self._job
+        if job is None or job.title != title or job.total != total or done < job.done:
+            self._job = _Job(title, done, total, time.monotonic())
+        else:
+            self._job = _Job(title, done, total, job.began)
+
+
+_TITLES = {
+    "encoding": "Codes for copies are computed from the image files, once",
+    "comparing": "The images of each group are compared",
+}
