@@ -283,7 +283,7 @@ def main() -> None:
         if row["queries"] == 1 and row["way"] == "auto" and "copy_gigabytes_per_second" in report:
             share = row["search_gigabytes_per_second"] / report["copy_gigabytes_per_second"]
             print(f"one query ({row['search']}) of {row['n']:,} {row['codes']} codes of "
-                  f"{row['bits']} bits: {100 * share:.0f} % of the bandwidth of a copy")  # fmt: skip
+                  f"{row['bits']} bits: {100 * share:.0f} % of a copy's bandwidth")  # fmt: skip
     raise SystemExit(1 if report["failed"] else 0)
 
 
