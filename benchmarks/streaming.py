@@ -121,13 +121,13 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=128)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--backbone", default="efficientnet-lite0")
+    parser.add_argument("--epochs", type=int, default=3, help="of a training that is measured")
     parser.add_argument("--device", default=None)
     parser.add_argument("--cache", default=None, help="folder for decoded images; by default new")
     parser.add_argument("--seconds", type=float, default=10**6, help="start nothing after this")
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--images", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--epochs", type=int, default=3, help=argparse.SUPPRESS)
     parser.add_argument("--stream", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.quick:
@@ -144,10 +144,10 @@ def main() -> None:
         # The first training of a set decodes it; its memory is that of the decoder, too.
         for name, images, stream, epochs in (
             ("decode few", given.few, True, 1),
-            ("few on disk", given.few, True, 3),
-            ("few in memory", given.few, False, 3),
+            ("few on disk", given.few, True, given.epochs),
+            ("few in memory", given.few, False, given.epochs),
             ("decode many", given.many, True, 1),
-            ("many on disk", given.many, True, 2),
+            ("many on disk", given.many, True, max(1, given.epochs - 1)),
         ):
             more = ["--images", str(images), "--epochs", str(epochs)]
             more += ["--stream"] if stream else []
