@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fisherhash.index import Entry, Index
+from fisherhash.index.engine import Engine
 from search import make  # type: ignore[import-not-found]
 
 Codes = NDArray[np.uint8]
@@ -26,6 +27,15 @@ SINGLE = 200
 DISK_BYTES = 64
 """On disk per code of 64 bits: the code, its place in the planes, and three tables."""
 _BLOCK = 1 << 20
+
+
+def load_kernels() -> None:
+    """Compile or load what searches need: an index does so when it has enough to do."""
+    codes = make("uniform", 20_000, 64, 0)
+    engine = Engine(codes, 64)
+    engine.build()
+    for count in (1000, 1):
+        engine.search(codes[:count], 10)
 
 
 def drawn(kind: str, n: int, bits: int, seed: int) -> Codes:
@@ -78,6 +88,7 @@ def must_fit(place: Path, count: int, bits: int) -> None:
 
 def measure(kind: str, count: int, bits: int, place: Path, k: int = 100) -> dict[str, Any]:
     """Build an index of codes of one kind, and search it; for a process of its own."""
+    load_kernels()
     queries = drawn(kind, SINGLE, bits, 1)
     row: dict[str, Any] = {"codes": kind, "n": count, "bits": bits, "k": k}
     path = place / f"{kind}.index"

@@ -268,17 +268,6 @@ def _print(row: Row) -> None:
     )
 
 
-def _compile(folder: Path) -> None:
-    """Compile the kernels of the local index, which every installation does once."""
-    codes = make("clustered", 20_000, 64, 0)
-    with Index.create(folder / "compiled", bits=64) as index:
-        index.add_codes(codes)
-        index.build()
-        for some in (codes[:1], codes[:BATCH]):
-            index.search(some, 10)
-    shutil.rmtree(folder / "compiled")
-
-
 def _in_a_process(words: list[str], seconds: float) -> Row:
     """The row that this script prints with some words, or why there is none."""
     with subprocess.Popen(
@@ -395,7 +384,7 @@ def main() -> None:
             return
         job = Job(args.place, int(args.sizes), args.bits, args.k, args.recall)
         with tempfile.TemporaryDirectory(dir=args.place) as folder:
-            _compile(Path(folder))
+            billion.load_kernels()
             row = asdict(_lines(job, args.one, Path(folder), args))
         most = max(resource.getrusage(who).ru_maxrss for who in _MEASURED)
         print(json.dumps(row | {"process_megabytes": round(most / 1024)}))
