@@ -124,12 +124,26 @@ def measure(kind: str, count: int, bits: int, place: Path, k: int = 100) -> dict
         1024e-9 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 2
     )
     row["disk_gigabytes"] = round(1e-9 * sum(f.stat().st_size for f in path.rglob("*")), 2)
+    row["merge_ms"] = {str(shards): merge_ms(shards, k) for shards in (1, 10, 100)}
     row["load_average"] = round(os.getloadavg()[0], 1)
     shutil.rmtree(path)
     for name in ("query_ms", "filtered_query_ms"):
         row[f"median_{name}"] = float(np.median(row[name]))
         row[f"p99_{name}"] = float(np.percentile(row[name], 99))
     return row
+
+
+def merge_ms(shards: int, k: int) -> float:
+    """Milliseconds to merge the results of shards for one query by (distance, id)."""
+    rng = np.random.default_rng(0)
+    ids, distances = (rng.integers(0, 10**6, (1, shards * k)) for _ in range(2))
+    times = []
+    for _ in range(100):
+        start = time.perf_counter()
+        order = np.lexsort((ids, distances), axis=1)[:, :k]
+        np.take_along_axis(ids, order, axis=1)
+        times.append(1000 * (time.perf_counter() - start))
+    return round(float(np.median(times)), 4)
 
 
 def _times(search: Callable[[Codes], object], queries: Codes) -> list[float]:
