@@ -1,7 +1,8 @@
 """Compares the back-ends of an index with each other and with faiss, in one run.
 
     python benchmarks/scale.py [--sizes 1000000,10000000] [--bits 48] [--recall 0.95] [--json FILE]
-        [--only local,postgres,…] [--postgres URI] [--milvus URI] [--ray HOST:PORT]
+        [--minutes 15] [--only local,postgres,…] [--postgres URI] [--milvus URI] [--ray HOST:PORT]
+    python benchmarks/scale.py --billion [--count 1000000000] [--place FOLDER] [--json FILE]
 
 Per back-end: codes loaded per second, the median time of one query, and queries per second in one
 batch, all for the k nearest. The codes lie around 100 centres, so many of them are equal. Engines
@@ -9,6 +10,11 @@ that are not exact are tried with rising effort until they reach the wanted reca
 setting that does is reported. A result counts if it is as near as the k-th of an exact search, as
 the order among ties is anybody's. Servers that are not given start from pip packages, with their
 default settings unless the table says otherwise.
+
+Every row is a process of its own. FILE is written after each, and rows that it has already are not
+run again. A row that takes more than ``--minutes`` is cut, and says so.
+
+``--billion`` instead builds a local index of codes of each kind, and prints what that takes.
 """
 
 from __future__ import annotations
@@ -18,7 +24,11 @@ import contextlib
 import json
 import os
 import platform
+import resource
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -34,19 +44,25 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 import numpy as np
 from numpy.typing import NDArray
 
+import billion  # type: ignore[import-not-found]
 from fisherhash.codes import hamming
 from fisherhash.index import Index
 from fisherhash.system.cores import available_cores
 from search import make  # type: ignore[import-not-found]
 
 Codes = NDArray[np.uint8]
+Row = dict[str, Any]
 Search = Callable[[Codes], NDArray[Any]]
 """Queries to the distances of what was found."""
 
 SINGLE, BATCH = 20, 100
+SPENT = 20.0
+"""Seconds for a batch: a slow engine gets fewer queries."""
 _EFFORT = (16, 32, 64, 128, 256, 512, 1000)
 _NAMES = ("local", "postgres", "postgres-hnsw", "milvus", "milvus-ivf", "ray")
 _PEERS = ("faiss-flat", "faiss-multi-hash", "faiss-ivf", "faiss-hnsw")
+_GRACE = 30
+_MEASURED = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 
 
 @dataclass
@@ -60,42 +76,48 @@ class Line:
     build_seconds: float
     query_ms: float
     queries_per_second: float
+    queries: int
     recall: float
 
 
 class Job:
-    """The codes, the queries and the true distances of one size."""
+    """The codes, the queries and the true distances of one size; made once, then read."""
 
-    def __init__(self, n: int, bits: int, k: int, recall: float) -> None:
+    def __init__(self, folder: Path, n: int, bits: int, k: int, recall: float) -> None:
         self.n, self.bits, self.k, self.wanted = n, bits, k, recall
-        self.codes = make("clustered", n, bits, 0)
         self.queries = make("clustered", BATCH, bits, 1)
-        self.limits = np.array(
-            [
-                np.partition(hamming(query[None], self.codes)[0], k - 1)[k - 1]
-                for query in self.queries
-            ]
-        )
+        path, limits = folder / f"{n}.npy", folder / f"{n}-limits.npy"
+        if not limits.exists():
+            codes = make("clustered", n, bits, 0)
+            np.save(path, codes)
+            nearest = (np.partition(hamming(q[None], codes)[0], k - 1)[k - 1] for q in self.queries)
+            np.save(limits, np.fromiter(nearest, dtype=np.int64))
+        self.codes, self.limits = np.load(path), np.load(limits)
 
     def recall(self, distances: NDArray[Any]) -> float:
         """The share of the k nearest that were found, over ties."""
-        found = (distances <= self.limits[:, None]) & (distances >= 0)
-        return float(found.sum() / (len(self.queries) * self.k))
+        found = (distances <= self.limits[: len(distances), None]) & (distances >= 0)
+        return float(found.sum() / (len(distances) * self.k))
 
     def line(self, engine: str, setting: str, load: float, build: float, search: Search) -> Line:
-        """Measure an engine that is loaded; the first batch warms it up and gives the recall."""
-        recall = self.recall(np.asarray(search(self.queries)))
-        start = time.perf_counter()
-        search(self.queries)
-        batch = time.perf_counter() - start
+        """Measure an engine that is loaded."""
+        search(self.queries[:1])
         times = []
         for query in self.queries[:SINGLE]:
             start = time.perf_counter()
             search(query[None])
             times.append(time.perf_counter() - start)
+            if sum(times) > SPENT:
+                break
+        single = float(np.median(times))
+        count = int(min(BATCH, max(5, SPENT / single)))
+        search(self.queries[: min(count, 10)])
+        start = time.perf_counter()
+        found = np.asarray(search(self.queries[:count]))
+        batch = time.perf_counter() - start
         rate = self.n / load if load else 0.0
-        single = 1000 * float(np.median(times))
-        return Line(engine, self.n, setting, rate, build, single, BATCH / batch, recall)
+        numbers = (rate, build, 1000 * single, count / batch, count, self.recall(found))
+        return Line(engine, self.n, setting, *numbers)
 
     def best(self, lines: Iterator[Line]) -> Line:
         """The first line that reaches the wanted recall, or the one nearest to it."""
@@ -197,12 +219,16 @@ def _postgres(given: str | None) -> Iterator[Callable[[], str]]:
 
     folder = Path(tempfile.mkdtemp(prefix="fh-pg-"))
     folder.chmod(0o755)
-    server = get_server(folder / "data", cleanup_mode="delete")
     # A graph that does not fit into this memory takes many times as long to build.
     memory = "&options=-cmaintenance_work_mem%3D2GB"
-    yield lambda: f"{server.get_uri()}{memory}&index=b{uuid.uuid4().hex}"
-    server.cleanup()
-    shutil.rmtree(folder, ignore_errors=True)
+    server = None
+    try:
+        server = get_server(folder / "data", cleanup_mode="delete")
+        yield lambda: f"{server.get_uri()}{memory}&index=b{uuid.uuid4().hex}"
+    finally:
+        if server is not None:
+            server.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _lines(job: Job, name: str, folder: Path, args: argparse.Namespace) -> Line:
@@ -211,6 +237,9 @@ def _lines(job: Job, name: str, folder: Path, args: argparse.Namespace) -> Line:
     if name == "local":
         return job.best(_index_lines(job, name, str(folder / f"local-{job.n}")))
     if name == "ray":
+        from fisherhash.index.cluster.actors import connect_ray
+
+        connect_ray(args.ray, "ray://")
         shards = available_cores()
         uri = f"ray://{args.ray}{folder / f'ray-{job.n}'}?shards={shards}"
         return job.best(_index_lines(job, name, uri, f"exact, {shards} shards"))
@@ -227,13 +256,108 @@ def _lines(job: Job, name: str, folder: Path, args: argparse.Namespace) -> Line:
         )
 
 
-def _print(line: Line) -> None:
+def _print(row: Row) -> None:
+    if "why" in row:
+        print(f"| {row['engine']} | {row['n']:,} | {row['why']} | | | | | |", flush=True)
+        return
     print(
-        f"| {line.engine} | {line.n:,} | {line.setting} | {line.load_per_second:,.0f} "
-        f"| {line.build_seconds:,.1f} | {line.query_ms:,.2f} | {line.queries_per_second:,.0f} "
-        f"| {line.recall:.3f} |",
+        f"| {row['engine']} | {row['n']:,} | {row['setting']} | {row['load_per_second']:,.0f} "
+        f"| {row['build_seconds']:,.1f} | {row['query_ms']:,.2f} "
+        f"| {row['queries_per_second']:,.0f} | {row['recall']:.3f} |",
         flush=True,
     )
+
+
+def _in_a_process(words: list[str], seconds: float) -> Row:
+    """The row that this script prints with some words, or why there is none."""
+    with subprocess.Popen(
+        [sys.executable, __file__, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            # First so that it stops its servers, then with everything that it started.
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=_GRACE)
+            return {"why": f"cut after {seconds / 60:g} minutes", "cut": True}
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode:
+        last = errors.strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
+        return {"why": last[0][:300]}
+    return json.loads(output.splitlines()[-1])
+
+
+class Report:
+    """The rows of a file, to which others are added."""
+
+    def __init__(self, path: Path | None, about: Row) -> None:
+        self.path = path
+        held = json.loads(path.read_text()) if path is not None and path.exists() else {}
+        self.rows: list[Row] = held.get("rows", [])
+        self.about = about
+
+    def has(self, wanted: Row) -> bool:
+        """Whether there is a row with these values, measured or cut."""
+        return any(
+            wanted.items() <= row.items() and ("why" not in row or "cut" in row)
+            for row in self.rows
+        )
+
+    def add(self, name: Row, row: Row) -> None:
+        """Add a row in the place of one that failed, and write the file."""
+        self.rows = [old for old in self.rows if not name.items() <= old.items()]
+        self.rows.append(name | row)
+        if self.path is not None:
+            text = json.dumps(self.about | {"rows": self.rows}, indent=1) + "\n"
+            self.path.write_text(text)
+
+
+def _compare(args: argparse.Namespace, report: Report, place: Path) -> None:
+    print("| engine | codes | setting | loaded/s | built s | query ms | queries/s | recall |")
+    print("|---|---:|---|---:|---:|---:|---:|---:|")
+    for size in map(int, args.sizes.split(",")):
+        for name in args.only.split(","):
+            about = {"engine": name, "n": size, "bits": args.bits, "k": args.k}
+            if report.has(about):
+                _print(next(row for row in report.rows if about.items() <= row.items()))
+                continue
+            # Without a server there is Milvus Lite, which has no inverted file.
+            most = 0 if name == "milvus-ivf" else args.milvus_most
+            if name.startswith("milvus") and not args.milvus and size > most:
+                what = "has no inverted file" if name == "milvus-ivf" else "is for fewer codes"
+                row: Row = {"why": f"Milvus Lite {what}", "cut": True}
+            else:
+                Job(place, size, args.bits, args.k, args.recall)
+                words = ["--one", name, "--sizes", str(size), "--place", str(place)]
+                words += ["--bits", str(args.bits), "-k", str(args.k)]
+                words += ["--recall", str(args.recall), "--ray", args.ray]
+                words += ["--postgres", args.postgres] if args.postgres else []
+                words += ["--milvus", args.milvus] if args.milvus else []
+                row = _in_a_process(words, 60 * args.minutes)
+            report.add(about, row)
+            _print(about | row)
+        for path in place.glob(f"{size}*.npy"):
+            path.unlink()
+
+
+def _billion(args: argparse.Namespace, report: Report, place: Path) -> None:
+    for kind in billion.KINDS:
+        about = {"codes": kind, "n": args.count, "bits": 64}
+        if not report.has(about):
+            billion.must_fit(place, args.count, 64)
+            words = ["--one", kind, "--billion", "--count", str(args.count), "--place", str(place)]
+            report.add(about, _in_a_process(words, 60 * args.minutes))
+            shutil.rmtree(place / f"{kind}.index", ignore_errors=True)
+        row = next(row for row in report.rows if about.items() <= row.items())
+        shown = {key: value for key, value in row.items() if not isinstance(value, list)}
+        print(json.dumps(shown), flush=True)
 
 
 def main() -> None:
@@ -243,30 +367,33 @@ def main() -> None:
     parser.add_argument("-k", type=int, default=10)
     parser.add_argument("--recall", type=float, default=0.95)
     parser.add_argument("--only", default=",".join(_NAMES + _PEERS))
+    parser.add_argument("--minutes", type=float, default=15, help="the most for one row")
     parser.add_argument("--milvus-most", type=int, default=1_000_000, help="codes in Milvus Lite")
     parser.add_argument("--postgres")
     parser.add_argument("--milvus")
     parser.add_argument("--ray", default="")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--billion", action="store_true", help="a local index, as large as it goes")
+    parser.add_argument("--count", type=int, default=1_000_000_000, help="codes of --billion")
+    parser.add_argument("--place", type=Path, help="folder for what is built; by default a new one")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    print(
-        f"{platform.processor() or platform.machine()}, {available_cores()} cores; k = {args.k}\n"
-    )
-    print("| engine | codes | setting | loaded/s | built s | query ms | queries/s | recall |")
-    print("|---|---:|---|---:|---:|---:|---:|---:|")
-    lines = []
-    with tempfile.TemporaryDirectory(prefix="fh-scale-") as place:
-        for size in map(int, args.sizes.split(",")):
-            job = Job(size, args.bits, args.k, args.recall)
-            for name in args.only.split(","):
-                # Without a server there is Milvus Lite, which has no inverted file.
-                most = 0 if name == "milvus-ivf" else args.milvus_most
-                if name.startswith("milvus") and not args.milvus and size > most:
-                    continue
-                lines.append(_lines(job, name, Path(place), args))
-                _print(lines[-1])
-                if args.json:
-                    args.json.write_text(json.dumps([asdict(line) for line in lines], indent=1))
+    if args.one:
+        if args.billion:
+            print(json.dumps(billion.measure(args.one, args.count, 64, args.place)))
+            return
+        job = Job(args.place, int(args.sizes), args.bits, args.k, args.recall)
+        with tempfile.TemporaryDirectory(dir=args.place) as folder:
+            billion.load_kernels()
+            row = asdict(_lines(job, args.one, Path(folder), args))
+        most = max(resource.getrusage(who).ru_maxrss for who in _MEASURED)
+        print(json.dumps(row | {"process_megabytes": round(most / 1024)}))
+        return
+    machine = f"{platform.processor() or platform.machine()}, {available_cores()} cores"
+    print(f"{machine}; load average {os.getloadavg()[0]:.1f}; k = {args.k}\n")
+    report = Report(args.json, {"machine": machine, "load_average": os.getloadavg()[0]})
+    with tempfile.TemporaryDirectory(prefix="fh-scale-", dir=args.place) as folder:
+        (_billion if args.billion else _compare)(args, report, Path(folder))
 
 
 if __name__ == "__main__":

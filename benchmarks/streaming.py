@@ -1,11 +1,12 @@
 """Measures training on images that stay on disk: peak memory, and speed beside images in memory.
 
-    python benchmarks/streaming.py [--quick] [--device cuda] [--json FILE]
+    python benchmarks/streaming.py [--quick] [--device cuda] [--seconds N] [--json FILE]
 
-Every training is a process of its own. The images are drawn from their numbers, so that nothing but
-the cache is read from the disk; they are decoded once, by the first training, and the peak memory
-is that of a later one. Speed is images per second in the fastest epoch, on the same images in
-memory and on disk. The network's weights are random. Needs torch, numpy and Pillow.
+Every training is a process of its own, and FILE is written after each. The images are drawn from
+their numbers, so that nothing but the cache is read from the disk; they are decoded once, by the
+first training, and the peak memory is that of a later one. Speed is images per second in the
+fastest epoch, on the same images in memory and on disk. The network's weights are random. Needs
+torch, numpy and Pillow.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ def train(given: argparse.Namespace) -> dict[str, Any]:
     from fisherhash import backbones
     from fisherhash.data.collection import Collection
     from fisherhash.data.splits import Split
+    from fisherhash.system.devices import choose_device, device_name
     from fisherhash.training.fitting import fit
     from fisherhash.training.settings import Settings
 
@@ -90,15 +92,24 @@ def train(given: argparse.Namespace) -> dict[str, Any]:
         "epoch_seconds": [row["seconds"] for row in found.history],
         "seconds": round(time.perf_counter() - began, 1),
         "loss": found.history[-1]["loss"],
+        "device": device_name(choose_device(given.device)),
     }
 
 
-def run(words: list[str], cache: str, images: int, *, stream: bool, epochs: int) -> dict[str, Any]:
-    """One training in a new process."""
-    command = [sys.executable, __file__, "--one", "--images", str(images), "--epochs", str(epochs)]
-    command += ["--stream"] if stream else []
+def run(words: list[str], cache: str, seconds: float) -> dict[str, Any]:
+    """One training in a new process: its row, or why there is none."""
+    if seconds <= 0:
+        return {"why": "the time is over"}
     environment = os.environ | {"FISHERHASH_CACHE": cache}
-    done = subprocess.run([*command, *words], env=environment, stdout=subprocess.PIPE, check=True)
+    command = [sys.executable, __file__, "--one", *words]
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=seconds
+        )
+    except subprocess.TimeoutExpired:
+        return {"why": "the time is over"}
+    if done.returncode:
+        return {"why": done.stderr.strip()[-2000:] or f"exit code {done.returncode}"}
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -110,12 +121,13 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=128)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--backbone", default="efficientnet-lite0")
+    parser.add_argument("--epochs", type=int, default=3, help="of a training that is measured")
     parser.add_argument("--device", default=None)
     parser.add_argument("--cache", default=None, help="folder for decoded images; by default new")
+    parser.add_argument("--seconds", type=float, default=10**6, help="start nothing after this")
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--images", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--epochs", type=int, default=3, help=argparse.SUPPRESS)
     parser.add_argument("--stream", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.quick:
@@ -123,38 +135,56 @@ def main() -> None:
     if given.one:
         print(json.dumps(train(given)))
         return
+    until = time.monotonic() + given.seconds
     words = ["--size", str(given.size), "--batch", str(given.batch), "--backbone", given.backbone]
     words += ["--device", given.device] if given.device else []
-    rows = []
+    report: dict[str, Any] = {"size": given.size, "batch": given.batch}
+    report |= {"backbone": given.backbone, "rows": [], "failed": []}
     with tempfile.TemporaryDirectory() as folder:
-        cache = given.cache or folder
         # The first training of a set decodes it; its memory is that of the decoder, too.
-        for images, stream, epochs, kept in (
-            (given.few, True, 1, False),
-            (given.few, True, 3, True),
-            (given.few, False, 3, True),
-            (given.many, True, 1, False),
-            (given.many, True, 2, True),
+        for name, images, stream, epochs in (
+            ("decode few", given.few, True, 1),
+            ("few on disk", given.few, True, given.epochs),
+            ("few in memory", given.few, False, given.epochs),
+            ("decode many", given.many, True, 1),
+            ("many on disk", given.many, True, max(1, given.epochs - 1)),
         ):
-            row = run(words, cache, images, stream=stream, epochs=epochs)
-            where = "on disk" if stream else "in memory"
-            about = "" if kept else ", with decoding"
-            print(
-                f"{images:,} images, {where}: {row['images_per_second']:,.0f} images/s, peak "
-                f"{row['peak_megabytes']:,} MB, {row['seconds']:.0f} s{about}",
-                flush=True,
+            more = ["--images", str(images), "--epochs", str(epochs)]
+            more += ["--stream"] if stream else []
+            row = {"name": name} | run(
+                [*more, *words], given.cache or folder, until - time.monotonic()
             )
-            rows += [row] if kept else []
-    few, resident, many = rows
-    memory = many["peak_megabytes"] / few["peak_megabytes"]
-    speed = few["images_per_second"] / resident["images_per_second"]
-    print(f"memory of {given.many:,} images: {memory:.2f} times that of {given.few:,}")
-    print(f"speed on disk: {100 * speed:.0f} % of that in memory; with {given.many:,} images "
-          f"{100 * many['images_per_second'] / resident['images_per_second']:.0f} %")  # fmt: skip
-    if given.json is not None:
-        about = {"size": given.size, "batch": given.batch, "backbone": given.backbone}
-        about |= {"rows": rows, "memory_ratio": memory, "speed_ratio": speed}
-        given.json.write_text(json.dumps(about, indent=1) + "\n")
+            report["failed" if "why" in row else "rows"].append(row)
+            print(line(row), flush=True)
+            report |= ratios({row["name"]: row for row in report["rows"]})
+            if given.json is not None:
+                given.json.write_text(json.dumps(report, indent=1) + "\n")
+    for name, ratio in ratios({row["name"]: row for row in report["rows"]}).items():
+        print(f"{name.replace('_', ' ')}: {ratio:.3f}")
+    raise SystemExit(1 if report["failed"] else 0)
+
+
+def line(row: dict[str, Any]) -> str:
+    if "why" in row:
+        return f"{row['name']}: failed: {row['why']}"
+    return (
+        f"{row['name']}: {row['images']:,} images, {row['images_per_second']:,.0f} images/s, "
+        f"peak {row['peak_megabytes']:,} MB, {row['seconds']:.0f} s, {row['device']}"
+    )
+
+
+def ratios(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """How trainings compare, as far as they are there."""
+    wanted = {
+        "memory_of_many_by_few": ("many on disk", "few on disk", "peak_megabytes"),
+        "speed_on_disk_by_memory": ("few on disk", "few in memory", "images_per_second"),
+        "speed_of_many_on_disk_by_memory": ("many on disk", "few in memory", "images_per_second"),
+    }
+    return {
+        name: rows[one][what] / rows[two][what]
+        for name, (one, two, what) in wanted.items()
+        if one in rows and two in rows
+    }
 
 
 if __name__ == "__main__":

@@ -23,6 +23,13 @@ from choosing_tables import (
     shallow_tables,
     short,
 )
+from scale_tables import (
+    backends_table,
+    billion_table,
+    gpu_table,
+    growth_table,
+    streaming_table,
+)
 
 from fisherhash import backbones, methods
 from fisherhash.errors import counted
@@ -280,6 +287,11 @@ def generated() -> dict[Path, str]:
         (docs / "choosing.md", "nested", nested_table()),
         (docs / "evaluation.md", "ties-table", ties_table()),
         (docs / "reproduce.md", "reproduced", reproduced_tables()),
+        (docs / "scale.md", "backends", backends_table()),
+        (docs / "scale.md", "billion", billion_table()),
+        (docs / "scale.md", "growth", growth_table()),
+        (docs / "scale.md", "gpu", gpu_table()),
+        (docs / "scale.md", "streaming", streaming_table()),
         (docs / "search.md", "speed", speed_table()),
         (docs / "serve.md", "serving", serving_table()),
         (ROOT / "README.md", "results", readme_table()),

@@ -71,6 +71,17 @@ def test_steps_have_their_rows_at_hand(tmp_path, monkeypatch, window_bytes, shar
     assert torch.equal(streamed.between(2, 5, CPU), values[2:5])
 
 
+@pytest.mark.parametrize("steps", [0, 1, 5, 37, 320])
+@pytest.mark.parametrize("window", [1, 7, 32])
+def test_an_epoch_begins_with_a_small_piece_and_no_piece_spans_two_windows(steps, window):
+    sizes = streaming._piece_sizes(steps, window)
+    ends = np.cumsum([0, *sizes])
+    assert ends[-1] == steps
+    assert all(0 < size <= window for size in sizes)
+    assert sizes[:1] == [max(1, window // 16)][: len(sizes)]
+    assert set(range(window, steps, window)) <= set(ends.tolist())
+
+
 def test_a_selection_reads_nothing(tmp_path):
     rows, _ = stored(tmp_path)
     (tmp_path / "rows.bin").write_bytes(b"")

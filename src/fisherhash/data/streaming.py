@@ -3,9 +3,9 @@
 The rows of a training set lie in one file of the cache, see :mod:`~fisherhash.data.row_cache`. An
 epoch visits them in an order that is shuffled by blocks: the order of the blocks is random, and the
 rows of as many blocks as memory holds, a *window*, are mixed. A disk reads whole blocks much faster
-than single rows. While one window is used, threads read the next. The order depends on the seed
-only, so an interrupted training continues with the same order; a training set that fits into one
-window has the order that it has in memory.
+than single rows. While one window is used, threads read the next; the first is read in growing
+pieces. The order depends on the seed only, so an interrupted training continues with the same
+order; a training set that fits into one window has the order that it has in memory.
 """
 
 from __future__ import annotations
@@ -131,9 +131,9 @@ class StreamedRows:
         """Yield each row of ``order`` on the device, when its rows have been read."""
         wanted = order[:, share].numpy()
         cuda = device.type == "cuda"
-        each = max(1, self.window // max(1, order.shape[1]))
-        pieces = [wanted[i : i + each] for i in range(0, len(wanted), each)]
-        all_indices = order.to(device)
+        sizes = _piece_sizes(len(wanted), max(1, self.window // max(1, order.shape[1])))
+        pieces = np.split(wanted, np.cumsum(sizes)[:-1]) if sizes else []
+        all_indices = iter(order.to(device))
         with ThreadPoolExecutor(1) as ahead, ThreadPoolExecutor(READERS) as readers:
 
             def read(number: int) -> Tensor:
@@ -146,9 +146,9 @@ class StreamedRows:
                     found = waiting.result() if waiting is not None else read(number)
                     more = number + 1 < len(pieces)
                     waiting = ahead.submit(read, number + 1) if more else None
-                    for step, rows in enumerate(found, number * each):
+                    for rows in found:
                         self._put(rows, device)
-                        yield all_indices[step]
+                        yield next(all_indices)
             finally:
                 self._current = None
 
@@ -191,6 +191,22 @@ class StreamedRows:
         else:
             list(readers.map(part, np.array_split(order, READERS)))
         return found
+
+
+def _piece_sizes(steps: int, window: int) -> list[int]:
+    """Steps whose rows are read at once: windows, the first of which is cut into growing pieces.
+
+    Nothing is trained while the first piece of an epoch is read.
+
+    >>> _piece_sizes(100, 32)
+    [2, 2, 4, 8, 16, 32, 32, 4]
+    """
+    sizes, taken = [], 0
+    while taken < steps:
+        size = min(max(1, window // 16, taken), window - taken) if taken < window else window
+        sizes.append(min(size, steps - taken))
+        taken += size
+    return sizes
 
 
 def block_order(count: int, block: int, window: int, generator: torch.Generator) -> Tensor:

@@ -22,11 +22,12 @@ def count_ones(x, ASM: tl.constexpr):
         return tl.inline_asm_elementwise(
             "popc.b32 $0, $1;", "=r,r", [x], dtype=tl.int32, is_pure=True, pack=1
         )
-    x = x - ((x >> 1) & 0x55555555)
-    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
-    x = (x + (x >> 4)) & 0x0F0F0F0F
-    x = x + (x >> 8)
-    return (x + (x >> 16)) & 0x3F
+    else:
+        x = x - ((x >> 1) & 0x55555555)
+        x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
+        x = (x + (x >> 4)) & 0x0F0F0F0F
+        x = x + (x >> 8)
+        return (x + (x >> 16)) & 0x3F
 
 
 @triton.jit
@@ -65,6 +66,7 @@ def minima_by_dot(
     out,
     groups,
     WORDS: tl.constexpr,
+    WIDE: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     QUERIES: tl.constexpr,
@@ -72,26 +74,25 @@ def minima_by_dot(
     """The smallest distance in each group, for many queries, on the matrix units.
 
     With a code's bits x and a query's bits q, the distance is |q| + x · (1 - 2q): ``ones`` are the
-    |q|, ``signs`` the 1 - 2q, as bytes (count, 32 * WORDS).
+    |q|, ``signs`` the 1 - 2q, as bytes (count, 32 * WIDE), filled up with zeros to whole blocks of
+    queries. WIDE is the power of two from WORDS on.
     """
     stride = stride.to(tl.int64)
     group = tl.program_id(0).to(tl.int64)
     query = tl.program_id(1) * QUERIES + tl.arange(0, QUERIES)
-    bit = tl.arange(0, 32)
-    best = tl.full([QUERIES], FARTHEST, tl.int32)
+    plane = tl.arange(0, WIDE)[None, :]
+    bit = tl.arange(0, 32)[None, None, :]
+    sign = tl.load(signs + query[:, None] * (32 * WIDE) + tl.arange(0, 32 * WIDE)[None, :]).T
+    best = tl.full([ROWS, QUERIES], FARTHEST, tl.int32)
     for start in range(0, GROUP, ROWS):
         places = group * GROUP + start + tl.arange(0, ROWS)
-        found = tl.zeros([ROWS, QUERIES], tl.int32)
-        for w in tl.static_range(WORDS):
-            word = tl.load(words + w * stride + places)
-            bits = ((word[:, None] >> bit[None, :]) & 1).to(tl.int8)
-            here = signs + query[None, :] * (32 * WORDS) + (w * 32 + bit)[:, None]
-            sign = tl.load(here, mask=(query < count)[None, :], other=0)
-            found = tl.dot(bits, sign, found, out_dtype=tl.int32)
-        best = tl.minimum(best, tl.min(found, 0))
+        word = tl.load(words + plane * stride + places[:, None], mask=plane < WORDS, other=0)
+        bits = ((word[:, :, None] >> bit) & 1).to(tl.int8)
+        bits = tl.reshape(bits, [ROWS, 32 * WIDE])
+        best = tl.minimum(best, tl.dot(bits, sign, out_dtype=tl.int32))
     inside = query < count
-    best += tl.load(ones + query, mask=inside, other=0)
-    tl.store(out + query.to(tl.int64) * groups + group, best.to(tl.int16), mask=inside)
+    found = tl.min(best, 0) + tl.load(ones + query, mask=inside, other=0)
+    tl.store(out + query.to(tl.int64) * groups + group, found.to(tl.int16), mask=inside)
 
 
 @triton.jit

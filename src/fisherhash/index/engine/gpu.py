@@ -35,6 +35,8 @@ GPU_WAYS = ("auto", "count", "dot", "matmul")
 SMALLEST_GROUP, LARGEST_GROUP = 128, 4096
 MANY_QUERIES = 16
 """From this many queries on, the matrix units are faster than counting bits."""
+DOT_BITS = 256
+"""Wider codes do not fit into the registers of a block of the matrix units."""
 UPLOADED = 1 << 22
 """Codes that are copied to the device at a time."""
 MOST_PAIRS = 1 << 26
@@ -78,6 +80,8 @@ class GpuEngine:
         self.device = choose_device(device)
         if way in ("count", "dot") and self.device.type != "cuda":
             raise UsageError(f"the way '{way}' needs a CUDA device, not {self.device}")
+        if way == "dot" and bits > DOT_BITS:
+            raise UsageError(f"the way 'dot' takes codes of at most {DOT_BITS} bits, not {bits}")
         self.way = way
         self._total = len(codes)
         self._width = -(-bits // 32)
@@ -118,26 +122,30 @@ class GpuEngine:
         step = max(1, MOST_PAIRS // max(groups, chosen * size))
         with self._lock:
             parts = [self._search(some, k, size, groups) for some in asked.split(step)]
-            keys = torch.cat(parts).cpu().numpy()
-        return keys % len(self), keys // len(self)
+            positions, distances = (
+                torch.cat(some).cpu().numpy() for some in zip(*parts, strict=True)
+            )
+        return positions, distances
 
-    def _search(self, queries: Tensor, k: int, size: int, groups: int) -> Tensor:
-        """Keys (n_queries, k), distance * n + position, in ascending order."""
+    def _search(self, queries: Tensor, k: int, size: int, groups: int) -> tuple[Tensor, Tensor]:
+        """Positions and distances (n_queries, k) in the order of results."""
         chosen = min(k, groups)
         if chosen < groups:
             minima = self._minima(queries, size, groups)
-            order = minima.to(torch.int64) * groups + torch.arange(groups, device=self.device)
-            first = order.topk(chosen, largest=False, sorted=False).values % groups
+            # In the order of their positions, so that ties are in theirs.
+            first = _smallest(minima, chosen, self.bits)[0].sort().values
         else:
             first = torch.arange(groups, device=self.device).expand(len(queries), groups)
         rows = torch.arange(len(queries), device=self.device).repeat_interleave(chosen)
         near = self._in_groups(queries, rows, first.reshape(-1), size).view(len(queries), -1)
-        inner = torch.arange(size, device=self.device)
-        position = (first[:, :, None] * size + inner).view(len(queries), -1)
-        key = near.to(torch.int64) * len(self) + position
-        # Beyond the last code there are only copies of it.
-        key = torch.where(position < len(self), key, torch.iinfo(torch.int64).max)
-        return key.topk(k, largest=False, sorted=True).values
+        if len(self) % size:
+            # The last group is filled up with copies of the last code.
+            last = torch.where(first[:, -1] == groups - 1, len(self) % size, size)
+            inner = torch.arange(size, device=self.device)
+            beyond = inner[None, :] >= last[:, None]
+            near[:, -size:] = near[:, -size:].masked_fill(beyond, self.bits + 1)
+        column, distance = _smallest(near, k, self.bits + 1)
+        return first.gather(1, column // size) * size + column % size, distance
 
     def within(
         self, queries: ArrayLike, radius: int
@@ -199,7 +207,7 @@ class GpuEngine:
         """The smallest distance in each group (n_queries, groups)."""
         way = self.way
         if way == "auto":
-            way = _fastest_way(self.device, len(queries))
+            way = _fastest_way(self.device, self.bits, len(queries))
         if way == "matmul" or not groups:
             return self._minima_by_matmul(queries, size, groups)
         with torch.cuda.device(self.device):
@@ -231,6 +239,21 @@ class GpuEngine:
         for w in range(self._width):
             near += _ones_in(self._words[w][places] ^ queries[rows, w][:, None])
         return near.to(torch.int16)
+
+
+def _smallest(values: Tensor, count: int, largest: int) -> tuple[Tensor, Tensor]:
+    """Columns and values (n, count) of the smallest values by (value, column), in that order.
+
+    >>> [some.tolist() for some in _smallest(torch.tensor([[3, 1, 1, 0]]), 3, 3)]
+    [[[3, 1, 2]], [[0, 1, 1]]]
+    """
+    columns = values.shape[1]
+    # Half the bytes make the selection twice as fast.
+    kind = torch.int32 if (largest + 1) * columns < 1 << 31 else torch.int64
+    order = torch.arange(columns, device=values.device, dtype=kind)
+    key = torch.add(order, values, alpha=columns)
+    key = key.topk(count, largest=False, sorted=True).values.to(torch.int64)
+    return key % columns, key // columns
 
 
 def _group_size(total: int, k: int) -> int:
@@ -309,14 +332,18 @@ def _scanned(
         )
         return found
     signs, ones = _signs(queries)
-    rows, block = min(size, 128), 128 if len(queries) > 64 else 64
-    kernels.minima_by_dot[(groups, -(-len(queries) // block))](
-        *(words, stride, signs, ones, len(queries), found, groups),
+    block = 128 if len(queries) > 64 else 64
+    blocks, wide = -(-len(queries) // block), 1 << (width - 1).bit_length()
+    filled = torch.zeros(blocks * block, 32 * wide, dtype=torch.int8, device=words.device)
+    filled[: len(queries), : 32 * width] = signs
+    kernels.minima_by_dot[(groups, blocks)](
+        *(words, stride, filled, ones, len(queries), found, groups),
         WORDS=width,
+        WIDE=wide,
         GROUP=size,
-        ROWS=rows,
+        ROWS=128,
         QUERIES=block,
-        num_warps=8 if block == 128 else 4,
+        num_warps=block // 16,
     )
     return found
 
@@ -338,10 +365,11 @@ def _distances(
     return found
 
 
-def _fastest_way(device: torch.device, queries: int) -> str:
+def _fastest_way(device: torch.device, bits: int, queries: int) -> str:
     if device.type != "cuda" or not _works("count", device):
         return "matmul"
-    return "dot" if queries >= MANY_QUERIES and _works("dot", device) else "count"
+    many = queries >= MANY_QUERIES and bits <= DOT_BITS
+    return "dot" if many and _works("dot", device) else "count"
 
 
 @functools.cache

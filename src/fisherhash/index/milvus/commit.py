@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from fisherhash.codes import code_bytes
 from fisherhash.errors import UsageError
 from fisherhash.index.base import CannotWriteError
-from fisherhash.index.checks import CheckedEntry, NoteTexts
+from fisherhash.index.checks import CheckedEntry, NoteTexts, code_rows
+from fisherhash.index.items import Codes, Ids
 from fisherhash.index.milvus.collection import (
     ALL_FIELDS,
     FOREVER,
@@ -28,6 +29,7 @@ from fisherhash.index.milvus.collection import (
     state_row,
     visible,
 )
+from fisherhash.index.server import WriteCodes
 
 _STEP = 1000
 _BUFFER = 1 << 14
@@ -41,6 +43,7 @@ class Commit:
         self._width = code_bytes(state.bits)
         self._pending: list[MilvusRow] = []
         self._ended: list[MilvusRow] = []
+        self._known: dict[int, MilvusRow] = {}
         self._next_row = state.next_row
         self.next_id = state.next_id
 
@@ -52,7 +55,7 @@ class Commit:
         for start in range(0, len(keys), _STEP):
             hashes = {key_hash(key) for key in keys[start : start + _STEP] if _is_key(key)}
             rows = self._query(one_of("hash", hashes)) if hashes else []
-            found |= {json.loads(row.text)["key"]: row for row in rows}
+            found |= {_key(row): row for row in rows}
         return {key: found[key] for key in keys if key in found}
 
     def rows_of_ids(self, ids: list[int]) -> dict[int, MilvusRow]:
@@ -108,7 +111,7 @@ class Commit:
         with contextlib.suppress(MilvusException):
             self._collection.delete([-1 - self._state.commit])
 
-    def insert(self, id_: int, hash_: int, code: bytes, text: str) -> None:
+    def insert_row(self, id_: int, hash_: int, code: bytes, text: str) -> None:
         """Add a row."""
         if len(text) > MAX_TEXT:
             raise UsageError(
@@ -122,20 +125,41 @@ class Commit:
         if len(self._pending) >= _BUFFER:
             self._flush()
 
-    def put_item(self, entry: CheckedEntry, old: MilvusRow | None) -> int:
-        """Add an item, or a new version of one; returns its id."""
-        if old is None:
-            id_, code, text = self.next_id, entry.code or b"", item_text(entry, {})
-            self.next_id += 1
-        else:
-            id_, code, text = old.id, entry.code or old.code, item_text(entry, json.loads(old.text))
-            self._ended.append(old)
-        self.insert(id_, key_hash(entry.key), code, text)
-        return id_
+    def ids_of(self, keys: list[str]) -> dict[str, int]:
+        """The ids of those keys that exist."""
+        self._known = {row.id: row for row in self.rows_of(keys).values()}
+        return {_key(row): id_ for id_, row in self._known.items()}
 
-    def end(self, rows: list[MilvusRow]) -> None:
-        """Remove rows."""
-        self._ended += rows
+    def insert(self, ids: Sequence[int], entries: list[CheckedEntry]) -> None:
+        """Add items with keys."""
+        for id_, entry in zip(ids, entries, strict=True):
+            text = item_text(entry, {})
+            self.insert_row(id_, key_hash(entry.key), entry.code or b"", text)
+
+    def update(self, entries: dict[int, CheckedEntry]) -> None:
+        """Change the fields that are given, of items that :meth:`ids_of` found."""
+        for id_, entry in entries.items():
+            old = self._known[id_]
+            text = item_text(entry, json.loads(old.text))
+            self._ended.append(old)
+            self.insert_row(id_, key_hash(entry.key), entry.code or old.code, text)
+
+    @contextlib.contextmanager
+    def copying_codes(self) -> Iterator[WriteCodes]:
+        """A bulk load of codes."""
+
+        def write(ids: Ids, codes: Codes) -> None:
+            for id_, code in zip(ids.tolist(), code_rows(codes), strict=True):
+                self.insert_row(id_, 0, code, "")
+
+        yield write
+
+    def delete(self, keys: list[str], ids: Ids) -> dict[int, str | None]:
+        """Remove items; returns the keys of those that were there, by id."""
+        rows = [*self.rows_of(keys).values(), *self.rows_of_ids(ids.tolist()).values()]
+        gone = {row.id: row for row in rows}
+        self._ended += gone.values()
+        return {id_: _key(row) if row.text else None for id_, row in gone.items()}
 
     def write_notes(self, notes: NoteTexts) -> None:
         """Write and remove notes."""
@@ -144,7 +168,7 @@ class Commit:
             if (kind, name) in known:
                 self._ended.append(known[kind, name][0])
             if text is not None:
-                self.insert(NOTE, 0, b"", json.dumps([kind, name, text]))
+                self.insert_row(NOTE, 0, b"", json.dumps([kind, name, text]))
 
     def _flush(self) -> None:
         self._collection.insert(self._pending)
@@ -157,6 +181,10 @@ def item_text(entry: CheckedEntry, old: dict[str, object]) -> str:
     for name in ("labels", "metadata") & given.keys():
         given[name] = json.loads(given[name])
     return json.dumps(old | given)
+
+
+def _key(row: MilvusRow) -> str:
+    return json.loads(row.text)["key"]
 
 
 def _is_key(key: str) -> bool:

@@ -7,28 +7,17 @@ import contextlib
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from fisherhash.codes import code_bytes
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.base import DamagedError, Index, SaveModel, Uri, Verb
-from fisherhash.index.carried import check_model, pack_model, unpack_model, unpacked
-from fisherhash.index.checks import (
-    CheckedEntry,
-    Notes,
-    NoteTexts,
-    as_ids,
-    check_entries,
-    check_notes,
-    code_pairs,
-    code_rows,
-)
+from fisherhash.index.base import SaveModel, Uri
+from fisherhash.index.carried import pack_model
+from fisherhash.index.checks import as_ids, code_rows
 from fisherhash.index.filters import All, Where, parse_filter, select
 from fisherhash.index.items import (
     Codes,
@@ -54,13 +43,14 @@ from fisherhash.index.milvus.collection import (
 )
 from fisherhash.index.milvus.commit import Commit, recover
 from fisherhash.index.milvus.nearest import Nearest
+from fisherhash.index.server import ServerIndex
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
 
-class MilvusIndex(Index):
+class MilvusIndex(ServerIndex):
     """An index in a collection of Milvus; one process at a time may write."""
 
     def __init__(self, collection: RowStore, state: MilvusState, *, write: bool) -> None:
@@ -99,7 +89,7 @@ class MilvusIndex(Index):
             if model is not None:
                 with Commit(collection, state).making() as commit:
                     for part in model.parts(MAX_TEXT // 2):
-                        commit.insert(MODEL, 0, b"", base64.b64encode(part).decode())
+                        commit.insert_row(MODEL, 0, b"", base64.b64encode(part).decode())
         except BaseException:
             with contextlib.suppress(Exception):
                 collection.client.drop_collection(collection.place.name)
@@ -153,68 +143,6 @@ class MilvusIndex(Index):
                 yield commit
             self.fingerprint = state.fingerprint
 
-    def _put(
-        self, verb: Verb, entries: list[CheckedEntry], notes: NoteTexts, fingerprint: str | None
-    ) -> Ids:
-        with self._changing(fingerprint) as commit:
-            known = commit.rows_of([entry.key for entry in entries])
-            self._check_entries(verb, entries, known)
-            ids = [commit.put_item(entry, known.get(entry.key)) for entry in entries]
-            commit.write_notes(notes)
-        return as_ids(ids)
-
-    def add_codes(
-        self,
-        codes: ArrayLike | Iterable[ArrayLike],
-        *,
-        fine: ArrayLike | Iterable[ArrayLike] | None = None,
-        fingerprint: str | None = None,
-    ) -> range:
-        """See :meth:`Index.add_codes`."""
-        with self._changing(fingerprint) as commit:
-            first = commit.next_id
-            for block, _ in code_pairs(codes, fine, self.bits, self.fine_bits):
-                for code in code_rows(block):
-                    commit.insert(commit.next_id, 0, code, "")
-                    commit.next_id += 1
-            return range(first, commit.next_id)
-
-    def add_items(
-        self, items: Iterable[Item], *, notes: Notes = None, next_id: int | None = None
-    ) -> None:
-        """See :meth:`Index.add_items`; one commit."""
-        self._must_write()
-        given, texts = list(items), check_notes(notes)
-        keyed = [item for item in given if item.key is not None]
-        checked = check_entries((item.entry() for item in keyed), self.bits)
-        entries = dict(zip((item.id for item in keyed), checked, strict=True))
-        with self._changing() as commit:
-            ids = as_ids(item.id for item in given)
-            if len(ids) and (ids[0] < commit.next_id or (np.diff(ids) <= 0).any()):
-                raise UsageError(f"{self.uri}: the ids to load must ascend, and be new")
-            self._check_entries("add", checked, commit.rows_of([entry.key for entry in checked]))
-            for item in given:
-                commit.next_id = item.id
-                if item.id in entries:
-                    commit.put_item(entries[item.id], None)
-                else:
-                    commit.insert(item.id, 0, item.code, "")
-                    commit.next_id = item.id + 1
-            commit.next_id = max(commit.next_id, next_id or 0)
-            commit.write_notes(texts)
-
-    def _remove(self, keys: list[str], ids: Ids, notes: NoteTexts, *, missing_ok: bool) -> int:
-        with self._changing() as commit:
-            by_key, by_id = commit.rows_of(keys), commit.rows_of_ids(ids.tolist())
-            missing = [key for key in keys if key not in by_key]
-            missing += [id_ for id_ in ids.tolist() if id_ not in by_id]
-            if missing and not missing_ok:
-                raise self._missing(missing[0], "; nothing was removed")
-            gone = {row.row: row for row in (*by_key.values(), *by_id.values())}
-            commit.end(list(gone.values()))
-            commit.write_notes(notes)
-            return len(gone)
-
     def compact(self, *, seconds: float | None = None) -> dict[str, int]:
         """See :meth:`Index.compact`."""
         self._must_write()
@@ -249,17 +177,12 @@ class MilvusIndex(Index):
         items = [_item(row) for page in pages for row in page]
         return sorted(items, key=lambda item: item.id)
 
-    def get_items(self, names: Sequence[str] | Ids) -> list[Item | None]:
-        """See :meth:`Index.get_items`."""
-        by_key = len(names) > 0 and isinstance(names[0], str)
-        wanted: list[Any] = list(names) if by_key else as_ids(names).tolist()  # type: ignore[arg-type]
-
-        def rows_of(state: MilvusState) -> dict[Any, MilvusRow]:
+    def _found(self, keys: list[str], ids: list[int]) -> Mapping[str | int, Item]:
+        def rows(state: MilvusState) -> Mapping[str | int, MilvusRow]:
             commit = Commit(self._collection, state)
-            return dict(commit.rows_of(wanted) if by_key else commit.rows_of_ids(wanted))
+            return {**commit.rows_of(keys), **commit.rows_of_ids(ids)}
 
-        rows = self._read(rows_of)
-        return [_item(rows[name]) if name in rows else None for name in wanted]
+        return {name: _item(row) for name, row in self._read(rows).items()}
 
     def items(self, where: Where | None = None) -> Iterator[Item]:
         """See :meth:`Index.items`; all of them are read at once, as Milvus keeps no snapshot."""
@@ -352,10 +275,8 @@ class MilvusIndex(Index):
             self._read(lambda state: self._nearest(state, where).within(codes, radius))
         )
 
-    def _check_model(self, fingerprint: str | None, *, unnamed_codes: bool = False) -> None:
-        if fingerprint is not None and self.fingerprint is None and not unnamed_codes:
-            self._state()
-        super()._check_model(fingerprint, unnamed_codes=unnamed_codes)
+    def _refresh(self) -> None:
+        self._state()
 
     # Health
 
@@ -370,25 +291,17 @@ class MilvusIndex(Index):
             problems.append(Problem(place, "has ids twice, or ids that were never given", todo))
         if len(set(keys)) < len(keys):
             problems.append(Problem(place, "has keys twice", todo))
-        if state.archive is not None:
-            try:
-                check_model(self.uri, state.archive, self._archive(state))
-            except DamagedError as error:
-                problems.append(Problem(place, str(error), todo))
-        return problems
+        return problems + self._model_problems(place)
 
-    def _archive(self, state: MilvusState) -> bytes:
-        rows = self._collection.query(f"id == {MODEL} and {visible(state.commit)}", ["row", "text"])
+    def _model_digest(self) -> str | None:
+        return self._state().archive
+
+    def _model_archive(self) -> bytes:
+        rows = self._collection.query(
+            f"id == {MODEL} and {visible(self._state().commit)}", ["row", "text"]
+        )
         ordered = sorted(rows, key=lambda row: row["row"])
         return b"".join(base64.b64decode(row["text"]) for row in ordered)
-
-    def model_folder(self) -> Path | None:
-        """See :meth:`Index.model_folder`; the model is unpacked into the cache."""
-        state = self._state()
-        if state.archive is None:
-            return None
-        folder = unpacked(state.archive)
-        return folder or unpack_model(self.uri, state.archive, self._archive(state))
 
 
 def _item(row: Any) -> Item:

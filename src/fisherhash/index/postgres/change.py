@@ -16,6 +16,7 @@ from fisherhash.index.postgres.connect import Cursor
 from fisherhash.index.postgres.place import Place
 from fisherhash.index.postgres.schema import Facts
 from fisherhash.index.postgres.texts import loaded_text, stored_json, stored_text
+from fisherhash.index.server import WriteCodes
 
 
 class TableChange:
@@ -55,10 +56,9 @@ class TableChange:
                         stored_json(entry.metadata or "{}"),
                     )
                 )
-        self.next_id = max(self.next_id, ids[-1] + 1)
 
     def update(self, entries: dict[int, CheckedEntry]) -> None:
-        """TableChange the fields that are given."""
+        """Change the fields that are given."""
         if not entries:
             return
         codes = _bits_of([e for e in entries.values() if e.code is not None], self._bits)
@@ -86,12 +86,12 @@ class TableChange:
         self._removed += len(entries)
 
     @contextlib.contextmanager
-    def copying_codes(self) -> Iterator[CodeWriter]:
+    def copying_codes(self) -> Iterator[WriteCodes]:
         """A bulk load of codes."""
         query = self._place.sql("COPY {table} (id, code) FROM STDIN (FORMAT BINARY)")
         with self._cursor.copy(query) as copy:
             writer = CodeWriter(copy, self._bits)
-            yield writer
+            yield writer.write
             writer.finish()
 
     def delete(self, keys: list[str], ids: Ids) -> dict[int, str | None]:

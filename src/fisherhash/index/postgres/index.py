@@ -8,28 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
-import numpy as np
-from numpy.typing import ArrayLike
-from psycopg import sql
-
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.base import DamagedError, Index, SaveModel, Uri, Verb
-from fisherhash.index.carried import check_model, pack_model, unpack_model, unpacked
-from fisherhash.index.checks import (
-    CheckedEntry,
-    Notes,
-    NoteTexts,
-    as_ids,
-    check_entries,
-    check_notes,
-    code_blocks,
-    code_pairs,
-)
-from fisherhash.index.filters import All, Where, parse_filter, unknown_field
+from fisherhash.index.base import SaveModel, Uri
+from fisherhash.index.carried import pack_model
+from fisherhash.index.checks import as_ids
+from fisherhash.index.filters import All, Where, parse_filter
 from fisherhash.index.items import (
     Codes,
     FileState,
@@ -41,11 +27,11 @@ from fisherhash.index.items import (
     matches_of,
     within_of,
 )
-from fisherhash.index.postgres.bulk import bit_texts, read_codes
 from fisherhash.index.postgres.change import TableChange
 from fisherhash.index.postgres.connect import Connections, Cursor
-from fisherhash.index.postgres.graph import build_graph, must_have_graph
-from fisherhash.index.postgres.place import MAX_EF, Place, read_place
+from fisherhash.index.postgres.graph import build_graph
+from fisherhash.index.postgres.place import Place, read_place
+from fisherhash.index.postgres.reading import TableReader
 from fisherhash.index.postgres.schema import (
     Facts,
     check_version,
@@ -56,20 +42,18 @@ from fisherhash.index.postgres.schema import (
     read_facts,
     schema_version,
 )
-from fisherhash.index.postgres.texts import loaded_json, loaded_text, stored_text
-from fisherhash.index.postgres.where import Sql, has_field_sql, where_sql
-
-_COLUMNS = "id, code, key, path, size, mtime_ns, labels, metadata::text"
-_ITEMS_STEP = 1 << 12
+from fisherhash.index.postgres.texts import loaded_text, stored_text
+from fisherhash.index.server import ServerIndex
 
 
-class PostgresIndex(Index):
+class PostgresIndex(ServerIndex):
     """An index in a table of PostgreSQL."""
 
     def __init__(self, place: Place, facts: Facts, connections: Connections, *, write: bool):
         self.uri, self.writable = place.uri, write
         self.bits, self.fingerprint, self.model = facts.bits, facts.fingerprint, facts.model
         self._place, self._connections = place, connections
+        self._table = TableReader(place, connections, facts.bits)
         self._archive = facts.archive
         self.approximate = place.search == "hnsw"
 
@@ -141,72 +125,6 @@ class PostgresIndex(Index):
             change.finish(fingerprint)
         self.fingerprint = fingerprint or self.fingerprint
 
-    def _put(
-        self, verb: Verb, entries: list[CheckedEntry], notes: NoteTexts, fingerprint: str | None
-    ) -> Ids:
-        with self._changing(fingerprint) as change:
-            known = change.ids_of([entry.key for entry in entries])
-            self._check_entries(verb, entries, known)
-            new = [entry for entry in entries if entry.key not in known]
-            given = range(change.next_id, change.next_id + len(new))
-            change.insert(given, new)
-            change.update({known[e.key]: e for e in entries if e.key in known})
-            known |= {entry.key: id_ for entry, id_ in zip(new, given, strict=True)}
-            change.write_notes(notes)
-        return as_ids(known[entry.key] for entry in entries)
-
-    def add_codes(
-        self,
-        codes: ArrayLike | Iterable[ArrayLike],
-        *,
-        fine: ArrayLike | Iterable[ArrayLike] | None = None,
-        fingerprint: str | None = None,
-    ) -> range:
-        """See :meth:`Index.add_codes`."""
-        with self._changing(fingerprint) as change:
-            first = change.next_id
-            with change.copying_codes() as writer:
-                for block, _ in code_pairs(codes, fine, self.bits, self.fine_bits):
-                    ids = np.arange(change.next_id, change.next_id + len(block))
-                    writer.write(ids, block)
-                    change.next_id += len(block)
-            return range(first, change.next_id)
-
-    def add_items(
-        self, items: Iterable[Item], *, notes: Notes = None, next_id: int | None = None
-    ) -> None:
-        """See :meth:`Index.add_items`; one commit."""
-        self._must_write()
-        given, texts = list(items), check_notes(notes)
-        keyed = [item for item in given if item.key is not None]
-        entries = check_entries((item.entry() for item in keyed), self.bits)
-        plain = [item for item in given if item.key is None]
-        codes = next(code_blocks(self._joined(item.code for item in plain), self.bits), None)
-        with self._changing() as change:
-            ids = as_ids(item.id for item in given)
-            if len(ids) and (ids[0] < change.next_id or (np.diff(ids) <= 0).any()):
-                raise UsageError(f"{self.uri}: the ids to load must ascend, and be new")
-            self._check_entries("add", entries, change.ids_of([entry.key for entry in entries]))
-            change.insert([item.id for item in keyed], entries)
-            if codes is not None:
-                with change.copying_codes() as writer:
-                    writer.write(as_ids(item.id for item in plain), codes)
-            last = int(ids[-1]) + 1 if len(ids) else 0
-            change.next_id = max(change.next_id, last, next_id or 0)
-            change.write_notes(texts)
-
-    def _remove(self, keys: list[str], ids: Ids, notes: NoteTexts, *, missing_ok: bool) -> int:
-        with self._changing() as change:
-            gone = change.delete(keys, ids)
-            if not missing_ok:
-                known = {*gone.values()}
-                missing = [key for key in keys if key not in known]
-                missing += [id_ for id_ in ids.tolist() if id_ not in gone]
-                if missing:
-                    raise self._missing(missing[0], "; nothing was removed")
-            change.write_notes(notes)
-            return len(gone)
-
     def compact(self, *, seconds: float | None = None) -> dict[str, int]:
         """See :meth:`Index.compact`; a VACUUM, during which others may read and write."""
         self._must_write()
@@ -234,68 +152,28 @@ class PostgresIndex(Index):
 
     # Content
 
-    def get_items(self, names: Sequence[str] | Ids) -> list[Item | None]:
-        """See :meth:`Index.get_items`."""
-        by_key = len(names) > 0 and isinstance(names[0], str)
-        wanted: list[Any] = list(names) if by_key else as_ids(names).tolist()  # type: ignore[arg-type]
-        test = "key = ANY(%s::text[])" if by_key else "id = ANY(%s::bigint[])"
-        values = [_storable(name) for name in wanted] if by_key else wanted
-        with self._connections.reading() as cursor:
-            cursor.execute(
-                self._place.sql(f"SELECT {_COLUMNS} FROM {{table}} WHERE {test}"), [values]
-            )
-            items = [_item(row) for row in cursor]
-        found = {item.key if by_key else item.id: item for item in items}
-        return [found.get(name) for name in wanted]
+    def _found(self, keys: list[str], ids: list[int]) -> Mapping[str | int, Item]:
+        return self._table.named(keys, ids)
 
     def items(self, where: Where | None = None) -> Iterator[Item]:
         """See :meth:`Index.items`; the snapshot is that of the call."""
-        test, values = self._where(parse_filter(where))
-        query = self._place.sql(f"SELECT {_COLUMNS} FROM {{table}} WHERE {test} ORDER BY id")
-
-        def rows(cursor: Cursor) -> Iterator[Item]:
-            with cursor.connection.cursor("fisherhash_items", binary=True) as named:
-                named.itersize = _ITEMS_STEP
-                named.execute(query, values)
-                yield from map(_item, named)
-
-        return self._streaming(rows, parse_filter(where))
+        return self._table.items(parse_filter(where))
 
     def _scan(self, block: int) -> Iterator[tuple[Ids, Codes]]:
-        query = self._place.sql(
-            "COPY (SELECT id, code FROM {table} ORDER BY id) TO STDOUT (FORMAT BINARY)"
-        )
-
-        def rows(cursor: Cursor) -> Iterator[tuple[Ids, Codes]]:
-            with cursor.copy(query) as copy:
-                yield from read_codes(copy, self.bits, block)
-
-        return self._streaming(rows, All())
-
-    def _streaming(self, read: Callable[[Cursor], Iterator[Any]], where: All) -> Iterator[Any]:
-        """What ``read`` yields, from a snapshot that is taken now."""
-
-        def stream() -> Generator[Any]:
-            with self._connections.reading() as cursor:
-                cursor.execute("SELECT 1")
-                self._refuse_unknown(cursor, where)
-                yield None
-                yield from read(cursor)
-
-        started = stream()
-        # The snapshot is taken here. A generator that runs also gives its connection back when
-        # it is dropped, which one that never ran does not.
-        next(started)
-        return started
+        return self._table.codes(block)
 
     def ids(self, where: Where | None = None) -> Ids:
         """See :meth:`Index.ids`."""
-        rows = self._select("SELECT id FROM {table} WHERE {test} ORDER BY id", parse_filter(where))
+        rows = self._table.select(
+            "SELECT id FROM {table} WHERE {test} ORDER BY id", parse_filter(where)
+        )
         return as_ids(id_ for (id_,) in rows)
 
     def count(self, where: Where | None = None) -> int:
         """See :meth:`Index.count`."""
-        return self._select("SELECT count(*) FROM {table} WHERE {test}", parse_filter(where))[0][0]
+        return self._table.select("SELECT count(*) FROM {table} WHERE {test}", parse_filter(where))[
+            0
+        ][0]
 
     def files(self) -> dict[str, FileState]:
         """See :meth:`Index.files`."""
@@ -303,7 +181,7 @@ class PostgresIndex(Index):
             "SELECT key, size, mtime_ns, id FROM {table} WHERE {test} AND key IS NOT NULL"
             " ORDER BY id"
         )
-        rows = self._select(query, All())
+        rows = self._table.select(query, All())
         return {loaded_text(key): FileState(*rest) for key, *rest in rows}
 
     def notes(self, kind: str) -> dict[str, Any]:
@@ -343,80 +221,17 @@ class PostgresIndex(Index):
             "graph": facts.graph,
         }
 
-    def _select(self, query: str, where: All) -> list[Any]:
-        test, values = self._where(where)
-        with self._connections.reading() as cursor:
-            self._refuse_unknown(cursor, where)
-            cursor.execute(self._place.sql(query.replace("{test}", test)), values)
-            return cursor.fetchall()
-
-    def _where(self, where: All) -> Sql:
-        # Braces in the expression are no places of sql.SQL.
-        test, values = where_sql(where)
-        return test.replace("{", "{{").replace("}", "}}"), values
-
-    def _refuse_unknown(self, cursor: Cursor, where: All) -> None:
-        """A mistyped field would match no item, and with != every one."""
-        named = [condition for condition in where.conditions if condition.paths]
-        if not named:
-            return
-        exists = "SELECT EXISTS (SELECT 1 FROM {table} WHERE key IS NOT NULL AND %s)"
-        for condition in named:
-            test, values = has_field_sql(condition)
-            cursor.execute(self._place.sql(exists.replace("%s", test)), values)
-            if one_value(cursor):
-                continue
-            cursor.execute(self._place.sql(exists.replace("%s", "true")))
-            if not one_value(cursor):
-                return
-            cursor.execute(
-                self._place.sql("SELECT DISTINCT jsonb_object_keys(metadata) FROM {table}")
-            )
-            names = [loaded_text(name) for (name,) in cursor]
-            raise unknown_field(self.uri, condition.field, names)
-
     # Search
 
     def _search(self, queries: Codes, k: int, where: All) -> Matches:
-        hnsw = self._place.search == "hnsw" and not where and k <= MAX_EF
-        # An expression that no index has: the graph would answer approximately.
-        distance = f"code <~> %s::bit({self.bits})"
-        order = distance if hnsw else f"({distance})::int"
-        limits = "ORDER BY 2, 1 LIMIT %s"
-        test, values = self._where(where)
-        query = f"SELECT id, {order} FROM {{table}} WHERE {test} {limits}"
-        if hnsw:
-            near = f"SELECT id, code FROM {{table}} ORDER BY {distance} LIMIT %s"
-            query = f"SELECT id, ({distance})::int FROM ({near}) AS near ORDER BY 2, 1"
-        texts = bit_texts(queries, self.bits)
-        with self._connections.reading() as cursor:
-            self._refuse_unknown(cursor, where)
-            if hnsw:
-                must_have_graph(cursor, self._place)
-                width = max(self._place.ef_search, k)
-                cursor.execute("SELECT set_config('hnsw.ef_search', %s, true)", [str(width)])
-            parameters = [[text, text, k] if hnsw else [text, *values, k] for text in texts]
-            rows = _answers(cursor, self._place.sql(query), parameters)
-        return matches_of(rows)
+        return matches_of(self._table.search(queries, k, where))
 
     def _within(self, queries: Codes, radius: int, where: All) -> Within:
-        test, values = self._where(where)
-        distance = f"(code <~> %s::bit({self.bits}))::int"
-        query = (
-            f"SELECT id, {distance} FROM {{table}} WHERE {distance} <= %s AND {test} ORDER BY 2, 1"
-        )
-        with self._connections.reading() as cursor:
-            self._refuse_unknown(cursor, where)
-            parameters = [[text, text, radius, *values] for text in bit_texts(queries, self.bits)]
-            rows = _answers(cursor, self._place.sql(query), parameters)
-        return within_of(rows)
+        return within_of(self._table.within(queries, radius, where))
 
-    def _check_model(self, fingerprint: str | None, *, unnamed_codes: bool = False) -> None:
-        if fingerprint is not None and self.fingerprint is None and not unnamed_codes:
-            # Another process may have named the model meanwhile.
-            with self._connections.reading() as cursor:
-                self.fingerprint = self._facts(cursor).fingerprint
-        super()._check_model(fingerprint, unnamed_codes=unnamed_codes)
+    def _refresh(self) -> None:
+        with self._connections.reading() as cursor:
+            self.fingerprint = self._facts(cursor).fingerprint
 
     def build(self) -> None:
         """Build the graph that ``search=hnsw`` needs, and measure its recall on these codes."""
@@ -445,24 +260,14 @@ class PostgresIndex(Index):
                         "remove them, or copy the index from where it came",
                     )
                 )
-            if facts.archive is not None:
-                try:
-                    check_model(self.uri, facts.archive, read_archive(cursor, self._place))
-                except DamagedError as error:
-                    todo = "copy the index from where it came"
-                    problems.append(Problem("fisherhash_models", str(error), todo))
-        return problems
+        return problems + self._model_problems("fisherhash_models")
 
-    def model_folder(self) -> Path | None:
-        """See :meth:`Index.model_folder`; the model is unpacked into the cache."""
-        if self._archive is None:
-            return None
-        folder = unpacked(self._archive)
-        if folder is None:
-            with self._connections.reading() as cursor:
-                data = read_archive(cursor, self._place)
-            folder = unpack_model(self.uri, self._archive, data)
-        return folder
+    def _model_digest(self) -> str | None:
+        return self._archive
+
+    def _model_archive(self) -> bytes:
+        with self._connections.reading() as cursor:
+            return read_archive(cursor, self._place)
 
     # Helpers
 
@@ -489,40 +294,3 @@ def _is_taken(connections: Connections, place: Place) -> bool:
     with connections.reading() as cursor:
         cursor.execute("SELECT to_regclass(%s) IS NOT NULL", [place.quoted])
         return bool(one_value(cursor))
-
-
-def _answers(
-    cursor: Cursor, query: sql.Composed, parameters: list[list[Any]]
-) -> list[list[tuple[int, int]]]:
-    """The rows of one query for every set of parameters; they are sent without waiting."""
-    if not parameters:
-        return []
-    cursor.executemany(query, parameters, returning=True)
-    rows = [cursor.fetchall()]
-    while cursor.nextset():
-        rows.append(cursor.fetchall())
-    return rows
-
-
-def _item(row: Sequence[Any]) -> Item:
-    id_, code, key, path, size, mtime_ns, labels, metadata = row
-    if key is None:
-        return Item(id_, code)
-    return Item(
-        id_,
-        code,
-        loaded_text(key),
-        None if path is None else loaded_text(path),
-        size,
-        mtime_ns,
-        tuple(map(loaded_text, labels)),
-        {} if metadata == "{}" else loaded_json(metadata),
-    )
-
-
-def _storable(name: str) -> str:
-    try:
-        return stored_text(name)
-    except UnicodeEncodeError:
-        # No key can be such a text.
-        return ""

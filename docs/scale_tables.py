@@ -1,0 +1,176 @@
+"""The tables of docs/scale.md, from results/: what back-ends do, and what many codes take."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from choosing_tables import short
+
+from fisherhash.experiments.tables import Table
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+SIZES = (1_000_000, 10_000_000, 100_000_000, 1_000_000_000, 10_000_000_000)
+MACHINE_GIGABYTES = 64
+NOT_RUN = "Not run yet.\n"
+
+
+def _load(name: str) -> dict[str, Any] | None:
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def backends_table() -> str:
+    """Return load rate, latency, throughput and recall of every back-end and of faiss."""
+    result = _load("scale")
+    if result is None:
+        return NOT_RUN
+    rows = []
+    for row in result["rows"]:
+        name = [row["engine"], f"{row['n']:,}"]
+        if "why" in row:
+            rows.append([*name, row["why"], "", "", "", "", ""])
+            continue
+        built = f"{short(row['build_seconds'])} s" if row["build_seconds"] > 0.05 else ""
+        speeds = (row["load_per_second"], row["query_ms"], row["queries_per_second"])
+        rows.append([*name, row["setting"], built, *map(short, speeds), f"{row['recall']:.3f}"])
+    one = next(row for row in result["rows"] if "why" not in row)
+    note = (
+        f"Codes of {one['bits']} bits around 100 centres, k = {one['k']}, on {result['machine']}; "
+        f"the load average before the run was {result['load_average']:.1f}. One query: the median. "
+        "The batch has up to 100 queries. An approximate engine has the first setting that reaches "
+        "a recall of 0.95. Milvus is Milvus Lite. From `results/scale.json`."
+    )
+    header = ["engine", "codes", "setting", "building", "loaded per s", "one query, ms"]
+    return Table([*header, "queries per s in a batch", "recall"], rows, note).markdown() + "\n"
+
+
+def billion_table() -> str:
+    """Return what local indexes of many codes take, as measured."""
+    measured = _measured()
+    if not measured:
+        return NOT_RUN
+    rows = [
+        [
+            *(row["codes"], f"{row['n']:,}", f"{short(row['add_seconds'])} s"),
+            f"{short(row['build_seconds'])} s",
+            *(f"{row[key]:.1f} GB" for key in ("own_gigabytes", "disk_gigabytes")),
+            f"{short(row['median_query_ms'])} / {short(row['p99_query_ms'])} ms",
+            f"{short(row['median_filtered_query_ms'])} / {short(row['p99_filtered_query_ms'])} ms",
+        ]
+        for row in measured
+    ]
+    note = (
+        f"Codes of {measured[0]['bits']} bits, k = {measured[0]['k']}. *memory*: the most that the "
+        "process had to itself; the tables are mapped. One query, and one with a filter on a "
+        "label: median / 99th percentile of 200. Clustered: 100 centres, 5 % of the bits flipped; "
+        "low-rank: the signs of sums of 12 numbers. From `results/scale-billion.json`."
+    )
+    header = ["codes", "number", "adding", "tables", "memory", "disk", "query", "filtered"]
+    return Table(header, rows, note).markdown() + "\n"
+
+
+def growth_table() -> str:
+    """Return what collections up to ten billion take, worked out from the measured ones."""
+    measured = _measured()
+    largest = max((row["n"] for row in measured), default=0)
+    kinds = [row for row in measured if row["n"] == largest]
+    if not kinds:
+        return NOT_RUN
+    shard = max(kinds, key=lambda row: row["median_query_ms"])
+    rows = []
+    for size in SIZES:
+        shards = max(1, math.ceil(size / largest))
+        share = size / largest
+        disk = shard["disk_gigabytes"] * share
+        middle, high = (_slowest(shard["query_ms"], shards, part) for part in (0.5, 0.99))
+        merge = min(shard["merge_ms"].items(), key=lambda one: abs(int(one[0]) - shards))[1]
+        rebuild = shard["build_seconds"] * min(1.0, share)
+        latency = (
+            f"up to {short(middle)} / {short(high)} ms"
+            if share < 1
+            else (f"{short(middle + merge)} / {short(high + merge)} ms")
+        )
+        rows.append(
+            [
+                *(f"{size:,}", f"{short(size * shard['bits'] / 8e9)} GB", f"{short(disk)} GB"),
+                *(str(shards), str(max(1, math.ceil(disk / MACHINE_GIGABYTES)))),
+                *(f"{short(rebuild)} s", latency),
+            ]
+        )
+    note = (
+        f"Worked out, not measured, from the slowest kind of codes with {largest:,} codes above "
+        f"({shard['codes']}). A query waits for the slowest of the shards, whose times are drawn "
+        "from the measured ones, and for the merge, which was measured; the network is not "
+        f"included. Machines have {MACHINE_GIGABYTES} GB of memory for the tables. Every shard "
+        "has a core, and builds its own tables while the others do."
+    )
+    header = ["codes of 64 bits", "codes alone", "with tables", "shards", "machines"]
+    return Table([*header, "building the tables", "query"], rows, note).markdown() + "\n"
+
+
+def gpu_table() -> str:
+    """Return the speed of searches on a GPU."""
+    result = _load("gpu-engine")
+    if result is None or "copy_gigabytes_per_second" not in result:
+        return NOT_RUN
+    copied = result["copy_gigabytes_per_second"]
+    rows = [
+        [
+            *(f"{row['n']:,} {row['codes']}", str(row["bits"]), str(row["queries"]), row["search"]),
+            *(short(row["ms"]), short(row["queries_per_second"])),
+            f"{row['distances_per_second'] / 1e12:.2f}",
+            f"{100 * row['search_gigabytes_per_second'] / copied:.0f} %"
+            if row["queries"] == 1
+            else "",
+        ]
+        for row in result["rows"]
+        if row["way"] == "auto"
+    ]
+    note = (
+        f"{result['device']}, torch {result['torch']}; a plain copy moves {copied:,.0f} GB/s. "
+        "Times include the copies of queries and results. *of the copy*: the bytes of the codes "
+        "per second, beside those that the copy reads and writes. From `results/gpu-engine.json`."
+    )
+    header = ["codes", "bits", "queries", "search", "ms", "queries per s", "10^12 distances per s"]
+    return Table([*header, "of the copy"], rows, note).markdown() + "\n"
+
+
+def streaming_table() -> str:
+    """Return memory and speed of trainings on images in memory and on disk."""
+    result = _load("streaming")
+    if result is None:
+        return NOT_RUN
+    rows = [
+        [
+            row["name"].split(" ", 1)[1],
+            f"{row['images']:,}",
+            f"{row['peak_megabytes']:,} MB",
+            short(row["images_per_second"]),
+        ]
+        for row in result["rows"]
+        if not row["name"].startswith("decode")
+    ]
+    note = (
+        f"`{result['backbone']}` on images of {result['size']} pixels, batches of "
+        f"{result['batch']}, {result['rows'][0]['device']}; memory of the process, not of the GPU. "
+        "From `results/streaming.json`."
+    )
+    return Table(["images", "number", "peak memory", "images per s"], rows, note).markdown() + "\n"
+
+
+def _measured() -> list[dict[str, Any]]:
+    result = _load("scale-billion")
+    return [] if result is None else [row for row in result["rows"] if "why" not in row]
+
+
+def _slowest(times: list[float], count: int, share: float) -> float:
+    """A quantile of the slowest of ``count`` times, each drawn from those measured.
+
+    The slowest of n is below t with the probability that one is, to the power of n.
+    """
+    ordered = sorted(times)
+    place = math.ceil(len(ordered) * share ** (1 / count)) - 1
+    return ordered[max(0, place)]
