@@ -31,10 +31,11 @@ class FastH(FeatureMethod):
     trees predict, so that later bits correct earlier mistakes. Then a boosted ensemble of small
     decision trees learns the bit.
 
-    What differs from the paper: a bit is inferred from the top eigenvector of R, the start of the
-    authors' spectral variant, by best single flips, in place of graph cuts on blocks (their graph
-    cuts are a compiled library that could not be run, so only that start is compared); past ``sample`` images only a random sample is used;
-    boosting is AdaBoost, and each tree sees a random share of the features.
+    What differs from the paper: a bit is inferred from the top eigenvector of R, as in the authors'
+    spectral variant, by best single flips, in place of graph cuts on blocks; past ``sample`` images
+    only a random sample is used; boosting is AdaBoost, and each tree sees a random share of the
+    features. The authors' graph cuts are a compiled library that could not be run, so only the
+    start of a bit is compared with their code.
 
     Args:
         bits: K.
