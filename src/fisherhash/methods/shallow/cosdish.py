@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fisherhash.methods._options import PositiveInt
 from fisherhash.methods.base import FeatureMethod, MethodInfo, register, sign
-from fisherhash.methods.shallow._affinity import best_flips, needed, residue, similarity
+from fisherhash.methods.shallow._affinity import improved_bit, needed, residue, similarity
 from fisherhash.methods.shallow._kernels import linear_head, linear_ridge
 from fisherhash.model.heads import Head
 from fisherhash.system.options import Range, Tuned
@@ -100,9 +100,13 @@ class COSDISH(FeatureMethod):
             across: (n, m) similarities of the others to the columns.
         """
         columns = columns.clone()
+        left = residue(among, columns, self.bits)
+        beyond = self.bits * across.T - columns @ others.T
         for bit in range(self.bits):
-            form = residue(among, columns, self.bits, without=bit)
-            agreed = columns @ others.T - torch.outer(columns[:, bit], others[:, bit])
-            linear = (self.bits * across.T - agreed) @ others[:, bit]
-            columns[:, bit] = best_flips(form, columns[:, bit], linear)
+            old, other = columns[:, bit].clone(), others[:, bit]
+            # What the other bits leave, times this bit of the others, whose square is 1.
+            linear = beyond @ other + len(others) * old
+            columns[:, bit] = improved_bit(left, old, linear)
+            flipped = torch.nonzero(columns[:, bit] != old)[:, 0]
+            beyond[flipped] += 2.0 * torch.outer(old[flipped], other)
         return columns
