@@ -6,10 +6,11 @@ The values come from runs of public code, outside this project, on the same numb
 * ``dhd``: github.com/youngkyunJang/Deep-Hash-Distillation at 0cc9cee, loss.py;
 * ``cibhash``: github.com/zexuanqiu/CIBHash at 4c896ee, model/CIBHash.py;
 * ``mdsh``: github.com/Wangld5/Center-Hashing at 5c28ab5, loss/ourLoss.py;
+* ``crovca``: github.com/ilyassmoummad/cross-view-code-alignment at d025fc9, loss.py;
 * ``mihash``: github.com/fcakir/mihash at e6ba59e, mi_forward.m and mi_backward.m, in Octave 7.3.
 
-No code of the authors of CRH and CroVCA could be had. That of DRSCH is a layer for a GPU in an old
-version of Caffe.
+No code of the authors of CRH could be had. That of DRSCH is a layer for a GPU in an old version of
+Caffe.
 """
 
 import pytest
@@ -91,6 +92,15 @@ def test_mdsh():
 def test_mdsh_distances():
     cases = ((10, 12), (100, 16), (100, 48), (21, 24))
     assert [promised_distance(*case) for case in cases] == [5, 4, 17, 9]
+
+
+def test_crovca():
+    """Their regulariser, over two views; the cross-entropy is torch's, here and there."""
+    u = wave(8, 6, 0.3).requires_grad_()
+    terms = create("crovca", bits=6, classes=0).loss(u, batch_of(torch.empty(8, 0), views=2))
+    terms["coding_rate"].backward()
+    assert float(terms["coding_rate"]) == pytest.approx(1.6938379, rel=1e-5)
+    assert float(u.grad.abs().sum()) == pytest.approx(0.1152747, rel=1e-4)
 
 
 def test_mihash():
