@@ -19,6 +19,7 @@ rows, packed. The sources:
   by Kang reaches; all three as in
   github.com/Eddie-Wang1120/single-modal-supervised-hashing-baseline-for-image-retrieval at 39829d9,
   run in Octave 7.3. That copy of COSDISH.m pulls dissimilar images together; the sign was restored.
+* ``itq_cca``: cca.m by Gong, run in Octave 7.3.
 * ``mlh``: loss_aug_inf_mex0.cpp by Norouzi, as in github.com/norouzi/hdml at 78e0118, compiled.
 * ``fasth``: the spectral start of do_infer_step1.m by Lin, run in Octave 7.3. The graph cuts and
   the L-BFGS-B that follow are compiled libraries, which could not be run.
@@ -36,6 +37,7 @@ from fisherhash.methods.shallow import _affinity, _features
 from fisherhash.methods.shallow.bre import search_weight
 from fisherhash.methods.shallow.isohash import isotropic_rotation
 from fisherhash.methods.shallow.itq import improved_rotation
+from fisherhash.methods.shallow.itq_cca import correlated
 from fisherhash.model.feature_heads import cube_corners
 
 FROZEN = {
@@ -61,11 +63,13 @@ FROZEN = {
     " 0000000000000000 cf803b5041c40040 207cc4279e38fe30 0000000000000000",
     "mlh": "42ff7189caddd3d0 02da86ade6620dc0 3d37e9da398bb6b0 377379da1c8df3b0"
     " 52cec2258a711d40 5aaf79c08bddf350",
+    "itq_cca": "4eb57952198cc270 13f7c08a3e3b95b0 66c53789e56640c0",
     "fasth": "cf803b5041c40040 2048842586303c00 efc8bf75c7f43c40 df833bd861c701c0"
     " cfb47b5259ccc270 ffcbbffde7f73dc0",
 }
 KSH_OBJECTIVE = 57176
 BRE_OBJECTIVES = {1: 183.124, 4: 174.279, 9: 167.453, 13: 163.63, 15: 162.485}  # by steps
+CORRELATIONS = [0.884628151, 0.804754274, 0.375842404]  # of ITQ-CCA
 COSDISH_OBJECTIVE = 17508.602574
 KMH_START = 0.190860210  # half the side of the cube that its words start from
 KMH_OBJECTIVES = {1: 0.0592988064, 60: 0.0559088026}  # by turns
@@ -193,6 +197,12 @@ def test_isohash_lifts_and_projects_as_its_authors_do():
     directions = found.directions * sign(found.directions[0])
     turned = turned * sign(turned[0])
     same((X - found.mean) @ directions @ turned.T > 0, frozen("isohash"), up_to_sign=False)
+
+
+def test_itq_cca_has_the_directions_of_its_authors():
+    found = correlated(X, four_classes()[:, :3].double(), 1e-12)
+    same((X - found.mean) @ found.directions > 0, frozen("itq_cca"), up_to_sign=True)
+    np.testing.assert_allclose(found.correlations.numpy(), CORRELATIONS, rtol=1e-7)
 
 
 def test_klsh_has_the_codes_of_its_author(monkeypatch):
