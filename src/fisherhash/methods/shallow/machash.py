@@ -24,7 +24,8 @@ class MACHash(FeatureMethod):
 
     What differs from the paper: the quadratic problem starts from the current bit and takes the
     best single flips; the SVMs have the squared hinge and are fitted together by L-BFGS; x is
-    projected to principal components of variance 1; mu is in units of K n.
+    projected to principal components of variance 1; mu is in units of K n. No code of the authors
+    could be had to compare with.
 
     Args:
         bits: K.
