@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 from collections import defaultdict
@@ -118,11 +119,61 @@ def shallow_tables() -> str:
             f"{result['protocol']['query']:,} queries, {result['protocol']['database']:,} database "
             f"images), EfficientNet-Lite0 features at {result['image_size']} px. The features "
             f"themselves, ranked by cosine, have mAP {result['features']:.3f}. Times are at "
-            f"{lengths[-1]} bits, on the CPU."
+            f"{lengths[-1]} bits, on one core. {_whole(result)}{known_order(by_method, lengths)}"
         )
         header = ["method", "learns from", *(f"{bits} bits" for bits in lengths), "fit", "encode"]
         blocks.append(Table(header, rows, note).markdown())
     return "\n\n".join(blocks) + "\n" if blocks else "Not run yet.\n"
+
+
+def _whole(result: dict[str, Any]) -> str:
+    """Return a sentence on the time of the whole run, features aside."""
+    if "seconds" not in result:
+        return ""
+    minutes = result["seconds"] / 60
+    return (
+        f"All {len(result['rows'])} fits, encodings and measurements took {minutes:.1f} minutes "
+        f"in {result['processes']} processes. "
+    )
+
+
+ORDER = ("supervised", "unsupervised", "data-independent")
+# Why a method may fall below the best of the group beneath it.
+BELOW = {
+    "bre": "a bit of `bre` has 20 anchors only, and its targets ask every two images of different "
+    "classes to differ in all bits, which no code of three or more classes can do",
+    "pcah": "each further bit of `pcah` follows a direction of less variance",
+    "sh": "`sh` takes its bits from the few directions of largest range",
+    "agh": "each further bit of `agh` is a rougher function on its graph",
+}
+
+
+def known_order(by_method: dict[str, dict[int, dict[str, Any]]], lengths: list[int]) -> str:
+    """Return whether supervised > unsupervised > data-independent holds, and what breaks it."""
+    groups: dict[str, list[str]] = {name: [] for name in ORDER}
+    for name in by_method:
+        kind = _learns(name)
+        groups[{"nothing": ORDER[2], "the features": ORDER[1]}.get(kind, ORDER[0])].append(name)
+
+    def score(name: str, bits: int) -> float:
+        return by_method[name].get(bits, {}).get("map", 0.0)
+
+    text = f"Expected order: {', then '.join(ORDER)}. "
+    below = []
+    for upper, lower in itertools.pairwise(ORDER):
+        for name in sorted(groups[upper]):
+            own = [
+                bits
+                for bits in lengths
+                if groups[lower] and score(name, bits) < max(score(o, bits) for o in groups[lower])
+            ]
+            if own:
+                words = "all lengths" if own == lengths else ", ".join(map(str, own)) + " bits"
+                why = f": {BELOW[name]}" if name in BELOW else ""
+                below.append(f"`{name}` ({words}{why})")
+    if not below:
+        return text + "It holds for every method and length."
+    return text + "Below the best of the next group: " + "; ".join(below) + "."
 
 
 def _best_score(own: dict[int, dict[str, Any]]) -> float:

@@ -11,6 +11,20 @@ rows, packed. The sources:
 * ``ksh``: KSH_demo.m by Liu, as in github.com/ColumbiaDVMM/Supervised-Hashing-with-Kernels at
   b0acf3b, run in Octave 7.3 without its climb; KSH_OBJECTIVE is what it reaches with its climb.
 * ``sdh``: github.com/wen-zhi/hashing at c7e6a54, in Python.
+* ``isohash``: LiftProjection.m by Kong and Li; ``kmh``: optimize_one_iter.m by He; both as in
+  github.com/jiaxiang-wu/libhash at 932461b, run in Octave 7.3.
+* ``bre``: BRE.m by Kulis, with every pair in place of 5 % of them; ``klsh``: createHashTable.m by
+  Kulis; both as in github.com/dengcai78/MatlabFunc at 97504df, run in Octave 7.3.
+* ``lfh``: learnUStochastic.m by Zhang; ``fsdh``: FSDH.m by Gui; COSDISH_OBJECTIVE: what COSDISH.m
+  by Kang reaches; all three as in
+  github.com/Eddie-Wang1120/single-modal-supervised-hashing-baseline-for-image-retrieval at 39829d9,
+  run in Octave 7.3. That copy of COSDISH.m pulls dissimilar images together; the sign was restored.
+* ``itq_cca``: cca.m by Gong, run in Octave 7.3.
+* ``mlh``: loss_aug_inf_mex0.cpp by Norouzi, as in github.com/norouzi/hdml at 78e0118, compiled.
+* ``fasth``: the spectral start of do_infer_step1.m by Lin, run in Octave 7.3. The graph cuts and
+  the L-BFGS-B that follow are compiled libraries, which could not be run.
+
+Random draws were replaced by fixed ones, here and there alike.
 """
 
 import numpy as np
@@ -19,8 +33,12 @@ import torch
 
 from fisherhash import methods
 from fisherhash.methods.base import sign
-from fisherhash.methods.shallow import _features
+from fisherhash.methods.shallow import _affinity, _features
+from fisherhash.methods.shallow.bre import search_weight
+from fisherhash.methods.shallow.isohash import isotropic_rotation
 from fisherhash.methods.shallow.itq import improved_rotation
+from fisherhash.methods.shallow.itq_cca import correlated
+from fisherhash.model.feature_heads import cube_corners
 
 FROZEN = {
     "sh": "324b84ada6333d80 1137c08a3a2bc7b0 2d300c5734802ee0 c6f6b5e9756e20f0"
@@ -34,8 +52,28 @@ FROZEN = {
     " 117dc4273a19dc30 52b7488a2d2bc3b0",
     "sdh": "304b84ada6333d80 f7fffffffffffff0 fffffffffffffff0 dfb77bda79cfc3f0"
     " 1003008820030180 d548bf7563f63c40 017cc4271a38fe30 cf803b5041c40040",
+    "isohash": "cc0c7b5049dcca70 42cef3acca755900 7a4186ade7221df0 393fc88aba33d7b0"
+    " d04a8425a2733d10 e9088e77d6d4fe40",
+    "bre": "993f79521bd9eb30 c6fefbf1c9dce240 1d314052310aa6b0 5b8ffba08b7bdb10"
+    " ce347950598ee2f0 12f384a8262b05b0",
+    "klsh": "d58200 193250 931710 1060e0 821d30 3061a0 064cb0 64e100",
+    "lfh": "df833bd861c701c0 cf823b5041c60440 307cc42f9e38feb0 cfb47b5259ccc270"
+    " 1003008820030180 1037408a380bc3b0",
+    "fsdh": "2048842586303c00 fffffffffffffff0 fffffffffffffff0 dfb77bda79cfc3f0"
+    " 0000000000000000 cf803b5041c40040 207cc4279e38fe30 0000000000000000",
+    "mlh": "42ff7189caddd3d0 02da86ade6620dc0 3d37e9da398bb6b0 377379da1c8df3b0"
+    " 52cec2258a711d40 5aaf79c08bddf350",
+    "itq_cca": "4eb57952198cc270 13f7c08a3e3b95b0 66c53789e56640c0",
+    "fasth": "cf803b5041c40040 2048842586303c00 efc8bf75c7f43c40 df833bd861c701c0"
+    " cfb47b5259ccc270 ffcbbffde7f73dc0",
 }
 KSH_OBJECTIVE = 57176
+BRE_OBJECTIVES = {1: 183.124, 4: 174.279, 9: 167.453, 13: 163.63, 15: 162.485}  # by steps
+CORRELATIONS = [0.884628151, 0.804754274, 0.375842404]  # of ITQ-CCA
+COSDISH_OBJECTIVE = 17508.602574
+KMH_START = 0.190860210  # half the side of the cube that its words start from
+KMH_OBJECTIVES = {1: 0.0592988064, 60: 0.0559088026}  # by turns
+MLH_SLOPES = [-2.419523699, -1.57483986, 0.147769889, 0.552152412, -1.027708138, -1.967707367]
 ITQ_START = """
 -0.501840189 -0.416444282 -0.570336299 0.374539042 -0.128918817 -0.304216263
 0.044105929 -0.685437868 0.456016778 -0.018388100 0.516379866 -0.230850614
@@ -56,10 +94,10 @@ def formula(count, width):
 X = torch.from_numpy(formula(60, 8) * 0.8 ** np.arange(8))
 
 
-def frozen(name):
-    """The other implementation's bits (60, K)."""
+def frozen(name, rows=60):
+    """The other implementation's bits (rows, K)."""
     columns = [np.frombuffer(bytes.fromhex(one), np.uint8) for one in FROZEN[name].split()]
-    return np.unpackbits(np.stack(columns), axis=1, count=60).T.astype(bool)
+    return np.unpackbits(np.stack(columns), axis=1, count=rows).T.astype(bool)
 
 
 def same(found, expected, *, up_to_sign):
@@ -134,17 +172,139 @@ def test_ksh_starts_where_its_author_starts_and_climbs_as_high(monkeypatch):
     assert float((climbed @ climbed.T - 6 * similar).square().sum()) <= 1.05 * KSH_OBJECTIVE
 
 
-def test_sdh_steps_as_another_implementation_does():
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("sdh", {"attraction": 0.05}), ("fsdh", {"attraction": 0.5})],
+)
+def test_discrete_steps_are_those_of_another_implementation(name, options):
     labels = four_classes().double()
     kernel = torch.exp(-_features.distances_to(X, X[:12]) / (2 * 0.4**2))
     phi = torch.cat([kernel, torch.ones(60, 1, dtype=torch.float64)], dim=1)
     gram = phi.T @ phi + 0.01 * torch.eye(13, dtype=torch.float64)
-    method = methods.create("sdh", bits=8, classes=4, options={"attraction": 0.05, "ridge": 1.0})
+    method = methods.create(name, bits=8, classes=4, options={"ridge": 1.0, **options})
     codes = sign(torch.from_numpy(formula(60, 16)[:, 8:]))
     for _ in range(5):
         predicted = phi @ torch.linalg.solve(gram, phi.T @ codes)
         codes = method.code_step(codes, labels, predicted)
-    same(codes > 0, frozen("sdh"), up_to_sign=False)
+    same(codes > 0, frozen(name), up_to_sign=False)
+
+
+def test_isohash_lifts_and_projects_as_its_authors_do():
+    found = _features.principal(X, 6, name="isohash")
+    start = torch.linalg.svd(torch.from_numpy(formula(6, 6))).U.T
+    turned = isotropic_rotation(found.variances, start, 100).T
+    # Neither kind of eigenvector has a sign: their first entries are positive here and there.
+    directions = found.directions * sign(found.directions[0])
+    turned = turned * sign(turned[0])
+    same((X - found.mean) @ directions @ turned.T > 0, frozen("isohash"), up_to_sign=False)
+
+
+def test_itq_cca_has_the_directions_of_its_authors():
+    found = correlated(X, four_classes()[:, :3].double(), 1e-12)
+    same((X - found.mean) @ found.directions > 0, frozen("itq_cca"), up_to_sign=True)
+    np.testing.assert_allclose(found.correlations.numpy(), CORRELATIONS, rtol=1e-7)
+
+
+def test_klsh_has_the_codes_of_its_author(monkeypatch):
+    rows, drawn = X[::3], iter(range(0, 24, 3))
+    width = 0.5 / _features.kernel_width(rows, rows, name="klsh")
+    monkeypatch.setattr(_features, "draw_rows", lambda *_: torch.arange(20))
+    monkeypatch.setattr(torch, "randperm", lambda n, **_: (next(drawn) + 7 * torch.arange(n)) % n)
+    found = fitted_bits("klsh", rows, 8, anchors=20, sample=5, width=width)
+    same(found, frozen("klsh", 20), up_to_sign=False)
+
+
+def test_bre_sets_its_weights_as_its_author_does():
+    kernel = X @ X.T
+    squares = torch.diagonal(kernel)
+    targets = (squares[:, None] + squares) / 2 - kernel
+    S = 1 - 2 * targets / targets.max()
+    used = (11 * torch.arange(5)[:, None] + 7 * torch.arange(6)) % 60
+    weights = torch.from_numpy(formula(5, 14)[:, 8:])
+    method = methods.create("bre", bits=6, classes=4)
+    outputs = torch.stack([kernel[:, used[:, b]] @ weights[:, b] for b in range(6)], dim=1)
+    for step in range(15):
+        bit, j = step % 6, step % 5
+        own = weights[:, bit].clone()
+        form = method.form(S, sign(outputs), bit)
+        outputs[:, bit] = search_weight(form, kernel[:, used[j, bit]], own, j, outputs[:, bit])
+        weights[:, bit] = own
+        if step == 5:
+            same(outputs > 0, frozen("bre"), up_to_sign=False)
+        if step + 1 in BRE_OBJECTIVES:
+            codes = sign(outputs)
+            errors = ((1 - S) / 2 - (6 - codes @ codes.T) / 12).square().fill_diagonal_(0)
+            assert float(errors.sum()) / 2 == pytest.approx(BRE_OBJECTIVES[step + 1], abs=5e-4)
+
+
+def fixed_draws(turns, size):
+    """The images that the runs of LFH and COSDISH drew, and all others."""
+    for turn in range(turns):
+        drawn = (11 * turn + 7 * torch.arange(size)) % 60
+        yield drawn, torch.tensor([row for row in range(60) if row not in drawn.tolist()])
+
+
+def test_lfh_takes_the_newton_steps_of_its_authors():
+    labels = four_classes().double()
+    method = methods.create("lfh", bits=6, classes=4, options={"prior": 5.0})
+    vectors = torch.from_numpy(formula(60, 12)[:, 6:])
+    for fixed, moved in fixed_draws(10, 6):
+        similar = labels[moved] @ labels[fixed].T
+        vectors[moved] = method.newton(vectors[moved], vectors[fixed], similar)
+    same(vectors > 0, frozen("lfh"), up_to_sign=False)
+    assert float(vectors.sum()) == pytest.approx(-24.498587843)
+    assert float(vectors.square().sum()) == pytest.approx(653.717404131)
+
+
+def test_cosdish_ends_no_higher_than_its_author():
+    labels = four_classes().double()
+    method = methods.create("cosdish", bits=6, classes=4)
+    codes = sign(torch.from_numpy(formula(60, 14)[:, 8:]))
+    for columns, others in fixed_draws(10, 6):
+        method.play(codes, labels, columns, others)
+    similar = labels @ labels.T
+    targets = similar - (1 - similar) * similar.sum() / (1 - similar).sum()
+    assert float((6 * targets - codes @ codes.T).square().sum()) <= COSDISH_OBJECTIVE
+
+
+def test_mlh_has_the_worst_codes_and_the_slope_of_its_authors():
+    options = {"radius": 1 / 3, "dissimilar": 0.5}
+    method = methods.create("mlh", bits=6, classes=4, options=options)
+    W = 5 * torch.from_numpy(formula(14, 8)[8:])
+    x, y = X[:30], X[30:]
+    similar = (four_classes()[:30] * four_classes()[30:]).sum(1) > 0
+    worst = torch.cat(method.worst_codes(x @ W.T, y @ W.T, similar))
+    same(worst > 0, frozen("mlh"), up_to_sign=False)
+    slope = method.slope(W, x, y, similar)
+    np.testing.assert_allclose(slope.sum(1).numpy(), MLH_SLOPES, rtol=1e-7)
+
+
+def test_fasth_starts_from_the_bits_of_its_authors():
+    S = _affinity.similarity(four_classes())
+    codes = S.new_zeros(60, 0)
+    for _ in range(6):
+        found = _affinity.spectral_bit(_affinity.residue(S, codes, 6))
+        codes = torch.cat([codes, found[:, None]], dim=1)
+    same(codes > 0, frozen("fasth"), up_to_sign=True)
+
+
+def test_kmh_ends_no_higher_than_its_author():
+    rows = torch.from_numpy(formula(200, 4)) * torch.tensor([1.0, 0.8, 0.6, 0.4])
+    rows = _features.principal(rows, 4, name="kmh").project(rows)
+    corners = cube_corners(3).double()
+    words = torch.zeros(8, 4, dtype=torch.float64)
+    words[:, :3] = KMH_START * corners
+    target = 2 * KMH_START * ((3 - corners @ corners.T) / 2).sqrt()
+    method = methods.create("kmh", bits=3, classes=0)
+    for turn in range(1, 61):
+        owner = _features.distances_to(rows, words).argmin(1)
+        words = method._move(rows, words, owner, target)
+        if turn in KMH_OBJECTIVES:
+            nearest, owner = _features.distances_to(rows, words).min(1)
+            share = torch.bincount(owner, minlength=8).double() / 200
+            apart = (torch.cdist(words, words) - target).square()
+            found = float(nearest.mean() + 10 * (share[:, None] * share * apart).sum())
+            assert found <= 1.01 * KMH_OBJECTIVES[turn]
 
 
 def test_itq_finds_as_many_neighbours_as_that_of_faiss():

@@ -9,6 +9,7 @@ from fisherhash import methods
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.methods import Batch, base
 from fisherhash.model.heads import LinearHead
+from fisherhash.system.options import options_of
 
 
 @pytest.fixture
@@ -223,3 +224,29 @@ def test_features_that_do_not_fit_are_named_before_the_method_runs():
         method.fit(features)
     head = LinearHead(10, 6)
     assert closed(lambda: head).fit(torch.ones(5, 10), torch.ones(5, 3)) is head
+
+
+# Numbers that a search leaves alone, and why.
+NOT_SEARCHED = {
+    "loss_scale": "it acts as the learning rate, which is searched",
+    "class_weight": "CNNH+ only",
+    "positive_weight": "defines a row of the tables",
+    "precision": "the authors' value in every experiment",
+    "width": "the authors' value in every experiment (DHD)",
+}
+
+
+@pytest.mark.parametrize("name", methods.registry())
+def test_hyper_parameters_carry_ranges(name):
+    """The tuner needs nothing more: each number is searched, and its default lies in its range."""
+    method = methods.find(name)
+    for option in options_of(method):
+        if option.tuned is None:
+            assert option.kind is not float or option.name in NOT_SEARCHED, option.name
+        elif not option.tuned.choices:
+            default = getattr(method, option.name)
+            assert option.tuned.least <= default <= option.tuned.most, option.name
+            assert not option.range.fault(option.drawn(0.0)), option.name
+            assert not option.range.fault(option.drawn(1.0)), option.name
+        else:
+            assert getattr(method, option.name) in option.tuned.choices, option.name

@@ -1,8 +1,4 @@
-"""MIHash: its mutual information, histogram by histogram.
-
-No frozen value: the authors' code (fcakir/mihash, batch-hashing/mi_forward.m) is MATLAB, and
-neither MATLAB nor Octave is available here. The loop below follows its equations.
-"""
+"""MIHash: its mutual information, histogram by histogram (the authors' value: see agreement)."""
 
 import math
 

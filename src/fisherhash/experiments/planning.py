@@ -215,7 +215,8 @@ def _reduced(spec: Spec, only: Sequence[str], *, ends: bool = False) -> list[Par
     Args:
         spec: the table.
         only: what is wanted; all if empty.
-        ends: take the shortest and the longest code length where none is named.
+        ends: take the shortest and the longest code length where none is named, and only the rows
+            of a quick run where none is named.
     """
     known_data = {source.data for part in spec.parts for source in part.sources}
     known_rows = {name for part in spec.parts for row in part.rows for name in _names(row)}
@@ -232,7 +233,10 @@ def _reduced(spec: Spec, only: Sequence[str], *, ends: bool = False) -> list[Par
     for part in spec.parts:
         wanted = lengths or set(part.bits[:: max(1, len(part.bits) - 1)] if ends else part.bits)
         kept = [n for n, bits in enumerate(part.bits) if bits in wanted]
-        rows = [row for row in part.rows if not names or names & _names(row)]
+        if names:
+            rows = [row for row in part.rows if names & _names(row)]
+        else:
+            rows = [row for row in part.rows if row.quick or not ends]
         sources = tuple(source for source in part.sources if not data or source.data in data)
         if kept and rows and sources:
             bits = tuple(part.bits[n] for n in kept)

@@ -32,6 +32,7 @@ class DRSCH(HashMethod):
     * The regulariser is the Laplacian of the graph of similar images in the batch.
     * w^2 has mean 1, so that the margin keeps its meaning; rho = margin * K.
     * Codes are ranked by plain Hamming distance, as for every method.
+    * The authors' code, a layer of an old version of Caffe, could not be run to compare with.
 
     Args:
         bits: K.

@@ -32,6 +32,7 @@ class MDSH(MemoryMethod):
     * The centres come from the search that every method with fixed codes uses; it reaches d, which
       a test checks. Theirs solve a relaxed problem one centre at a time.
     * u_j comes from the memory of last outputs; theirs from a slowly moving copy of the network.
+    * An image is not compared with itself in the second term, as it is in theirs.
     * The mean over classes is a sum here, as for every method: the scale of a loss does not matter
       to their optimiser, but does to SGD.
     * u has no tanh and no batch normalisation, as for most methods.

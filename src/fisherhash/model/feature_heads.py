@@ -229,13 +229,15 @@ class TreesHead(Head):
 
     def _votes(self, inputs: Tensor) -> Tensor:
         inner = 2**self.depth - 1
-        shape = (len(inputs), self.bits, self.trees)
-        node = torch.zeros(shape, dtype=torch.long, device=inputs.device)
+        # Tables are flat, so that one number per image and tree finds a node in them.
+        first = torch.arange(self.bits * self.trees, device=inputs.device)
+        node = torch.zeros(len(inputs), len(first), dtype=torch.long, device=inputs.device)
         for _ in range(self.depth):
-            columns = _pick(self.columns, node)
-            values = inputs.gather(1, columns.flatten(1)).view(shape)
-            node = 2 * node + 1 + (values > _pick(self.thresholds, node)).long()
-        return _pick(self.votes, node - inner).sum(2)
+            at = node + inner * first
+            values = inputs.gather(1, self.columns.take(at))
+            node = 2 * node + 1 + (values > self.thresholds.take(at)).long()
+        votes = self.votes.take(node - inner + (inner + 1) * first)
+        return votes.view(len(inputs), self.bits, self.trees).sum(2)
 
 
 def cube_corners(bits: int) -> Tensor:
@@ -246,11 +248,6 @@ def cube_corners(bits: int) -> Tensor:
     """
     numbers = torch.arange(2**bits)[:, None]
     return 2.0 * ((numbers >> torch.arange(bits - 1, -1, -1)) & 1) - 1.0
-
-
-def _pick(table: Tensor, node: Tensor) -> Tensor:
-    """Return table[bit, tree, node[i, bit, tree]] for each image i."""
-    return table.expand(len(node), *table.shape).gather(3, node[..., None])[..., 0]
 
 
 def distances_to(rows: Tensor, others: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,18 +30,29 @@ def drawn_pairs(labels: Tensor, wanted: int, generator: torch.Generator) -> tupl
     return rows, similarity(labels[rows])
 
 
-def residue(S: Tensor, codes: Tensor, bits: int, *, without: int | None = None) -> Tensor:
-    """Return K S - B B^T (n, n): what the other bits leave to one of K bits.
+def residue(S: Tensor, codes: Tensor, bits: int) -> Tensor:
+    """Return K S - B B^T (n, n): what the bits so far leave to the rest of K bits.
 
     Args:
         S: (n, n) similarities, -1 and 1.
         codes: (n, k) the bits found so far, -1 and 1.
         bits: K.
-        without: A column of ``codes`` to leave out.
     """
-    if without is not None:
-        codes = torch.cat([codes[:, :without], codes[:, without + 1 :]], dim=1)
     return bits * S - codes @ codes.T
+
+
+def improved_bit(left: Tensor, bit: Tensor, linear: Tensor | None = None) -> Tensor:
+    """Return a better bit (n,) in place of one of K; K S - B B^T (n, n) follows, in place.
+
+    Args:
+        left: (n, n) :func:`residue` of all bits.
+        bit: (n,) one of them.
+        linear: (n,) see :func:`best_flips`.
+    """
+    left.addr_(bit, bit)
+    found = best_flips(left, bit, linear)
+    left.addr_(found, found, alpha=-1.0)
+    return found
 
 
 def best_flips(form: Tensor, bit: Tensor, linear: Tensor | None = None) -> Tensor:
@@ -54,27 +66,29 @@ def best_flips(form: Tensor, bit: Tensor, linear: Tensor | None = None) -> Tenso
         bit: (n,) where to start; not changed.
         linear: (n,) p; 0 where it is missing.
     """
-    bit = bit.clone()
-    diagonal = torch.diagonal(form)
-    pull = form @ bit + (0.0 if linear is None else linear)
-    for _ in range(20 * len(bit)):
+    # Many small steps: numpy takes them several times as fast as torch.
+    matrix, own = form.cpu().numpy(), bit.cpu().numpy().copy()
+    diagonal = matrix.diagonal()
+    pull = matrix @ own if linear is None else matrix @ own + linear.cpu().numpy()
+    for _ in range(20 * len(own)):
         # A flip of h_i changes the objective by -4 h_i (pull_i - Q_ii h_i).
-        gain = -bit * (pull - diagonal * bit)
+        gain = diagonal - own * pull
         best = int(gain.argmax())
         if gain[best] <= 1e-9:
             break
-        pull -= 2.0 * bit[best] * form[:, best]
-        bit[best] = -bit[best]
-    return bit
+        pull -= 2.0 * own[best] * matrix[best]
+        own[best] = -own[best]
+    return torch.from_numpy(own).to(form)
 
 
 def spectral_bit(form: Tensor) -> Tensor:
     """Return the signs (n,) of the top eigenvector of a symmetric form (n, n)."""
-    vector = torch.ones(len(form), dtype=form.dtype, device=form.device)
-    vector[1::2] = -1.0
-    # A shift makes the largest eigenvalue the one of largest modulus.
-    shift = form.abs().sum(1).max()
-    for _ in range(100):
-        vector = form @ vector + shift * vector
-        vector = vector / vector.norm().clamp_min(1e-300)
-    return torch.where(vector > 0, 1.0, -1.0).to(form)
+    from scipy.sparse.linalg import ArpackError, eigsh
+
+    matrix = form.cpu().numpy()
+    start = np.where(np.arange(len(form)) % 2, -1.0, 1.0)
+    try:
+        vector = eigsh(matrix, k=1, which="LA", v0=start, tol=1e-6)[1][:, 0]
+    except (ArpackError, TypeError):  # no convergence, or too few rows for it
+        vector = np.linalg.eigh(matrix)[1][:, -1]
+    return torch.from_numpy(np.where(vector > 0, 1.0, -1.0)).to(form)

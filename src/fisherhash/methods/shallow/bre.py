@@ -1,5 +1,6 @@
 """Learning to hash with binary reconstructive embeddings (Kulis and Darrell, NIPS 2009)."""
 
+import math
 from typing import Annotated
 
 import torch
@@ -92,34 +93,49 @@ class BRE(FeatureMethod):
 def search_weights(form: Tensor, phi: Tensor, weights: Tensor) -> Tensor:
     """Set each weight (m,) to its best value in turn, in place; return the bit (n,).
 
-    It maximises h^T Q h with h = sgn(phi w). As w_j grows, each image flips once, at its own
-    threshold; after the first r flips the objective has fallen by 4 times the sum of h_i Q_il h_l
-    over i flipped and l not.
+    It maximises h^T Q h with h = sgn(phi w).
     """
     outputs = phi @ weights
     for j in range(len(weights)):
-        column = phi[:, j]
-        thresholds = torch.where(column != 0, weights[j] - outputs / column, torch.inf)
-        order = thresholds.argsort()
-        sorted_thresholds = thresholds[order]
-        # Below every threshold the sign of an image is that of -column.
-        bit = torch.where(column > 0, -1.0, 1.0).to(form)[order]
-        bit = torch.where(column[order] == 0, sign(outputs[order]), bit)
-        table = bit[:, None] * form[order][:, order] * bit
-        inside = torch.tril(table, -1).sum(1).cumsum(0)
-        crossing = table.sum(1).cumsum(0) - 2.0 * inside - torch.diagonal(table).cumsum(0)
-        best = int(crossing.argmin())
-        if crossing[best] >= 0:  # no flips: below every threshold
-            value = float(sorted_thresholds[0]) - 1.0
-        elif best + 1 < len(order) and torch.isfinite(sorted_thresholds[best + 1]):
-            value = float(sorted_thresholds[best] + sorted_thresholds[best + 1]) / 2.0
-        else:
-            value = float(sorted_thresholds[best]) + 1.0
-        if not torch.isfinite(torch.tensor(value)):
-            continue
-        candidate = outputs + (value - weights[j]) * column
-        old, new = sign(outputs), sign(candidate)
-        # Equal thresholds cannot be separated: the new value must really be better.
-        if new @ form @ new > old @ form @ old:
-            outputs, weights[j] = candidate, value
+        outputs = search_weight(form, phi[:, j], weights, j, outputs)
     return sign(outputs)
+
+
+def search_weight(form: Tensor, column: Tensor, weights: Tensor, j: int, outputs: Tensor) -> Tensor:
+    """Set weight j to its best value, in place; return the new outputs phi w (n,).
+
+    As w_j grows, each image flips once, at its own threshold; after the first r flips the objective
+    has fallen by 4 times the sum of h_i Q_il h_l over i flipped and l not.
+
+    Args:
+        form: (n, n) Q.
+        column: (n,) column j of phi.
+        weights: (m,).
+        j: Which weight.
+        outputs: (n,) phi w so far.
+    """
+    thresholds = torch.where(column != 0, weights[j] - outputs / column, torch.inf)
+    order = thresholds.argsort()
+    sorted_thresholds = thresholds[order]
+    # Below every threshold the sign of an image is that of -column.
+    bit = torch.where(column > 0, -1.0, 1.0).to(form)[order]
+    bit = torch.where(column[order] == 0, sign(outputs[order]), bit)
+    table = bit[:, None] * form[order][:, order] * bit
+    inside = torch.tril(table, -1).sum(1).cumsum(0)
+    crossing = table.sum(1).cumsum(0) - 2.0 * inside - torch.diagonal(table).cumsum(0)
+    best = int(crossing.argmin())
+    if crossing[best] >= 0:  # no flips: below every threshold
+        value = float(sorted_thresholds[0]) - 1.0
+    elif best + 1 < len(order) and torch.isfinite(sorted_thresholds[best + 1]):
+        value = float(sorted_thresholds[best] + sorted_thresholds[best + 1]) / 2.0
+    else:
+        value = float(sorted_thresholds[best]) + 1.0
+    if not math.isfinite(value):
+        return outputs
+    candidate = outputs + (value - weights[j]) * column
+    old, new = sign(outputs), sign(candidate)
+    # Equal thresholds cannot be separated: the new value must really be better.
+    if new @ form @ new <= old @ form @ old:
+        return outputs
+    weights[j] = value
+    return candidate

@@ -39,21 +39,21 @@ class IsoHash(FeatureMethod):
         """Return a head fitted on features (N, d); labels are not used."""
         found = principal(features, self.bits, name="isohash")
         variances = found.variances.cpu()
-        rotation = isotropic_rotation(variances, self.iterations, seed)
+        start = random_rotation(self.bits, torch.Generator().manual_seed(seed))
+        rotation = isotropic_rotation(variances, start, self.iterations)
         weight = rotation.T @ found.directions.T.cpu()
         return LinearHead.from_matrix(weight.float(), found.mean.float().cpu())
 
 
-def isotropic_rotation(variances: Tensor, iterations: int, seed: int) -> Tensor:
+def isotropic_rotation(variances: Tensor, start: Tensor, iterations: int) -> Tensor:
     """Return Q (K, K), orthogonal, with all diagonal entries of Q^T diag(variances) Q equal.
 
     Args:
         variances: (K,), largest first.
+        start: (K, K) the rotation to start from.
         iterations: The most turns.
-        seed: Draws the rotation it starts from.
     """
-    level = variances.mean()
-    Q = random_rotation(len(variances), torch.Generator().manual_seed(seed))
+    level, Q = variances.mean(), start
     for _ in range(iterations):
         lifted = Q.T @ torch.diag(variances) @ Q
         if torch.allclose(torch.diagonal(lifted), level, rtol=1e-9, atol=0.0):

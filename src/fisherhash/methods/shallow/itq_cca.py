@@ -1,5 +1,6 @@
 """Iterative quantisation after canonical correlation analysis (Gong et al., TPAMI 2013)."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -45,26 +46,52 @@ class ITQCCA(FeatureMethod):
 
     def solve(self, features: Tensor, labels: Tensor | None, *, seed: int) -> Head:
         """Return a head fitted on features (N, d) and labels (N, classes)."""
-        labels = needed(labels, "itq_cca").double()
-        mean, Cxx = mean_and_covariance(features)
-        centred = labels - labels.mean(0)
-        Cyy = centred.T @ centred / len(labels)
-        for matrix in (Cxx, Cyy):
-            scale = torch.diagonal(matrix).mean().clamp_min(1e-12)
-            matrix.diagonal().add_(self.ridge * scale)
-        Cxy, done = torch.zeros(()), 0
-        for block in row_blocks(features):
-            Cxy = Cxy + (block - mean).T @ centred[done : done + len(block)] / len(labels)
-            done += len(block)
-        root = torch.linalg.inv(torch.linalg.cholesky(Cxx))
-        whitened = root @ Cxy
-        left, squares, _ = torch.linalg.svd(
-            whitened @ torch.linalg.inv(torch.linalg.cholesky(Cyy)).T, full_matrices=False
-        )
-        count = min(self.bits, left.shape[1])
-        directions = torch.zeros(len(mean), self.bits, dtype=torch.float64, device=mean.device)
-        directions[:, :count] = root.T @ left[:, :count] * squares[:count]
-        projected = torch.cat([(block - mean) @ directions for block in row_blocks(features)])
+        found = correlated(features, needed(labels, "itq_cca").double(), self.ridge)
+        count = min(self.bits, found.directions.shape[1])
+        directions = found.directions.new_zeros(len(found.mean), self.bits)
+        directions[:, :count] = found.directions[:, :count] * found.correlations[:count]
+        projected = torch.cat([(block - found.mean) @ directions for block in row_blocks(features)])
         rotation = quantizing_rotation(projected, self.iterations, seed)
         weight = (directions @ rotation).T
-        return LinearHead.from_matrix(weight.float().cpu(), mean.float().cpu())
+        return LinearHead.from_matrix(weight.float().cpu(), found.mean.float().cpu())
+
+
+@dataclass(frozen=True)
+class Correlated:
+    """The directions of some features that correlate most with labels.
+
+    Attributes:
+        mean: (d,) the features' mean.
+        directions: (d, count), each of variance 1, the largest correlation first.
+        correlations: (count,).
+    """
+
+    mean: Tensor
+    directions: Tensor
+    correlations: Tensor
+
+
+def correlated(features: Tensor, labels: Tensor, ridge: float) -> Correlated:
+    """Take canonical correlation analysis between features (N, d) and labels (N, M).
+
+    Args:
+        features: (N, d).
+        labels: (N, M).
+        ridge: Added to the diagonals of both covariances, as a share of their means.
+    """
+    mean, Cxx = mean_and_covariance(features)
+    centred = labels - labels.mean(0)
+    Cyy = centred.T @ centred / len(labels)
+    for matrix in (Cxx, Cyy):
+        scale = torch.diagonal(matrix).mean().clamp_min(1e-12)
+        matrix.diagonal().add_(ridge * scale)
+    Cxy, done = torch.zeros(()), 0
+    for block in row_blocks(features):
+        Cxy = Cxy + (block - mean).T @ centred[done : done + len(block)] / len(labels)
+        done += len(block)
+    root = torch.linalg.inv(torch.linalg.cholesky(Cxx))
+    whitened = root @ Cxy
+    left, correlations, _ = torch.linalg.svd(
+        whitened @ torch.linalg.inv(torch.linalg.cholesky(Cyy)).T, full_matrices=False
+    )
+    return Correlated(mean, root.T @ left, correlations)

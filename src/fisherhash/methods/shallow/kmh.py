@@ -93,6 +93,8 @@ class KMH(FeatureMethod):
     def _move(self, rows: Tensor, words: Tensor, owner: Tensor, target: Tensor) -> Tensor:
         """Move the words downhill, with every image at its word ``owner``."""
         share = torch.bincount(owner, minlength=len(words)).double() / len(rows)
+        # The error of the images depends on the words through their sums only, and a constant.
+        sums = torch.zeros_like(words).index_add_(0, owner, rows) / len(rows)
         words = words.clone().requires_grad_()
         weight = share[:, None] * share
         search = torch.optim.LBFGS([words], max_iter=10, line_search_fn="strong_wolfe")
@@ -101,7 +103,7 @@ class KMH(FeatureMethod):
             with torch.enable_grad():
                 search.zero_grad()
                 between = (distances_to(words, words) + 1e-12).sqrt()
-                quantization = (rows - words[owner]).square().sum() / len(rows)
+                quantization = (share[:, None] * words.square() - 2.0 * sums * words).sum()
                 loss = quantization + self.affinity * (weight * (between - target).square()).sum()
                 loss.backward()
             return float(loss.detach())

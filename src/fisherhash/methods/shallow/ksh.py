@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fisherhash.methods._options import NotNegativeInt, PositiveInt
 from fisherhash.methods.base import FeatureMethod, MethodInfo, register, sign
-from fisherhash.methods.shallow._affinity import drawn_pairs, needed, residue
+from fisherhash.methods.shallow._affinity import drawn_pairs, needed
 from fisherhash.methods.shallow._kernels import KernelMap
 from fisherhash.model.heads import Head
 from fisherhash.system.options import Range, Tuned
@@ -61,15 +61,17 @@ class KSH(FeatureMethod):
         gram = phi.T @ phi
         gram.diagonal().add_(1e-6 * torch.diagonal(gram).mean())
         root = torch.linalg.inv(torch.linalg.cholesky(gram))
-        weights, codes = [], phi.new_zeros(len(phi), 0)
+        weights, R = [], self.bits * S
+        inner = phi.T @ (R @ phi)
         for _ in range(self.bits):
-            R = residue(S, codes, self.bits)
-            form = root @ (phi.T @ (R @ phi)) @ root.T
+            form = root @ inner @ root.T
             start = root.T @ torch.linalg.eigh((form + form.T) / 2.0).eigenvectors[:, -1]
             start = start * (len(phi) / (phi @ start).square().sum().clamp_min(1e-300)).sqrt()
             weight = max(start, self.climbed(phi, R, start), key=lambda a: agreement(phi, R, a))
             weights.append(weight)
-            codes = torch.cat([codes, sign(phi @ weight)[:, None]], dim=1)
+            bit = sign(phi @ weight)
+            R.addr_(bit, bit, alpha=-1.0)
+            inner.addr_(phi.T @ bit, phi.T @ bit, alpha=-1.0)
         return kernel.head(torch.stack(weights, dim=1))
 
     def climbed(self, phi: Tensor, R: Tensor, start: Tensor) -> Tensor:
@@ -82,9 +84,10 @@ class KSH(FeatureMethod):
             with torch.enable_grad():
                 search.zero_grad()
                 soft = torch.tanh(phi @ weight)
-                loss = -scale * (soft @ (R @ soft))
-                loss.backward()
-            return float(loss.detach())
+                # R is symmetric: the gradient is that of twice the product with a constant.
+                pull = R @ soft.detach()
+                (-2.0 * scale * (soft @ pull)).backward()
+            return -scale * float(soft.detach() @ pull)
 
         if self.climb:
             search.step(objective)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fisherhash.methods._options import PositiveInt
 from fisherhash.methods.base import FeatureMethod, MethodInfo, register, sign
-from fisherhash.methods.shallow._affinity import best_flips, drawn_pairs, needed, residue
+from fisherhash.methods.shallow._affinity import drawn_pairs, improved_bit, needed, residue
 from fisherhash.methods.shallow._features import principal
 from fisherhash.methods.shallow._kernels import linear_head
 from fisherhash.model.heads import Head
@@ -24,7 +24,8 @@ class MACHash(FeatureMethod):
 
     What differs from the paper: the quadratic problem starts from the current bit and takes the
     best single flips; the SVMs have the squared hinge and are fitted together by L-BFGS; x is
-    projected to principal components of variance 1; mu is in units of K n.
+    projected to principal components of variance 1; mu is in units of K n. No code of the authors
+    could be had to compare with.
 
     Args:
         bits: K.
@@ -79,10 +80,10 @@ class MACHash(FeatureMethod):
     ) -> Tensor:
         """Return the codes (n, K) after one pass over the bits; the objective never rises."""
         codes = codes.clone()
+        left = residue(S, codes, self.bits)
         for bit in range(self.bits):
-            form = residue(S, codes, self.bits, without=bit)
             linear = None if predicted is None else penalty / 2.0 * predicted[:, bit]
-            codes[:, bit] = best_flips(form, codes[:, bit], linear)
+            codes[:, bit] = improved_bit(left, codes[:, bit], linear)
         return codes
 
 

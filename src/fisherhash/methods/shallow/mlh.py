@@ -85,12 +85,13 @@ class MLH(FeatureMethod):
         first = torch.randint(count, (self.batch,), generator=generator).to(labels.device)
         second = torch.randint(count, (self.batch,), generator=generator).to(labels.device)
         half = self.batch // 2
-        weights = (labels[first[:half]] @ labels.T > 0).double()
-        weights[torch.arange(half), first[:half]] = 0.0
-        none = weights.sum(1) == 0
-        weights[none] = 1.0
-        drawn = torch.multinomial(weights.cpu(), 1, generator=generator)[:, 0]
-        second[:half] = drawn.to(labels.device)
+        similar = labels[first[:half]] @ labels.T > 0
+        similar[torch.arange(half), first[:half]] = False
+        similar[~similar.any(1)] = True
+        upto = similar.cumsum(1)
+        share = torch.rand(half, 1, generator=generator).to(labels.device)
+        wanted = (share * upto[:, -1:]).long().clamp_max(upto[:, -1:] - 1)
+        second[:half] = torch.searchsorted(upto, wanted, right=True)[:, 0]
         return first, second
 
     def slope(self, W: Tensor, x: Tensor, y: Tensor, similar: Tensor) -> Tensor:
