@@ -161,6 +161,7 @@ def encode_all(images: Images, hashes: Iterable[Coded], part: str = "report") ->
 def recall(images: Images, names: Iterable[str]) -> dict[str, Any]:
     """For every hash and rate, the radius and the share of copies within it."""
     rows: dict[str, Any] = {}
+    hits: dict[str, dict[str, NDArray[np.bool_]]] = {}
     hashes = [Coded(images, name) for name in names]
     encode_all(images, hashes)
     for coded in hashes:
@@ -181,8 +182,35 @@ def recall(images: Images, names: Iterable[str]) -> dict[str, Any]:
             rates[f"{rate:g}"] = {"radius": radius, "mean": mean, "recall": found}
         rows[name] = {"bits": bits, "pairs": int(counts.sum()), "rates": rates}
         main = rates[f"{MAIN_RATE:g}"]
+        hits[name] = {kind: row <= main["radius"] for kind, row in distances.items()}
         print(f"{name:30s} radius {main['radius']:3d}  mean {main['mean']:.4f}", flush=True)
+    others = [name for name in rows if name not in OURS]
+    for name in OURS:
+        if name in rows and others:
+            rows[name]["beside the best other"] = {
+                kind: beside(found, {other: hits[other][kind] for other in others})
+                for kind, found in hits[name].items()
+            }
     return rows
+
+
+def beside(ours: NDArray[np.bool_], others: dict[str, NDArray[np.bool_]]) -> dict[str, Any]:
+    """Copies of one kind that only ours or only the best other hash finds.
+
+    The interval is that of the difference between the two shares, 95 %, over the images.
+    """
+    best = max(others, key=lambda name: others[name].sum())
+    gained, lost = int((ours & ~others[best]).sum()), int((others[best] & ~ours).sum())
+    count, mean = len(ours), (gained - lost) / len(ours)
+    half = 1.96 * float(np.sqrt((gained + lost) / count - mean**2) / np.sqrt(count))
+    return {
+        "best other": best,
+        "copies": count,
+        "only ours": gained,
+        "only the other": lost,
+        "difference": round(mean, 4),
+        "interval": [round(mean - half, 4), round(mean + half, 4)],
+    }
 
 
 def groups(images: Images, names: Iterable[str], planted: int, among: int) -> dict[str, Any]:
