@@ -62,7 +62,7 @@ CHANGED = {"coco21": (400, 600), "tiny100": (200, 400)}
 """How many of those to choose and to report on are changed in every way."""
 LENGTHS = (256, 128, 64)
 FALSE_PAIRS = 1e-6
-SURE = 0.99
+SURE = 0.998
 """Share of the copies of a kind from which on that kind counts as found."""
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]

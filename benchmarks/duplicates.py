@@ -88,9 +88,9 @@ def of_imagededup(kind: str) -> Encode:
 
 
 HASHES: dict[str, Callable[[], Encode]] = {
+    "fisherhash copy-256": lambda: ours("copy-256"),
     "fisherhash copy-128": lambda: ours("copy-128"),
     "fisherhash copy-64": lambda: ours("copy-64"),
-    "fisherhash general-64-int8": lambda: ours("general-64-int8"),
     "imagehash pHash": lambda: of_imagehash("phash"),
     "imagehash dHash": lambda: of_imagehash("dhash"),
     "imagehash aHash": lambda: of_imagehash("average_hash"),
@@ -101,7 +101,7 @@ HASHES: dict[str, Callable[[], Encode]] = {
     "imagededup aHash": lambda: of_imagededup("AHash"),
     "imagededup wHash": lambda: of_imagededup("WHash"),
 }
-OURS = ("fisherhash copy-128", "fisherhash copy-64")
+OURS = ("fisherhash copy-256", "fisherhash copy-128", "fisherhash copy-64")
 
 
 class Coded:
@@ -127,6 +127,19 @@ class Coded:
             parts.append(self._of(name, part, "original", None)[:count])
         return np.concatenate(parts)
 
+    def unrelated(self, part: str) -> NDArray[np.int64]:
+        """How many pairs of different images have each distance."""
+        originals = self.codes(part)
+        return pair_histogram(originals, 8 * originals.shape[1])
+
+    def distances(self, part: str, kind: str, change: Change) -> NDArray[np.int64]:
+        """Between originals and their changed copies; far where there was nothing to measure."""
+        first = self.first(part)
+        try:
+            return pair_distances(first, self.codes(part, kind, change))
+        except FileNotFoundError:
+            return np.full(len(first), 8 * first.shape[1] + 1)
+
     def _of(self, name: str, part: str, kind: str, change: Change | None) -> Any:
         return np.load(self.file(name, part, kind, change))
 
@@ -145,7 +158,15 @@ class Coded:
 
 def encode_all(images: Images, hashes: Iterable[Coded], part: str = "report") -> None:
     """Store the codes that are missing; every image is changed once for all hashes."""
-    kinds: dict[str, Change | None] = {"original": None} | (SEEN | UNSEEN)
+    _encode_kinds(images, hashes, part, {"original": None})
+    # The others find no copy at any rate, so that there is nothing to measure.
+    usable = [one for one in hashes if radius_at(one.unrelated(part), max(RATES)) >= 0]
+    _encode_kinds(images, usable, part, dict(SEEN | UNSEEN))
+
+
+def _encode_kinds(
+    images: Images, hashes: Iterable[Coded], part: str, kinds: dict[str, Change | None]
+) -> None:
     for name in SETS:
         for kind, change in kinds.items():
             missing = [one for one in hashes if not one.file(name, part, kind, change).exists()]
@@ -166,12 +187,10 @@ def recall(images: Images, names: Iterable[str]) -> dict[str, Any]:
     encode_all(images, hashes)
     for coded in hashes:
         name = coded.name
-        originals = coded.codes("report")
-        bits = 8 * originals.shape[1]
-        counts = pair_histogram(originals, bits)
-        first = coded.first("report")
+        counts = coded.unrelated("report")
+        bits = len(counts) - 1
         distances = {
-            kind: pair_distances(first, coded.codes("report", kind, change))
+            kind: coded.distances("report", kind, change)
             for kind, change in (SEEN | UNSEEN).items()
         }
         rates: dict[str, Any] = {}
