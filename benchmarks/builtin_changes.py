@@ -17,6 +17,7 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageFont, ImageOps
 
 Rng = np.random.Generator
 Change = Callable[[Image.Image, Rng], Image.Image]
+Colour = tuple[int, ...]
 WORDS = ("holiday", "SALE", "me and you", "2024-07-19", "breaking news", "photo by A. Smith", "wow")
 
 
@@ -41,7 +42,7 @@ def cropped(image: Image.Image, share: float, rng: Rng) -> Image.Image:
     return image.crop((left, top, left + width, top + height))
 
 
-def bordered(image: Image.Image, x: float, y: float, colour: tuple[int, int, int]) -> Image.Image:
+def bordered(image: Image.Image, x: float, y: float, colour: Colour) -> Image.Image:
     """Strips of one colour on two sides or on all four."""
     wide, high = round(image.width * x), round(image.height * y)
     return ImageOps.expand(image, (wide, high, wide, high), fill=colour)
@@ -147,7 +148,7 @@ def vignetted(image: Image.Image, strength: float) -> Image.Image:
 
 def sepia(image: Image.Image) -> Image.Image:
     """The browns of an old print."""
-    return ImageOps.colorize(image.convert("L"), (30, 15, 5), (255, 240, 205), mid=(130, 105, 75))
+    return toned(image, (30, 15, 5), (130, 105, 75), (255, 240, 205))
 
 
 def pixelated(image: Image.Image, blocks: int) -> Image.Image:
@@ -169,6 +170,41 @@ def lined(image: Image.Image, every: int) -> Image.Image:
     values = np.array(image)
     values[::every] //= 2
     return Image.fromarray(values)
+
+
+def striped(image: Image.Image, every: int, strength: float) -> Image.Image:
+    """One column in so many nearer to white, or to black where the strength is negative."""
+    values = np.array(image, dtype=np.float32)
+    end = 255.0 if strength > 0 else 0.0
+    values[:, ::every] += abs(strength) * (end - values[:, ::every])
+    return Image.fromarray(values.astype(np.uint8))
+
+
+def shaded(image: Image.Image, darkest: float, rng: Rng) -> Image.Image:
+    """A shadow from one of the four sides: brightness falls to a share of it on the other."""
+    values = np.asarray(image, dtype=np.float32)
+    axis, turned = int(rng.integers(2)), bool(rng.integers(2))
+    light = np.linspace(1, darkest, values.shape[axis], dtype=np.float32)
+    light = (light[::-1] if turned else light).reshape((-1, 1, 1) if axis == 0 else (1, -1, 1))
+    return Image.fromarray((values * light).astype(np.uint8))
+
+
+def toned(image: Image.Image, dark: Colour, middle: Colour, light: Colour) -> Image.Image:
+    """A grey image in the tones between three colours."""
+    return ImageOps.colorize(image.convert("L"), dark, light, mid=middle)
+
+
+def _toned_blue(image: Image.Image, share: float) -> Image.Image:
+    """From grey (0) to the blues of a cyanotype (1)."""
+    dark, middle, light = (
+        tuple(round(grey + share * (blue - grey)) for grey, blue in zip(one, other, strict=True))
+        for one, other in (
+            ((15, 15, 15), (10, 20, 60)),
+            ((120, 120, 120), (70, 110, 170)),
+            ((235, 235, 235), (220, 235, 255)),
+        )
+    )
+    return toned(image, dark, middle, light)
 
 
 def rounded(image: Image.Image, radius: float) -> Image.Image:
@@ -235,6 +271,9 @@ FITTED: dict[str, Change] = {
     "rotation": lambda i, r: rotated(i, r.uniform(-6, 6), cut=bool(r.integers(2))),
     "mosaic": lambda i, r: pixelated(i, int(r.integers(20, 48))),
     "specks": lambda i, r: speckled(i, r.uniform(0.005, 0.05), r),
+    "columns": lambda i, r: striped(i, int(r.integers(4, 9)), r.uniform(-0.6, 0.6)),
+    "shadow": lambda i, r: shaded(i, r.uniform(0.3, 0.9), r),
+    "blue": lambda i, r: _toned_blue(i, r.uniform(0, 1)),
 }
 SEEN: dict[str, Change] = {
     "JPEG, quality 90": lambda i, r: saved(i, "jpeg", 90),
@@ -262,6 +301,9 @@ SEEN: dict[str, Change] = {
     "rotated by 5°": lambda i, r: rotated(i, 5 * r.choice([-1, 1]), cut=False),
     "mosaic of 24 x 24": lambda i, r: pixelated(i, 24),
     "black and white specks": lambda i, r: speckled(i, 0.03, r),
+    "light columns": lambda i, r: striped(i, 5, 0.5),
+    "shadow from one side": lambda i, r: shaded(i, 0.4, r),
+    "toned blue": lambda i, r: _toned_blue(i, 1.0),
 }
 CHOICE: dict[str, Change] = {
     "gamma 0.7": lambda i, r: curved(i, 0.7),
@@ -270,6 +312,8 @@ CHOICE: dict[str, Change] = {
     "32 colours": lambda i, r: i.quantize(32).convert("RGB"),
     "sticker of 25 %": lambda i, r: stickered(i, r, side=0.25),
     "sheared by 5 %": lambda i, r: sheared(i, 0.05),
+    "tones stretched": lambda i, r: ImageOps.autocontrast(i, cutoff=10),
+    "web colours": lambda i, r: i.convert("P", palette=Image.Palette.WEB).convert("RGB"),
 }
 UNSEEN: dict[str, Change] = {
     "WebP, quality 50": lambda i, r: saved(i, "webp", 50),

@@ -1,4 +1,4 @@
-"""How copy-64 and copy-128 were chosen, measured and built; run it to check or to rebuild them.
+"""How copy-64, copy-128 and copy-256 were chosen and built; run it to check or rebuild them.
 
     python benchmarks/builtin_copy.py --cache DIR --json results/builtin-copy.json
     python benchmarks/builtin_copy.py --cache DIR --json results/builtin-copy.json --write
@@ -9,7 +9,7 @@ directions in which images differ most from each other and least from changed co
 a random rotation spreads these over the bits.
 
 Needs the data sets coco21 and tiny100 (see FISHERHASH_DATA). Their images are divided into three
-parts: one to fit on, one to choose on, one to report on. Features are cached in DIR.
+parts: one to fit on, one to choose on, one to report on. Pixels and features are cached in DIR.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -49,16 +50,19 @@ from fisherhash.model.onnx_runtime import OnnxRuntime
 from fisherhash.model.torch_hasher import TorchHasher
 from fisherhash.system import storage
 
-SIZES, GRID = (64,), 4
-"""Sides of the square to choose from, and of the grid that the outputs are averaged to."""
+SIZE, GRID = 64, 4
+"""Sides of the square that an image is squashed into, and of the grid of averaged outputs."""
+BLURS = (1.0, 1.5, 2.0)
+"""Standard deviations, in pixels of that square, of the blurs to choose from."""
 BLOCKS, WIDTH = 5, 40
 """The blocks of the network that are used, and the channels of the last of them."""
-SETS = {"coco21": (3000, 3000, 4500), "tiny100": (1500, 1500, 1500)}
+SETS = {"coco21": (7500, 3000, 4500), "tiny100": (6000, 3000, 4500)}
 """Images to fit, to choose and to report on."""
-CHANGED = {"coco21": (150, 150), "tiny100": (50, 50)}
+CHANGED = {"coco21": (400, 600), "tiny100": (200, 400)}
 """How many of those to choose and to report on are changed in every way."""
+LENGTHS = (256, 128, 64)
 FALSE_PAIRS = 1e-6
-SURE = 0.99
+SURE = 0.998
 """Share of the copies of a kind from which on that kind counts as found."""
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
@@ -66,29 +70,39 @@ Encoder = Callable[[Floats], Codes]
 
 
 class EarlyLite0(Backbone):
-    """The first blocks of EfficientNet-Lite0; the output of the last, averaged to a coarse grid."""
+    """The first blocks of EfficientNet-Lite0; the output of the last, averaged to a coarse grid.
+
+    The image is blurred first: lines, dots and noise are no part of what an image shows.
+    """
 
     name = "efficientnet-lite0-early"
     features = GRID * GRID * WIDTH
+    kernel: Tensor
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, blur: float) -> None:
         given = EfficientNetLite0.preprocessing
-        super().__init__(Preprocessing(size, mean=given.mean, std=given.std, whole=True))
-        network = backbones.create(image_size=size)
+        super().__init__(Preprocessing(SIZE, mean=given.mean, std=given.std, whole=True))
+        network = backbones.create(image_size=SIZE)
         if not isinstance(network, EfficientNetLite0):
             raise TypeError("the default backbone is another one")
         self.stem = network.stem
         self.blocks = nn.Sequential(*list(network.blocks)[:BLOCKS])
+        self.reach = math.ceil(3 * blur)
+        values = torch.exp(-0.5 * (torch.arange(-self.reach, self.reach + 1) / blur) ** 2)
+        self.register_buffer("kernel", (values / values.sum()).expand(3, 1, -1).clone())
 
     def extract(self, images: Tensor) -> Tensor:
         """Turn normalised images (n, 3, size, size) into features (n, features)."""
+        images = functional.pad(images, [self.reach] * 4, mode="replicate")
+        images = functional.conv2d(images, self.kernel[..., None], groups=3)
+        images = functional.conv2d(images, self.kernel[..., None, :], groups=3)
         values = self.blocks(self.stem(images))
         return functional.adaptive_avg_pool2d(values, GRID).flatten(1)
 
 
-def exported(head: LinearHead, size: int) -> tuple[bytes, str]:
+def exported(head: LinearHead, blur: float) -> tuple[bytes, str]:
     """The ONNX file of the network with a head, and how it agrees with torch."""
-    hasher = TorchHasher(EarlyLite0(size), head.eval(), "fisher-pairs")
+    hasher = TorchHasher(EarlyLite0(blur), head.eval(), "fisher-pairs")
     data, agreement = hasher.export()
     return data, str(agreement)
 
@@ -96,8 +110,8 @@ def exported(head: LinearHead, size: int) -> tuple[bytes, str]:
 class Images:
     """The images of the packs, in three parts, and the features of them and of changed copies."""
 
-    def __init__(self, cache: Path, size: int = SIZES[0]) -> None:
-        self.cache, self.size = cache, size
+    def __init__(self, cache: Path, blur: float = BLURS[0]) -> None:
+        self.cache, self.blur = cache, blur
         cache.mkdir(parents=True, exist_ok=True)
         self.collections = {name: open_data(name) for name in SETS}
         self.parts: dict[str, dict[str, NDArray[np.int64]]] = {}
@@ -126,28 +140,36 @@ class Images:
         """Features (n, d) of a part of a set; of changed images, those that are to be changed."""
         measured = change is not None and part != "fit"
         numbers = self.original_numbers(name, part, changed=measured)
-        text = f"{self.size} {GRID} {BLOCKS} {name} {part} {what} {len(numbers)}"
-        file = self.cache / (hashlib.sha256(text.encode()).hexdigest()[:24] + ".npy")
+        text = f"{name} {part} {what} {len(numbers)}"
+        file = self._stored(f"{self.blur} {GRID} {BLOCKS} {text}")
         if file.exists():
             return np.load(file).astype(np.float32)
         began = time.perf_counter()
+        pixels = self._pixels(text, self.changed(name, numbers, change))
         rows = [
-            self.runtime.features(np.stack([self._pixels(image) for image in block]))
-            for block in _blocks(self.changed(name, numbers, change), 64)
+            self.runtime.features(pixels[start : start + 64]) for start in range(0, len(pixels), 64)
         ]
         made = np.concatenate(rows).astype(np.float16)
         np.save(file, made)
         print(f"{text}: {len(made) / (time.perf_counter() - began):.0f} images/s", flush=True)
         return made.astype(np.float32)
 
+    def _stored(self, text: str) -> Path:
+        return self.cache / (hashlib.sha256(text.encode()).hexdigest()[:24] + ".npy")
+
+    def _pixels(self, text: str, images: Iterable[Image.Image]) -> Codes:
+        """Pixels (n, 3, size, size) of images; they are changed once for every blur."""
+        file = self._stored(f"{SIZE} {text}")
+        if not file.exists():
+            rows = [self.runtime.preprocessing.pixels(image).transpose(2, 0, 1) for image in images]
+            np.save(file, np.stack(rows))
+        return np.load(file)
+
     @property
     def runtime(self) -> OnnxRuntime:
         if self._runtime is None:
-            self._runtime = OnnxRuntime(exported(LinearHead(EarlyLite0.features, 8), self.size)[0])
+            self._runtime = OnnxRuntime(exported(LinearHead(EarlyLite0.features, 8), self.blur)[0])
         return self._runtime
-
-    def _pixels(self, image: Image.Image) -> Codes:
-        return self.runtime.preprocessing.pixels(image).transpose(2, 0, 1)
 
     def both(self, part: str, what: str, change: Change | None = None) -> Floats:
         """Features of both sets, one below the other."""
@@ -166,17 +188,6 @@ class Images:
             for name, counts in CHANGED.items()
         ]
         return np.concatenate(found)
-
-
-def _blocks(images: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    block = []
-    for image in images:
-        block.append(image)
-        if len(block) == size:
-            yield block
-            block = []
-    if block:
-        yield block
 
 
 def cut(image: Image.Image, rng: np.random.Generator) -> Image.Image:
@@ -207,20 +218,22 @@ class Recipe:
         power: deviations of the directions to this power before the rotation: 0 makes all equal, 1
             leaves each as large as it is beside the differences between copies.
         directions: how many are kept, as a multiple of the bits.
-        size: side of the square that the image is squashed into.
+        ridge: added to the variance of the differences in every direction, as a share of its mean.
+        blur: standard deviation of the blur, in pixels.
         seed: of the rotation.
     """
 
-    crops: float = 0.0
-    power: float = 0.35
+    crops: float = 0.25
+    power: float = 0.0
     directions: float = 1.0
-    size: int = SIZES[0]
+    ridge: float = 0.01
+    blur: float = BLURS[0]
     seed: int = 0
 
     def __str__(self) -> str:
         return (
-            f"{self.size} pixels, crops {self.crops:g}, power {self.power:g}, "
-            f"directions {self.directions:g}"
+            f"blur {self.blur:g}, crops {self.crops:g}, power {self.power:g}, "
+            f"directions {self.directions:g}, ridge {self.ridge:g}"
         )
 
 
@@ -237,21 +250,22 @@ class Fitting:
         for name, change in COPIES.items():
             rest = images.both("fit", name, change) - self.originals
             self.within[name] = (rest.T @ rest / len(rest)).astype(np.float64)
-        self._solved: dict[float, tuple[NDArray, NDArray]] = {}
+        self._solved: dict[tuple[float, float], tuple[NDArray, NDArray]] = {}
 
     def directions(self, recipe: Recipe) -> tuple[NDArray, NDArray]:
         """Eigenvalues and directions of the generalised problem, the best first."""
-        if recipe.crops not in self._solved:
+        key = recipe.crops, recipe.ridge
+        if key not in self._solved:
             weights = {name: recipe.crops if name == "cut" else 1.0 for name in COPIES}
             parts = np.stack([self.within[name] for name in COPIES])
             inside = np.average(parts, axis=0, weights=list(weights.values()))
             size = len(inside)
-            inside += 1e-3 * np.trace(inside) / size * np.eye(size)
+            inside += recipe.ridge * np.trace(inside) / size * np.eye(size)
             values, vectors = scipy.linalg.eigh(
-                self.total, inside, subset_by_index=[size - 256, size - 1]
+                self.total, inside, subset_by_index=[size - 320, size - 1]
             )
-            self._solved[recipe.crops] = values[::-1], vectors[:, ::-1]
-        return self._solved[recipe.crops]
+            self._solved[key] = values[::-1], vectors[:, ::-1]
+        return self._solved[key]
 
     def fit(self, recipe: Recipe, bits: int) -> tuple[Floats, Floats]:
         """The matrix (bits, d) and the thresholds (bits,) of a recipe."""
@@ -317,16 +331,17 @@ def recalls(
     return radius, found
 
 
-def candidates() -> list[Recipe]:
-    """What is compared: one thing differs at a time."""
-    return [
-        *(Recipe(crops=crops) for crops in (0.0, 0.1, 0.25, 0.5, 1.0)),
-        *(Recipe(crops=crops, directions=1.25) for crops in (0.1, 0.25, 0.5)),
-        *(Recipe(crops=0.25, power=power) for power in (0.0, 0.6)),
-    ]
+TRIED: dict[str, tuple[float, ...]] = {
+    "blur": BLURS,
+    "power": (0.0, 0.35, 0.6),
+    "crops": (0.0, 0.1, 0.25, 0.5, 1.0),
+    "ridge": (0.001, 0.01, 0.1),
+    "directions": (1.0, 1.25),
+}
+"""Values of a recipe to choose from, one after the other."""
 
 
-def chosen(at: dict[int, Fitting], bits: int, rotations: int) -> tuple[Recipe, list[Any]]:
+def chosen(at: dict[float, Fitting], bits: int, rotations: int) -> tuple[Recipe, list[Any]]:
     """The best recipe on the choice images, then the best of some rotations.
 
     What counts is the mean share of copies found, and the share of kinds of change of which almost
@@ -336,7 +351,7 @@ def chosen(at: dict[int, Fitting], bits: int, rotations: int) -> tuple[Recipe, l
 
     def measured(recipe: Recipe) -> float:
         if recipe not in rows:
-            fitting = at[recipe.size]
+            fitting = at[recipe.blur]
             radius, found = recalls(
                 fitting.encoder(recipe, bits), fitting.images, "choose", SEEN | CHOICE, bits
             )
@@ -350,7 +365,9 @@ def chosen(at: dict[int, Fitting], bits: int, rotations: int) -> tuple[Recipe, l
         # A radius is a whole number, which makes one rotation a noisy measure of a recipe.
         return float(np.mean([measured(replace(recipe, seed=seed)) for seed in range(3)]))
 
-    best = max(candidates(), key=over_seeds)
+    best = Recipe()
+    for name, values in TRIED.items():
+        best = max((replace(best, **{name: value}) for value in values), key=over_seeds)
     drawn = [replace(best, seed=seed) for seed in range(rotations)]
     return max(drawn, key=measured), list(rows.values())
 
@@ -363,17 +380,17 @@ def false_pairs(counts: NDArray[np.int64]) -> list[float]:
     return [float(value) for value in rounded[: int(np.searchsorted(share, 1000.0)) + 1]]
 
 
-def built(at: dict[int, Fitting], bits: int, rotations: int) -> dict[str, Any]:
+def built(at: dict[float, Fitting], bits: int, rotations: int) -> dict[str, Any]:
     """Choose, then count the false pairs among images that nothing was chosen on."""
     recipe, tried = chosen(at, bits, rotations)
-    fitting = at[recipe.size]
+    fitting = at[recipe.blur]
     encode = fitting.encoder(recipe, bits)
     counts = pair_histogram(encode(fitting.images.both("report", "original")), bits)
     _, found = recalls(encode, fitting.images, "choose", SEEN | CHOICE, bits)
     return {
         "recipe": str(recipe),
         "seed": recipe.seed,
-        "size": recipe.size,
+        "blur": recipe.blur,
         "choice images": {"mean recall": float(np.mean(list(found.values()))), "recall": found},
         "unrelated pairs": int(counts.sum()),
         "false pairs per million": false_pairs(counts),
@@ -385,7 +402,7 @@ def built(at: dict[int, Fitting], bits: int, rotations: int) -> dict[str, Any]:
 def write(name: str, fitting: Fitting, bits: int, result: dict[str, Any], text: str) -> int:
     """Write the files that ``Hasher.load_builtin`` reads; returns their bytes."""
     recipe = result["fitted"]
-    data, agreement = exported(fitting.head(recipe, bits), recipe.size)
+    data, agreement = exported(fitting.head(recipe, bits), recipe.blur)
     print(name, agreement)
     details = {
         "data": {name: f"{counts[0]:,} images" for name, counts in SETS.items()},
@@ -428,7 +445,8 @@ def card(name: str, bits: int, result: dict[str, Any]) -> str:
         "bytes": str(bits // 8),
         "recipe": result["recipe"],
         "blocks": str(BLOCKS),
-        "size": str(result["size"]),
+        "size": str(SIZE),
+        "blur": f"{result['blur']:g}",
         "grid": str(GRID),
         "features": str(EarlyLite0.features),
         "pairs": f"{result['unrelated pairs'] / 1e6:.0f}",
@@ -448,13 +466,13 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the shipped files")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    at = {size: Fitting(Images(args.cache, size)) for size in SIZES}
+    at = {blur: Fitting(Images(args.cache, blur)) for blur in BLURS}
     results: dict[str, Any] = {}
-    for bits in (64, 128):
+    for bits in LENGTHS:
         name = f"copy-{bits}"
         results[name] = built(at, bits, args.rotations)
         if args.write:
-            fitting = at[results[name]["size"]]
+            fitting = at[results[name]["blur"]]
             made = write(name, fitting, bits, results[name], card(name, bits, results[name]))
             results[name]["bytes"] = made
         del results[name]["fitted"]

