@@ -242,6 +242,8 @@ def measure(options: argparse.Namespace, folder: Path) -> Report:
             kind: run_clients(port, options.codes, 1, options.alone, {kind: 1.0})[kind].summary()
             for kind in KINDS
         }
+        # Under this load, too: its caches are full before its memory is read.
+        run_clients(port, options.codes, options.clients, options.warm, KINDS)
         memory = Memory(server.pid)
         memory.start()
         writer = subprocess.Popen(
