@@ -156,7 +156,8 @@ class PairMemory(nn.Module):
             loss, weight = self._pair_sums(outputs, batch, slice(0, total), margin, positive_weight)
             return loss / weight.clamp_min(1.0)
         # The gradient of each part is taken at once, so that no part stays in memory.
-        loss, weight, slope = 0.0, 0.0, torch.zeros_like(outputs)
+        slope = torch.zeros_like(outputs)
+        loss = weight = torch.zeros((), device=outputs.device)
         for part in parts:
             with torch.enable_grad():
                 own = outputs.detach().requires_grad_()
