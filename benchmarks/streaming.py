@@ -75,6 +75,7 @@ def train(given: argparse.Namespace) -> dict[str, Any]:
     found = fit(
         collection,
         protocol=split,
+        method=given.method,
         backbone=network,
         bits=48,
         finetune=True,
@@ -121,6 +122,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=128)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--backbone", default="efficientnet-lite0")
+    parser.add_argument("--method", default="dfh")
     parser.add_argument("--epochs", type=int, default=3, help="of a training that is measured")
     parser.add_argument("--device", default=None)
     parser.add_argument("--cache", default=None, help="folder for decoded images; by default new")
@@ -137,9 +139,10 @@ def main() -> None:
         return
     until = time.monotonic() + given.seconds
     words = ["--size", str(given.size), "--batch", str(given.batch), "--backbone", given.backbone]
+    words += ["--method", given.method]
     words += ["--device", given.device] if given.device else []
     report: dict[str, Any] = {"size": given.size, "batch": given.batch}
-    report |= {"backbone": given.backbone, "rows": [], "failed": []}
+    report |= {"backbone": given.backbone, "method": given.method, "rows": [], "failed": []}
     with tempfile.TemporaryDirectory() as folder:
         # The first training of a set decodes it; its memory is that of the decoder, too.
         for name, images, stream, epochs in (

@@ -78,7 +78,7 @@ def test_an_epoch_begins_with_a_small_piece_and_no_piece_spans_two_windows(steps
     ends = np.cumsum([0, *sizes])
     assert ends[-1] == steps
     assert all(0 < size <= window for size in sizes)
-    assert sizes[:1] == [max(1, window // 16)][: len(sizes)]
+    assert sizes[:1] == [min(steps, max(1, window // 16))][: len(sizes)]
     assert set(range(window, steps, window)) <= set(ends.tolist())
 
 

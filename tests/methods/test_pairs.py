@@ -14,6 +14,7 @@ from fisherhash.evaluation import evaluate
 from fisherhash.methods import (
     Batch,
     Progress,
+    _pairs,
     create,
     dch,
     dhn,
@@ -192,6 +193,27 @@ def test_memory_pair_loss_pair_by_pair(labels, weight):
             weights += weight if similar else 1.0
     got = memory.pair_loss(now, batch, margin=0.7, positive_weight=weight)
     assert float(got) == pytest.approx(total / weights, rel=1e-5)
+
+
+@pytest.mark.parametrize("labels", [case.values[0] for case in CASES])
+@pytest.mark.parametrize("most", [1, 21, 40])
+def test_a_memory_in_parts_has_the_same_loss_and_gradient(labels, most, monkeypatch):
+    outputs = torch.randn(30, 6, generator=torch.Generator().manual_seed(1))
+    memory = PairMemory()
+    memory.fill(Fixed(outputs, labels))
+    index = torch.tensor([2, 11, 28])
+    batch = Batch(labels[index], index, torch.empty(3, 1))
+    found = []
+    for limit in (_pairs.MOST_PAIRS, most):
+        monkeypatch.setattr(_pairs, "MOST_PAIRS", limit)
+        now = (outputs[index] + 0.5).requires_grad_()
+        loss = memory.pair_loss(now, batch, margin=0.7, positive_weight=4.0)
+        (2 * loss).backward()
+        found.append((loss.detach(), now.grad))
+        with torch.no_grad():
+            again = memory.pair_loss(now, batch, margin=0.7, positive_weight=4.0)
+        assert float(again) == pytest.approx(float(loss.detach()))
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_batch_pairs_by_hand():

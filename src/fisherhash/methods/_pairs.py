@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from fisherhash.methods.base import Batch, HashMethod, TrainingSet, sign
 
 LABEL_ROWS = 16_384  # label rows converted to floats at once
+MOST_PAIRS = 1 << 23
+"""Pairs of a batch and the memory that are in memory at once, so that N is not limited by them."""
 
 
 class TrainingLabels(nn.Module):
@@ -44,12 +46,15 @@ class TrainingLabels(nn.Module):
         self.numbers = numbers if self.single else numbers[:0].clone()
         self.rows = rows[:0].clone() if self.single else rows
 
-    def similar(self, index: Tensor) -> Tensor:
-        """Return whether the images at ``index`` share a label with each training image, (b, N)."""
+    def similar(self, index: Tensor, among: slice = slice(None)) -> Tensor:
+        """Return whether the images at ``index`` share a label with each training image, (b, N).
+
+        ``among`` selects some of the N.
+        """
         if self.single:
             own = self.numbers[index]
-            return (own[:, None] == self.numbers) & (own >= 0)[:, None]
-        return self.rows[index].float() @ self.rows.float().T > 0
+            return (own[:, None] == self.numbers[among]) & (own >= 0)[:, None]
+        return self.rows[index].float() @ self.rows[among].float().T > 0
 
     def similar_share(self, most: int = 512) -> float:
         """Return the share of similar pairs among all pairs of two images.
@@ -145,12 +150,38 @@ class PairMemory(nn.Module):
 
         theta = u_i . u_j / 2, with u_j from the memory, which also supplies the labels.
         """
-        theta = 0.5 * outputs.float() @ self.outputs.T
-        similar = self.labels.similar(batch.index)
+        total, step = len(self.outputs), max(1, MOST_PAIRS // max(1, len(outputs)))
+        parts = [slice(first, min(first + step, total)) for first in range(0, total, step)]
+        if len(parts) <= 1:
+            loss, weight = self._pair_sums(outputs, batch, slice(0, total), margin, positive_weight)
+            return loss / weight.clamp_min(1.0)
+        # The gradient of each part is taken at once, so that no part stays in memory.
+        slope = torch.zeros_like(outputs)
+        loss = weight = torch.zeros((), device=outputs.device)
+        for part in parts:
+            with torch.enable_grad():
+                own = outputs.detach().requires_grad_()
+                sums = self._pair_sums(own, batch, part, margin, positive_weight)
+                slope += torch.autograd.grad(sums[0], own)[0]
+            loss, weight = loss + sums[0].detach(), weight + sums[1]
+        # Its value is the loss, its gradient the slope.
+        loss = loss + ((outputs - outputs.detach()) * slope).sum()
+        return loss / weight.clamp_min(1.0)
+
+    def _pair_sums(
+        self, outputs: Tensor, batch: Batch, part: slice, margin: float, positive_weight: float
+    ) -> tuple[Tensor, Tensor]:
+        """Return the sums of the weighted losses and of the weights, for a part of the memory."""
+        theta = 0.5 * outputs.float() @ self.outputs[part].T
+        similar = self.labels.similar(batch.index, part)
         losses = logistic(theta, similar, margin=margin)
         weights = torch.where(similar, positive_weight, 1.0)
-        weights = weights.scatter(1, batch.index[:, None], 0.0)
-        return (losses * weights).sum() / weights.sum().clamp_min(1.0)
+        # An image and itself are no pair.
+        place = batch.index - part.start
+        outside = (place < 0) | (place >= part.stop - part.start)
+        place = place.clamp(0, part.stop - part.start - 1)[:, None]
+        weights = weights.scatter(1, place, weights.gather(1, place) * outside[:, None])
+        return (losses * weights).sum(), weights.sum()
 
 
 class MemoryMethod(HashMethod):
