@@ -27,7 +27,7 @@ class DGH(FeatureMethod):
 
     What differs from the paper: B starts at the signs of the graph's eigenvectors (DGH-I in the
     paper); where B's columns are dependent, the missing directions of Y are drawn at random. No
-    code of the authors could be had to compare with; the anchor graph is that of ``agh``, which was.
+    code of the authors could be had to compare with; the anchor graph is that of ``agh``.
 
     Args:
         bits: K, fewer than the anchors.
