@@ -30,8 +30,8 @@ class CRH(HashMethod):
 
     What differs from the paper: words are drawn from a fixed seed; where d bits have fewer than 2 M
     words, all of them are the book, and where they have fewer than M, classes may share one.
-    s = sqrt(2) ln(M - 1) is at least 2, because it would be 0 for two classes. No code of the authors
-    could be had to compare with.
+    s = sqrt(2) ln(M - 1) is at least 2, because it would be 0 for two classes. No code of the
+    authors could be had to compare with.
 
     Args:
         bits: K.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -88,7 +90,9 @@ def spectral_bit(form: Tensor) -> Tensor:
     matrix = form.cpu().numpy()
     start = np.where(np.arange(len(form)) % 2, -1.0, 1.0)
     try:
-        vector = eigsh(matrix, k=1, which="LA", v0=start, tol=1e-6)[1][:, 0]
+        # scipy's annotations know whole numbers only, for a tolerance.
+        close: Any = 1e-6
+        vector = eigsh(matrix, k=1, which="LA", v0=start, tol=close)[1][:, 0]
     except (ArpackError, TypeError):  # no convergence, or too few rows for it
         vector = np.linalg.eigh(matrix)[1][:, -1]
     return torch.from_numpy(np.where(vector > 0, 1.0, -1.0)).to(form)

@@ -32,7 +32,7 @@ class BRE(FeatureMethod):
         anchors: Anchors per bit.
         width: Width of the kernel, in units of the median distance to the anchors.
         sample: n.
-        sweeps: Passes over all weights.
+        sweeps: The most passes over all weights; it ends early when no bit changes.
     """
 
     info = MethodInfo(
@@ -48,7 +48,7 @@ class BRE(FeatureMethod):
     anchors: PositiveInt = 20
     width: Annotated[float, Range(above=0), Tuned(0.25, 4.0, "log")] = 1.0
     sample: PositiveInt = 400
-    sweeps: PositiveInt = 1
+    sweeps: PositiveInt = 3
 
     def solve(self, features: Tensor, labels: Tensor | None, *, seed: int) -> Head:
         """Return a head fitted on features (N, d) and labels (N, classes)."""
@@ -69,9 +69,12 @@ class BRE(FeatureMethod):
         ]
         codes = torch.stack([sign(phi[:, u] @ w) for u, w in zip(own, weights, strict=True)], 1)
         for _ in range(self.sweeps):
+            before = codes.clone()
             for bit, used in enumerate(own):
                 form = self.form(S, codes, bit)
                 codes[:, bit] = search_weights(form, phi[:, used], weights[bit])
+            if torch.equal(before, codes):
+                break
         weight = torch.zeros(len(kernel), self.bits, dtype=torch.float64, device=phi.device)
         for bit, used in enumerate(own):
             weight[used, bit] = weights[bit] / scale[used]

@@ -26,8 +26,8 @@ class DGH(FeatureMethod):
     A new image gets sgn(W^T z(x)), W = L^-1 Z^T B: the mean code of its anchors.
 
     What differs from the paper: B starts at the signs of the graph's eigenvectors (DGH-I in the
-    paper); where B's columns are dependent, the missing directions of Y are drawn at random. No code
-    of the authors could be had to compare with; the anchor graph is that of ``agh``, which was.
+    paper); where B's columns are dependent, the missing directions of Y are drawn at random. No
+    code of the authors could be had to compare with; the anchor graph is that of ``agh``.
 
     Args:
         bits: K, fewer than the anchors.

@@ -77,7 +77,7 @@ class KSH(FeatureMethod):
     def climbed(self, phi: Tensor, R: Tensor, start: Tensor) -> Tensor:
         """Return the weights (m,) after a climb of tanh(Phi a)^T R tanh(Phi a)."""
         weight = start.clone().requires_grad_()
-        scale = 1.0 / R.abs().sum()
+        scale = 1.0 / float(R.abs().sum())
         search = torch.optim.LBFGS([weight], max_iter=self.climb, line_search_fn="strong_wolfe")
 
         def objective() -> float:
