@@ -43,8 +43,14 @@ def reproduced() -> list[tuple[str, dict[str, Any]]]:
             or (one["target"], part["bench"]["slug"]) not in fresh
         ]
         if parts:
-            kept.append((name, {**one, "parts": parts}))
+            kept.append((name, {**one, "parts": parts, "notes": _notes_on(parts, one["notes"])}))
     return kept
+
+
+def _notes_on(parts: list[dict[str, Any]], notes: list[str]) -> list[str]:
+    """Return the notes without those on NUS-WIDE where no part is left that it concerns."""
+    shown = any("NUS-WIDE" in part["title"] for part in parts)
+    return [note for note in notes if shown or "NUS-WIDE" not in note]
 
 
 def _first_slug(bench: dict[str, Any]) -> str:
@@ -123,7 +129,7 @@ def shallow_tables() -> str:
         )
         header = ["method", "learns from", *(f"{bits} bits" for bits in lengths), "fit", "encode"]
         blocks.append(Table(header, rows, note).markdown())
-    return "\n\n".join(blocks) + "\n" if blocks else "Not run yet.\n"
+    return "\n\n".join(blocks) + "\n" if blocks else "Not measured yet.\n"
 
 
 def _whole(result: dict[str, Any]) -> str:
@@ -203,7 +209,7 @@ def choices_table() -> str:
     """Return what to take on frozen features, by labels, length and patience."""
     results = shallow_results()
     if not results:
-        return "Not run yet.\n"
+        return "On frozen features: not measured yet.\n"
     result, rows = results[0], []
     measured = [row for row in result["rows"] if "map" in row]
     for kind, words in (("labels", "labels"), ("the features", "no labels")):

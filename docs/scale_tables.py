@@ -14,7 +14,7 @@ from fisherhash.experiments.tables import Table
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 SIZES = (1_000_000, 10_000_000, 100_000_000, 1_000_000_000, 10_000_000_000)
 MACHINE_GIGABYTES = 64
-NOT_RUN = "Not run yet.\n"
+NOT_RUN = "Not measured yet.\n"
 
 
 def _load(name: str) -> dict[str, Any] | None:

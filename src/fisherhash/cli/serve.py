@@ -56,7 +56,8 @@ def serve(
         open: Open the page in a browser; by default if you start it from a terminal.
         device: cpu, cuda, … or auto.
         skip_damaged: Serve a damaged index without the items whose codes are damaged.
-        max_upload: The most megabytes of an uploaded image.
+        max_upload: The most megabytes of an uploaded image; it may have 50 million pixels, or what
+            --max-pixels says.
         seconds: The most seconds that an answer may take, and an upload to arrive.
         cache: The most megabytes of thumbnails on disk.
     """

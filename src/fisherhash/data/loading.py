@@ -54,7 +54,7 @@ def decode(
         block: images per block; the last block may hold fewer, and every skipped image leaves its
             block one image smaller.
         workers: number of processes; 0 decodes in this one. None times the first few images and
-            starts processes only on Linux and only for more than a few seconds of work.
+            starts processes, except on Windows, if more than a second or two of work is left.
         timeout: seconds without an answer after which a worker counts as hung.
 
     Raises:

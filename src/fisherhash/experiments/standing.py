@@ -223,7 +223,8 @@ class Standing:
         top = max(ran, key=lambda name: contest.rivals[name, bits].mean)
         best = contest.best(bits) or top
         score = contest.rivals[top, bits]
-        level = [name for name in contest.level(bits) if name not in own]
+        alone = [name for name in contest.level(bits) if len(contest.rivals[name, bits].values) < 2]
+        level = [name for name in contest.level(bits) if name not in (*own, *alone)]
         if best == top:
             rival = max(
                 (name for name in contest.others(top, bits) if name not in own),
@@ -233,6 +234,8 @@ class Standing:
             text = f"is first, {ahead}"
             if level:
                 text = f"has the highest mean and is level with {', '.join(level)} ({ahead})"
+            if alone:
+                text += f" ({', '.join(alone)}: one seed, no test)"
             if not contest.tested(bits):
                 text = f"has the highest mean, {ahead} (one seed, no test)"
         else:
