@@ -58,7 +58,7 @@ BLOCKS, WIDTH = 5, 40
 """The blocks of the network that are used, and the channels of the last of them."""
 SETS = {"coco21": (7500, 3000, 4500), "tiny100": (6000, 3000, 4500)}
 """Images to fit, to choose and to report on."""
-CHANGED = {"coco21": (400, 600), "tiny100": (200, 400)}
+CHANGED = {"coco21": (400, 300), "tiny100": (200, 200)}
 """How many of those to choose and to report on are changed in every way."""
 LENGTHS = (256, 128, 64)
 FALSE_PAIRS = 1e-6

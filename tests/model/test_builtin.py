@@ -73,8 +73,9 @@ def test_codes_of_a_picture_stay_what_they_were(hasher):
 KNOWN = {
     FLOAT: "a0f1280fb89a46d1",
     "general-64-int8": "d120ee0d38729683",
-    "copy-64": "7756a69d4cd447ac",
-    "copy-128": "4c869aff39106f3483f51943a90fb628",
+    "copy-64": "873951ee62f9f589",
+    "copy-128": "6fe005a394b091777d741232323fba04",
+    "copy-256": "0c3164a7eb7a653558ecae98fd22124c7c735218cd14a3d4dbc6607b94a15125",
 }
 
 
@@ -93,7 +94,7 @@ def test_a_copy_hasher_finds_copies_and_nothing_else():
     assert distances[~np.eye(10, dtype=bool)].min() > radius
 
 
-@pytest.mark.parametrize("name", ["copy-64", "copy-128"])
+@pytest.mark.parametrize("name", ["copy-64", "copy-128", "copy-256"])
 def test_false_pairs_are_known_for_every_radius(name):
     known = builtin.false_pairs(name)
     assert known.pairs > 1_000_000
