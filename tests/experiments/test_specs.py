@@ -7,6 +7,7 @@ from fisherhash.data.protocol_table import PROTOCOLS
 from fisherhash.data.unseen import UNSEEN
 from fisherhash.errors import UsageError
 from fisherhash.experiments import specs
+from fisherhash.experiments.planning import _reduced
 from fisherhash.experiments.tuning import parted
 from fisherhash.training.settings import Settings
 
@@ -65,3 +66,13 @@ def test_the_paper_s_headline_numbers():
     assert tuple(best) == dfh.paper
     with pytest.raises(UsageError, match="Did you mean 'table1'"):
         specs.find_spec("table11")
+
+
+def test_methods_since_the_paper_stand_in_the_tables_but_not_in_quick_runs():
+    for spec in (specs.TABLE2, specs.TABLE3):
+        assert {row.method for row in spec.parts[0].rows} >= set(specs.SINCE)
+        quick = _reduced(spec, [], ends=True)[0].rows
+        assert not {row.method for row in quick} & set(specs.SINCE)
+        assert {row.method for row in quick} >= set(specs.NAMES)
+        (named,) = _reduced(spec, ["hyp2", "12", "16"], ends=True)
+        assert [row.name for row in named.rows] == ["HyP²", "HyP² + class step"]
