@@ -36,7 +36,7 @@ def onnx(
         model: A model folder, or the name of a built-in hasher.
         out: A file FILE.onnx, or a new model folder. By default the file becomes a part of the
             model folder; with --int8, which makes another model, MODEL-int8 is a new folder.
-        int8: Quantise the network: a third of the size, twice as fast on a CPU, other codes.
+        int8: Quantise the network: a third of the size, faster on a CPU, other codes.
         images: With --int8: a folder with images like yours, on 128 of which the network is
             calibrated; by default the built-in sample.
         json: Print the result as JSON on stdout.

@@ -1,4 +1,4 @@
-"""Quantises an exported network to int8: a third of the size, twice as fast on a CPU.
+"""Quantises an exported network to int8: a third of the size, and faster on a CPU.
 
 Activations are unsigned bytes, weights signed bytes with one scale per output channel, sums have 32
 bits. A processor without VNNI adds the products of two neighbouring input channels in 16 bits
