@@ -153,6 +153,13 @@ def test_the_best_row_says_who_is_level_and_how_many_seeds_it_has():
     assert "(one seed, no test)" in said
 
 
+def test_a_row_with_one_seed_is_not_called_level():
+    made = part({"DFH": [0.85, 0.85, 0.86], "far": [0.7, 0.71, 0.7], "broken": [0.1]})
+    (said,) = verdicts(made)
+    assert "DFH is first" in said
+    assert "ahead of far (broken: one seed, no test)" in said
+
+
 def test_a_stored_test_over_queries_is_used():
     """It can tell apart what three seeds alone cannot."""
     made = part({"DFH": [0.80, 0.82, 0.84], "near": [0.80, 0.81, 0.82]})
