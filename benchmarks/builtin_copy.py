@@ -462,13 +462,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cache", type=Path, required=True, help="store features here")
     parser.add_argument("--json", type=Path, required=True, help="write the numbers here")
+    parser.add_argument("--bits", type=int, nargs="+", default=LENGTHS, help="only these lengths")
     parser.add_argument("--rotations", type=int, default=10, help="how many to choose from")
     parser.add_argument("--write", action="store_true", help="write the shipped files")
     args = parser.parse_args()
     torch.set_num_threads(1)
     at = {blur: Fitting(Images(args.cache, blur)) for blur in BLURS}
     results: dict[str, Any] = {}
-    for bits in LENGTHS:
+    if args.json.exists():
+        results = json.loads(args.json.read_text(encoding="utf-8"))
+    for bits in args.bits:
         name = f"copy-{bits}"
         results[name] = built(at, bits, args.rotations)
         if args.write:
@@ -485,7 +488,7 @@ def main() -> None:
         "changed": {name: counts[1] for name, counts in CHANGED.items()},
         "versions": versions(),
     }
-    args.json.write_text(json.dumps(about | results, indent=1) + "\n", encoding="utf-8")
+    args.json.write_text(json.dumps(results | about, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def images_of(data: str, count: int, without: list[str]) -> tuple[Any, NDArray[n
         large = collection.labels.sum(axis=0) >= FEWEST
         large &= ~np.isin(collection.classes, without)
         free = np.flatnonzero(collection.labels[:, large].any(axis=1))
-    order = hash_order([str(collection.names[i]) for i in free], range(len(free)), seed=0)
+    order = hash_order([str(collection.names[i]) for i in free.tolist()], range(len(free)), seed=0)
     return collection, np.sort(free[np.asarray(order[:count])])
 
 

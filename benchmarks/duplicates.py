@@ -36,7 +36,7 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from builtin_changes import SEEN, UNSEEN, Change
+from builtin_changes import CHOSEN_ON, REPORTED, SEEN, UNSEEN, Change
 from builtin_copy import SETS, Images, pair_distances, pair_histogram, radius_at
 from fisherhash import Hasher, ImageIndex
 from fisherhash.index.images.duplicates import confirmed
@@ -161,7 +161,7 @@ def encode_all(images: Images, hashes: Iterable[Coded], part: str = "report") ->
     _encode_kinds(images, hashes, part, {"original": None})
     # The others find no copy at any rate, so that there is nothing to measure.
     usable = [one for one in hashes if radius_at(one.unrelated(part), max(RATES)) >= 0]
-    _encode_kinds(images, usable, part, dict(SEEN | UNSEEN))
+    _encode_kinds(images, usable, part, dict(REPORTED))
 
 
 def _encode_kinds(
@@ -190,8 +190,7 @@ def recall(images: Images, names: Iterable[str]) -> dict[str, Any]:
         counts = coded.unrelated("report")
         bits = len(counts) - 1
         distances = {
-            kind: coded.distances("report", kind, change)
-            for kind, change in (SEEN | UNSEEN).items()
+            kind: coded.distances("report", kind, change) for kind, change in REPORTED.items()
         }
         rates: dict[str, Any] = {}
         for rate in RATES:
@@ -238,7 +237,7 @@ def groups(images: Images, names: Iterable[str], planted: int, among: int) -> di
     A copy is found if it is in a group with its original, a group is mixed if it holds images that
     are no copies of each other, and an original is split if its copies are in several groups.
     """
-    kinds = list((SEEN | UNSEEN).values())
+    kinds = list(REPORTED.values())
     chosen = [
         (name, int(number))
         for part in ("report", "choose")
@@ -333,7 +332,7 @@ def table(result: dict[str, Any]) -> str:
     pairs = next(iter(rows.values()))["pairs"]
     best = {
         kind: max(rows[name]["rates"][rate]["recall"][kind] for name in rows if name not in OURS)
-        for kind in SEEN | UNSEEN
+        for kind in REPORTED
     }
     lines = [
         f"The radius of a hash is the largest with at most one in a million of {pairs / 1e6:.0f} "
@@ -354,7 +353,7 @@ def table(result: dict[str, Any]) -> str:
     shown = [*[name for name in OURS if name in rows], "best other"]
     shown += [name for name in usable if name.startswith("imagehash")]
     lines += ["", "| change | " + " | ".join(shown) + " |", "|---|" + "---|" * len(shown)]
-    for kinds, mark in ((SEEN, ""), (UNSEEN, " *")):
+    for kinds, mark in ((SEEN, ""), (CHOSEN_ON, " +"), (UNSEEN, " *")):
         for kind in kinds:
             cells = [
                 best[kind] if name == "best other" else rows[name]["rates"][rate]["recall"][kind]
