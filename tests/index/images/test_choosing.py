@@ -32,7 +32,7 @@ def photos(tmp_path, monkeypatch):
 
 def test_few_images_get_the_built_in_hasher(photos, tmp_path):
     report = sync_index(tmp_path / "i", photos(0, 5), workers=0)
-    assert "64 bits of general-64: fewer than 12 images are too few" in report.notes[-1]
+    assert "64-bit codes of general-64: fewer than 12 images are too few" in report.notes[-1]
     with ImageIndex.open(tmp_path / "i") as images:
         assert images.index.bits == 64
         assert "general-64 (fewer than 12 images" in describe_model(images.index.model)
@@ -49,7 +49,7 @@ def test_few_images_get_the_built_in_hasher(photos, tmp_path):
 def test_enough_images_get_codes_of_their_own_which_stay(photos, tmp_path, monkeypatch):
     monkeypatch.setattr(choosing, "FIT_SAMPLE", 13)
     report = sync_index(tmp_path / "i", photos(0, 14), workers=0)
-    assert "8 bits, fitted to 13 of 14 images (itq)" in report.notes[-1]
+    assert "8-bit codes, fitted to 13 of 14 images (itq)" in report.notes[-1]
     assert len(report.added) == 14
     with ImageIndex.open(tmp_path / "i") as images:
         assert images.index.bits == 8
@@ -75,7 +75,7 @@ def test_a_named_model_and_a_named_length_are_taken(photos, tmp_path):
     with ImageIndex.open(tmp_path / "i") as images:
         assert images.index.model == {"builtin": "general-64-int8"}
     report = sync_index(tmp_path / "j", tmp_path / "photos", bits=5, workers=0)
-    assert "5 bits, fitted to 12 of 12 images" in report.notes[-1]
+    assert "5-bit codes, fitted to 12 of 12 images" in report.notes[-1]
     with pytest.raises(UsageError, match="--bits and --model exclude each other"):
         sync_index(tmp_path / "k", tmp_path / "photos", bits=5, model="general-64")
 

@@ -80,7 +80,7 @@ def choose_hasher(
 
     hasher = Hasher.load_builtin(builtin.DEFAULT_HASHER, device=device)
     reason = f"fewer than {FEWEST_FITTED:,} images are too few to fit codes to"
-    choice = f"{hasher.bits} bits of {builtin.DEFAULT_HASHER}: {reason}"
+    choice = f"{hasher.bits}-bit codes of {builtin.DEFAULT_HASHER}: {reason}"
     return ChosenHasher(hasher, hasher.about | {"chosen": reason}, {}, choice)
 
 
@@ -129,4 +129,4 @@ def fit_sample(
     known: KnownCodes = {sample.names[int(i)]: (code, None) for i, code in pairs}
     reason = f"there are at least {FEWEST_FITTED:,} images, enough to fit codes to"
     model = {"fitted": "itq", "images": len(known)} | hasher.about
-    return ChosenHasher(hasher, model, known, f"{length} bits, fitted to {of} (itq): {reason}")
+    return ChosenHasher(hasher, model, known, f"{length}-bit codes, fitted to {of} (itq): {reason}")

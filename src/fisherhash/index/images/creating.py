@@ -100,7 +100,7 @@ def sync_index(
         work = Import(images.index, lambda: chosen.hasher, chosen.codes, workers=workers)
         report = sync_images(work, root, found=found)
     if chosen.reason:
-        report.notes.append(f"the codes: {chosen.reason}")
+        report.notes.append(chosen.reason)
     return report
 
 
