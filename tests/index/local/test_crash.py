@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from fisherhash.codes import hamming
-from fisherhash.index import Index
+from fisherhash.index import Entry, Index
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the writer is forked")
 
@@ -212,3 +212,32 @@ def test_a_writer_that_is_killed_while_it_moves_the_notes_of_format_1(tmp_path):
 @pytest.mark.slow
 def test_two_hundred_kills(tmp_path):
     kills(tmp_path, 200, seed=time.time_ns())
+
+
+KILLED_IN_A_JOURNAL = """
+import os, signal, sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("PRAGMA cache_size = 1")
+db.execute("BEGIN IMMEDIATE")
+db.execute("UPDATE items SET path = hex(zeroblob(4000))")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_reader_that_stays_open_outlives_a_journal_of_a_killed_writer(tmp_path, times):
+    path = tmp_path / "a.index"
+    with Index.create(path, bits=BITS) as index:
+        index.add([Entry(f"{n}", code) for n, code in enumerate(codes_of(map(str, range(300))))])
+    with Index.open(path) as reader:
+        before = list(reader.items())
+        for _ in range(times):
+            catalogue = path / "catalogue.sqlite"
+            died = subprocess.run([sys.executable, "-c", KILLED_IN_A_JOURNAL, str(catalogue)])
+            assert died.returncode == -signal.SIGKILL
+            assert (path / "catalogue.sqlite-journal").stat().st_size
+            assert list(reader.items()) == before
+            assert reader.search(codes_of(["7"]), 1)[0][0].distance == 0
+            with Index.open(path, write=True) as writer:
+                assert writer.get("7").code == before[7].code
+            assert list(reader.items()) == before

@@ -27,6 +27,7 @@ from fisherhash.index.local.connect import (
     connection,
     damaged_catalogue,
     describe_error,
+    error_name,
     is_busy,
 )
 from fisherhash.index.local.guards import SharedFile, Sums, cannot_read
@@ -297,8 +298,19 @@ class Catalogue:
     def view(self) -> Iterator[State]:
         """Calls inside see one commit, whatever is written meanwhile; yields its state."""
         self._renew_copy()
-        with self._reading() as db:
-            yield self._state(db)
+        with contextlib.ExitStack() as reading:
+            db = reading.enter_context(self._reading())
+            try:
+                state = self._state(db)
+            except sqlite3.OperationalError as error:
+                # A writer was killed in the middle of a change, which a reader may not take back.
+                if self._locked or not error_name(error).startswith("SQLITE_READONLY"):
+                    raise
+                reading.close()
+                logger.info("%s: opened again (%s)", self.path, error)
+                self._reconnect()
+                state = self._state(reading.enter_context(self._reading()))
+            yield state
 
     def _error(self, error: Exception) -> BaseException:
         found = describe_error(self.path, error, self._meter)
@@ -348,11 +360,15 @@ class Catalogue:
 
     def _renew_copy(self) -> None:
         if self._copy is not None and self._signature() != self._copied:
-            self._db.close()
+            self._reconnect()
+
+    def _reconnect(self) -> None:
+        self._db.close()
+        if self._copy is not None:
             self._copy.cleanup()
             self._copy = None
-            self._trusted = False
-            self._db = self._connect()
+        self._trusted = False
+        self._db = self._connect()
 
     def load(self, since: int = 0) -> tuple[State, list[FileRow], list[RemovedRow]]:
         """State, files, and the removed bits that changed after commit ``since``."""
