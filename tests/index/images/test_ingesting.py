@@ -93,13 +93,16 @@ def test_a_node_that_ends_while_encoding(
     place = tmp_path / "a.index"
     monkeypatch.setattr(ingesting, "CHUNK", 1)
     reports = []
-    work = threading.Thread(target=lambda: reports.append(ingest_images(place, source, workers=3)))
+    work = threading.Thread(
+        target=lambda: reports.append(ingest_images(place, source, workers=3)), daemon=True
+    )
     work.start()
     while not (Index.exists(place) and len(Index.open(place))):
         work.join(0.1)
         assert work.is_alive(), "it was too fast to be interrupted"
     ray_cluster.kill_node(ray_cluster.others[0])
-    work.join()
+    work.join(120)
+    assert not work.is_alive(), "it waits for a node that ended"
     ray_cluster.others.append(ray_cluster.add_node())
     assert len(reports[0].added) == 18
     assert contents(place) == expected

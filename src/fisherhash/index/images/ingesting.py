@@ -75,7 +75,9 @@ class ClusterImport(Import):
         about = hasher.about
         model = str(about["builtin"]) if "builtin" in about else pack_model(hasher.save)
         stored = ray.put(model)
-        needs = {"num_gpus": 1, "num_cpus": 0} if gpus else {"num_cpus": min(1.0, cpus / count)}
+        # Half of what a worker uses: if its node ends, it is started again on another one, and would
+        # wait for ever if the others were full.
+        needs = {"num_gpus": 1, "num_cpus": 0} if gpus else {"num_cpus": min(1.0, cpus / count) / 2}
         options = {"scheduling_strategy": "SPREAD", **needs}
         where = "cuda" if gpus else "cpu"
         self._actors = [start_actor(EncodingWorker, stored, where, **options) for _ in range(count)]
