@@ -75,8 +75,8 @@ class ClusterImport(Import):
         about = hasher.about
         model = str(about["builtin"]) if "builtin" in about else pack_model(hasher.save)
         stored = ray.put(model)
-        # Half of what a worker uses: if its node ends, it is started again on another one, and would
-        # wait for ever if the others were full.
+        # Half of what a worker uses: if its node ends, it is started again on another one, where it
+        # would wait for ever if that were full.
         needs = {"num_gpus": 1, "num_cpus": 0} if gpus else {"num_cpus": min(1.0, cpus / count) / 2}
         options = {"scheduling_strategy": "SPREAD", **needs}
         where = "cuda" if gpus else "cpu"
