@@ -117,7 +117,8 @@ def test_a_node_that_ends_while_serving(ray_cluster, folder, replicas):
     with Index.open(folder) as local:
         expected = local.search(queries, 50).to_list()
     answers, errors = [], []
-    with Index.open(f"ray://{folder}?shards=3&replicas={replicas}") as index:
+    # Long enough to start its processes while other tests have the cores.
+    with Index.open(f"ray://{folder}?shards=3&replicas={replicas}&timeout=300") as index:
         index.build()
 
         def serve():
