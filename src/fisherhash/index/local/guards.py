@@ -14,8 +14,9 @@ import json
 import os
 import threading
 import time
+import weakref
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,8 @@ from fisherhash.index.local.files import (
 SUM_BLOCK = 1 << 20
 """Bytes that one checksum covers, in the catalogue and in the code files."""
 
+TRUSTED_SECONDS = 1.0
+"""How long ``head`` is believed without a look at the catalogue."""
 _SLOT = 48
 _MOST_SUMS = 64 << 20
 """A longer file holds no sums; those of a catalogue of a terabyte are shorter."""
@@ -107,16 +110,68 @@ class CommitMark:
 
     def _read(self) -> tuple[int | None, str | None]:
         try:
-            data = read_inside(self.folder, "head", 1 << 16)
+            return _commit_in(read_inside(self.folder, "head", 1 << 16))
         except FileNotFoundError:
             return None, "is missing"
         except OSError as error:
             return None, f"cannot be read: {error.strerror or error}"
-        slots = [data[start : start + _SLOT] for start in (0, _SLOT)]
-        found = [(slot, int(slot[7:27])) for slot in slots if slot[7:27].isdigit()]
-        commits = [commit for slot, commit in found if slot == _slot(commit)]
-        wrong = None if len(commits) == 2 and len(data) == 2 * _SLOT else "is damaged"
-        return max(commits, default=None), wrong
+
+
+def _commit_in(data: bytes) -> tuple[int | None, str | None]:
+    """The commit that the bytes of ``head`` name (None: none), and what is wrong with them."""
+    slots = [data[start : start + _SLOT] for start in (0, _SLOT)]
+    found = [(slot, int(slot[7:27])) for slot in slots if slot[7:27].isdigit()]
+    commits = [commit for slot, commit in found if slot == _slot(commit)]
+    wrong = None if len(commits) == 2 and len(data) == 2 * _SLOT else "is damaged"
+    return max(commits, default=None), wrong
+
+
+class CommitWatch:
+    """Tells a reader that it has seen the last commit, by one read of ``head`` and without SQLite.
+
+    A writer writes ``head`` before it reports a commit as done. One that is killed just before
+    leaves it as it was, so what it says counts for a second, and then the catalogue is read again.
+
+    Args:
+        folder: the index.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._close: Callable[[], object] = lambda: None
+        self._fd, self._seen, self._commit, self._until = -1, b"", -1, 0.0
+
+    def saw(self, commit: int) -> None:
+        """Note a commit that the catalogue holds now."""
+        now = time.monotonic()
+        if commit == self._commit and now < self._until:
+            return
+        self.close()
+        try:
+            self._fd = open_inside(self._folder, "head", os.O_RDONLY)
+        except OSError:
+            return
+        self._close = weakref.finalize(self, os.close, self._fd)
+        self._seen = self._read()
+        if _commit_in(self._seen) == (commit, None):
+            self._commit, self._until = commit, now + TRUSTED_SECONDS
+
+    def is_last(self, commit: int) -> bool:
+        """Whether no other commit was completed since this one was noted; False if unknown."""
+        known = commit == self._commit and time.monotonic() < self._until
+        return known and self._read() == self._seen
+
+    def close(self) -> None:
+        """Release the file; again does nothing."""
+        self._until = 0.0
+        self._close()
+
+    def _read(self) -> bytes:
+        data = bytearray(2 * _SLOT + 1)
+        try:
+            return bytes(data[: read_at(self._fd, memoryview(data), 0)])
+        except OSError:
+            return b""
 
 
 def array_bytes(array: NDArray[Any]) -> memoryview:

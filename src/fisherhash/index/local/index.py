@@ -44,7 +44,7 @@ from fisherhash.index.local.code_files import codes_name, delete_files
 from fisherhash.index.local.compacting import Group, next_group, plan_group, rewrite_group
 from fisherhash.index.local.folder import MODEL_FOLDER, create_folder, is_taken, open_catalogue
 from fisherhash.index.local.format_1 import delete_old_notes, read_old_notes
-from fisherhash.index.local.guards import CommitMark
+from fisherhash.index.local.guards import CommitMark, CommitWatch
 from fisherhash.index.local.item_reader import ItemReader
 from fisherhash.index.local.lock import WriterLock
 from fisherhash.index.local.records import RecordForm, Records
@@ -79,8 +79,9 @@ class _Seen(threading.local):
 class LocalIndex(Index):
     """An index in a folder.
 
-    Any number of processes may read while one writes; a reader sees the last commit at every call.
-    Do not carry an object over a ``fork``.
+    Any number of processes may read while one writes; a reader sees the last commit at every call,
+    and within a second one whose writer was killed before it could say so. Do not carry an object
+    over a ``fork``.
 
     Attributes:
         path: the folder.
@@ -99,10 +100,12 @@ class LocalIndex(Index):
         self._subsets = SubsetCache()
         self._catalogue, self._lock = open_catalogue(self.path, write=write)
         self._items = ItemReader(self._catalogue)
+        self._watch = CommitWatch(self.path)
         self._process = os.getpid()
         # Also without close(): else SQLite moves its log at exit, and the checksums are wrong.
         self._closing = weakref.finalize(self, _close, self._catalogue, self._lock, self._process)
-        self._identity = _identity(self._catalogue.path)
+        self._place = os.fspath(self._catalogue.path)
+        self._identity = _identity(self._place)
         facts = self._catalogue.facts
         self.bits, self.fingerprint = facts["bits"], facts["fingerprint"]
         self._form = RecordForm.from_facts(facts)
@@ -160,6 +163,7 @@ class LocalIndex(Index):
         with self._guard:
             self._snapshot = None
             self._subsets.clear()
+            self._watch.close()
             self._closing()
 
     # The last commit
@@ -180,7 +184,7 @@ class LocalIndex(Index):
             raise UsageError(
                 f"{self.uri} was opened before this process was forked; open it again here"
             )
-        if _identity(self._catalogue.path) != self._identity:
+        if _identity(self._place) != self._identity:
             raise FisherhashError(
                 f"{self.uri} was deleted, or another index took its place, while it was "
                 "open; open it again"
@@ -193,6 +197,19 @@ class LocalIndex(Index):
 
     def _current(self) -> Snapshot:
         with self._view() as snapshot:
+            return snapshot
+
+    def _known(self) -> Snapshot | None:
+        """The last commit, for a call that reads no rows; None where only SQLite can tell."""
+        if self._seen.snapshot is not None:
+            return self._seen.snapshot
+        with self._guard:
+            snapshot = self._snapshot
+            if snapshot is None or not self._watch.is_last(snapshot.state.commit):
+                return None
+            self._must_be_open()
+            if self._seen.reading:
+                self._seen.snapshot = snapshot
             return snapshot
 
     @contextlib.contextmanager
@@ -215,6 +232,7 @@ class LocalIndex(Index):
                             ) from None
                         failed = state.commit
                     else:
+                        self._watch.saw(state.commit)
                         if self._seen.reading:
                             self._seen.snapshot = snapshot
                         yield snapshot
@@ -262,7 +280,7 @@ class LocalIndex(Index):
         else:
             with self._guard:
                 self._heal()
-                snapshot = target = self._seen.snapshot or self._current()
+                snapshot = target = self._known() or self._current()
                 snapshot.prepare(len(queries))
         yield target
         with self._guard:
@@ -314,9 +332,8 @@ class LocalIndex(Index):
         """See :meth:`Index.get_items`."""
         by_key = len(names) > 0 and isinstance(names[0], str)
         wanted: list[Any] = list(names) if by_key else as_ids(names).tolist()  # type: ignore[arg-type]
-        snapshot = self._seen.snapshot
-        if snapshot is not None:
-            found = list(map(snapshot.items.get, wanted))
+        if known := self._known():
+            found = list(map(known.items.get, wanted))
             if all(found):
                 return found
         with self._view() as snapshot:
@@ -652,7 +669,7 @@ class LocalIndex(Index):
         return folder if folder.is_dir() else None
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def _identity(path: str) -> tuple[int, int] | None:
     """Which file the catalogue is, whatever its name; None where there is none."""
     try:
         found = os.stat(path)
