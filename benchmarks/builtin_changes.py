@@ -119,6 +119,13 @@ def curved(image: Image.Image, power: float) -> Image.Image:
     return image.point([round(255 * (value / 255) ** power) for value in range(256)] * 3)
 
 
+def evened(image: Image.Image, share: float) -> Image.Image:
+    """Every lightness equally frequent (1), or in part; the hues stay."""
+    light, blue, red = image.convert("YCbCr").split()
+    light = Image.blend(light, ImageOps.equalize(light), share)
+    return Image.merge("YCbCr", (light, blue, red)).convert("RGB")
+
+
 def sheared(image: Image.Image, share: float) -> Image.Image:
     """Rows pushed sideways, by this share of the height from top to bottom."""
     matrix = (1, share, -share * image.height / 2, 0, 1, 0)
@@ -313,6 +320,7 @@ CHOICE: dict[str, Change] = {
     "sticker of 25 %": lambda i, r: stickered(i, r, side=0.25),
     "sheared by 5 %": lambda i, r: sheared(i, 0.05),
     "tones stretched": lambda i, r: ImageOps.autocontrast(i, cutoff=10),
+    "lightness equalised": lambda i, r: evened(i, 1.0),
     "dark lines": lambda i, r: lined(i, 4),
     "web colours": lambda i, r: i.convert("P", palette=Image.Palette.WEB).convert("RGB"),
 }
@@ -341,3 +349,13 @@ def mixed(image: Image.Image, rng: Rng, *, most: int = 3) -> Image.Image:
     for name in rng.choice(list(FITTED), count, replace=False):
         image = FITTED[name](image, rng)
     return image
+
+
+def regraded(image: Image.Image, rng: Rng) -> Image.Image:
+    """Tones spread over the whole range, as editors do it, often followed by another change."""
+    if rng.random() < 0.5:
+        image = evened(image, rng.uniform(0.3, 1.0))
+    else:
+        image = ImageOps.autocontrast(image, cutoff=rng.uniform(0, 20))
+        image = curved(image, float(np.exp(rng.uniform(-0.7, 0.7))))
+    return mixed(image, rng, most=1) if rng.random() < 0.5 else image

@@ -35,7 +35,7 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from builtin_changes import CHOICE, SEEN, Change, cropped, mixed
+from builtin_changes import CHOICE, SEEN, Change, cropped, mixed, regraded
 from fisherhash import backbones, codes
 from fisherhash.backbones import Backbone
 from fisherhash.backbones.efficientnet_lite import EfficientNetLite0
@@ -206,7 +206,12 @@ def again(number: int) -> Change:
 
 
 # One entry per copy that every image to fit on has.
-COPIES: dict[str, Change] = {"mixed 1": again(1), "mixed 2": again(2), "cut": cut}
+COPIES: dict[str, Change] = {
+    "mixed 1": again(1),
+    "mixed 2": again(2),
+    "cut": cut,
+    "tones": regraded,
+}
 
 
 @dataclass(frozen=True)
@@ -214,7 +219,8 @@ class Recipe:
     """How a matrix is fitted.
 
     Attributes:
-        crops: weight of the cropped copies; that of the other copies is 1.
+        crops: weight of the cropped copies; that of the mixed copies is 1.
+        tones: weight of the copies with other tones.
         power: deviations of the directions to this power before the rotation: 0 makes all equal, 1
             leaves each as large as it is beside the differences between copies.
         directions: how many are kept, as a multiple of the bits.
@@ -224,6 +230,7 @@ class Recipe:
     """
 
     crops: float = 0.25
+    tones: float = 0.5
     power: float = 0.0
     directions: float = 1.0
     ridge: float = 0.01
@@ -232,8 +239,8 @@ class Recipe:
 
     def __str__(self) -> str:
         return (
-            f"blur {self.blur:g}, crops {self.crops:g}, power {self.power:g}, "
-            f"directions {self.directions:g}, ridge {self.ridge:g}"
+            f"blur {self.blur:g}, crops {self.crops:g}, tones {self.tones:g}, "
+            f"power {self.power:g}, directions {self.directions:g}, ridge {self.ridge:g}"
         )
 
 
@@ -250,15 +257,16 @@ class Fitting:
         for name, change in COPIES.items():
             rest = images.both("fit", name, change) - self.originals
             self.within[name] = (rest.T @ rest / len(rest)).astype(np.float64)
-        self._solved: dict[tuple[float, float], tuple[NDArray, NDArray]] = {}
+        self._solved: dict[tuple[float, ...], tuple[NDArray, NDArray]] = {}
 
     def directions(self, recipe: Recipe) -> tuple[NDArray, NDArray]:
         """Eigenvalues and directions of the generalised problem, the best first."""
-        key = recipe.crops, recipe.ridge
+        key = recipe.crops, recipe.tones, recipe.ridge
         if key not in self._solved:
-            weights = {name: recipe.crops if name == "cut" else 1.0 for name in COPIES}
+            special = {"cut": recipe.crops, "tones": recipe.tones}
+            weights = [special.get(name, 1.0) for name in COPIES]
             parts = np.stack([self.within[name] for name in COPIES])
-            inside = np.average(parts, axis=0, weights=list(weights.values()))
+            inside = np.average(parts, axis=0, weights=weights)
             size = len(inside)
             inside += recipe.ridge * np.trace(inside) / size * np.eye(size)
             values, vectors = scipy.linalg.eigh(
@@ -335,6 +343,7 @@ TRIED: dict[str, tuple[float, ...]] = {
     "blur": BLURS,
     "power": (0.0, 0.35, 0.6),
     "crops": (0.0, 0.1, 0.25, 0.5, 1.0),
+    "tones": (0.0, 0.5, 1.0, 2.0),
     "ridge": (0.001, 0.01, 0.1),
     "directions": (1.0, 1.25),
 }

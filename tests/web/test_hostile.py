@@ -115,7 +115,7 @@ def test_no_path_leads_out(server, path):
         "/api/items?limit=0",
         "/api/items?limit=1001",
         "/api/items?after=x",
-        "/api/duplicates?radius=129",
+        "/api/duplicates?radius=257",
         "/api/duplicates?radius=9999",
         "/api/duplicates?code=both",
         "/histogram",

@@ -20,6 +20,7 @@ from fisherhash.index.base import CannotWriteError
 from fisherhash.index.images.image_index import ImageIndex
 from fisherhash.index.images.known import cache_place
 from fisherhash.index.images.results import joined_codes
+from fisherhash.model import builtin
 
 from .conftest import EVIL
 
@@ -236,7 +237,7 @@ def shown_groups(text):
 def test_duplicates_are_those_of_dedup(server):
     text = ready(server, "/duplicates")
     found = server.images.duplicates(radius=None, code="auto", keep="best", confirm=True)
-    assert found.code == "copy-128"
+    assert found.code == builtin.COPY_HASHER
     assert shown_groups(text) == [
         (group.confirmed, [match.name for match in group]) for group in found.groups
     ]
@@ -248,7 +249,7 @@ def test_duplicates_are_those_of_dedup(server):
     assert "not confirmed" in wide
     assert ready(server, "/duplicates") == text
     # A radius that no code has.
-    assert "Radius must be between 0 and 128 bits" in server.ask("/duplicates?radius=200").text
+    assert "Radius must be between 0 and 256 bits" in server.ask("/duplicates?radius=300").text
 
 
 def test_every_confirmed_group_can_be_exported(server, collection):
@@ -299,7 +300,7 @@ def raise_(error):
 def test_copy_codes_that_another_process_computes(new_collection, serve, tmp_path):
     made = new_collection(tmp_path)
     place = cache_place(made.index, "copies", ".index")
-    hasher = Hasher.load("copy-128")
+    hasher = Hasher.load(builtin.COPY_HASHER)
     with ImageIndex.create(place, hasher), serve(made.index) as served:
         text = served.ask("/duplicates/groups").text
         assert "Another process computes the codes for copies: " in text

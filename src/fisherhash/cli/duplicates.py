@@ -37,7 +37,7 @@ def dedup(
     Args:
         index: The index: a folder, or the URI of another kind of index.
         radius: Bits in which any two images of a group may differ; by default as many as give about
-            one false pair per hundred images, and one in a million comparisons.
+            one false pair per thousand images, and one in a million comparisons.
         code: copy compares codes that are made for copies, computed once from the files; own
             compares the codes of the index; auto takes copy where the files are there.
         pairs: List pairs instead of groups.

@@ -111,7 +111,7 @@ def describe_api(bits: int, *, writable: bool, limit: int) -> dict[str, Any]:
                     _param(
                         "radius",
                         "Bits in which images of a group may differ; by default as many as give "
-                        "about one false pair per hundred images.",
+                        "about one false pair per thousand images.",
                         _integer(0, WIDEST_RADIUS),
                     ),
                     _param(

@@ -288,11 +288,11 @@ def test_copy_codes_are_computed_once_and_follow_the_index(tmp_path, monkeypatch
     with ImageIndex.open(tmp_path / "i") as images:
         found = images.duplicates(radius=0, code="copy")
         assert [set(group) for group in names(found)] == [{"0.png", "copy.png"}]
-        assert (found.bits, found.count, found.code) == (128, 5, "copy-128")
+        assert (found.bits, found.count, found.code) == (256, 5, "copy-256")
         assert found.without_code == 1
         ids = {match.item.id for match in found.groups[0]}
         assert ids == {item.id for item in images.index.get(["0.png", "copy.png"])}
-        expected = builtin.false_pairs("copy-128").radius(per_million=1)
+        expected = builtin.false_pairs("copy-256").radius(per_million=1)
         assert images.duplicates(radius=None, code="auto").radius == expected
         # Nothing has changed: no image is read again.
         with monkeypatch.context() as patched:

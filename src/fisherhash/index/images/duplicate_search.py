@@ -74,7 +74,7 @@ class DuplicateSearch:
         self._ids, self._codes = ids[order], self._codes[order]
 
     def radius(self) -> int:
-        """The radius that lets about one false pair per hundred items through."""
+        """The radius that lets about one false pair per thousand items through."""
         return self._chance.radius()
 
     def find(

@@ -31,8 +31,8 @@ MOST_QUERIES = 1 << 12
 SAMPLED_PAIRS = 1 << 20
 FEWEST_SAMPLED = 5000
 """Pairs below which a sample says too little about how near codes come by chance."""
-FALSE_PAIRS_PER_ITEM = 1e-2
-"""The false pairs that the default radius allows for: one per hundred images."""
+FALSE_PAIRS_PER_ITEM = 1e-3
+"""The false pairs that the default radius allows for: one per thousand images."""
 MOST_FALSE = 1e-6
 """The largest share of false pairs that it allows for, however few images there are."""
 
@@ -152,7 +152,7 @@ class Chance:
         return self.pairs * self.rate(radius)
 
     def radius(self) -> int:
-        """The largest radius with few false pairs: one per hundred images, one in a million."""
+        """The largest radius with few false pairs: one per thousand images, one in a million."""
         allowed = min(MOST_FALSE, FALSE_PAIRS_PER_ITEM * self.count / max(1, self.pairs))
         radius = 0
         while radius < self.bits and self.rate(radius + 1) <= allowed:

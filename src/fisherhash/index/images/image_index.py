@@ -405,7 +405,7 @@ class ImageIndex:
 
         Args:
             radius: bits in which any two items of a group may differ; None chooses one from the
-                distances between random items, so that one false pair is expected per hundred
+                distances between random items, so that one false pair is expected per thousand
                 items, and one in a million comparisons.
             compare_files: read the files of each group, and mark those with the same bytes.
             pairs: return pairs instead of groups; several pairs may share an item. Among items with

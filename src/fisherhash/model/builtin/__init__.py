@@ -36,7 +36,7 @@ EXPORTED_ONLY = frozenset(NAMES[1:])
 """Those that only ONNX Runtime can run."""
 DEFAULT_HASHER = NAMES[0]
 """The one that is used where no model is named."""
-COPY_HASHER = "copy-128"
+COPY_HASHER = "copy-256"
 """The one that finds copies of an image."""
 FALSE_PAIRS = "false_pairs"
 """Where the details of a hasher say how many pairs of unrelated images are near each other."""
