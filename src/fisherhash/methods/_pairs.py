@@ -77,30 +77,38 @@ class TrainingLabels(nn.Module):
         similar = self.similar(index).scatter(1, index[:, None], False)
         return float(similar.sum()) / max(len(index) * (total - 1), 1)
 
-    def mix(self, columns: Tensor, *, shares: bool) -> Tensor:
+    def mix(self, columns: Tensor, *, shares: bool, among: slice = slice(None)) -> Tensor:
         """Return the columns (k, classes) summed over each image's labels, (N, k).
 
-        With C the columns, row i is C y_i.
+        With C the columns, row i is C y_i. ``among`` selects some of the N.
         """
         if self.single:
-            chosen = columns.T[self.numbers.clamp_min(0)]
-            return chosen * (self.numbers >= 0)[:, None]
-        return torch.cat([rows @ columns.T for rows in self._chunks(shares)])
+            numbers = self.numbers[among]
+            return columns.T[numbers.clamp_min(0)] * (numbers >= 0)[:, None]
+        return torch.cat([rows @ columns.T for rows in self._chunks(shares, among)])
 
     def collect(self, values: Tensor, *, shares: bool) -> Tensor:
         """Return the sum of ``values`` (N, k) over the images of each class, (k, classes).
 
         With V the values as columns (k, N), this is V Y^T.
         """
+        return self.collect_parts(lambda part: values[part], shares=shares)
+
+    def collect_parts(self, values: Callable[[slice], Tensor], *, shares: bool) -> Tensor:
+        """Do the same with values that are computed for some images at a time."""
+        total = len(self.numbers if self.single else self.rows)
+        empty = values(slice(0, 0))
         # In double precision, so that the order in which a device adds does not matter.
-        sums = torch.zeros(self.classes + 1, values.shape[1], dtype=torch.float64).to(values.device)
-        if self.single:
-            sums.index_add_(0, self.numbers % (self.classes + 1), values.double())
-        else:
-            parts = zip(self._chunks(shares), values.split(LABEL_ROWS), strict=True)
-            for rows, part in parts:
-                sums[:-1] += rows.double().T @ part.double()
-        return sums[:-1].T.to(values.dtype)
+        sums = empty.new_zeros(self.classes + 1, empty.shape[1], dtype=torch.float64)
+        for first in range(0, total, LABEL_ROWS):
+            part = slice(first, first + LABEL_ROWS)
+            found = values(part).double()
+            if self.single:
+                sums.index_add_(0, self.numbers[part] % (self.classes + 1), found)
+            else:
+                for rows in self._chunks(shares, part):
+                    sums[:-1] += rows.double().T @ found
+        return sums[:-1].T.to(empty.dtype)
 
     def means(self, values: Tensor) -> Tensor:
         """Return the mean of ``values`` (N, k) per class, weighted by shares, (k, classes)."""
@@ -119,8 +127,8 @@ class TrainingLabels(nn.Module):
         zero = torch.zeros(self.classes, self.classes, device=self.rows.device)
         return sum((rows.T @ rows for rows in self._chunks(shares)), zero)
 
-    def _chunks(self, shares: bool) -> Iterator[Tensor]:
-        for rows in self.rows.split(LABEL_ROWS):
+    def _chunks(self, shares: bool, among: slice = slice(None)) -> Iterator[Tensor]:
+        for rows in self.rows[among].split(LABEL_ROWS):
             yield class_proportions(rows.float()) if shares else rows.float()
 
 
