@@ -3,10 +3,9 @@
     python benchmarks/streaming.py [--quick] [--device cuda] [--seconds N] [--json FILE]
 
 Every training is a process of its own, and FILE is written after each. The images are drawn from
-their numbers, so that nothing but the cache is read from the disk; they are decoded once, by the
-first training, and the peak memory is that of a later one. Speed is images per second in the
-fastest epoch, on the same images in memory and on disk. The network's weights are random. Needs
-torch, numpy and Pillow.
+their numbers, so that nothing but the cache is read from the disk; a process before the trainings
+decodes them. Speed is images per second in the fastest epoch, on the same images in memory and on
+disk; all epochs train the whole network, whose weights are random. Needs torch, numpy and Pillow.
 """
 
 from __future__ import annotations
@@ -52,7 +51,10 @@ def train(given: argparse.Namespace) -> dict[str, Any]:
 
     from fisherhash import backbones
     from fisherhash.data.collection import Collection
+    from fisherhash.data.pixels import pixel_rows
     from fisherhash.data.splits import Split
+    from fisherhash.model.runtime import feature_rows
+    from fisherhash.model.torch_runtime import TorchRuntime
     from fisherhash.system.devices import choose_device, device_name
     from fisherhash.training.fitting import fit
     from fisherhash.training.settings import Settings
@@ -65,13 +67,18 @@ def train(given: argparse.Namespace) -> dict[str, Any]:
     collection = Collection("drawn", names, labels, classes, reader)
     few = np.arange(4)
     every = np.arange(4, count)
-    split = Split("drawn", None, every, few[:2], few[2:], None, checksum="drawn", names=names)
-    settings = Settings(
-        epochs=given.epochs, batch_size=given.batch, head_epochs=1, learning_rate=1e-4
-    )
     torch.manual_seed(0)
     network = backbones.create(given.backbone, pretrained=False, image_size=given.size)
+    device = choose_device(given.device)
     began = time.perf_counter()
+    if given.decode:
+        feature_rows(TorchRuntime(network, device), collection, every, on_disk=True)
+        pixel_rows(collection, every, network.preprocessing, on_disk=True)
+        return {"images": count, "peak_megabytes": _peak(), "seconds": _since(began)}
+    split = Split("drawn", None, every, few[:2], few[2:], None, checksum="drawn", names=names)
+    settings = Settings(
+        epochs=given.epochs, batch_size=given.batch, head_epochs=0, learning_rate=1e-4
+    )
     found = fit(
         collection,
         protocol=split,
@@ -88,13 +95,22 @@ def train(given: argparse.Namespace) -> dict[str, Any]:
     return {
         "images": count,
         "stream": given.stream,
-        "peak_megabytes": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        "peak_megabytes": _peak(),
         "images_per_second": round(steps * given.batch / seconds, 1),
         "epoch_seconds": [row["seconds"] for row in found.history],
-        "seconds": round(time.perf_counter() - began, 1),
+        "seconds": _since(began),
         "loss": found.history[-1]["loss"],
-        "device": device_name(choose_device(given.device)),
+        "device": device_name(device),
+        "load_average": round(os.getloadavg()[0], 1),
     }
+
+
+def _peak() -> int:
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def _since(began: float) -> float:
+    return round(time.perf_counter() - began, 1)
 
 
 def run(words: list[str], cache: str, seconds: float) -> dict[str, Any]:
@@ -131,6 +147,7 @@ def main() -> None:
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--images", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--stream", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--decode", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.quick:
         given.few, given.many, given.size, given.backbone = 400, 4000, 32, "tiny"
@@ -144,16 +161,15 @@ def main() -> None:
     report: dict[str, Any] = {"size": given.size, "batch": given.batch}
     report |= {"backbone": given.backbone, "method": given.method, "rows": [], "failed": []}
     with tempfile.TemporaryDirectory() as folder:
-        # The first training of a set decodes it; its memory is that of the decoder, too.
-        for name, images, stream, epochs in (
-            ("decode few", given.few, True, 1),
-            ("few on disk", given.few, True, given.epochs),
-            ("few in memory", given.few, False, given.epochs),
-            ("decode many", given.many, True, 1),
-            ("many on disk", given.many, True, max(1, given.epochs - 1)),
+        for name, images, way, epochs in (
+            ("decode few", given.few, "--decode", 0),
+            ("few on disk", given.few, "--stream", given.epochs),
+            ("few in memory", given.few, "", given.epochs),
+            ("decode many", given.many, "--decode", 0),
+            ("many on disk", given.many, "--stream", max(1, given.epochs - 1)),
         ):
             more = ["--images", str(images), "--epochs", str(epochs)]
-            more += ["--stream"] if stream else []
+            more += [way] if way else []
             row = {"name": name} | run(
                 [*more, *words], given.cache or folder, until - time.monotonic()
             )
@@ -170,9 +186,12 @@ def main() -> None:
 def line(row: dict[str, Any]) -> str:
     if "why" in row:
         return f"{row['name']}: failed: {row['why']}"
+    speed = (
+        f"{row['images_per_second']:,.0f} images/s, {row['device']}, " if "device" in row else ""
+    )
     return (
-        f"{row['name']}: {row['images']:,} images, {row['images_per_second']:,.0f} images/s, "
-        f"peak {row['peak_megabytes']:,} MB, {row['seconds']:.0f} s, {row['device']}"
+        f"{row['name']}: {row['images']:,} images, {speed}peak {row['peak_megabytes']:,} MB, "
+        f"{row['seconds']:.0f} s"
     )
 
 

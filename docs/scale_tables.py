@@ -38,7 +38,7 @@ def backends_table() -> str:
         rows.append([*name, row["setting"], built, *map(short, speeds), f"{row['recall']:.3f}"])
     one = next(row for row in result["rows"] if "why" not in row)
     note = (
-        f"Codes of {one['bits']} bits around 100 centres, k = {one['k']}, on {result['machine']}; "
+        f"Codes of {one['bits']} bits around 100 centres, k = {one['k']}, on {_machine(result)}; "
         f"the load average before the run was {result['load_average']:.1f}. One query: the median. "
         "The batch has up to 100 queries. An approximate engine has the first setting that reaches "
         "a recall of 0.95. Milvus is Milvus Lite. From `results/scale.json`."
@@ -49,8 +49,8 @@ def backends_table() -> str:
 
 def billion_table() -> str:
     """Return what local indexes of many codes take, as measured."""
-    measured = _measured()
-    if not measured:
+    result, measured = _load("scale-billion"), _measured()
+    if result is None or not measured:
         return NOT_RUN
     rows = [
         [
@@ -62,8 +62,11 @@ def billion_table() -> str:
         ]
         for row in measured
     ]
+    loads = [row["load_average"] for row in measured]
     note = (
-        f"Codes of {measured[0]['bits']} bits, k = {measured[0]['k']}. *memory*: the most that the "
+        f"Codes of {measured[0]['bits']} bits, k = {measured[0]['k']}, on {_machine(result)}; the "
+        f"load average was {min(loads)} to {max(loads)}, so times are upper bounds. *tables*: the "
+        "time to build them. *memory*: the most that the "
         "process had to itself; the tables are mapped. One query, and one with a filter on a "
         "label: median / 99th percentile of 200. Clustered: 100 centres, 5 % of the bits flipped; "
         "low-rank: the signs of sums of 12 numbers. From `results/scale-billion.json`."
@@ -153,12 +156,18 @@ def streaming_table() -> str:
         for row in result["rows"]
         if not row["name"].startswith("decode")
     ]
+    trained = [row for row in result["rows"] if "device" in row]
+    loads = [row["load_average"] for row in trained]
     note = (
-        f"`{result['backbone']}` on images of {result['size']} pixels, batches of "
-        f"{result['batch']}, {result['rows'][0]['device']}; memory of the process, not of the GPU. "
-        "From `results/streaming.json`."
+        f"{result['method']} with `{result['backbone']}` on images of {result['size']} pixels, "
+        f"batches of {result['batch']}, {trained[0]['device']}; memory of the process, not of a "
+        f"GPU. The load average was {min(loads)} to {max(loads)}. From `results/streaming.json`."
     )
     return Table(["images", "number", "peak memory", "images per s"], rows, note).markdown() + "\n"
+
+
+def _machine(result: dict[str, Any]) -> str:
+    return result["machine"].replace(", 1 cores", ", 1 core")
 
 
 def _measured() -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fisherhash.errors import UsageError
-from fisherhash.methods import Batch, Progress, adsh, create
+from fisherhash.methods import Batch, Progress, _pairs, adsh, create
 from fisherhash.methods.adsh import ADSH
 
 
@@ -190,6 +190,23 @@ def test_blocks_of_the_sample_change_nothing(monkeypatch):
     blocks.update_codes(torch.arange(0, 40, 3))
     torch.testing.assert_close(blocks.codes, whole.codes)
     torch.testing.assert_close(blocks.ratio, whole.ratio)
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("most", [1, 17, 50])
+def test_parts_of_the_pairs_change_nothing(several, most, monkeypatch):
+    outputs, labels = toy(images=40, bits=8, several=several)
+    index, found = [1, 5, 38], []
+    for limit in (_pairs.MOST_PAIRS, most):
+        monkeypatch.setattr(_pairs, "MOST_PAIRS", limit)
+        method = started(outputs, labels)
+        method.update_codes(torch.arange(0, 40, 3))
+        logits = (outputs[index] + 0.3).requires_grad_()
+        terms = method.loss(logits, batch_of(labels, index))
+        terms["loss"].backward()
+        values = [term.detach() for term in terms.values()]
+        found.append([*values, logits.grad, method.codes, method.ratio])
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_an_epoch_samples_from_the_generator_the_loop_seeds():

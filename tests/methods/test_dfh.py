@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fisherhash.errors import UsageError
-from fisherhash.methods import Batch, Progress, create
+from fisherhash.methods import Batch, Progress, _pairs, create
 from fisherhash.methods.dfh import DFH
 
 
@@ -567,3 +567,20 @@ def test_the_pair_part_alone_is_dpsh(several):
         terms["loss"].backward()
         gradients.append((terms["loss"].detach(), u.grad))
     torch.testing.assert_close(gradients[0], gradients[1])
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("step", ["exact", "gradient"])
+def test_a_centre_step_in_parts_is_that_of_all_images(several, step, monkeypatch):
+    outputs, labels = toy(images=50, bits=8)
+    if several:
+        labels[::4, 1] = 1
+    found = []
+    for rows in (_pairs.LABEL_ROWS, 7):
+        monkeypatch.setattr(_pairs, "LABEL_ROWS", rows)
+        method = started(outputs, labels, center_step=step)
+        method.centers.copy_(-method.centers)
+        method.on_epoch_start(Progress(0, 1, 0, 1))
+        found.append([method.centers, method.relaxed, method.flips])
+    assert int(found[0][2]) > 0
+    torch.testing.assert_close(found[1], found[0])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fisherhash.codes import pack
 from fisherhash.errors import UsageError
@@ -91,6 +92,8 @@ def test_compact_labels_are_the_label_matrix(labels, single, shares, monkeypatch
     C = torch.randn(5, labels.shape[1], generator=generator)
     V = torch.randn(30, 5, generator=generator)
     torch.testing.assert_close(table.mix(C, shares=shares), Y @ C.T)
+    some = slice(4, 23)
+    torch.testing.assert_close(table.mix(C, shares=shares, among=some), Y[some] @ C.T)
     torch.testing.assert_close(table.collect(V, shares=shares), V.T @ Y)
     gram = table.gram(shares=shares)
     torch.testing.assert_close(torch.diag(gram) if table.single else gram, Y.T @ Y)
@@ -214,6 +217,34 @@ def test_a_memory_in_parts_has_the_same_loss_and_gradient(labels, most, monkeypa
             again = memory.pair_loss(now, batch, margin=0.7, positive_weight=4.0)
         assert float(again) == pytest.approx(float(loss.detach()))
     torch.testing.assert_close(found[1], found[0])
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the most numbers that a tensor had."""
+
+    def __init__(self):
+        super().__init__()
+        self.most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        found = result if isinstance(result, (tuple, list)) else (result,)
+        # A view takes no memory, though an expanded one may look large.
+        sizes = [t.numel() for t in found if isinstance(t, torch.Tensor) and not t._is_view()]
+        self.most = max([self.most, *sizes])
+        return result
+
+
+@pytest.mark.parametrize("name", ["adsh", "dfh", "dpsh", "dsdh", "mdsh"])
+def test_no_step_holds_the_pairs_of_a_batch_with_all_images(name, monkeypatch):
+    """A training set on disk must not be limited by a matrix batch x N."""
+    monkeypatch.setattr(_pairs, "MOST_PAIRS", 10_000)
+    outputs = torch.randn(2000, 8, generator=torch.Generator().manual_seed(0))
+    labels = torch.eye(4)[torch.arange(2000) % 4]
+    with LargestTensor() as largest:
+        method = started(name, outputs, labels)
+        step(method, outputs, labels, range(64))
+    assert 0 < largest.most <= outputs.numel()
 
 
 def test_batch_pairs_by_hand():

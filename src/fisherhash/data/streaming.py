@@ -23,7 +23,7 @@ from fisherhash.data.row_cache import StoredRows
 
 BLOCK_BYTES = 1 << 20
 """Bytes that are read from one place."""
-WINDOW_BYTES = 1 << 29
+WINDOW_BYTES = 1 << 28
 """Bytes of the rows that are mixed; twice as many are in memory."""
 READERS = 4
 """Threads that read."""

@@ -8,7 +8,7 @@ when they have at least one label in common.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +18,13 @@ from torch import Tensor, nn
 from fisherhash.methods.base import Batch, HashMethod, TrainingSet, sign
 
 LABEL_ROWS = 16_384  # label rows converted to floats at once
-MOST_PAIRS = 1 << 23
-"""Pairs of a batch and the memory that are in memory at once, so that N is not limited by them."""
+MOST_PAIRS = 1 << 20
+"""Pairs of a batch and the memory that are computed at once, so that N is not limited by them.
+
+More would be slower on a CPU, whose caches they leave: 128 x 200,000 pairs took 0.5 s in parts of
+this size, and 1.4 s in parts of 2^23.
+"""
+MOST_PAIRS_GPU = 1 << 23
 
 
 class TrainingLabels(nn.Module):
@@ -72,30 +77,38 @@ class TrainingLabels(nn.Module):
         similar = self.similar(index).scatter(1, index[:, None], False)
         return float(similar.sum()) / max(len(index) * (total - 1), 1)
 
-    def mix(self, columns: Tensor, *, shares: bool) -> Tensor:
+    def mix(self, columns: Tensor, *, shares: bool, among: slice = slice(None)) -> Tensor:
         """Return the columns (k, classes) summed over each image's labels, (N, k).
 
-        With C the columns, row i is C y_i.
+        With C the columns, row i is C y_i. ``among`` selects some of the N.
         """
         if self.single:
-            chosen = columns.T[self.numbers.clamp_min(0)]
-            return chosen * (self.numbers >= 0)[:, None]
-        return torch.cat([rows @ columns.T for rows in self._chunks(shares)])
+            numbers = self.numbers[among]
+            return columns.T[numbers.clamp_min(0)] * (numbers >= 0)[:, None]
+        return torch.cat([rows @ columns.T for rows in self._chunks(shares, among)])
 
     def collect(self, values: Tensor, *, shares: bool) -> Tensor:
         """Return the sum of ``values`` (N, k) over the images of each class, (k, classes).
 
         With V the values as columns (k, N), this is V Y^T.
         """
+        return self.collect_parts(lambda part: values[part], shares=shares)
+
+    def collect_parts(self, values: Callable[[slice], Tensor], *, shares: bool) -> Tensor:
+        """Do the same with values that are computed for some images at a time."""
+        total = len(self.numbers if self.single else self.rows)
+        empty = values(slice(0, 0))
         # In double precision, so that the order in which a device adds does not matter.
-        sums = torch.zeros(self.classes + 1, values.shape[1], dtype=torch.float64).to(values.device)
-        if self.single:
-            sums.index_add_(0, self.numbers % (self.classes + 1), values.double())
-        else:
-            parts = zip(self._chunks(shares), values.split(LABEL_ROWS), strict=True)
-            for rows, part in parts:
-                sums[:-1] += rows.double().T @ part.double()
-        return sums[:-1].T.to(values.dtype)
+        sums = empty.new_zeros(self.classes + 1, empty.shape[1], dtype=torch.float64)
+        for first in range(0, total, LABEL_ROWS):
+            part = slice(first, first + LABEL_ROWS)
+            found = values(part).double()
+            if self.single:
+                sums.index_add_(0, self.numbers[part] % (self.classes + 1), found)
+            else:
+                for rows in self._chunks(shares, part):
+                    sums[:-1] += rows.double().T @ found
+        return sums[:-1].T.to(empty.dtype)
 
     def means(self, values: Tensor) -> Tensor:
         """Return the mean of ``values`` (N, k) per class, weighted by shares, (k, classes)."""
@@ -114,8 +127,8 @@ class TrainingLabels(nn.Module):
         zero = torch.zeros(self.classes, self.classes, device=self.rows.device)
         return sum((rows.T @ rows for rows in self._chunks(shares)), zero)
 
-    def _chunks(self, shares: bool) -> Iterator[Tensor]:
-        for rows in self.rows.split(LABEL_ROWS):
+    def _chunks(self, shares: bool, among: slice = slice(None)) -> Iterator[Tensor]:
+        for rows in self.rows[among].split(LABEL_ROWS):
             yield class_proportions(rows.float()) if shares else rows.float()
 
 
@@ -150,38 +163,60 @@ class PairMemory(nn.Module):
 
         theta = u_i . u_j / 2, with u_j from the memory, which also supplies the labels.
         """
-        total, step = len(self.outputs), max(1, MOST_PAIRS // max(1, len(outputs)))
-        parts = [slice(first, min(first + step, total)) for first in range(0, total, step)]
-        if len(parts) <= 1:
-            loss, weight = self._pair_sums(outputs, batch, slice(0, total), margin, positive_weight)
-            return loss / weight.clamp_min(1.0)
-        # The gradient of each part is taken at once, so that no part stays in memory.
-        slope = torch.zeros_like(outputs)
-        loss = weight = torch.zeros((), device=outputs.device)
-        for part in parts:
-            with torch.enable_grad():
-                own = outputs.detach().requires_grad_()
-                sums = self._pair_sums(own, batch, part, margin, positive_weight)
-                slope += torch.autograd.grad(sums[0], own)[0]
-            loss, weight = loss + sums[0].detach(), weight + sums[1]
-        # Its value is the loss, its gradient the slope.
-        loss = loss + ((outputs - outputs.detach()) * slope).sum()
+
+        def sums(own: Tensor, part: slice) -> tuple[Tensor, Tensor]:
+            theta = 0.5 * own.float() @ self.outputs[part].T
+            similar = self.labels.similar(batch.index, part)
+            losses = logistic(theta, similar, margin=margin)
+            weights = torch.where(similar, positive_weight, 1.0)
+            weights = without_self(weights, batch.index, part)
+            return (losses * weights).sum(), weights.sum()
+
+        loss, weight = sum_in_parts(outputs, len(self.outputs), sums)
         return loss / weight.clamp_min(1.0)
 
-    def _pair_sums(
-        self, outputs: Tensor, batch: Batch, part: slice, margin: float, positive_weight: float
-    ) -> tuple[Tensor, Tensor]:
-        """Return the sums of the weighted losses and of the weights, for a part of the memory."""
-        theta = 0.5 * outputs.float() @ self.outputs[part].T
-        similar = self.labels.similar(batch.index, part)
-        losses = logistic(theta, similar, margin=margin)
-        weights = torch.where(similar, positive_weight, 1.0)
-        # An image and itself are no pair.
-        place = batch.index - part.start
-        outside = (place < 0) | (place >= part.stop - part.start)
-        place = place.clamp(0, part.stop - part.start - 1)[:, None]
-        weights = weights.scatter(1, place, weights.gather(1, place) * outside[:, None])
-        return (losses * weights).sum(), weights.sum()
+
+def parts_of(total: int, rows: int, device: torch.device) -> list[slice]:
+    """Return slices of ``total`` images that make few enough pairs with ``rows`` others."""
+    most = MOST_PAIRS if device.type == "cpu" else MOST_PAIRS_GPU
+    step = max(1, most // max(1, rows))
+    return [slice(first, min(first + step, total)) for first in range(0, total, step)]
+
+
+def sum_in_parts(
+    values: Tensor, total: int, sums: Callable[[Tensor, slice], tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """Return the sums of losses and of weights over the pairs of a batch with N images.
+
+    Only one part of the pairs is in memory at a time, for the gradient too.
+
+    Args:
+        values: (b, bits) what the losses depend on; the gradient reaches nothing else.
+        total: N.
+        sums: Returns both sums for ``values`` and a part of the N images.
+    """
+    parts = parts_of(total, len(values), values.device)
+    if len(parts) == 1:
+        return sums(values, parts[0])
+    # The gradient of each part is taken at once, so that no part stays in memory.
+    slope = torch.zeros_like(values)
+    loss = weight = torch.zeros((), device=values.device)
+    for part in parts:
+        with torch.enable_grad():
+            own = values.detach().requires_grad_()
+            found = sums(own, part)
+            slope += torch.autograd.grad(found[0], own)[0]
+        loss, weight = loss + found[0].detach(), weight + found[1].detach()
+    # Its value is the loss, its gradient the slope.
+    return loss + ((values - values.detach()) * slope).sum(), weight
+
+
+def without_self(values: Tensor, index: Tensor, part: slice) -> Tensor:
+    """Return values (b, images of the part), 0 where an image at ``index`` meets itself."""
+    place = index - part.start
+    outside = (place < 0) | (place >= part.stop - part.start)
+    place = place.clamp(0, part.stop - part.start - 1)[:, None]
+    return values.scatter(1, place, values.gather(1, place) * outside[:, None])
 
 
 class MemoryMethod(HashMethod):

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from fisherhash.methods._discrete import coordinate_descent
 from fisherhash.methods._options import NotNegative, PositiveInt, Tuned
-from fisherhash.methods._pairs import MemoryMethod
+from fisherhash.methods._pairs import MemoryMethod, parts_of, sum_in_parts
 from fisherhash.methods.base import Batch, MethodInfo, Progress, TrainingSet, register, sign
 
-SAMPLE_ROWS = 256  # sampled images whose similarity to all others is in memory at once
+SAMPLE_ROWS = 256  # sampled images whose similarity to others is in memory at once
 
 
 @register
@@ -81,8 +81,15 @@ class ADSH(MemoryMethod):
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the U-step's objective on one batch."""
         u = outputs.float().tanh()
-        target = torch.where(self.memory.labels.similar(batch.index), 1.0, -self.ratio)
-        pair = self.bits * (u @ self.codes.T / self.bits - target).square().mean()
+
+        def sums(own: Tensor, part: slice) -> tuple[Tensor, Tensor]:
+            similar = self.memory.labels.similar(batch.index, part)
+            target = torch.where(similar, 1.0, -self.ratio)
+            errors = (own @ self.codes[part].T / self.bits - target).square()
+            return errors.sum(), errors.new_full((), errors.numel())
+
+        error, pairs = sum_in_parts(u, len(self.codes), sums)
+        pair = self.bits * error / pairs
         quantization = (self.codes[batch.index] - u).square().sum(1).mean()
         weight = self.quantization / (len(self.codes) * self.bits)
         loss = pair + weight * quantization
@@ -99,9 +106,10 @@ class ADSH(MemoryMethod):
         sums = torch.zeros_like(self.codes)
         similar_pairs = torch.zeros((), dtype=torch.float64, device=omega.device)
         for index, rows in zip(omega.split(SAMPLE_ROWS), U.split(SAMPLE_ROWS), strict=True):
-            similar = self.memory.labels.similar(index)
-            similar_pairs += similar.sum()
-            sums += similar.float().T @ rows
+            for part in parts_of(len(sums), len(index), sums.device):
+                similar = self.memory.labels.similar(index, part)
+                similar_pairs += similar.sum()
+                sums[part] += similar.float().T @ rows
         others = len(omega) * len(self.codes) - similar_pairs
         self.ratio.copy_((similar_pairs / others.clamp_min(1.0)).clamp_max(1.0))
         pull = self.bits * ((1.0 + self.ratio) * sums - self.ratio * U.sum(0))

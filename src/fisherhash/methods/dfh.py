@@ -1,6 +1,7 @@
 """Deep Fisher Hashing (Li, Pei, Zha, van Gemert, BMVC 2019)."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -224,6 +225,11 @@ class DFH(MemoryMethod):
     def _nearest(self, outputs: Tensor, centers: Tensor) -> Tensor:
         return sign(self.threshold * centers + outputs.detach().float())
 
+    def _codes(self, centers: Tensor, part: slice) -> Tensor:
+        """Take the B-step with some centres, for a part of the training set."""
+        mixed = self.memory.labels.mix(centers, shares=True, among=part)
+        return self._nearest(self.memory.outputs[part], mixed)
+
     def _set_threshold(self, done: float) -> None:
         """Set mu for an epoch, after a share ``done`` of the stage, in units of the outputs."""
         rising = self.rise > 0.0 and not bool(self.risen)
@@ -250,7 +256,7 @@ class DFH(MemoryMethod):
             proportions = class_proportions(batch.labels)
             codes = self.binary(outputs, proportions)
             S, T = codes.T @ proportions, proportions.T @ proportions
-            problem = self._problem(codes, S, T, 1.0 if self._nu else 0.0)
+            problem = self._problem(codes.numel(), S, T, 1.0 if self._nu else 0.0)
             self._move(problem.linear_sweep(_numpy(self.centers)))
 
     def on_epoch_start(self, progress: Progress) -> None:
@@ -267,9 +273,9 @@ class DFH(MemoryMethod):
         for _ in range(self.alternations):
             # Together with the codes, V moves: C, its signs, would confirm itself through them.
             centers = self.relaxed if self.joint else self.centers
-            codes = self._nearest(self.memory.outputs, labels.mix(centers, shares=True))
-            S = labels.collect(codes, shares=True)
-            problem = self._problem(codes, S, T, self._nu_scaled * self._share)
+            S = labels.collect_parts(partial(self._codes, centers), shares=True)
+            bits = self.memory.outputs.numel()
+            problem = self._problem(bits, S, T, self._nu_scaled * self._share)
             if self.center_step == "exact":
                 C, flips = problem.exact_sweeps(_numpy(self.centers), self.sweeps)
                 self._move(C)
@@ -307,12 +313,12 @@ class DFH(MemoryMethod):
             "center_distance_min": float(distances.min()),
         }
 
-    def _problem(self, codes: Tensor, S: Tensor, T: Tensor, inter: float) -> _centers.CenterProblem:
+    def _problem(self, codes: int, S: Tensor, T: Tensor, inter: float) -> _centers.CenterProblem:
         return _centers.CenterProblem(
             _numpy(S),
             _numpy(T),
             _numpy(self.target),
-            codes=codes.numel(),
+            codes=codes,
             intra=self._mu,
             inter=inter,
             relaxation=self.relaxation,

@@ -8,7 +8,12 @@ from torch import Tensor, nn
 
 from fisherhash.methods._codebooks import far_apart
 from fisherhash.methods._options import NotNegativeInt
-from fisherhash.methods._pairs import MemoryMethod, quantization_error
+from fisherhash.methods._pairs import (
+    MemoryMethod,
+    quantization_error,
+    sum_in_parts,
+    without_self,
+)
 from fisherhash.methods.base import Batch, MethodInfo, Progress, register
 from fisherhash.system.options import Range, Tuned
 
@@ -83,10 +88,16 @@ class MDSH(MemoryMethod):
         # log(1 - p), bounded where p is nearly 1.
         rest = torch.log1p(-logs.exp().clamp_max(1.0 - 1e-6))
         center = -(labels * logs + (1.0 - labels) * rest).sum(1).mean()
-        others = F.normalize(self.memory.outputs, eps=1e-6)
-        similar = self.memory.labels.similar(batch.index).scatter(1, batch.index[:, None], False)
-        apart = F.softplus((1.0 - directions @ others.T) / 2.0)
-        pair = torch.where(similar, apart, 0.0).sum() / similar.sum().clamp_min(1)
+
+        def sums(own: Tensor, part: slice) -> tuple[Tensor, Tensor]:
+            others = F.normalize(self.memory.outputs[part], eps=1e-6)
+            similar = self.memory.labels.similar(batch.index, part)
+            similar = without_self(similar, batch.index, part)
+            apart = F.softplus((1.0 - own @ others.T) / 2.0)
+            return torch.where(similar, apart, 0.0).sum(), similar.sum()
+
+        apart, pairs = sum_in_parts(directions, len(self.memory.outputs), sums)
+        pair = apart / pairs.clamp_min(1)
         quantization = quantization_error(outputs)
         loss = center + self.pair_weight * pair + self.quantization * quantization
         return {"loss": loss, "center": center, "pair": pair, "quantization": quantization}
