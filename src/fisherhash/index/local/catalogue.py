@@ -1,8 +1,4 @@
-"""Reading the catalogue of a local index: a SQLite file, see schema.py for its tables.
-
-While a writer has the catalogue open, it is in SQLite's WAL mode, and readers are not blocked. At
-rest it is one plain file, which can be read from a read-only medium.
-"""
+"""Reading the rows of a catalogue; catalogue_file.py opens it, schema.py has its tables."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import contextlib
 import json
 import logging
 import sqlite3
-import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,27 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.base import CannotReadError, DamagedError
+from fisherhash.index.base import CannotReadError
 from fisherhash.index.items import FileState
+from fisherhash.index.local.catalogue_file import CatalogueFile
 from fisherhash.index.local.connect import (
-    BESIDE,
     CACHE_KIB,
-    check_schema,
-    connection,
-    damaged_catalogue,
-    describe_error,
     error_name,
-    is_busy,
 )
-from fisherhash.index.local.guards import SharedFile, Sums, cannot_read
-from fisherhash.index.local.lock import is_held, is_unsettled
 from fisherhash.index.local.rows import decode_text, encode_text, parsed, row_crc, wrong_item
 from fisherhash.index.local.schema import (
     APPLICATION,
-    CATALOGUE,
     CATALOGUE_FORMAT,
     ITEM_COLUMNS,
-    SUMS,
     FileRow,
     RemovedRow,
     State,
@@ -57,7 +43,7 @@ Columns = Sequence[Any]
 """A stored row; its last column is its checksum."""
 
 
-class Catalogue:
+class Catalogue(CatalogueFile):
     """An open catalogue; every method that reads sees complete commits only.
 
     Args:
@@ -70,82 +56,11 @@ class Catalogue:
     """
 
     def __init__(self, folder: Path, *, locked: bool = False) -> None:
-        self.path = folder / CATALOGUE
-        self._locked = locked
-        self._sums_path = folder / SUMS
-        self._copy: tempfile.TemporaryDirectory[str] | None = None
-        self._copied: tuple[object, ...] = ()
-        self._trusted = False
-        self._closed = False
         # The state as it was read last: it is read before every search and changes rarely.
         self._last_state: tuple[Columns | None, State] = ((), State())
-        with contextlib.ExitStack() as failed:
-            try:
-                self._file = SharedFile(self.path)
-            except OSError as error:
-                raise cannot_read(self.path, error) from None
-            failed.callback(self._file.release)
-            self._db = self._connect()
-            failed.callback(lambda: self._db.close())
-            self._start()
-            failed.pop_all()
+        super().__init__(folder, locked=locked)
 
     # Opening
-
-    def _connect(self) -> sqlite3.Connection:
-        db, self._meter = connection(self.path, "ro")
-        try:
-            check_schema(self.path, db)
-            db.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-            return db
-        except DamagedError:
-            db.close()
-            raise
-        except (sqlite3.Error, UnicodeDecodeError) as error:
-            db.close()
-            if not isinstance(error, sqlite3.OperationalError) or is_busy(error):
-                raise self._error(error) from None
-            # A writer that ended left a log, in a folder where SQLite may not write. A private
-            # copy can be recovered, and then has the last commit.
-            logger.info("%s: reading a copy of the catalogue (%s)", self.path, error)
-        return self._connect_copy()
-
-    def _connect_copy(self) -> sqlite3.Connection:
-        self._copied = self._signature()
-        self._copy = tempfile.TemporaryDirectory(prefix="fisherhash-", ignore_cleanup_errors=True)
-        target = Path(self._copy.name) / CATALOGUE
-        try:
-            _copy_blocks(self._file, target)
-            for end in ("-wal", "-journal"):
-                beside = self.path.with_name(CATALOGUE + end)
-                with contextlib.suppress(FileNotFoundError):
-                    file = SharedFile(beside)
-                    try:
-                        _copy_blocks(file, target.with_name(CATALOGUE + end))
-                    finally:
-                        file.release()
-        except OSError as error:
-            raise FisherhashError(f"{self.path} cannot be copied to be read: {error}") from None
-        db, self._meter = connection(target, "rw")
-        try:
-            check_schema(self.path, db)
-        except DamagedError:
-            db.close()
-            raise
-        except (sqlite3.Error, UnicodeDecodeError) as error:
-            db.close()
-            raise self._error(error) from None
-        return db
-
-    def _signature(self) -> tuple[object, ...]:
-        found = []
-        for end in ("", "-wal", "-journal"):
-            try:
-                status = self.path.with_name(CATALOGUE + end).lstat()
-                found.append((status.st_mtime_ns, status.st_size, status.st_ino))
-            except OSError:
-                found.append(None)
-        return tuple(found)
 
     def _start(self) -> None:
         # First, because rows of a newer format cannot be checked.
@@ -197,49 +112,6 @@ class Catalogue:
                 logger.info("%s: rows checked in %.1f s", self.path, seconds)
         self._trusted = True
 
-    def _bytes_hold(self) -> bool:
-        """Whether the bytes match the stored sums. A writer may be changing them."""
-        for _ in range(20):
-            sums, _wrong = Sums.read(self._sums_path)
-            # The size first: a file that was made huge is not read.
-            if (
-                sums is not None
-                and sums.size == self._file.size()
-                and (sums.size, list(sums.blocks)) == self._file.sums()
-            ):
-                return True
-            again, _wrong = Sums.read(self._sums_path)
-            if again == sums and not (sums is None and self._writer_is_busy()):
-                return False
-            time.sleep(0.05)
-        return False
-
-    def _writer_is_busy(self) -> bool:
-        return not self._locked and is_held(self.path.with_name("lock"))
-
-    def byte_problem(self) -> tuple[str, str] | None:
-        """The file (catalogue or its sums) whose bytes are not what was written, and the reason."""
-        sums, wrong = Sums.read(self._sums_path)
-        if sums is None and wrong is None and not self._is_unsettled():
-            # Again: a writer may have come and gone.
-            sums, wrong = Sums.read(self._sums_path)
-            wrong = "is missing" if sums is None and wrong is None else wrong
-        if wrong:
-            return self._sums_path.name, wrong
-        if sums is None or self._bytes_hold() or Sums.read(self._sums_path)[0] is None:
-            return None
-        return CATALOGUE, "does not have the bytes that were written"
-
-    def _is_unsettled(self) -> bool:
-        """Whether a writer is active, or ended before it could write the sums."""
-        beside = (self.path.with_name(CATALOGUE + end) for end in BESIDE[:2])
-        return any(path.exists() for path in beside) or is_unsettled(self.path.with_name("lock"))
-
-    def noted_commit(self) -> int | None:
-        """The commit that the bytes of the catalogue are proven to hold."""
-        sums, _wrong = Sums.read(self._sums_path)
-        return sums.commit if sums is not None and self._bytes_hold() else None
-
     def row_problems(self) -> list[str]:
         """What is wrong with the structure or the rows; reads everything.
 
@@ -273,28 +145,6 @@ class Catalogue:
     # Reading
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        """One view of the catalogue for several statements; SQLite's errors become ours."""
-        inside = self._db.in_transaction
-        try:
-            if not inside:
-                self._meter.refill()
-                self._db.execute("BEGIN")
-            yield self._db
-        except (sqlite3.Error, OverflowError, UnicodeDecodeError, MemoryError) as error:
-            raise self._error(error) from error
-        finally:
-            if not inside and self._db.in_transaction:
-                with contextlib.suppress(sqlite3.Error):
-                    self._db.execute("COMMIT")
-
-    def heal(self) -> None:
-        """End a transaction that an interrupted call left open; the caller is in no other."""
-        if self._db.in_transaction:
-            with contextlib.suppress(sqlite3.Error):
-                self._db.execute("ROLLBACK")
-
-    @contextlib.contextmanager
     def view(self) -> Iterator[State]:
         """Calls inside see one commit, whatever is written meanwhile; yields its state."""
         self._renew_copy()
@@ -311,23 +161,6 @@ class Catalogue:
                 self._reconnect()
                 state = self._state(reading.enter_context(self._reading()))
             yield state
-
-    def _error(self, error: Exception) -> BaseException:
-        found = describe_error(self.path, error, self._meter)
-        return self._unreadable() or found if isinstance(found, DamagedError) else found
-
-    def _unreadable(self) -> CannotReadError | None:
-        """The error of a disk that fails; SQLite calls that damage."""
-        try:
-            for _ in self._file.blocks():
-                pass
-        except CannotReadError as error:
-            return error
-        return None
-
-    def damaged(self, what: str) -> DamagedError:
-        """The error for a catalogue that is not what was written."""
-        return damaged_catalogue(self.path, what)
 
     def _fact(self, db: sqlite3.Connection, name: str) -> dict[str, Any]:
         row = db.execute("SELECT value, crc FROM facts WHERE name = ?", (name,)).fetchone()
@@ -357,18 +190,6 @@ class Catalogue:
             if db.execute("SELECT 1 FROM facts WHERE name = 'recent'").fetchone() is None:
                 return None
             return self._fact(db, "recent")
-
-    def _renew_copy(self) -> None:
-        if self._copy is not None and self._signature() != self._copied:
-            self._reconnect()
-
-    def _reconnect(self) -> None:
-        self._db.close()
-        if self._copy is not None:
-            self._copy.cleanup()
-            self._copy = None
-        self._trusted = False
-        self._db = self._connect()
 
     def load(self, since: int = 0) -> tuple[State, list[FileRow], list[RemovedRow]]:
         """State, files, and the removed bits that changed after commit ``since``."""
@@ -504,45 +325,10 @@ class Catalogue:
             query = "SELECT 1 FROM items WHERE json_type(metadata, ?) IS NOT NULL LIMIT 1"
             return db.execute(query, (json_path,)).fetchone() is not None
 
-    def back_up(self, path: Path) -> None:
-        """Copy the last commit, as one plain file, while others may write."""
-        self._renew_copy()
-        target = sqlite3.connect(path, isolation_level=None)
-        with contextlib.closing(target):
-            try:
-                self._db.backup(target)
-                target.execute("PRAGMA journal_mode = DELETE").fetchone()
-            except sqlite3.Error as error:
-                raise self._error(error) from error
-
-    def close(self) -> None:
-        """Release the file; again does nothing."""
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            self._finish()
-        finally:
-            self._file.release()
-            if self._copy is not None:
-                self._copy.cleanup()
-
-    def _finish(self) -> None:
-        try:
-            self._db.close()
-        except sqlite3.Error as error:
-            logger.warning("%s was not closed properly: %s", self.path, error)
-
 
 def _weight(values: Sequence[Any]) -> int:
     """How many values one row is compared with; a list in JSON counts as many."""
     return len(values) + sum(len(value) // 8 for value in values if isinstance(value, str))
-
-
-def _copy_blocks(file: SharedFile, target: Path) -> None:
-    with target.open("wb") as copy:
-        for block in file.blocks():
-            copy.write(block)
 
 
 def _version(db: sqlite3.Connection) -> int:
