@@ -138,6 +138,9 @@ def test_a_damaged_row_stops_the_training_and_the_next_one_repairs_it(
 def test_what_decides(tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     given = {"images": 1000, "row_bytes": 1000, "folder": None, "possible": True}
+    monkeypatch.setattr(placement, "available_memory", lambda: 10_000_000)
+    assert choose_stream(None, **given) is False
+    assert not caplog.text
     monkeypatch.setattr(placement, "available_memory", lambda: 2_000_000)
     assert choose_stream(None, **given) is False
     assert "1,000 training images (0.0 GB decoded) are held in memory" in caplog.text

@@ -14,6 +14,8 @@ logger = logging.getLogger(__name__)
 
 SHARE = 0.5
 """The share of the available memory that training images may take."""
+NOTICED = 0.1
+"""The share from which on it is said that they are held in memory."""
 STREAM = "stream"
 """The entry of a run's identity if its images are streamed: their order is another one."""
 
@@ -47,6 +49,6 @@ def choose_stream(
     size = f"{images:,} training images ({total / 1e9:,.1f} GB decoded)"
     if stream:
         logger.info("%s are read from the disk in shuffled blocks; --no-stream loads them", size)
-    else:
+    elif free is not None and total > NOTICED * free:
         logger.info("%s are held in memory; --stream reads them from the disk", size)
     return stream
