@@ -7,7 +7,8 @@ A hasher is trained as ``fisherhash train --frozen`` does, once per seed. Every 
 with the whole database, which is ordered by the first code alone, by the first code and inside its
 ties by the second, and by the sum of both distances. P@10 is the share of the ten nearest that
 share a label with the query, in expectation over ties. The interval is that of the mean difference
-per query, 95 %, where the difference of a query is its mean over the seeds.
+per query, 95 %, where the difference of a query is its mean over the seeds. Two queries share their
+results if both have the same ten in the same order; if their second codes are equal, they must.
 """
 
 from __future__ import annotations
@@ -47,14 +48,26 @@ def precision(distances: Distances, relevant: NDArray[np.bool_]) -> NDArray[np.f
 
 
 def results(distances: Distances) -> list[bytes]:
-    """The K nearest of each query, ties by number."""
-    return [np.sort(row).tobytes() for row in distances.argsort(1, kind="stable")[:, :K]]
+    """The K nearest of each query in order, ties by number."""
+    return [row.tobytes() for row in distances.argsort(1, kind="stable")[:, :K]]
+
+
+def sharing(found: list[bytes], second: list[bytes]) -> int:
+    """How many queries have the results of another query whose second code differs.
+
+    >>> sharing([b"x", b"x", b"y", b"y"], [b"1", b"2", b"3", b"3"])
+    2
+    """
+    of: dict[bytes, set[bytes]] = {}
+    for result, code in zip(found, second, strict=True):
+        of.setdefault(result, set()).add(code)
+    return sum(len(of[result]) > 1 for result in found)
 
 
 def measure(
     data: str, bits: int, image_size: int | None, seed: int
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """P@K per query for every order, and how many queries have results of their own."""
+    """P@K per query for every order, and how many queries share their results needlessly."""
     collection = open_data(data)
     split = resolve(collection, None)
     trained = fit(
@@ -73,7 +86,7 @@ def measure(
         raise SystemExit("there is no second code, or an image could not be read")
     labels = collection.labels.astype(bool)
     shares: dict[str, list[Any]] = {}
-    distinct: dict[str, set[bytes]] = {}
+    nearest: dict[str, list[bytes]] = {}
     weight = 1 + trained.hasher.fine_bits
     for start in range(0, len(split.query), BLOCK):
         query = split.query[start : start + BLOCK]
@@ -86,10 +99,11 @@ def measure(
             "sum": first * round(trained.hasher.fine_bits / bits) + second,
         }.items():
             shares.setdefault(name, []).append(precision(distances, relevant))
-            distinct.setdefault(name, set()).update(results(distances))
+            nearest.setdefault(name, []).extend(results(distances))
+    fine = [code.tobytes() for code in found.fine[split.query]]
     return (
         {name: np.concatenate(parts) for name, parts in shares.items()},
-        {name: len(found) for name, found in distinct.items()},
+        {name: sharing(rows, fine) for name, rows in nearest.items()},
     )
 
 
@@ -117,7 +131,7 @@ def main() -> None:
             "by seed": [round(float(shares[name].mean()), 4) for shares, _ in runs],
             "difference": round(float(change.mean()), 4),
             "interval": [round(float(change.mean()) + sign * half, 4) for sign in (-1, 1)],
-            "distinct results by seed": [counts[name] for _, counts in runs],
+            "queries that share results, by seed": [counts[name] for _, counts in runs],
         }
         print(f"{name:26s}", rows[name], flush=True)
     if args.json is not None:
