@@ -21,8 +21,7 @@ LABEL_ROWS = 16_384  # label rows converted to floats at once
 MOST_PAIRS = 1 << 20
 """Pairs of a batch and the memory that are computed at once, so that N is not limited by them.
 
-More would be slower on a CPU, whose caches they leave: 128 x 200,000 pairs took 0.5 s in parts of
-this size, and 1.4 s in parts of 2^23.
+More would be slower on a CPU, whose caches they leave.
 """
 MOST_PAIRS_GPU = 1 << 23
 
