@@ -152,8 +152,8 @@ def test_the_score_is_the_mean_over_the_code_lengths():
 def test_winners_without_and_with_the_class_step():
     entry = search().summary(Done(near, steps))
     full = [trial for trial in entry["trials"] if trial["epochs"] == 20]
-    assert len(entry["trials"]) == 24
-    assert len(full) == 8
+    assert len(entry["trials"]) == 32  # the best with the step lies at an edge
+    assert len(full) == 16
     best = max(full, key=lambda trial: trial["plain"])
     assert {**entry["winner"]["settings"], **entry["winner"]["options"]} == point_of(best)
     rates = [trial["settings"]["learning_rate"] for trial in full]
@@ -198,6 +198,23 @@ def test_a_winner_at_an_edge_is_followed_beyond_it():
     turned = search().summary(Done(lambda cell: -abs(cell.settings.learning_rate - most)))
     assert turned["winner"]["settings"]["learning_rate"] == most
     assert "learning_rate" not in turned["winner"]["edges"]
+
+
+def test_rounds_beyond_the_edge_until_it_turns():
+    """A row whose winner lies at an edge gets more rounds; another row gets none."""
+    inside = Done(lambda cell: -abs(math.log(cell.settings.learning_rate / 0.03)))
+    assert "learning_rate" not in search().summary(inside)["winner"]["edges"]
+    assert search().beyond(inside) == []
+    endless = Done(lambda cell: cell.settings.learning_rate)
+    found = search().beyond(endless)
+    assert len(found) == tuning.MOST_BEYOND * 4
+    top = max(trial.point["learning_rate"] for trial in search().third(endless))
+    assert min(trial.point["learning_rate"] for trial in found) > top
+    assert search().beyond(endless) == found  # the same in every process
+    # The best lies beyond the third round: it is found, and then followed no further.
+    turned = Done(lambda cell: -abs(math.log(cell.settings.learning_rate / (1.2 * top))))
+    assert len(search().beyond(turned)) == 4
+    assert "learning_rate" not in search().summary(turned)["winner"]["edges"]
 
 
 def test_what_lies_at_an_edge():

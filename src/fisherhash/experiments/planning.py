@@ -138,6 +138,7 @@ class Plan:
                 *search.first(),
                 *search.second(runner, guess=True),
                 *search.third(runner, guess=True),
+                *search.beyond(runner),
             )
         ]
         return cells_of(trials) + ([] if self.tune_only else self.cells())

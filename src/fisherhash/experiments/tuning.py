@@ -5,7 +5,8 @@ What is searched is declared with each hyper-parameter, in the method's own file
 learning rate has one range for all rows. Every row gets the same number of quasi-random points.
 All of them are trained for a quarter of the epochs, and the best quarter for all epochs, each at
 several code lengths. As many points again are then drawn near the best ones, beyond the range where
-the best lies at its edge.
+the best lies at its edge. While a winner still lies at an edge with nothing tried beyond it, its row
+gets another such round, at most twice.
 
 A fifth of the training images is held out. Each held-out image is queried against the others: like
 most of a database, they were not trained on. The score is the mean over the code lengths of the
@@ -43,6 +44,8 @@ SHORTER = 4
 """The first round trains for 1/4 of the epochs, and 1/4 of its points reach the second round."""
 NEAR = 0.1
 """The standard deviation of a point of the third round, as a share of the range."""
+MOST_BEYOND = 2
+"""Rounds beyond the edges at most: a loss that is best with a weight of 0 has no end to find."""
 HELD_OUT = 0.2
 TUNING_FILE = "tuning.json"
 PACKAGED_TUNING = Path(__file__).parent / "tunings" / "quick.json"
@@ -217,6 +220,28 @@ class Search:
         points = [self._near(best[n % len(best)].point, n) for n in range(self._most) if best]
         return [self._trial(point, self.settings) for point in points]
 
+    def beyond(self, runner: Runner) -> list[Trial]:
+        """Return the trials beyond the edges at which winners lie; none before the third round ends.
+
+        As many per round as in the second, in turns near each winner that lies at an edge.
+        """
+        found: list[Trial] = []
+        for number in range(MOST_BEYOND):
+            long = [*self.second(runner), *self.third(runner), *found]
+            if not long or not all(trial.ended(runner) for trial in long):
+                break
+            edged = [trial for trial in self._firsts(long, runner) if self._edges(trial, long)]
+            if not edged:
+                break
+            turns = range(self._most)
+            draws = [(edged[n % len(edged)], (number + 1) * self._most + n) for n in turns]
+            found += [self._trial(self._near(one.point, n), self.settings) for one, n in draws]
+        return found
+
+    def long(self, runner: Runner) -> list[Trial]:
+        """Return the trials with all epochs, as far as they are known by now."""
+        return [*self.second(runner), *self.third(runner), *self.beyond(runner)]
+
     @property
     def _most(self) -> int:
         return max(1, self.points // SHORTER)
@@ -230,10 +255,7 @@ class Search:
         """Return trials, the best without and with the class step in turns; none before all end."""
         if not all(trial.ended(runner) for trial in trials):
             return list(trials) if guess else []
-        return _in_turns(
-            _ranked([(trial.plain(runner), trial) for trial in trials]),
-            _ranked([((trial.step(runner) or {}).get("score"), trial) for trial in trials]),
-        )
+        return _in_turns(_by_plain(trials, runner), _by_step(trials, runner))
 
     def _near(self, point: Options, number: int) -> dict[str, Any]:
         """Return a point near another: its numbers moved a little, its choices as they are.
@@ -248,7 +270,7 @@ class Search:
 
     def summary(self, runner: Runner) -> dict[str, Any]:
         """Return the space, the result of every finished trial, and the winners, as JSON."""
-        long = [*self.second(runner), *self.third(runner)]
+        long = self.long(runner)
         ended = [trial for trial in [*self.first(), *long] if trial.ended(runner)]
         trials = [trial.to_json(runner) for trial in ended]
         entry: dict[str, Any] = {
@@ -261,26 +283,30 @@ class Search:
             "without_score": sum(trial["plain"] is None for trial in trials),
         }
         if long and all(trial.ended(runner) for trial in long):
-            plain = _ranked([(trial.plain(runner), trial) for trial in long])
-            if plain:
-                entry["winner"] = self._winner(plain[0], plain[0].plain(runner), long)
-            steps = [(trial.step(runner) or {}, trial) for trial in long]
-            stepped = _ranked([(step.get("score"), trial) for step, trial in steps])
-            if stepped:
-                step = dict(stepped[0].step(runner) or {})
-                entry["winner_step"] = self._winner(stepped[0], step.pop("score"), long)
+            for plain in _by_plain(long, runner)[:1]:
+                entry["winner"] = self._winner(plain, plain.plain(runner), long)
+            for stepped in _by_step(long, runner)[:1]:
+                step = dict(stepped.step(runner) or {})
+                entry["winner_step"] = self._winner(stepped, step.pop("score"), long)
                 entry["winner_step"]["class_step"] = step
         return entry
 
     def _winner(self, trial: Trial, score: float | None, others: Sequence[Trial]) -> dict[str, Any]:
-        """Return a winner as JSON; at an edge is what lies there with nothing tried beyond it."""
-        edges = [
+        values = parted({**self._equal(), **trial.point})
+        return {**values, "score": score, "edges": self._edges(trial, others)}
+
+    def _edges(self, trial: Trial, others: Sequence[Trial]) -> list[str]:
+        """Return what lies at an edge of its range with nothing tried beyond it."""
+        return [
             one.name
             for one in self.space
             if one.edge(trial.point[one.name])
             and not any(_further(one, trial.point, other.point) for other in others)
         ]
-        return {**parted({**self._equal(), **trial.point}), "score": score, "edges": edges}
+
+    def _firsts(self, trials: Sequence[Trial], runner: Runner) -> list[Trial]:
+        """Return the best without the class step and the best with it; one where they are equal."""
+        return _in_turns(_by_plain(trials, runner)[:1], _by_step(trials, runner)[:1])
 
     def _equal(self) -> Options:
         known = methods.hyper_parameters(methods.find(self.row.method))
@@ -331,7 +357,12 @@ def search_space(row: Row, *, finetune: bool) -> tuple[Option, ...]:
 
 def tune(runner: Runner, searches: Sequence[Search]) -> bool:
     """Run the trials of some searches; returns whether all of them are done."""
-    rounds = Search.first, lambda one: one.second(runner), lambda one: one.third(runner)
+    rounds = (
+        Search.first,
+        lambda one: one.second(runner),
+        lambda one: one.third(runner),
+        *[lambda one: one.beyond(runner)] * MOST_BEYOND,
+    )
     for trials in rounds:
         cells = cells_of(trial for search in searches for trial in trials(search))
         runner.run(cells)
@@ -429,6 +460,14 @@ def _further(option: Option, point: Options, other: Options) -> bool:
 def _mean(scores: Sequence[float | None]) -> float | None:
     known = [score for score in scores if score is not None and math.isfinite(score)]
     return statistics.mean(known) if scores and len(known) == len(scores) else None
+
+
+def _by_plain(trials: Sequence[Trial], runner: Runner) -> list[Trial]:
+    return _ranked([(trial.plain(runner), trial) for trial in trials])
+
+
+def _by_step(trials: Sequence[Trial], runner: Runner) -> list[Trial]:
+    return _ranked([((trial.step(runner) or {}).get("score"), trial) for trial in trials])
 
 
 def _ranked(scored: Sequence[tuple[float | None, Trial]]) -> list[Trial]:
