@@ -5,8 +5,8 @@ What is searched is declared with each hyper-parameter, in the method's own file
 learning rate has one range for all rows. Every row gets the same number of quasi-random points.
 All of them are trained for a quarter of the epochs, and the best quarter for all epochs, each at
 several code lengths. As many points again are then drawn near the best ones, beyond the range where
-the best lies at its edge. While a winner still lies at an edge with nothing tried beyond it, its row
-gets another such round, at most twice.
+the best lies at its edge. While a winner still lies at an edge with nothing tried beyond it, its
+row gets another such round, at most twice.
 
 A fifth of the training images is held out. Each held-out image is queried against the others: like
 most of a database, they were not trained on. The score is the mean over the code lengths of the
@@ -221,7 +221,7 @@ class Search:
         return [self._trial(point, self.settings) for point in points]
 
     def beyond(self, runner: Runner) -> list[Trial]:
-        """Return the trials beyond the edges at which winners lie; none before the third round ends.
+        """Return the trials beyond the edges at which winners lie; none before the third round.
 
         As many per round as in the second, in turns near each winner that lies at an edge.
         """
