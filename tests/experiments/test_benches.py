@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 
+from fisherhash import methods
 from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import open_data
 from fisherhash.experiments.benches import Bench, Cell, locate, thinned
@@ -54,3 +55,13 @@ def test_where_data_is(data_folder, monkeypatch):
         assert locate("coco21") is None
     finally:
         (data_folder / "nuswide21").rename(data_folder / "coco21")
+
+
+def test_a_later_option_at_its_default_does_not_change_the_name():
+    plain = Cell(BENCH, "dfh", 12, Settings())
+    assert "separation" in methods.find("dfh").added
+    assert "separation" not in plain.config["options"]
+    assert Cell(BENCH, "dfh", 12, Settings(), {"separation": 0.0}).file == plain.file
+    other = Cell(BENCH, "dfh", 12, Settings(), {"separation": 3.0})
+    assert other.config["options"]["separation"] == 3.0
+    assert other.file != plain.file

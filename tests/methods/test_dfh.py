@@ -79,6 +79,36 @@ def test_loss_is_the_printed_objective(margin, weight):
     assert float(terms["loss"]) == pytest.approx(pair + 0.3 * quantization, rel=1e-5)
 
 
+def test_separation_is_the_cross_entropy_of_the_cosines_to_all_centres():
+    outputs, labels = toy()
+    labels[0, 1] = 1  # an image with two labels
+    without = started(outputs, labels)
+    method = started(outputs, labels, separation=2.5)
+    index = [0, 5, 7, 11]
+    expected = 0.0
+    for i in index:
+        own = labels[i] / labels[i].sum()
+        cosines = [
+            float(outputs[i] @ c) / float(outputs[i].norm() * c.norm()) for c in method.centers.T
+        ]
+        scores = [math.sqrt(outputs.shape[1]) * cosine for cosine in cosines]
+        total = sum(math.exp(score) for score in scores)
+        log_shares = [math.log(math.exp(score) / total) for score in scores]
+        expected -= sum(float(y) * share for y, share in zip(own, log_shares, strict=True))
+    expected /= len(index)
+    batch = batch_of(labels, index)
+    terms, others = method.loss(outputs[index], batch), without.loss(outputs[index], batch)
+    assert float(terms["separation"]) == pytest.approx(expected, rel=1e-5)
+    assert float(terms["loss"] - others["loss"]) == pytest.approx(2.5 * expected, rel=1e-4)
+    assert "separation" not in others
+
+
+def test_without_centres_nothing_is_separated():
+    outputs, labels = toy()
+    method = started(outputs, labels, parts="pair,margin", separation=2.5)
+    assert "separation" not in method.loss(outputs[:4], batch_of(labels, range(4)))
+
+
 def test_gradient_of_the_pair_term_is_the_derived_one():
     outputs, labels = toy()
     method = started(outputs, labels, parts="pair,margin", margin=1.0, quantization=0.0)

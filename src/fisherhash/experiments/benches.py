@@ -131,14 +131,21 @@ class Cell:
     @functools.cached_property
     def config(self) -> dict[str, Any]:
         """All that decides its result, as JSON."""
-        known = methods.hyper_parameters(methods.find(self.method))
+        method = methods.find(self.method)
+        known = methods.hyper_parameters(method)
         defaults = {name: parameter.default for name, parameter in known.items()}
+        added = method.added if issubclass(method, methods.HashMethod) else frozenset()
+        options = {
+            name: value
+            for name, value in (defaults | dict(self.options)).items()
+            if name not in added or value != defaults[name]
+        }
         return {
             **self.bench.to_json(),
             "data": self.bench.name,
             "method": self.method,
             "bits": self.bits,
-            "options": defaults | dict(self.options),
+            "options": options,
             "settings": dataclasses.asdict(self.settings),
             # Part of the names of published runs: the wording is fixed.
             "measured": "queries, and real-valued queries"

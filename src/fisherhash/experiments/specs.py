@@ -29,24 +29,27 @@ BASES: dict[str, Options] = {
     "dfh-pmi": {**PRINTED, "parts": "pair,margin,intra"},
     "dfh-c": {**PRINTED, "parts": "intra,inter"},
     "dfh-pc": {**PRINTED, "parts": "pair,intra,inter"},
-    "dfh-ours": {"initial_centers": "graded", "positive_weight": 0.0, **STILL},
+    "dfh-ours": {**STILL, "positive_weight": 0.0, "center_step": "exact", "margin": 1.0},
     "dfh-printed": {**PRINTED, **SIGNS},
     "dfh-graded": {**PRINTED, **SIGNS, "initial_centers": "graded"},
     "dfh-balanced": {**PRINTED, **SIGNS, "positive_weight": 0.0},
     "dfh-moving": {**PRINTED, **SIGNS, **MOVING},
+    "dfh-separated": {**PRINTED, **SIGNS},
 }
 # Options without effect in a row, which its search leaves alone.
 IDLE: dict[str, tuple[str, ...]] = {
-    "dfh-paper": ("affinity",),
-    "dfh-p": ("affinity", "margin", "intra", "inter", "relaxation", "center_step"),
-    "dfh-pm": ("affinity", "intra", "inter", "relaxation", "center_step"),
-    "dfh-pmi": ("affinity", "inter"),
-    "dfh-c": ("affinity", "margin", "quantization"),
-    "dfh-pc": ("affinity", "margin"),
-    "dfh-printed": ("affinity", "cut"),
-    "dfh-graded": ("cut",),
-    "dfh-balanced": ("affinity", "cut"),
-    "dfh-moving": ("affinity", "cut"),
+    "dfh-paper": ("affinity", "separation"),
+    "dfh-ours": ("relaxation",),
+    "dfh-p": ("affinity", "separation", "margin", "intra", "inter", "relaxation", "center_step"),
+    "dfh-pm": ("affinity", "separation", "intra", "inter", "relaxation", "center_step"),
+    "dfh-pmi": ("affinity", "separation", "inter"),
+    "dfh-c": ("affinity", "separation", "margin", "quantization"),
+    "dfh-pc": ("affinity", "separation", "margin"),
+    "dfh-printed": ("affinity", "separation", "cut"),
+    "dfh-graded": ("cut", "separation"),
+    "dfh-balanced": ("affinity", "separation", "cut"),
+    "dfh-moving": ("affinity", "separation", "cut"),
+    "dfh-separated": ("affinity", "cut"),
 }
 
 
@@ -281,6 +284,7 @@ ADDITIONS = (
     _dfh("+ graded centres", "graded"),
     _dfh("+ balanced pairs", "balanced"),
     _dfh("+ moving centres", "moving"),
+    _dfh("+ separation", "separated"),
     replace(_dfh("+ class step", "printed"), class_step=True),
     _dfh("DFH (ours)", "ours"),
     _dfh("DFH (ours)", "ours").stepped(),
@@ -338,8 +342,8 @@ ABLATION = Spec(
         Part(IMAGENET100, (16, 48), ADDITIONS, IMAGENET_TUNED_AT),
     ),
     notes=(
-        "Every row adds one thing to the first row. DFH (ours) has the outputs and the cut, graded "
-        "centres and balanced pairs.",
+        "Every row adds one thing to the first row. DFH (ours) has the outputs and the cut, "
+        "balanced pairs, separation, and centres that start graded or far apart.",
     ),
 )
 

@@ -165,6 +165,7 @@ class Search:
 
         Every second point leaves the method's own options at their defaults, so that a method with
         many options is not searched worse than one with few: its author's values count as a guess.
+        A default that is not among the choices of a search does not.
         """
         # Two sequences: every second point of one lies in one half of the range of some options.
         engines = [
@@ -175,12 +176,16 @@ class Search:
             engines[number % 2].draw().clamp(0.0, 1.0 - 1e-6)[0].tolist()
             for number in range(self.points)
         ]
-        own = methods.hyper_parameters(methods.find(self.row.method))
+        known = methods.hyper_parameters(methods.find(self.row.method))
+        own = {key: one.default for key, one in known.items()}
         points = []
         for number, point in enumerate(shares):
             values = {one.name: one.drawn(at) for one, at in zip(self.space, point, strict=True)}
             if number % 2 == 0:
-                values |= {key: own[key].default for key in values.keys() & own.keys()}
+                guessed = [one for one in self.space if one.name in own]
+                values |= {
+                    one.name: own[one.name] for one in guessed if _is_tried(one, own[one.name])
+                }
             points.append(values)
         return points
 
@@ -270,8 +275,8 @@ class Search:
 
     def summary(self, runner: Runner) -> dict[str, Any]:
         """Return the space, the result of every finished trial, and the winners, as JSON."""
-        long = self.long(runner)
-        ended = [trial for trial in [*self.first(), *long] if trial.ended(runner)]
+        near = [*self.second(runner), *self.third(runner)]
+        ended = [trial for trial in [*self.first(), *self.long(runner)] if trial.ended(runner)]
         trials = [trial.to_json(runner) for trial in ended]
         entry: dict[str, Any] = {
             "method": self.row.method,
@@ -282,7 +287,9 @@ class Search:
             "trials": trials,
             "without_score": sum(trial["plain"] is None for trial in trials),
         }
-        if long and all(trial.ended(runner) for trial in long):
+        if near and all(trial.ended(runner) for trial in near):
+            # A winner at an edge is marked, and counts until the rounds beyond the edge are run.
+            long = [trial for trial in self.long(runner) if trial.ended(runner)]
             for plain in _by_plain(long, runner)[:1]:
                 entry["winner"] = self._winner(plain, plain.plain(runner), long)
             for stepped in _by_step(long, runner)[:1]:
@@ -447,6 +454,12 @@ def parted(values: Options) -> dict[str, dict[str, Any]]:
         "options": {key: value for key, value in values.items() if key not in _SETTINGS},
         "settings": {key: value for key, value in values.items() if key in _SETTINGS},
     }
+
+
+def _is_tried(option: Option, value: Any) -> bool:
+    """Return whether a search may try a value: any number, or one of the choices."""
+    choices = option.tuned.choices if option.tuned else ()
+    return not choices or value in choices
 
 
 def _further(option: Option, point: Options, other: Options) -> bool:

@@ -182,6 +182,10 @@ class HashMethod(CheckedOptions, nn.Module):
     moved: ClassVar[Mapping[str, str]] = {}
     """Options of earlier versions that are training settings now, by their old names."""
 
+    added: ClassVar[frozenset[str]] = frozenset()
+    """Options that came after results were published. A run that leaves them at their defaults has
+    the name that it had before."""
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if cls.views != len(cls.strengths):

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fisherhash.errors import UsageError, unknown_name
@@ -98,6 +99,9 @@ class DFH(MemoryMethod):
       best of several local minima of ||C^T C - A||_F^2.
     * ``positive_weight``, because with M classes one pair in M is similar; and
       ``initial_centers="far-apart"``.
+    * ``separation``: the U-step above pulls an image to its own centre, and no centre pushes it
+      away. With weight lambda it also minimises the cross-entropy between y_i and the softmax over
+      m of sqrt(K) cos(u_i, c_m), so that an image is nearer to its own centre than to any other.
 
     Two means that help are open to every method and belong to the training settings: ``outputs``,
     more outputs than bits, from which the bits are cut; and the class step, which gives new images
@@ -131,6 +135,7 @@ class DFH(MemoryMethod):
         initial_centers: The signs of the class ``means``, as in the paper; a ``far-apart`` code
             book that does not depend on the data; or ``graded`` by how similar the classes look.
         affinity: a, how much graded centres follow the classes' similarity; 0 is not at all.
+        separation: lambda, the weight of being nearer to the own centre than to the others.
     """
 
     info = MethodInfo(
@@ -143,6 +148,7 @@ class DFH(MemoryMethod):
     )
 
     moved: ClassVar[Mapping[str, str]] = {"width": "outputs", "cut": "cut"}
+    added: ClassVar[frozenset[str]] = frozenset({"separation"})
 
     parts: str = "pair,margin,intra,inter"
     margin: Annotated[float, Range(least=0), Tuned(0.0, 4.0)] = 1.0
@@ -160,8 +166,11 @@ class DFH(MemoryMethod):
     sweeps: PositiveInt = 5
     gradient_steps: PositiveInt = 50
     positive_weight: NotNegative = 1.0
-    initial_centers: Literal["means", "far-apart", "graded"] = "means"
+    initial_centers: Annotated[
+        Literal["means", "far-apart", "graded"], Tuned(choices=("far-apart", "graded"))
+    ] = "means"
     affinity: Annotated[float, Range(least=0, most=1), Tuned(0.0, 1.0)] = 0.5
+    separation: Annotated[float, Range(least=0), Tuned(0.0, 10.0)] = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -239,7 +248,8 @@ class DFH(MemoryMethod):
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the U-step's objective on one batch."""
-        target = self.binary(outputs, class_proportions(batch.labels))
+        proportions = class_proportions(batch.labels)
+        target = self.binary(outputs, proportions)
         quantization = quantization_error(outputs, target)
         terms = {"quantization": quantization, "loss": self._quantization * quantization}
         if self._pair:
@@ -247,6 +257,11 @@ class DFH(MemoryMethod):
                 outputs, batch, margin=self._margin, positive_weight=self._positive_weight
             )
             terms["loss"] = terms["loss"] + terms["pair"]
+        if self.separation > 0 and self._mu > 0:
+            # The norm of a centre is sqrt(K).
+            scores = F.normalize(outputs.float(), dim=1) @ self.centers
+            terms["separation"] = F.cross_entropy(scores, proportions)
+            terms["loss"] = terms["loss"] + self.separation * terms["separation"]
         return terms
 
     def after_step(self, outputs: Tensor, batch: Batch) -> None:
