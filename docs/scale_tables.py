@@ -134,8 +134,9 @@ def gpu_table() -> str:
     ]
     note = (
         f"{result['device']}, torch {result['torch']}; a plain copy moves {copied:,.0f} GB/s. "
-        "Times include the copies of queries and results. Ties: few distinct codes. *of the copy*: the bytes of the codes "
-        "per second, beside those that the copy reads and writes. From `results/gpu-engine.json`."
+        "Times include the copies of queries and results. Ties: few distinct codes. *of the copy*: "
+        "the bytes of the codes per second, beside those that the copy reads and writes. From "
+        "`results/gpu-engine.json`."
     )
     header = ["codes", "bits", "queries", "search", "ms", "queries per s", "10^12 distances per s"]
     return Table([*header, "of the copy"], rows, note).markdown() + "\n"
