@@ -57,7 +57,7 @@ def test_what_was_chosen_is_said_in_one_line_and_stored(photos, caplog):
     assert len(said) == 1
     assert "frozen, few classes" in said[0]
     details = found.hasher.details
-    assert details["options"]["joint"] is True
+    assert details["options"]["initial_centers"] == "graded"
     assert details["options"]["inter"] == 1.0  # what the caller says counts
     assert details["settings"]["step_weight"] > 0
     assert found.hasher.head.kind == "class-step"

@@ -44,15 +44,6 @@ class Recipe:
         return f"{self.title}: {values}" if values else self.title
 
 
-MOVING: Mapping[str, Any] = {
-    "joint": True,
-    "unit": "outputs",
-    "rise": 1.0,
-    "intra": 2.0,
-    "inter": 0.2,
-}
-"""Centres that move: they and the codes are found together, and their weights rise from 0."""
-
 GRADED: Mapping[str, Any] = {"initial_centers": "graded", "positive_weight": 0.0}
 """Centres as near to each other as the classes look alike, and balanced pairs."""
 
@@ -87,7 +78,7 @@ def find_recipe(
         return Recipe(title, {**GRADED, "quantization": 0.1 if several else 0.2}, outputs)
     if many:
         return Recipe(title, APART, _step(2.0, 1.0))
-    return Recipe(title, MOVING, _step(0.25 if several else 0.5, 1.0))
+    return Recipe(title, {**GRADED, "affinity": 0.4}, _step(0.25, 1.0))
 
 
 def apply_recipe(
