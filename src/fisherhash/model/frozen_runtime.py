@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -90,6 +91,7 @@ class FrozenRuntime:
             return found
         if package := missing_package():
             raise NotExportedError(f"the package '{package}' is not installed")
+        began = time.perf_counter()
         try:
             content = export_features(self._backbone, self.checksum)
             digest = hashlib.sha256(content).hexdigest()
@@ -97,6 +99,8 @@ class FrozenRuntime:
         except FisherhashError as error:
             raise NotExportedError(str(error)) from error
         for found in self._found():
+            seconds = time.perf_counter() - began
+            logger.info("exported %s for ONNX Runtime, once, in %.0f s", self.name, seconds)
             return found
         raise NotExportedError(f"the exported {self.name} does not compute what it does in torch")
 
