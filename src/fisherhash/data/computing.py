@@ -49,11 +49,13 @@ class Rows:
             :class:`~fisherhash.data.row_cache.StoredRows`; all others are arrays.
         indices: (n,) the numbers of these images, in the order requested.
         skipped: the images that could not be read.
+        kind: the kind of the runtime that computed stored features, otherwise empty.
     """
 
     values: Any
     indices: NDArray[np.int64]
     skipped: list[Skipped]
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class RowFunction:
         shape: shape of one row.
         dtype: type of its values.
         portable: compute in the worker processes, so that no pixels are sent between processes.
+        prepare: makes the function that computes, where that takes time; it is called only if rows
+            are missing.
     """
 
     compute: Callable[[NDArray[np.uint8]], NDArray] | None
@@ -75,6 +79,7 @@ class RowFunction:
     shape: tuple[int, ...]
     dtype: DTypeLike = np.float32
     portable: bool = False
+    prepare: Callable[[], RowFunction] | None = None
 
     @classmethod
     def pixels(cls, preprocessing: Preprocessing) -> RowFunction:

@@ -212,7 +212,8 @@ class OpenBench:
 
     def _features(self, wanted: NDArray[np.int64]) -> NDArray[np.float32]:
         network = on_device(self.network, self.device)
-        return feature_rows(TorchRuntime(network, self.device), self.collection, wanted).values
+        runtime = TorchRuntime(network, self.device, via_onnx=True)
+        return feature_rows(runtime, self.collection, wanted).values
 
     def prepare(self) -> None:
         """Fill the caches that every run reads, so that processes do not fill them twice."""

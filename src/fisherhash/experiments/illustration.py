@@ -33,7 +33,7 @@ def illustration_points(stage: OpenBench) -> dict[str, Any]:
     """
     collection, train = stage.collection, stage.split.train
     network = on_device(stage.network, stage.device)
-    rows = feature_rows(TorchRuntime(network, stage.device), collection, train)
+    rows = feature_rows(TorchRuntime(network, stage.device, via_onnx=True), collection, train)
     everything = torch.from_numpy(rows.values).to(stage.device)
     where = {int(number): row for row, number in enumerate(rows.indices)}
     drawn: list[int] = []

@@ -50,7 +50,10 @@ def _run_cell(cell: Cell, stage: OpenBench) -> dict[str, Any]:
         device=str(stage.device),
         bank=stage.bank,
     )
-    row: dict[str, Any] = {"options": methods.resolved_options(trained.method)}
+    row: dict[str, Any] = {
+        "options": methods.resolved_options(trained.method),
+        "features_by": trained.features_by,
+    }
     began = time.perf_counter()
     last = trained.history[-1] if trained.history else None
     if cell.measured:

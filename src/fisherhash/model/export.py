@@ -134,7 +134,7 @@ def export_onnx(
     missing_package(required="exporting a model")
     known = metadata(config, hamming=head.hamming)
     data = with_metadata(_translated(backbone, head, fine), known)
-    runtime, pixels = OnnxRuntime(data), _random_images(backbone.preprocessing.size)
+    runtime, pixels = OnnxRuntime(data), random_images(backbone.preprocessing.size)
     expected, found = logits(pixels), runtime.all_logits(pixels)
     agreement = compare_logits(expected, found)
     size = float(np.abs(expected).max(initial=0.0)) or 1.0
@@ -143,6 +143,35 @@ def export_onnx(
             f"the exported network does not compute what {runtime.name} does: {agreement}"
         )
     return data, agreement
+
+
+def export_features(backbone: Backbone, checksum: str) -> bytes:
+    """Export a backbone alone, from pixels to features; nothing is compared.
+
+    Args:
+        backbone: images to features.
+        checksum: SHA-256 of its weights.
+
+    Returns:
+        The bytes of the ONNX file.
+
+    Raises:
+        FisherhashError: the extra is not installed, or a layer has no counterpart in ONNX.
+    """
+    missing_package(required="exporting a network")
+    known = metadata(
+        {
+            "bits": 0,
+            "method": "",
+            "backbone": backbone.name,
+            "preprocessing": backbone.preprocessing.to_config(),
+            "head": {},
+            "classes": [],
+            "fingerprint": checksum,
+        },
+        hamming=False,
+    )
+    return with_metadata(_translated(backbone, None, None), known)
 
 
 def metadata(config: dict[str, Any], *, hamming: bool, int8: bool = False) -> dict[str, Any]:
@@ -203,8 +232,8 @@ def cut_logits(runtime: OnnxRuntime, config: dict[str, Any]) -> bytes:
     return with_metadata(model, known)
 
 
-def _translated(backbone: Backbone, head: Head, fine: Head | None) -> Any:
-    """The ONNX model of a backbone and its heads."""
+def _translated(backbone: Backbone, head: Head | None, fine: Head | None) -> Any:
+    """The ONNX model of a backbone and its heads; without a head it ends with the features."""
     import torch
 
     from fisherhash.backbones import fold_batch_norm
@@ -217,6 +246,8 @@ def _translated(backbone: Backbone, head: Head, fine: Head | None) -> Any:
 
         def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
             features = self.backbone(pixels)
+            if self.head is None:
+                return (features,)
             logits = self.head.logits(features)
             if self.fine is None:
                 return logits, features
@@ -224,30 +255,31 @@ def _translated(backbone: Backbone, head: Head, fine: Head | None) -> Any:
 
     side = backbone.preprocessing.size
     example = torch.zeros(2, 3, side, side, dtype=torch.uint8)
+    outputs = [FEATURES] if head is None else [LOGITS, FEATURES]
     try:
-        with _quiet(), torch.no_grad():
+        # What an exporter draws at random must not change the training that follows.
+        with _quiet(), torch.no_grad(), torch.random.fork_rng(devices=[]):
             program = torch.onnx.export(
                 Whole().cpu().eval(),
                 (example,),
                 dynamo=True,
                 verbose=False,
                 input_names=[PIXELS],
-                output_names=[LOGITS, FEATURES] + ([] if fine is None else [ALL_LOGITS]),
+                output_names=outputs + ([] if fine is None else [ALL_LOGITS]),
                 dynamic_shapes={PIXELS: {0: torch.export.Dim("images")}},
                 opset_version=18,
             )
     # The exporter raises many classes for what it cannot translate, some with pages of text.
     except Exception as error:
         reason = str(error).strip().splitlines()[0][:200]
-        raise FisherhashError(
-            f"{backbone.name} with the head '{head.kind}' cannot be exported: {reason}"
-        ) from error
+        what = backbone.name if head is None else f"{backbone.name} with the head '{head.kind}'"
+        raise FisherhashError(f"{what} cannot be exported: {reason}") from error
     if program is None:
         raise FisherhashError(f"{backbone.name} cannot be exported by torch {torch.__version__}")
     return program.model_proto
 
 
-def _random_images(side: int) -> NDArray[np.uint8]:
+def random_images(side: int) -> NDArray[np.uint8]:
     """Images of random colours on which two runtimes are compared."""
     coarse = np.random.default_rng(0).integers(0, 256, (CHECKED, 3, 8, 8), dtype=np.uint8)
     pixels = np.repeat(np.repeat(coarse, -(-side // 8), axis=2), -(-side // 8), axis=3)
@@ -258,7 +290,9 @@ def _random_images(side: int) -> NDArray[np.uint8]:
 def _quiet() -> Iterator[None]:
     """Without the exporter's talk, which is about its own parts."""
     names = [name for name in logging.root.manager.loggerDict if name.startswith(("torch", "onnx"))]
-    levels = {name: logging.getLogger(name).level for name in {*names, "torch.onnx"}}
+    # Those that the export is the first to import are quiet through their packages.
+    packages = ("torch.onnx", "onnx_ir", "onnxscript")
+    levels = {name: logging.getLogger(name).level for name in {*names, *packages}}
     for name in levels:
         logging.getLogger(name).setLevel(logging.ERROR)
     try:

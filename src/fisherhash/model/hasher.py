@@ -229,6 +229,11 @@ class Hasher(abc.ABC):
     def _row_key(self) -> str:
         """What identifies the rows where they are stored on disk."""
 
+    @property
+    def _stored_keys(self) -> tuple[str, ...]:
+        """What identifies all stored rows that codes can be made from."""
+        return (self._row_key,)
+
     @abc.abstractmethod
     def _row_function(self) -> RowFunction:
         """What computes the rows of a collection's images."""
@@ -421,14 +426,15 @@ class Hasher(abc.ABC):
         None if there are none; nothing is computed but the codes.
         """
         self.check_takes_images()
-        rows = stored_rows(
-            collection,
-            self.preprocessing,
-            what=self._row_key,
-            shape=(self._row_width,),
-            dtype=np.float32,
-        )
-        return None if rows is None else self._of_rows(rows)
+        shape, how = (self._row_width,), self.preprocessing
+        every = [
+            stored_rows(collection, how, what=what, shape=shape, dtype=np.float32)
+            for what in self._stored_keys
+        ]
+        found = [rows for rows in every if rows is not None]
+        if not found:
+            return None
+        return self._of_rows(max(found, key=lambda rows: len(rows.indices)))
 
     def _of_rows(self, rows: Rows, *, queries: bool = False) -> EncodedBlock:
         real = self.queries_of_rows(rows.values) if queries else None
@@ -457,11 +463,10 @@ class Hasher(abc.ABC):
         """The one way from images to rows, for every source."""
         self.check_takes_images()
         if isinstance(source, Collection):
+            if cached:
+                return iter([self._cached(source, indices, workers)])
             function = self._row_function()
-            if not cached:
-                return compute_blocks(source, indices, function, block=block, workers=workers)
-            what = self._row_key
-            return iter([cached_rows(source, indices, function, what=what, workers=workers)])
+            return compute_blocks(source, indices, function, block=block, workers=workers)
         if cached:
             raise UsageError("only features of a collection can be cached")
         if isinstance(source, DecodedSource):
@@ -472,6 +477,13 @@ class Hasher(abc.ABC):
             blocks = decode_images(_listed(source), self.preprocessing, block=block)
         compute = self._compute
         return (Rows(compute(part.values), part.indices, part.skipped) for part in blocks)
+
+    def _cached(
+        self, collection: Collection, indices: NDArray[np.int64] | None, workers: int | None
+    ) -> Rows:
+        """The rows of images, stored on disk."""
+        function, what = self._row_function(), self._row_key
+        return cached_rows(collection, indices, function, what=what, workers=workers)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model folder; an older model in it is replaced only when all is on disk."""

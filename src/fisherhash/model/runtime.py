@@ -1,12 +1,15 @@
 """Runtimes: what computes the features of decoded images, behind one small interface.
 
-``torch_runtime`` runs a backbone in PyTorch, ``onnx_runtime`` an exported network in ONNX Runtime.
-This module imports neither.
+``torch_runtime`` runs a backbone in PyTorch, ``onnx_runtime`` an exported network in ONNX Runtime,
+``frozen_runtime`` a backbone in ONNX Runtime whose features are stored. This module imports none.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -15,13 +18,20 @@ from numpy.typing import NDArray
 from fisherhash.data.collection import Collection
 from fisherhash.data.computing import RowFunction, Rows
 from fisherhash.data.preprocessing import Preprocessing
-from fisherhash.data.row_cache import cached_rows
+from fisherhash.data.row_cache import cached_rows, images_key
+from fisherhash.errors import FisherhashError
+
+logger = logging.getLogger(__name__)
 
 UNSURE = 1e-4
 """A logit this near to zero may have the other sign in another runtime."""
 
 
 PixelFunction = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
+
+
+class NotExportedError(FisherhashError):
+    """A network cannot be run by ONNX Runtime here."""
 
 
 class Runtime(Protocol):
@@ -56,6 +66,16 @@ class Runtime(Protocol):
         """
         ...
 
+    def stored_by(self, images: str, count: int, kind: str | None) -> Runtime:
+        """What computes features that are stored: this runtime, or a faster one that agrees.
+
+        Args:
+            images: the :func:`~fisherhash.data.row_cache.images_key` of the images.
+            count: how many images there are.
+            kind: the kind that an unfinished run began with, if there is one.
+        """
+        ...
+
 
 def feature_rows(
     runtime: Runtime,
@@ -64,6 +84,7 @@ def feature_rows(
     *,
     workers: int | None = None,
     on_disk: bool = False,
+    kind: str | None = None,
 ) -> Rows:
     """Features (n, width) of a collection's images, stored on disk.
 
@@ -73,14 +94,35 @@ def feature_rows(
         indices: (n,) which images; None for all.
         workers: number of worker processes; None lets the work decide.
         on_disk: leave the rows on the disk, see :func:`~fisherhash.data.row_cache.cached_rows`.
+        kind: the kind of the runtime that an unfinished run began with; by default that which
+            stored more rows of these images, or else the fastest.
     """
-    function, what = feature_function(runtime), feature_key(runtime)
-    return cached_rows(collection, indices, function, what=what, workers=workers, on_disk=on_disk)
+    images = images_key(collection)
+
+    def rows(by: Runtime) -> Rows:
+        prepare = partial(feature_function, by)
+        function = RowFunction(by.features, by.preprocessing, (by.width,), prepare=prepare)
+        found = cached_rows(
+            collection,
+            indices,
+            function,
+            what=feature_key(by),
+            images=images,
+            workers=workers,
+            on_disk=on_disk,
+        )
+        return dataclasses.replace(found, kind=by.kind)
+
+    try:
+        return rows(runtime.stored_by(images, len(collection), kind))
+    except NotExportedError as error:
+        logger.info("torch computes the features of %s, not ONNX Runtime: %s", runtime.name, error)
+        return rows(runtime)
 
 
-def feature_key(runtime: Runtime) -> str:
-    """What identifies stored features of a runtime."""
-    return f"features {runtime.name} {runtime.checksum} {runtime.kind}"
+def feature_key(runtime: Runtime, kind: str | None = None) -> str:
+    """What identifies stored features of a runtime, or of another kind with its weights."""
+    return f"features {runtime.name} {runtime.checksum} {kind or runtime.kind}"
 
 
 def feature_function(runtime: Runtime) -> RowFunction:

@@ -15,16 +15,18 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fisherhash.backbones import Backbone, VectorInput
-from fisherhash.data.computing import RowFunction
+from fisherhash.data.collection import Collection
+from fisherhash.data.computing import RowFunction, Rows
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.model import builtin
 from fisherhash.model.export import Agreement, export_onnx, missing_package
 from fisherhash.model.finished_heads import CutHead
 from fisherhash.model.folder import CONFIG, WEIGHTS, model_files, read_model, versions
+from fisherhash.model.frozen_runtime import FrozenRuntime
 from fisherhash.model.hasher import ComputeRows, Hasher
 from fisherhash.model.head_base import Head
-from fisherhash.model.runtime import feature_function, feature_key
+from fisherhash.model.runtime import feature_function, feature_key, feature_rows
 from fisherhash.model.torch_runtime import TorchRuntime, in_fixed_batches, on_device
 from fisherhash.system import storage
 from fisherhash.system.devices import choose_device
@@ -47,6 +49,7 @@ class TorchHasher(Hasher):
         device: where it runs.
         origin: where it came from: ``builtin``, ``path``, or empty if it was made in this process.
         fine: features to the logits of a second code, which orders ties in an index.
+        via_onnx: whether features that are stored may be computed by ONNX Runtime, as in training.
     """
 
     backbone: Backbone
@@ -57,6 +60,7 @@ class TorchHasher(Hasher):
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     origin: dict[str, Any] = field(default_factory=dict)
     fine: Head | None = None
+    via_onnx: bool = False
 
     def __post_init__(self) -> None:
         self.to(self.device)
@@ -83,13 +87,13 @@ class TorchHasher(Hasher):
         self.head.to(self.device).eval()
         if self.fine is not None:
             self.fine.to(self.device).eval()
-        self.runtime = TorchRuntime(self.backbone, self.device)
+        self.runtime = TorchRuntime(self.backbone, self.device, via_onnx=self.via_onnx)
         return self
 
     def _truncated(self, bits: int) -> TorchHasher:
         head = CutHead(self.head.in_features, bits, self.head)
         about = (self.method, self.classes, dict(self.details), self.device)
-        return TorchHasher(self.backbone, head, *about, fine=self.fine)
+        return TorchHasher(self.backbone, head, *about, fine=self.fine, via_onnx=self.via_onnx)
 
     @property
     def fine_bits(self) -> int:
@@ -118,8 +122,19 @@ class TorchHasher(Hasher):
     def _row_key(self) -> str:
         return feature_key(self.runtime)
 
+    @property
+    def _stored_keys(self) -> tuple[str, ...]:
+        # Training on a CPU may have stored what ONNX Runtime computed of the same weights.
+        own, exported = self._row_key, feature_key(self.runtime, FrozenRuntime.kind)
+        return (own, exported) if self.device.type == "cpu" else (own,)
+
     def _row_function(self) -> RowFunction:
         return feature_function(self.runtime)
+
+    def _cached(
+        self, collection: Collection, indices: NDArray[np.int64] | None, workers: int | None
+    ) -> Rows:
+        return feature_rows(self.runtime, collection, indices, workers=workers)
 
     def logits_of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Features (n, d) to logits (n, bits)."""

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fisherhash.backbones import Backbone, fold_batch_norm
+from fisherhash.model.frozen_runtime import choose_runtime
+from fisherhash.model.runtime import Runtime
 from fisherhash.system import storage
 
 # Rounding depends on the batch size, so on a CPU every batch has this one, padded: an image then
@@ -24,15 +26,16 @@ class TorchRuntime:
     Args:
         backbone: the network; it is not changed.
         device: where to run it.
+        via_onnx: whether features that are stored may be computed by ONNX Runtime, on a CPU.
     """
 
-    def __init__(self, backbone: Backbone, device: torch.device) -> None:
+    def __init__(self, backbone: Backbone, device: torch.device, *, via_onnx: bool = False) -> None:
         self.name = backbone.name
         self.width = backbone.features
         self.preprocessing = backbone.preprocessing
         self.device = device
         self.kind = device.type
-        self._backbone = backbone
+        self._backbone, self._via_onnx = backbone, via_onnx
         self._hashed: tuple[list[tuple[int, int, float]] | None, str] = (None, "")
         self._network = on_device(fold_batch_norm(backbone), device).eval()
 
@@ -68,6 +71,12 @@ class TorchRuntime:
 
     def worker_copy(self) -> None:
         """None: every process would import torch and hold the network."""
+
+    def stored_by(self, images: str, count: int, kind: str | None) -> Runtime:
+        """What computes features that are stored: this runtime, or ONNX Runtime."""
+        if not self._via_onnx or self.kind != "cpu":
+            return self
+        return choose_runtime(self, self._backbone, images, count, kind)
 
 
 def on_device(backbone: Backbone, device: torch.device) -> Backbone:

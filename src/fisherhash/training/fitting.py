@@ -50,7 +50,7 @@ from fisherhash.training.finishing import Ending, check_cut
 from fisherhash.training.looking import measure_agreement
 from fisherhash.training.loop import METRICS, FrozenImages, LiveImages, Loop
 from fisherhash.training.measuring import SPLIT_FILE, WAYS, encode_heads, held_out_top, measure
-from fisherhash.training.placement import STREAM, choose_stream
+from fisherhash.training.placement import FEATURES_BY, STREAM, begun_features, choose_stream
 from fisherhash.training.recipes import RecipeName, apply_recipe, find_recipe
 from fisherhash.training.second_code import FINE_BITS, add_second_code, compare_rankings
 from fisherhash.training.settings import Settings
@@ -76,6 +76,7 @@ class Trained:
         skipped: the images that could not be read.
         seconds: wall time per stage.
         finetuned: whether the backbone was trained too.
+        features_by: the kind of the runtime that computed the features of the training images.
         evaluation: its measurement, if it was requested.
         agreement: of its codes with its features inside a class, likewise.
         unseen: the measurement of a second training on classes that this one held out.
@@ -91,6 +92,7 @@ class Trained:
     skipped: list[Skipped] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     finetuned: bool = False
+    features_by: str = ""
     evaluation: Evaluation | None = None
     agreement: NeighbourAgreement | None = None
     unseen: Evaluation | None = None
@@ -287,7 +289,7 @@ def fit(
         settings = dataclasses.replace(settings, fixed_layers=network.early if live else 0)
     if live:
         network.fix(settings.fixed_layers)
-    runtime = TorchRuntime(on_device(network, place), place)
+    runtime = TorchRuntime(on_device(network, place), place, via_onnx=True)
     identity = {
         "method": method,
         "bits": bits,
@@ -316,13 +318,20 @@ def fit(
     )
     if streamed := ranks.on_first(choose):
         identity[STREAM] = True
+    begun = ranks.on_first(partial(begun_features, None if overwrite else folder))
+    if begun:
+        identity[FEATURES_BY] = begun
     if folder is not None:
         ranks.on_first(partial(check_resumable, folder, identity, overwrite=overwrite))
     check_settings(learner, network.features, bits, settings)
 
     torch.manual_seed(settings.seed)
     with ranks.in_turn():
-        rows = feature_rows(runtime, collection, wanted, on_disk=streamed)
+        rows = feature_rows(runtime, collection, wanted, on_disk=streamed, kind=begun)
+    if rows.kind != runtime.kind:
+        identity[FEATURES_BY] = rows.kind
+    elif begun:
+        logger.warning("this run began with features by %s and goes on with torch's", begun)
     seen = (rows.indices.tolist(), len(collection), identity["settings"], resolved)
     ranks.check_same("training images or settings", repr(seen).encode())
     if len(rows.indices) < 2:
@@ -342,7 +351,7 @@ def fit(
         labels = torch.from_numpy(collection.labels[rows.indices]).float().to(place)
         head = learner.fit(torch.from_numpy(rows.values).to(place), labels, seed=settings.seed)
     seconds = {"features": extracted - began, "training": time.perf_counter() - extracted}
-    hasher = TorchHasher(network, head, method, collection.classes, device=place)
+    hasher = TorchHasher(network, head, method, collection.classes, device=place, via_onnx=True)
     trained = Trained(
         hasher,
         learner,
@@ -352,6 +361,7 @@ def fit(
         rows.skipped,
         seconds,
         finetuned=live,
+        features_by=rows.kind,
         step=step,
     )
     if fine_bits and head.hamming:

@@ -1,4 +1,4 @@
-"""Whether training images are held in memory or read from the disk while they are used."""
+"""Where training images and their features come from: memory or disk, torch or ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ NOTICED = 0.1
 """The share from which on it is said that they are held in memory."""
 STREAM = "stream"
 """The entry of a run's identity if its images are streamed: their order is another one."""
+FEATURES_BY = "features_by"
+"""The entry of a run's identity if ONNX Runtime computed its features."""
 
 
 def choose_stream(
@@ -52,3 +54,13 @@ def choose_stream(
     elif free is not None and total > NOTICED * free:
         logger.info("%s are held in memory; --stream reads them from the disk", size)
     return stream
+
+
+def begun_features(folder: Path | None) -> str | None:
+    """What computed the features of the unfinished run in a folder; empty for torch.
+
+    None if there is no such run. A run goes on with the features that it began with.
+    """
+    if folder is None or not is_unfinished(folder):
+        return None
+    return str(unfinished_identity(folder).get(FEATURES_BY, ""))
