@@ -29,7 +29,7 @@ def test_from_training_to_a_search_that_orders_ties(run, photos, tmp_path):
         *("train", photos, "--out", model, *TINY, "--bits", 2, "--fine-bits", 24, "--json")
     )
     assert code == 0, err
-    assert "second code of 24 bits, to order equal distances: 3 bytes per image" in err
+    assert "second code of 24 bits, which searches count too: 3 bytes per image" in err
     # All images but the queries were trained on: nothing is left to compare the rankings with.
     assert "ranking by real-valued queries" not in err
     result = json.loads(out)

@@ -46,7 +46,7 @@ class TorchHasher(Hasher):
         details: how it was made (data, split, hyper-parameters, results), for the model card.
         device: where it runs.
         origin: where it came from: ``builtin``, ``path``, or empty if it was made in this process.
-        fine: features to the logits of a second code, which orders ties in an index.
+        fine: features to the logits of a second code, which orders results of an index too.
     """
 
     backbone: Backbone
