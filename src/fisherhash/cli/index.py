@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -430,7 +429,7 @@ def search(
         if result.unavailable is not None:
             say(left_out(result.unavailable))
     weight = results[0].fine_weight
-    if weight is not None and not json:
+    if weight and not json:
         say(f"{both_codes(weight)}. The columns: rank, this sum, distance of the first code, key")
     for error in errors:
         say(f"skipped {printable(error)}")
@@ -442,8 +441,9 @@ def parse_fine_weight(text: str | None) -> float | None:
 
     if text is None or text == "ties":
         return FINE_WEIGHT if text is None else None
+    top, slash, bottom = text.partition("/")
     try:
-        return float(Fraction(text))
+        return float(top) / (float(bottom) if slash else 1.0)
     except (ValueError, ZeroDivisionError):
         raise UsageError(
             f"--fine-weight must be ties, or a number such as 0.25 or 1/3, got '{text}'"

@@ -19,7 +19,7 @@ from fisherhash.web.gallery import Found, Gallery, MissingError, PageAnswer
 from fisherhash.web.guard import bearer, same_token
 from fisherhash.web.image_routes import item_number
 from fisherhash.web.openapi import describe_api
-from fisherhash.web.queries import MOST_FILTERS, SearchQuery, parse_number_of
+from fisherhash.web.queries import MOST_FILTERS, UNASKED, SearchQuery, parse_number_of
 from fisherhash.web.reviewing import parse_duplicates
 from fisherhash.web.searching import read_upload
 from fisherhash.web.serving import JsonAnswer, in_thread, threaded
@@ -80,7 +80,8 @@ class Api:
         if query.searches:
             raise UsageError("search with one of like, key and code")
         item = self._by_key(key)
-        return replace(query, item=item.id)
+        # Only an uploaded image has more.
+        return replace(query, item=item.id, **UNASKED)
 
     def _by_key(self, key: str) -> Item:
         item = None if "\0" in key else self.gallery.index.get_items([key])[0]

@@ -143,10 +143,11 @@ class Gallery:
             subject = None if query.item is None else self.item(query.item)
             code = query.code if subject is None else subject.code
             compared = index.count(where) if where else len(index)
-            finer = self._finer(query, subject)
+            finer: dict[str, Any] = {}
             if code is None:
                 near = [Near(id_, 0) for id_ in self._chosen(query, where).tolist()]
             else:
+                finer = self._finer(query, subject)
                 (row,) = nearest(
                     *(index, joined_codes([code]), query.k + (subject is not None)),
                     # A radius is a number of bits.

@@ -205,9 +205,8 @@ def test_any_order_equals_brute_force(data, clustered):
         assert [one.fine for one in near] == [row[1] for row in rows]
         apart = [one.distance for one in near]
         np.testing.assert_allclose(apart, [row[0] for row in rows], atol=1e-6)
-        combined = [None if weight is None else row[0] + weight * row[1] for row in rows]
         assert [one.combined for one in near] == [
-            None if weight is None else pytest.approx(one, abs=1e-6) for one in combined
+            pytest.approx(row[0] + weight * row[1], abs=1e-6) if weight else None for row in rows
         ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,18 +83,23 @@ def nearest(
     """
     if fine is None:
         fine_weight = None
-    if radius is None:
+    if k is None:
+        if radius is None:
+            raise UsageError("a search without a radius needs the number of results")
+        inside = index.within(codes, radius, where=where)
+        if fine is None:
+            return [[Near(hit.id, hit.distance) for hit in row] for row in inside]
+        counts = np.diff(inside.offsets).tolist()
+    elif radius is None or not fine_weight or fine is None:
         args: dict[str, Any] = {"fine": fine, "fine_weight": fine_weight}
         if logits is not None:
             args |= {"ranking": "real", "logits": logits}
-        found = index.search(codes, k or 1, where=where, **args)
-        return [_rows(found, row, fine_weight) for row in range(len(found))]
-    if fine is None:
-        near = index.within(codes, radius, where=where)
-        return [[Near(hit.id, hit.distance) for hit in row[:k]] for row in near]
-    counts: Sequence[int | None] = [k] * len(codes)
-    if k is None:
-        counts = np.diff(index.within(codes, radius, where=where).offsets).tolist()
+        found = index.search(codes, k, where=where, **args)
+        rows = [_rows(found, row, fine_weight) for row in range(len(found))]
+        # By distance, what is within the radius comes first.
+        return [[near for near in row if radius is None or near.distance <= radius] for row in rows]
+    else:
+        counts = [k] * len(codes)
     return [
         _within(index, codes[i : i + 1], count, radius, where, fine[i : i + 1], fine_weight)
         for i, count in enumerate(counts)
@@ -105,7 +109,7 @@ def nearest(
 def _within(
     index: Index,
     code: Codes,
-    k: int | None,
+    k: int,
     radius: int,
     where: Where | None,
     fine: Codes,
@@ -120,7 +124,7 @@ def _within(
         return []
     found = index.search(code, k, where=where, fine=fine, fine_weight=fine_weight)
     whole = found.ids.shape[1] < k
-    if whole or fine_weight is None or (found.distances <= radius).all():
+    if whole or not fine_weight or (found.distances <= radius).all():
         return [near for near in _rows(found, 0, fine_weight) if near.distance <= radius]
     fetch = 2 * k + _MORE
     while True:
@@ -153,9 +157,9 @@ def _fines(found: Matches, row: int) -> NDArray[np.int64]:
 
 
 def combined_distance(distance: float, fine: int, fine_weight: float | None) -> float | None:
-    """The distance plus the weighted fine distance; None without a weight.
+    """The distance plus the weighted fine distance; None where the second code has no weight.
 
     >>> combined_distance(2, 12, 0.25)
     5.0
     """
-    return None if fine_weight is None else distance + fine_weight * fine
+    return distance + fine_weight * fine if fine_weight else None
