@@ -74,7 +74,7 @@ def test_the_page_shows_the_order_of_both_codes(double):
     item = double.images.index.get("cats/03.jpg").id
     (wanted,) = double.images.search(keys=["cats/03.jpg"], k=12)
     page = double.ask(f"/?like={item}&k=12").text
-    assert "by the distance of both codes (the first + 1/3 of the second)" in page
+    assert "nearest first by both codes (first + 1/3 second)" in page
     assert re.findall(r"/images/(\d+)/medium", page) == [str(one.item.id) for one in wanted]
     shown = re.findall(r"both codes </span>([\d.]+) <small>.*?</span>(\d+) bits?</small>", page)
     assert shown == [(f"{one.combined:.1f}", str(one.distance)) for one in wanted]
