@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fisherhash.index.engine import Engine
+from fisherhash.index.images.nearest import FINE_WEIGHT
 from fisherhash.index.ranking import WeightedQueries, ranked_queries
 from fisherhash.system.cores import available_cores
 
@@ -146,9 +147,12 @@ def main() -> None:
     engine.rank(some, 1)
     fine_seconds = time.perf_counter() - start
 
-    def rank(part: slice, *, real: bool, fine_too: bool) -> Any:
+    def rank(part: slice, *, real: bool, fine_too: bool, weight: float | None = None) -> Any:
         way = "real" if real else "hamming"
-        second = {"fine": fine_queries[part], "fine_bits": FINE_BITS} if fine_too else {}
+        second: dict[str, Any] = {}
+        if fine_too:
+            second = {"fine": fine_queries[part], "fine_bits": FINE_BITS}
+        second |= {} if weight is None else {"fine_weight": weight}
         return engine.rank(
             ranked_queries(own.codes[part], bits, ranking=way, logits=logits[part], **second), k
         )
@@ -158,6 +162,8 @@ def main() -> None:
         "real": lambda part: rank(part, real=True, fine_too=False),
         "hamming, fine code": lambda part: rank(part, real=False, fine_too=True),
         "real, fine code": lambda part: rank(part, real=True, fine_too=True),
+        "hamming, sum": lambda part: rank(part, real=False, fine_too=True, weight=FINE_WEIGHT),
+        "real, sum": lambda part: rank(part, real=True, fine_too=True, weight=FINE_WEIGHT),
     }
     if not args.no_float:
         values = signs(codes, bits)

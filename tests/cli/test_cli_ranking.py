@@ -29,7 +29,7 @@ def test_from_training_to_a_search_that_orders_ties(run, photos, tmp_path):
         *("train", photos, "--out", model, *TINY, "--bits", 2, "--fine-bits", 24, "--json")
     )
     assert code == 0, err
-    assert "second code of 24 bits, to order equal distances: 3 bytes per image" in err
+    assert "second code of 24 bits, which searches count too: 3 bytes per image" in err
     # All images but the queries were trained on: nothing is left to compare the rankings with.
     assert "ranking by real-valued queries" not in err
     result = json.loads(out)
@@ -52,8 +52,23 @@ def test_from_training_to_a_search_that_orders_ties(run, photos, tmp_path):
     query = photos / "a" / "03.png"
     code, out, err = run("search", query, "--index", index, "--ranking", "hamming", "-k", 3)
     assert code == 0, err
+    assert re.match(r" +1 +0.00 +0  a/03.png\n", out)
+    assert re.search(r"\d+ images are at distance 0.*; both codes decide which 3 of them", err)
+    assert "Ordered by both codes: the distance of the first plus 1/3 of that of the second" in err
+    assert "columns: rank, this sum, distance of the first code, key" in err
+    ties = ("search", query, "--index", index, "--ranking", "hamming", "-k", 3)
+    code, out, err = run(*ties, "--fine-weight", "ties")
+    assert code == 0, err
     assert re.match(r" +1 +0  a/03.png\n", out)
     assert re.search(r"\d+ images are at distance 0; the first 3 by the second code are shown", err)
+    assert "both codes" not in err
+    code, out, err = run(*ties, "--fine-weight", "1/4", "--json")
+    assert code == 0, err
+    (found,) = json.loads(out)
+    assert found["fine_weight"] == 0.25
+    assert [row["combined"] for row in found["results"]] == [
+        row["distance"] + row["fine"] / 4 for row in found["results"]
+    ]
     code, out, err = run(
         *("search", query, "--index", index, "--ranking", "real", "--json", "-k", 5),
         *("--html", tmp_path / "page.html"),
@@ -61,12 +76,18 @@ def test_from_training_to_a_search_that_orders_ties(run, photos, tmp_path):
     assert code == 0, err
     (found,) = json.loads(out)
     assert found["ranking"] == "real"
-    rows = [(row["distance"], row["fine"], row["id"]) for row in found["results"]]
+    rows = [(row["combined"], row["id"]) for row in found["results"]]
     assert rows == sorted(rows)
+    assert all(
+        row["combined"] == pytest.approx(row["distance"] + row["fine"] / 3, abs=1e-5)
+        for row in found["results"]
+    )
     assert found["ties"]
     page = (tmp_path / "page.html").read_text()
     assert "Bits that the model is surer of count more" in page
-    assert "images are at distance" in page
+    assert "both codes decide which" in page
+    assert "Ordered by both codes: the distance of the first plus 1/3" in page
+    assert re.search(r"both codes <b>0\.00</b>, first <b>0\.00</b>", page)
 
     code, _, err = run("search", "--index", index, "--key", "a/03.png", "--ranking", "real")
     assert code == 2
@@ -89,4 +110,7 @@ def test_without_a_second_code_everything_is_as_before(run, photos, tmp_path):
     code, out, err = run("search", query, "--index", index, "--ranking", "real", "-k", 4)
     assert code == 0, err
     assert len(out.splitlines()) == 4
+    assert "both codes" not in err
+    for match in out.splitlines():
+        assert re.fullmatch(r" +\d +\d+\.\d\d  \w/\d\d\.png", match)
     assert json.loads(run("index", "info", index, "--json")[1])["fine_bits"] == 0

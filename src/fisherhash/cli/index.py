@@ -339,6 +339,7 @@ def search(
     k: Annotated[int | None, Parameter(name="-k")] = None,
     radius: int | None = None,
     ranking: Literal["hamming", "real"] | None = None,
+    fine_weight: str | None = None,
     where: Several = None,
     html: Path | None = None,
     show_from: Several = None,
@@ -349,6 +350,9 @@ def search(
 ) -> None:
     """Find the images of an index that are most similar: prints rank, distance and key of each.
 
+    Where the index has second codes, both order the results, and the distance of both codes comes
+    before that of the first.
+
     Args:
         images: Image files to search with; a folder stands for the images in it.
         index: The index: a folder, or the URI of another kind of index. Without this option, the
@@ -357,9 +361,12 @@ def search(
             times.
         features: Search with the vectors of a file FILE.npy, one per row.
         k: Results per image; by default 10, with --radius all.
-        radius: Only what differs in at most this many bits.
+        radius: Only what differs in at most this many bits of the first code.
         ranking: hamming counts the bits that differ, real also weighs them by how sure the model is
             of the query's bits; by default what the model's card says is better.
+        fine_weight: Where the index has second codes: what one of their bits counts beside one of
+            the first codes; by default 1/3. 0 leaves them out; ties lets them order only what is at
+            the same distance.
         where: Only items that match this filter, label=cat or year>=2020; may be given several
             times, all must match.
         html: Also write a page with thumbnails.
@@ -387,11 +394,12 @@ def search(
             radius=radius,
             where=where,
             ranking=ranking,
+            fine_weight=parse_fine_weight(fine_weight),
             count_ties=True,
             skip_unreadable=True,
         )
         bits, count = opened.index.bits, len(opened.index)
-    from fisherhash.index.images.results import left_out, shown_distance
+    from fisherhash.index.images.results import both_codes, left_out, shown_distance
 
     errors = [result.error for result in results if result.error is not None]
     results = [result for result in results if result.error is None]
@@ -412,15 +420,34 @@ def search(
         if len(results) > 1 or errors:
             print(f"{'' if number == 0 else chr(10)}{printable(result.query)}")
         for rank, match in enumerate(result, start=1):
-            print(f"{rank:>4} {shown_distance(match.distance):>4}  {printable(match.name)}")
+            both = "" if match.combined is None else f" {match.combined:>6.2f}"
+            print(f"{rank:>4}{both} {shown_distance(match.distance):>4}  {printable(match.name)}")
         for line in result.tied():
             say(line)
         if not len(result):
             say(f"{printable(result.query)}: nothing found")
         if result.unavailable is not None:
             say(left_out(result.unavailable))
+    weight = results[0].fine_weight
+    if weight and not json:
+        say(f"{both_codes(weight)}. The columns: rank, this sum, distance of the first code, key")
     for error in errors:
         say(f"skipped {printable(error)}")
+
+
+def parse_fine_weight(text: str | None) -> float | None:
+    """The value of --fine-weight: a number or a fraction; None for ties."""
+    from fisherhash.index.images.nearest import FINE_WEIGHT
+
+    if text is None or text == "ties":
+        return FINE_WEIGHT if text is None else None
+    top, slash, bottom = text.partition("/")
+    try:
+        return float(top) / (float(bottom) if slash else 1.0)
+    except (ValueError, ZeroDivisionError):
+        raise UsageError(
+            f"--fine-weight must be ties, or a number such as 0.25 or 1/3, got '{text}'"
+        ) from None
 
 
 def open_images(

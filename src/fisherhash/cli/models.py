@@ -117,8 +117,8 @@ def train(
         bits: Length of the codes, 1 to 1024.
         nested: Shorter lengths to train as well, such as 12,24: the first 12 bits of a code are
             then a good 12-bit code; see: fisherhash encode --bits.
-        fine_bits: Length of a second code, made from the same pass over an image, by which an index
-            orders images of equal distance; 0 for none.
+        fine_bits: Length of a second code, made from the same pass over an image, which a search in
+            an index counts beside the first; 0 for none.
         recipe: What DFH is trained with where no option says otherwise: the best known recipe for
             the data, or the method as printed in the paper.
         set_: A hyper-parameter of the method, NAME=VALUE; may be repeated.
@@ -214,7 +214,7 @@ def _say_second_code(hasher: Hasher, result: dict[str, Any]) -> None:
         size = code_bytes(hasher.fine_bits)
         result["fine_bits"], result["fine_bytes"] = hasher.fine_bits, size
         say(
-            f"second code of {hasher.fine_bits} bits, to order equal distances: {size} bytes per "
+            f"second code of {hasher.fine_bits} bits, which searches count too: {size} bytes per "
             f"image in an index, beside {code_bytes(hasher.bits)} of the code"
         )
     found = hasher.details.get("ranking")

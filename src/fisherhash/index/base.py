@@ -492,7 +492,7 @@ class Index(ABC):
         fine: ArrayLike | None = None,
         fine_weight: float | None = None,
     ) -> Matches:
-        """The k nearest items of each query by (distance, fine distance, id).
+        """The k nearest items of each query by (distance, fine distance, id), or by a sum.
 
         Args:
             codes: (n_queries, bytes) packed codes; in the ranking ``real`` the signs of the logits.

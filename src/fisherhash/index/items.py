@@ -119,7 +119,7 @@ class _Results(Sequence[list[Hit]]):
 
 @dataclass(frozen=True, eq=False)
 class Matches(_Results):
-    """The nearest items of each query, ordered by (distance, fine distance, id).
+    """The nearest items of each query, by (distance, fine distance, id) or by a sum of distances.
 
     Attributes:
         ids: (n_queries, k) ids; k is reduced to the number of items that can be found.

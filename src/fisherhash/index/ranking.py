@@ -10,7 +10,7 @@ may be ordered by the Hamming distance of a second, finer code.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,8 +26,9 @@ RANKINGS: tuple[Ranking, ...] = ("hamming", "real")
 
 COST_BITS = 31
 """Costs are below 2 ** COST_BITS."""
-# the cost of a bit where the second code is weighed against the Hamming distance
-_PLAIN_COST = 1 << 16
+PLAIN_COST = 1 << 16
+"""The cost of a bit where the second code is weighed against the Hamming distance."""
+_MOST_WEIGHT = 1024
 # pairs of a query and a code that numpy holds at once
 _BLOCK_PAIRS = 1 << 21
 # the bits of every byte
@@ -147,12 +148,29 @@ def ranked_queries(
         raise UsageError(f"{len(own)} queries have {len(second)} second codes")
     if fine_weight is None:
         return WeightedQueries(own, weights, second)
-    if not 0 <= fine_weight <= 1024:
-        raise UsageError(f"fine_weight must be from 0 to 1024, got {fine_weight}")
+    check_fine_weight(fine_weight)
     if weights is None:
-        weights = np.full((len(own), bits), _PLAIN_COST, dtype=np.int64)
-    extra = np.rint(fine_weight * (weights.sum(axis=1) / bits)).astype(np.int64)
-    return WeightedQueries(own, weights, second, extra)
+        weights = np.full((len(own), bits), PLAIN_COST, dtype=np.int64)
+    return WeightedQueries(own, weights, second, _rounded(fine_weight, weights.sum(axis=1) / bits))
+
+
+def check_fine_weight(fine_weight: float) -> None:
+    """Refuse a weight of the second code that is out of range."""
+    if not 0 <= fine_weight <= _MOST_WEIGHT:
+        raise UsageError(f"fine_weight must be from 0 to {_MOST_WEIGHT}, got {fine_weight}")
+
+
+def rounded_weight(fine_weight: float) -> int:
+    """What a bit of the second code costs where one of the first costs PLAIN_COST.
+
+    >>> rounded_weight(0.25) / PLAIN_COST
+    0.25
+    """
+    return int(_rounded(fine_weight, np.array([PLAIN_COST]))[0])
+
+
+def _rounded(fine_weight: float, costs: NDArray[Any]) -> Numbers:
+    return np.rint(fine_weight * costs).astype(np.int64)
 
 
 def check_weights(weights: ArrayLike, queries: int, bits: int) -> Numbers:

@@ -60,7 +60,7 @@ def second_code(config: dict[str, Any]) -> dict[str, str]:
     if not bits:
         return {}
     size = (bits + 7) // 8
-    return {"second code": f"{bits} bits, {size} bytes per image; orders equal distances"}
+    return {"second code": f"{bits} bits, {size} bytes per image; a search counts both codes"}
 
 
 def _table(rows: dict[str, Any]) -> str:

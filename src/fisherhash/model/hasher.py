@@ -156,7 +156,7 @@ class Hasher(abc.ABC):
 
     @property
     def fine_bits(self) -> int:
-        """Number of bits of the second code, which orders ties in an index; 0 without one."""
+        """Number of bits of the second code, which orders results too; 0 without one."""
         return 0
 
     @property

@@ -48,7 +48,7 @@ class TorchHasher(Hasher):
         details: how it was made (data, split, hyper-parameters, results), for the model card.
         device: where it runs.
         origin: where it came from: ``builtin``, ``path``, or empty if it was made in this process.
-        fine: features to the logits of a second code, which orders ties in an index.
+        fine: features to the logits of a second code, which orders results of an index too.
         via_onnx: whether features that are stored may be computed by ONNX Runtime, as in training.
     """
 

@@ -14,7 +14,7 @@ from fisherhash.data.images import load_image
 from fisherhash.errors import counted
 from fisherhash.index.images.duplicates import Duplicates, confirmed
 from fisherhash.index.images.known import is_inside
-from fisherhash.index.images.results import Match, SearchResult, left_out
+from fisherhash.index.images.results import Match, SearchResult, both_codes, left_out
 from fisherhash.pages import html as pages
 from fisherhash.system.storage import write_file
 
@@ -51,6 +51,8 @@ def search_page(
     )
     if any(one.ranking == "real" for one in results):
         lead += " Bits that the model is surer of count more."
+    if results and results[0].fine_weight:
+        lead += f" {both_codes(results[0].fine_weight)}."
     if results and results[0].unavailable is not None:
         lead += f" {left_out(results[0].unavailable)}."
     title = "Similar images" if any(map(len, results)) else "Nothing found"
@@ -132,6 +134,7 @@ def _row(
                 _caption(match.name, folders),
                 link="" if missing else _link(match.path),
                 note=missing,
+                combined=match.combined,
             )
         )
     link = "" if thumbnail[1] else _link(path)

@@ -43,6 +43,7 @@ class Result:
         right: whether it is a correct result; None if unknown.
         link: the address of the whole image, which its thumbnail opens.
         note: why there is no thumbnail.
+        combined: the distance of both codes, where that orders the results.
     """
 
     image: Image.Image
@@ -52,6 +53,7 @@ class Result:
     right: bool | None = None
     link: str = ""
     note: str = ""
+    combined: float | None = None
 
 
 @dataclass(frozen=True)
@@ -234,12 +236,15 @@ def _result(result: Result, query: Query, bits: int) -> str:
     mark = {True: "right", False: "wrong", None: ""}[result.right]
     badge = _badge(mark) if mark else ""
     distance = shown_distance(result.distance)
+    shown = f"distance <b>{distance}</b>"
+    if result.combined is not None:
+        shown = f"both codes <b>{result.combined:.2f}</b>, first <b>{distance}</b>"
     alt = ", ".join(filter(None, (result.caption, f"distance {distance}", mark)))
     note = f'<span class="notes">{escape(result.note)}</span>' if result.note else ""
     return (
         f'<li class="{mark or "unmarked"}" data-distance="{distance}"><div class="frame">'
         f"{_linked(result.image, alt, result.link)}{badge}</div>"
-        f'<span class="distance">distance <b>{distance}</b></span>'
+        f'<span class="distance">{shown}</span>'
         f'<span class="caption" title="{escape(result.caption)}">{_short(result.caption)}</span>'
         f"{note}{bits_svg(result.code, bits, against=query.code)}</li>"
     )

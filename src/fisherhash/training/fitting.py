@@ -229,7 +229,7 @@ def fit(
         unseen: also train once more without a quarter of the classes, and measure that hasher among
             images of these; the hasher that is returned is not changed by it.
         fine_bits: length of a second code, fitted to the same features without labels, by which an
-            index orders equal distances; 0 for none. The rankings are then compared, too.
+            index orders results, too; 0 for none. The rankings are then compared, too.
             :func:`train` makes one by default, and ``fit`` none.
 
     Raises:

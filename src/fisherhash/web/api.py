@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 from starlette.datastructures import UploadFile
@@ -14,11 +15,11 @@ from fisherhash.errors import UsageError
 from fisherhash.index.images.labels import where_labels
 from fisherhash.index.items import Item
 from fisherhash.system.version import __version__
-from fisherhash.web.gallery import Gallery, MissingError, PageAnswer
+from fisherhash.web.gallery import Found, Gallery, MissingError, PageAnswer
 from fisherhash.web.guard import bearer, same_token
 from fisherhash.web.image_routes import item_number
 from fisherhash.web.openapi import describe_api
-from fisherhash.web.queries import MOST_FILTERS, SearchQuery, parse_number_of
+from fisherhash.web.queries import MOST_FILTERS, UNASKED, SearchQuery, parse_number_of
 from fisherhash.web.reviewing import parse_duplicates
 from fisherhash.web.searching import read_upload
 from fisherhash.web.serving import JsonAnswer, in_thread, threaded
@@ -26,6 +27,13 @@ from fisherhash.web.serving import JsonAnswer, in_thread, threaded
 MOST_LISTED = 1000
 """Items of one answer."""
 MOST_LABELS = 50
+
+
+def _distances(found: Found) -> dict[str, float]:
+    """The distances of a result that were computed."""
+    both = None if found.combined is None else round(found.combined, 6)
+    all_three = {"distance": found.distance, "fine": found.fine, "combined": both}
+    return {name: value for name, value in all_three.items() if value is not None}
 
 
 class Api:
@@ -72,7 +80,8 @@ class Api:
         if query.searches:
             raise UsageError("search with one of like, key and code")
         item = self._by_key(key)
-        return SearchQuery(item=item.id, k=query.k, radius=query.radius, where=query.where)
+        # Only an uploaded image has more.
+        return replace(query, item=item.id, **UNASKED)
 
     def _by_key(self, key: str) -> Item:
         item = None if "\0" in key else self.gallery.index.get_items([key])[0]
@@ -82,9 +91,10 @@ class Api:
 
     def _found(self, answer: PageAnswer) -> dict[str, Any]:
         rows = [
-            {"rank": rank, "distance": one.distance} | self.describe(one.item)
+            {"rank": rank, **_distances(one)} | self.describe(one.item)
             for rank, one in enumerate(answer.found, start=1)
         ]
+        weight = {} if answer.fine_weight is None else {"fine_weight": answer.fine_weight}
         return {
             "query": None if answer.subject is None else self.describe(answer.subject),
             "code": (answer.code or b"").hex(),
@@ -92,6 +102,7 @@ class Api:
             "results": rows,
             "compared": answer.compared,
             "seconds": round(answer.seconds, 6),
+            **weight,
         }
 
     def describe(self, item: Item) -> dict[str, Any]:

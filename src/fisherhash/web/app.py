@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import anyio
 from starlette.applications import Starlette
@@ -124,9 +125,10 @@ def _warm(gallery: Gallery) -> None:
         if len(index) >= FEWEST_BUILT:
             index.build()
         # In a large index, each ranking has kernels of its own, compiled once per machine.
-        code = bytes(-(-index.bits // 8))
+        code, fine = (bytes(-(-bits // 8)) for bits in (index.bits, index.fine_bits))
+        query = SearchQuery(code=code, fine=fine or None, weights=bytes(index.bits))
         for ranking in gallery.rankings():
-            gallery.find(SearchQuery(code=code, weights=bytes(index.bits), ranking=ranking))
+            gallery.find(replace(query, ranking=ranking))
     with contextlib.suppress(FisherhashError):
         gallery.columns.get()
         gallery.images.hasher  # noqa: B018 (loads it)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from markupsafe import Markup
@@ -26,8 +26,10 @@ class Card:
         camera: what took it, if known.
         size: bytes of its file.
         version: changes when its file does; part of the addresses of its image.
-        distance: from the query, if there is one.
+        distance: of the first code from the query's, if there is one.
         code: its code as a drawing, where requested.
+        fine: the distance of its second code, where that was compared.
+        combined: the distance of both codes, where that orders the results.
     """
 
     id: int
@@ -39,11 +41,18 @@ class Card:
     version: str
     distance: float | None = None
     code: Markup | None = None
+    fine: int | None = None
+    combined: float | None = None
 
     @property
     def apart(self) -> str:
         """The distance for people; a real-valued one has a decimal."""
         return str(self.distance) if isinstance(self.distance, int) else f"{self.distance:.1f}"
+
+    @property
+    def both(self) -> str:
+        """The distance of both codes for people."""
+        return "" if self.combined is None else f"{self.combined:.1f}"
 
     def image(self, size: str = "medium") -> str:
         """The address of its image."""
@@ -85,7 +94,14 @@ def cards_of(
     gallery: Gallery, found: Iterable[Found], *, bits: bool = False, against: bytes | None = None
 ) -> list[Card]:
     """What a search found as cards."""
-    return [card_of(gallery, one.item, one.distance, bits=bits, against=against) for one in found]
+    return [
+        replace(
+            card_of(gallery, one.item, one.distance, bits=bits, against=against),
+            fine=one.fine,
+            combined=one.combined,
+        )
+        for one in found
+    ]
 
 
 def cards_by_id(gallery: Gallery, ids: Iterable[int]) -> dict[int, Card]:

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.index.images.nearest import FINE_WEIGHT
+from fisherhash.web.queries import weight_text
 
 _MOST_ANSWER = 1 << 30
 
@@ -30,6 +32,8 @@ class RemoteItem:
         metadata: its other fields.
         image: the address of its image.
         distance: from the query or, in a group of duplicates, from the first; None elsewhere.
+        fine: the distance of its second code, where the search compared those.
+        combined: the distance of both codes, where that orders the results.
     """
 
     id: int
@@ -39,6 +43,8 @@ class RemoteItem:
     metadata: dict[str, Any]
     image: str
     distance: float | None = None
+    fine: int | None = None
+    combined: float | None = None
 
     @property
     def name(self) -> str:
@@ -88,6 +94,7 @@ class Client:
         radius: int | None = None,
         where: str | Sequence[str] = (),
         ranking: str | None = None,
+        fine_weight: float | None = FINE_WEIGHT,
     ) -> list[list[RemoteItem]]:
         """Search with images and with items of the index; one list per query, nearest first.
 
@@ -98,8 +105,12 @@ class Client:
             radius: only items whose codes differ in at most this many bits.
             where: filters such as ``label=cat``; all must match.
             ranking: of images: ``hamming`` or, where ``info()["rankings"]`` has it, ``real``.
+            fine_weight: what a bit of the second code counts, where the index has those; None lets
+                them order only what is at the same distance.
         """
         wanted = {"k": k, "radius": radius, "where": [where] if isinstance(where, str) else where}
+        if fine_weight != FINE_WEIGHT:
+            wanted["fine_weight"] = weight_text(fine_weight)
         found = []
         several = [images] if isinstance(images, str | os.PathLike | bytes) else images
         for image in several:
@@ -205,6 +216,8 @@ class Client:
             row["metadata"],
             self.url + row["image"],
             row.get("distance"),
+            row.get("fine"),
+            row.get("combined"),
         )
 
     def _call(

@@ -171,7 +171,7 @@ class ExploringPages:
                 "runs in": hasher.runtime_name,
             }
             if hasher.fine_bits:
-                facts["second code"] = f"{hasher.fine_bits} bits, which order equal distances"
+                facts["second code"] = f"{hasher.fine_bits} bits, which searches count too"
             if details.get("reference"):
                 facts["reference"] = details["reference"]
             if not hasher.vectors_only:

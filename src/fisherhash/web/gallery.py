@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import io
 import os
 import threading
@@ -23,6 +22,7 @@ from fisherhash.index.base import Index
 from fisherhash.index.images.image_index import ImageIndex
 from fisherhash.index.images.known import is_inside, known_folders
 from fisherhash.index.images.labels import where_labels
+from fisherhash.index.images.nearest import Near, check_weight_of, nearest
 from fisherhash.index.images.results import image_path, joined_codes, synced_folder
 from fisherhash.index.items import Item
 from fisherhash.system.cache import cache_dir
@@ -38,8 +38,6 @@ from fisherhash.web.options import ServeOptions
 from fisherhash.web.queries import KNOWN_RANKINGS, SearchQuery
 from fisherhash.web.thumbnails import SIDES, ThumbnailCache, encode_jpeg
 
-# Whether indexes rank by real-valued queries, too.
-_RANKS = "logits" in inspect.signature(Index.search).parameters
 _BLOCK = 1 << 18
 _FOLDERS_SECONDS = 2.0
 
@@ -50,10 +48,19 @@ class MissingError(UsageError):
 
 @dataclass(frozen=True)
 class Found:
-    """One item that a search found; the distance is None where nothing was searched for."""
+    """One item that a search found.
+
+    Attributes:
+        item: the item.
+        distance: of its first code; None where nothing was searched for.
+        fine: the distance of its second code, where that was compared.
+        combined: the distance of both codes, where that orders the results.
+    """
 
     item: Item
-    distance: float | None
+    distance: float | None = None
+    fine: int | None = None
+    combined: float | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,8 @@ class PageAnswer:
         found: the items, the nearest first.
         compared: how many codes the query was compared with: those that match the filters.
         seconds: how long it took.
+        fine_weight: the weight of the second codes in the order; None where they order inside ties
+            only, or where there are none.
     """
 
     query: SearchQuery
@@ -75,6 +84,7 @@ class PageAnswer:
     found: list[Found]
     compared: int
     seconds: float
+    fine_weight: float | None = None
 
 
 class Gallery:
@@ -133,25 +143,30 @@ class Gallery:
             subject = None if query.item is None else self.item(query.item)
             code = query.code if subject is None else subject.code
             compared = index.count(where) if where else len(index)
+            finer: dict[str, Any] = {}
             if code is None:
-                ids, distances = self._chosen(query, where), None
+                near = [Near(id_, 0) for id_ in self._chosen(query, where).tolist()]
             else:
-                more = query.k + (subject is not None)
                 finer = self._finer(query, subject)
-                found = index.search(joined_codes([code]), more, where=where, **finer)
-                ids, distances = found.ids[0], found.distances[0]
-                keep = np.ones(len(ids), dtype=bool)
-                if subject is not None:
-                    keep &= ids != subject.id
-                # A radius is a number of bits.
-                if query.radius is not None and query.ranking == "hamming":
-                    keep &= distances <= query.radius
-                ids, distances = ids[keep][: query.k], distances[keep][: query.k]
-            items = index.get_items(ids)
-        apart = [None] * len(ids) if distances is None else distances.tolist()
-        # None: another writer removed the item meanwhile.
-        rows = [Found(i, d) for i, d in zip(items, apart, strict=True) if i is not None]
-        return PageAnswer(query, subject, code, rows, compared, time.perf_counter() - began)
+                (row,) = nearest(
+                    *(index, joined_codes([code]), query.k + (subject is not None)),
+                    # A radius is a number of bits.
+                    radius=query.radius if query.ranking == "hamming" else None,
+                    where=where,
+                    **finer,
+                )
+                own = None if subject is None else subject.id
+                near = [one for one in row if one.id != own][: query.k]
+            items = index.get_items(np.array([one.id for one in near], dtype=np.int64))
+        rows = [
+            Found(item) if code is None else Found(item, one.distance, one.fine, one.combined)
+            for item, one in zip(items, near, strict=True)
+            # None: another writer removed the item meanwhile.
+            if item is not None
+        ]
+        seconds = time.perf_counter() - began
+        weight = finer["fine_weight"] if "fine" in finer else None
+        return PageAnswer(query, subject, code, rows, compared, seconds, weight)
 
     def _chosen(self, query: SearchQuery, where: Any) -> NDArray[np.int64]:
         """Random items that match the filters; the same ones for the same seed."""
@@ -199,24 +214,23 @@ class Gallery:
 
     def rankings(self) -> tuple[str, ...]:
         """The orders of results that the index offers to uploaded images, the usual one first."""
-        return KNOWN_RANKINGS if _RANKS else KNOWN_RANKINGS[:1]
+        return KNOWN_RANKINGS
 
     def _finer(self, query: SearchQuery, subject: Item | None) -> dict[str, Any]:
         """What orders results beyond the bits that differ, where the index has it."""
-        finer: dict[str, Any] = {}
-        if getattr(self.index, "fine_bits", 0):
-            fine = query.fine if subject is None else getattr(subject, "fine", None)
-            if fine:
-                finer["fine"] = joined_codes([fine])
+        finer: dict[str, Any] = {"fine_weight": check_weight_of(self.index, query.fine_weight)}
+        fine = query.fine if subject is None else subject.fine
+        if self.index.fine_bits and fine:
+            finer["fine"] = joined_codes([fine])
         if query.ranking == "real":
-            if not _RANKS or query.code is None or query.weights is None:
+            if query.code is None or query.weights is None:
                 raise UsageError(
                     "the ranking 'real' is for uploaded images, of which it needs more"
                 )
             signs = unpack(joined_codes([query.code]), self.index.bits).astype(np.float32) * 2 - 1
             # Never 0, which would be a sign of its own.
             sizes = np.maximum(np.frombuffer(query.weights, np.uint8).astype(np.float32), 0.25)
-            finer |= {"ranking": "real", "logits": signs * sizes}
+            finer["logits"] = signs * sizes
         return finer
 
     # Uploaded images
@@ -241,25 +255,24 @@ class Gallery:
         name = hashlib.sha256(b"query\n" + data).hexdigest()[:40]
         hasher = self.images.hasher
         with self._encoding:
-            block = next(hasher.encode_blocks([data], queries=_RANKS))
+            block = next(hasher.encode_blocks([data], queries=True))
             for skip in block.skipped:
                 raise UnreadableImage(skip.reason)
             if preview and self.thumbnails.read(name) is None:
                 self.thumbnails.write(name, encode_jpeg(data, SIDES["medium"]))
-        fine: Any = getattr(block, "fine", None)
         weights = None
         if block.queries is not None and block.queries.shape[1:] == (self.index.bits,):
             sizes = np.abs(block.queries[0])
             weights = np.rint(sizes * (255 / max(float(sizes.max()), 1e-9))).astype(np.uint8)
         if ranking is None:
-            ranking = getattr(hasher, "ranking", "hamming") if query.radius is None else "hamming"
+            ranking = hasher.ranking if query.radius is None else "hamming"
         return replace(
             query,
             item=None,
             code=block.codes[0].tobytes(),
             image=name if preview else None,
             weights=None if weights is None else weights.tobytes(),
-            fine=None if fine is None else fine[0].tobytes(),
+            fine=None if block.fine is None else block.fine[0].tobytes(),
             ranking=ranking if weights is not None else "hamming",
             seed=0,
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 from fisherhash.system.version import __version__
 from fisherhash.web.duplicates import WIDEST_RADIUS
-from fisherhash.web.queries import DEFAULT_SHOWN, MOST_FILTERS, MOST_SHOWN
+from fisherhash.web.queries import DEFAULT_SHOWN, MOST_FILTERS, MOST_SHOWN, TIES
 
 _MOST_ID = 2**62
 _COUNT = {"type": "integer", "minimum": 0}
@@ -32,6 +32,11 @@ def describe_api(bits: int, *, writable: bool, limit: int) -> dict[str, Any]:
             "query": {"anyOf": [_ref("Item"), {"type": "null"}]},
             "code": {"type": "string"},
             "ranking": {"type": "string"},
+            "fine_weight": {
+                "type": "number",
+                "minimum": 0,
+                "description": "The weight of the second codes in the order, where it has one.",
+            },
             "results": {
                 "type": "array",
                 "items": {
@@ -42,7 +47,11 @@ def describe_api(bits: int, *, writable: bool, limit: int) -> dict[str, Any]:
                             "required": ["rank", "distance"],
                             "properties": {
                                 "rank": {"type": "integer", "minimum": 1},
-                                "distance": {"type": "number", "minimum": 0},
+                                "distance": _distance("The distance of the first code."),
+                                "fine": _distance("The distance of the second code, if any."),
+                                "combined": _distance(
+                                    "The distance of both codes, where that orders the results."
+                                ),
                             },
                         },
                     ]
@@ -55,6 +64,12 @@ def describe_api(bits: int, *, writable: bool, limit: int) -> dict[str, Any]:
     search = [
         _param("k", "The most results.", _integer(1, MOST_SHOWN, DEFAULT_SHOWN)),
         _param("radius", "Only codes that differ in at most so many bits.", _integer(0, bits)),
+        _param(
+            "fine_weight",
+            "Where the index has second codes: what one of their bits counts beside one of the "
+            f"first codes. {TIES} lets them order only what is at the same distance.",
+            {"anyOf": [{"type": "number", "minimum": 0, "maximum": 1024}, {"const": TIES}]},
+        ),
         _WHERE,
     ]
     given = [
@@ -188,6 +203,10 @@ def _ref(name: str) -> dict[str, str]:
 def _integer(least: int, most: int, default: int | None = None) -> dict[str, Any]:
     schema = {"type": "integer", "minimum": least, "maximum": most}
     return schema if default is None else schema | {"default": default}
+
+
+def _distance(text: str) -> dict[str, Any]:
+    return {"type": "number", "minimum": 0, "description": text}
 
 
 def _param(name: str, text: str, schema: dict[str, Any]) -> dict[str, Any]:

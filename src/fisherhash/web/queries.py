@@ -8,6 +8,8 @@ from urllib.parse import urlencode
 
 from fisherhash.codes import from_hex
 from fisherhash.errors import UsageError
+from fisherhash.index.images.nearest import FINE_WEIGHT
+from fisherhash.index.ranking import check_fine_weight
 
 if TYPE_CHECKING:
     from starlette.datastructures import QueryParams as Params
@@ -19,6 +21,8 @@ MOST_FILTERS = 20
 _LARGEST_ID = 2**62
 KNOWN_RANKINGS = ("hamming", "real")
 _LONGEST_CODE = 128
+TIES = "ties"
+"""The value of ``fine_weight`` that lets second codes order only what is at the same distance."""
 UNASKED: dict[str, Any] = {
     "code": None,
     "image": None,
@@ -38,11 +42,13 @@ class SearchQuery:
         code: the packed code to search with.
         image: the name of an uploaded image whose code this is.
         weights: how sure the model is of each bit of the code, 0 to 255, for the ranking ``real``.
-        fine: the second code of an uploaded image, which orders equal distances.
+        fine: the second code of an uploaded image.
         k: the most results.
-        radius: only items whose codes differ in at most this many bits.
+        radius: only items whose first codes differ in at most this many bits.
         where: filters, all of which must match.
-        ranking: how results are ordered.
+        ranking: how bits that differ count.
+        fine_weight: what a bit of the second code counts, where the index has those; None lets them
+            order only what is at the same distance.
         bits: whether the codes are shown.
         seed: which random items are shown where nothing is searched for.
     """
@@ -56,6 +62,7 @@ class SearchQuery:
     radius: int | None = None
     where: tuple[str, ...] = ()
     ranking: str = "hamming"
+    fine_weight: float | None = FINE_WEIGHT
     bits: bool = False
     seed: int = 0
 
@@ -93,6 +100,7 @@ class SearchQuery:
             radius=_number(params, "radius", 0, bits),
             where=where,
             ranking=ranking,
+            fine_weight=_weight(params),
             bits=params.get("bits") in ("1", "true"),
             seed=_number(params, "seed", 0, 2**32) or 0,
         )
@@ -101,6 +109,11 @@ class SearchQuery:
     def searches(self) -> bool:
         """Whether there is something to search for."""
         return self.item is not None or self.code is not None
+
+    @property
+    def other_weight(self) -> str:
+        """The weight of the second code as an address has it; empty for the usual one."""
+        return "" if self.fine_weight == FINE_WEIGHT else weight_text(self.fine_weight)
 
     def params(self) -> str:
         """The query as the parameters of an address; defaults are left out."""
@@ -122,6 +135,8 @@ class SearchQuery:
         pairs += [("where", text) for text in self.where]
         if self.ranking != "hamming":
             pairs.append(("ranking", self.ranking))
+        if self.other_weight:
+            pairs.append(("fine_weight", self.other_weight))
         if self.bits:
             pairs.append(("bits", "1"))
         if self.seed:
@@ -142,6 +157,28 @@ class SearchQuery:
         if text in self.where:
             return self.url(where=tuple(one for one in self.where if one != text))
         return self.url(where=(*self.where, text))
+
+
+def weight_text(fine_weight: float | None) -> str:
+    """The weight of the second code as an address has it."""
+    return TIES if fine_weight is None else repr(float(fine_weight))
+
+
+def _weight(params: Params) -> float | None:
+    text = params.get("fine_weight")
+    if not text:
+        return FINE_WEIGHT
+    if text == TIES:
+        return None
+    try:
+        # float also takes "1_0", and digits of other scripts
+        if not text.isascii() or "_" in text:
+            raise ValueError
+        weight = float(text)
+        check_fine_weight(weight)
+    except ValueError:
+        raise UsageError(f"fine_weight must be a number, or {TIES}, got {text!r}") from None
+    return weight
 
 
 def _bytes(params: Params, name: str, length: int | None = None) -> bytes | None:

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Scope
 from fisherhash.data.formats import UnreadableImage
 from fisherhash.errors import FisherhashError, UsageError, counted
 from fisherhash.index.base import CannotWriteError
+from fisherhash.index.images.results import shown_weight
 from fisherhash.pages.html import shorten_middle
 from fisherhash.web.changes import BusyError
 from fisherhash.web.gallery import Gallery, MissingError
@@ -201,6 +202,7 @@ def _environment() -> jinja2.Environment:
     made.filters |= {
         "middle": shorten_middle,
         "counted": counted,
+        "weight": shown_weight,
         "number": lambda value: f"{value:,}",
         "bytes": readable_bytes,
     }

@@ -122,10 +122,14 @@ def test_any_small_collection(data: st.DataObject) -> None:
         fine[:] = fine[:1]
     k = data.draw(st.integers(1, 500))
     want = brute(queries, codes, weights, k, second, fine)
+    extra = rng.choice(np.array(data.draw(st.sampled_from([(0,), (1, 2), (1, 10**7)]))), count)
     for path in PATHS:
         threads = data.draw(st.integers(1, 3))
         engine = Engine(codes, bits, path=path, threads=threads, fine=fine)
         assert_ranked(engine.rank(WeightedQueries(queries, weights, second), k), want)
+        if fine is not None:
+            sums = brute(queries, codes, weights, k, second, fine, extra)
+            assert_ranked(engine.rank(WeightedQueries(queries, weights, second, extra), k), sums)
 
 
 @pytest.mark.parametrize("path", ["auto", "scan", "unique", "buckets"])
@@ -148,6 +152,10 @@ def test_large_collections_agree_between_paths(path: str, bits: int, centres: in
                 assert_ranked(engine.rank(queries, k), plain.rank(queries, k))
         one = WeightedQueries(own.codes[:1], own.weights[:1], second[:1])
         assert_ranked(engine.rank(one, k), plain.rank(one, k))
+        # a third of the mean weight of a bit
+        summed = WeightedQueries(*own[:2], second, own.weights.sum(axis=1) // (3 * bits))
+        for queries in (summed, summed.part(slice(0, 1))):
+            assert_ranked(engine.rank(queries, k), plain.rank(queries, k))
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -225,7 +233,8 @@ def test_processors_without_the_shuffle_return_the_same(monkeypatch) -> None:
     assert_ranked(got, want)
 
 
-def test_sums_are_ranked_in_parts(monkeypatch) -> None:
+@pytest.mark.parametrize("path", PATHS)
+def test_sums_are_ranked_in_parts(monkeypatch, path: str) -> None:
     from fisherhash.index.engine import ranking
 
     rng = np.random.default_rng(7)
@@ -233,8 +242,8 @@ def test_sums_are_ranked_in_parts(monkeypatch) -> None:
     weight = np.array([0, 1, 5, 1, 0, 2])
     queries = WeightedQueries(codes[:6], None, fine[:6], weight)
     want = brute(codes[:6], codes, np.ones((6, 8), int), 30, fine[:6], fine, weight)
-    monkeypatch.setattr(ranking, "_MOST_RANKED", 200)
-    assert_ranked(Engine(codes, 8, fine=fine).rank(queries, 30), want)
+    monkeypatch.setattr(ranking, "_ENTRIES", 200)
+    assert_ranked(Engine(codes, 8, path=path, fine=fine).rank(queries, 30), want)
 
 
 def test_nothing_to_find_and_nothing_queried() -> None:

@@ -1,16 +1,20 @@
 """Images ranked by real-valued queries and by second codes."""
 
 import json
+from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fisherhash import backbones
-from fisherhash.codes import hamming, unpack
+from fisherhash.codes import hamming, pack, unpack
 from fisherhash.errors import UsageError
-from fisherhash.index import Index
+from fisherhash.index import Entry, Index
 from fisherhash.index.images.image_index import ImageIndex
+from fisherhash.index.images.nearest import FINE_WEIGHT, nearest
 from fisherhash.index.images.results import SearchResult
 from fisherhash.model.hasher import Hasher
 from fisherhash.model.heads import LinearHead
@@ -38,8 +42,8 @@ def images(new_uri, album, double):
         yield opened
 
 
-def brute_force(images, code, fine, logits=None, own=None):
-    """(distance, fine distance, id) of every item, in order."""
+def brute_force(images, code, fine, logits=None, own=None, weight=Fraction(1, 3)):
+    """(distance, fine distance, id) of every item, in order; without a weight inside ties."""
     rows = []
     for item in images.index.items():
         if item.key == own:
@@ -51,7 +55,10 @@ def brute_force(images, code, fine, logits=None, own=None):
         distance = float((apart[0] * weights).sum() / weights.mean())
         second = hamming(fine[None], np.frombuffer(item.fine, np.uint8)[None])[0, 0]
         rows.append((round(distance, 5), int(second), item.id))
-    return sorted(rows)
+    if weight is None:
+        return sorted(rows)
+    # a third is rounded down a little, so that equal sums are ordered by the distance
+    return sorted(rows, key=lambda row: (round(row[0] + weight * row[1], 9), row[0], row[2]))
 
 
 def found(result):
@@ -89,28 +96,132 @@ def _collection(paths):
     return open_paths(paths)
 
 
-def test_second_codes_order_what_is_tied(images, album, double):
+def test_both_codes_order_results_by_default(images, album, double):
     assert images.index.fine_bits == FINE
     query = album / "cats" / "01.png"
     block = next(double.encode_blocks(str(query), queries=True))
     code, fine, logits = block.codes[0], block.fine[0], block.queries[0]
-    by_image, by_key = images.search(query, keys=["cats/01.png"], k=14, count_ties=True)
+    (by_image, by_key), ties = (
+        images.search(query, keys=["cats/01.png"], k=14, count_ties=True, **weight)
+        for weight in ({}, {"fine_weight": None})
+    )
     assert found(by_image) == brute_force(images, code, fine)
-    assert len({match.distance for match in by_image}) < len(by_image)
     assert found(by_key) == brute_force(images, code, fine, own="cats/01.png")
-    assert by_image.to_json()["results"][0]["fine"] == 0
-    (real,) = images.search(query, k=14, ranking="real", count_ties=True)
-    assert found(real) == brute_force(images, code, fine, logits)
-    assert real.ranking == real.to_json()["ranking"] == "real"
+    assert found(ties[0]) == brute_force(images, code, fine, weight=None)
+    assert found(ties[1]) == brute_force(images, code, fine, own="cats/01.png", weight=None)
+    assert len({match.distance for match in by_image}) < len(by_image)
+    keys = images.index.keys()
+    both, inside = (images.search(keys=keys, fine_weight=weight) for weight in (FINE_WEIGHT, None))
+    assert any(found(one) != found(other) for one, other in zip(both, inside, strict=True))
+    # 0 leaves the second code out
+    (first,) = images.search(query, k=14, fine_weight=0)
+    plain = [(match.distance, match.item.id) for match in first]
+    assert plain == sorted(plain)
+    # the sum is shown, and grows; where ties alone are ordered there is none
+    row, summed = by_image.to_json()["results"][1], [match.combined for match in by_image]
+    assert row["combined"] == pytest.approx(row["distance"] + row["fine"] / 3, abs=1e-6)
+    assert summed == sorted(summed)
+    assert by_image.fine_weight == by_image.to_json()["fine_weight"] == FINE_WEIGHT
+    assert ties[0].to_json()["results"][1].keys() - {"combined"} == row.keys() - {"combined"}
+    assert "combined" not in ties[0].to_json()["results"][1]
+    assert "fine_weight" not in ties[0].to_json()
+    for real in (
+        images.search(query, k=14, ranking="real", count_ties=True),
+        images.search(query, k=14, ranking="real", count_ties=True, fine_weight=None),
+    ):
+        weight = None if real[0].fine_weight is None else Fraction(1, 3)
+        assert found(real[0]) == brute_force(images, code, fine, logits, weight=weight)
+        assert real[0].ranking == real[0].to_json()["ranking"] == "real"
+        # all are shown, so no more are tied than there are matches
+        assert sum(by_image.ties.values()) == sum(real[0].ties.values()) == 14
+        assert by_image.tied() == ties[0].tied() == real[0].tied() == []
     cats = images.search(query, k=14, where="label=cats", ranking="real")[0]
     assert found(cats) == [
         row
         for row in brute_force(images, code, fine, logits)
         if "cats" in images.index.get(row[2]).labels
     ]
-    # all are shown, so no more are tied than there are matches
-    assert sum(by_image.ties.values()) == sum(real.ties.values()) == 14
-    assert by_image.tied() == real.tied() == []
+    for bad in (-1, 2000, float("nan")):
+        with pytest.raises(UsageError, match="fine_weight must be from 0 to 1024"):
+            images.search(query, fine_weight=bad)
+
+
+@pytest.fixture(scope="module", params=[(3, 4), (10, 24), (48, 128)], ids=str)
+def clustered(request, tmp_path_factory):
+    """An index without images, whose codes crowd around three centres; and what it holds."""
+    (bits, fine_bits), count = request.param, 300
+    rng = np.random.default_rng(bits)
+    centres = 2 * rng.choice([-1, 1], (3, bits))[rng.integers(0, 3, count)]
+    logits = rng.standard_normal((count, bits)) + centres
+    codes, fine = pack(logits), pack(rng.standard_normal((count, fine_bits)))
+    path = tmp_path_factory.mktemp("clustered") / "i"
+    with Index.create(path, bits=bits, fine_bits=fine_bits) as index:
+        index.add(
+            Entry(str(i), codes[i], labels="odd" if i % 2 else "even", fine=fine[i])
+            for i in range(count)
+        )
+        yield index, logits, codes, fine
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_any_order_equals_brute_force(data, clustered):
+    index, logits, codes, fine = clustered
+    count, bits = logits.shape
+    k = data.draw(st.sampled_from([None, 1, 4, 25, 400]))
+    radius = data.draw(st.sampled_from([None, 0, 1, bits // 4, bits // 2, bits]))
+    real = radius is None and data.draw(st.booleans())
+    odd = data.draw(st.booleans())
+    weight = data.draw(st.sampled_from([FINE_WEIGHT, None, 0.0, 0.25, 2.0]))
+    if radius is None:
+        k = k or 10
+    queries = data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=3))
+    got = nearest(
+        *(index, codes[queries], k),
+        radius=radius,
+        where="label=odd" if odd else None,
+        fine=fine[queries],
+        logits=logits[queries] if real else None,
+        **({} if weight == FINE_WEIGHT else {"fine_weight": weight}),
+    )
+    for q, near in zip(queries, got, strict=True):
+        apart = unpack(codes, bits) != unpack(codes[q : q + 1], bits)
+        sizes = np.abs(logits[q]) if real else np.ones(bits)
+        distances = ((apart * sizes).sum(axis=1) / sizes.mean()).tolist()
+        fines = hamming(fine[q : q + 1], fine)[0].tolist()
+        rows = [
+            (distances[i], fines[i], i)
+            for i in range(count)
+            if (not odd or i % 2) and (radius is None or distances[i] <= radius)
+        ]
+        if weight is None:
+            rows.sort(key=lambda row: (round(row[0], 6), *row[1:]))
+        elif weight == FINE_WEIGHT:
+            rows.sort(key=lambda row: (round(3 * row[0] + row[1], 6), round(row[0], 6), row[2]))
+        else:
+            rows.sort(key=lambda row: (round(row[0] + weight * row[1], 6), row[2]))
+        rows = rows[:k]
+        assert [one.id for one in near] == [row[2] for row in rows]
+        assert [one.fine for one in near] == [row[1] for row in rows]
+        apart = [one.distance for one in near]
+        np.testing.assert_allclose(apart, [row[0] for row in rows], atol=1e-6)
+        assert [one.combined for one in near] == [
+            pytest.approx(row[0] + weight * row[1], abs=1e-6) if weight else None for row in rows
+        ]
+
+
+def test_a_radius_counts_bits_of_the_first_code(images, album, double):
+    query = album / "cats" / "01.png"
+    block = next(double.encode_blocks(str(query)))
+    everything = brute_force(images, block.codes[0], block.fine[0])
+    for radius in range(BITS + 1):
+        inside = [row for row in everything if row[0] <= radius]
+        assert found(images.search(query, radius=radius)[0]) == inside
+        assert found(images.search(query, radius=radius, k=3)[0]) == inside[:3]
+        by_key = images.search(keys="cats/01.png", radius=radius, k=2)[0]
+        own = images.index.get("cats/01.png").id
+        assert found(by_key) == [row for row in inside if row[2] != own][:2]
+    assert len(inside) == 14
 
 
 def test_how_many_are_tied_is_said(images, album):
@@ -121,8 +232,17 @@ def test_how_many_are_tied_is_said(images, album):
     (one,) = images.search(query, k=1, count_ties=True)
     assert one.ties == {nearest: expected}
     assert one.to_json()["ties"] == [{"distance": nearest, "items": expected}]
+    # far ones may come before near ones
+    (some,) = images.search(query, k=6, count_ties=True)
+    distances = [match.distance for match in everything]
+    assert some.ties == {match.distance: distances.count(match.distance) for match in some}
+    (said,) = some.tied()
+    assert said.startswith(f"{sum(some.ties.values())} images are at distance 0, ")
+    assert said.endswith("; both codes decide which 6 of them are shown")
     many = SearchResult("q", None, b"", [one[0]], ties={0: 697}, fine=b"x")
     assert many.tied() == ["697 images are at distance 0; the first 1 by the second code are shown"]
+    many = SearchResult("q", None, b"", [one[0]], ties={0: 697}, fine=b"x", fine_weight=0)
+    assert many.tied() == ["697 images are at distance 0; the first 1 are shown"]
     assert SearchResult("q", None, b"", [one[0]], ties={0: 1}).tied() == []
 
 
@@ -170,5 +290,10 @@ def test_a_back_end_without_second_codes_stores_the_first(tmp_path, album, doubl
             m.item.id for m in sorted(one, key=lambda m: (m.distance, m.item.id))
         ]
         assert one[0].fine is None
+        assert one[0].combined is one.fine_weight is None
+        assert one.to_json().keys() == {"query", "code", "ranking", "results"}
+        with pytest.raises(UsageError, match="has no second codes, so they cannot have a weight"):
+            images.search(album / "cats" / "01.png", fine_weight=0.5)
+        assert found(images.search(one.path, k=14, fine_weight=None)[0]) == found(one)
     with pytest.raises(UsageError, match="cannot hold second codes"):
         Index.create(tmp_path / "other.index", bits=8, fine_bits=8)

@@ -39,6 +39,8 @@ MOST_CODES = 2**31 - 1
 UNLIMITED = 1 << 60
 # the bit at which the query's number begins in a record
 _QUERY = np.uint64(43)
+# items ranked by the first code beyond twice the k wanted, before sums are scanned
+_MORE_RANKED = 64
 
 _log = logging.getLogger(__name__)
 
@@ -161,17 +163,26 @@ class Engine:
             fine = self._check_fine(fine, len(codes))
         if weights is not None:
             weights = check_weights(weights, len(codes), self.bits)
-        plain = WeightedQueries(codes, weights, fine)
         if extra is None:
-            return self._rank(plain, k)
+            return self._rank(WeightedQueries(codes, weights, fine), k)
         if fine is None or extra.shape != (len(codes),) or extra.dtype.kind not in "iu":
             raise UsageError("fine_weight needs second codes, and a whole number per query")
         if extra.size and (extra.min() < 0 or extra.max() >= 1 << (2 * COST_BITS - 10)):
             raise UsageError("fine_weight must not be negative, and not that large")
-        return by_kernels.ranked_by_sum(
-            lambda some, fetch: self._rank(plain.part(some), fetch),
-            *(len(codes), len(self), k, extra.astype(np.int64)),
-        )
+        if weights is None:
+            weights = np.ones((len(codes), self.bits), dtype=np.int64)
+        return self._rank_sums(WeightedQueries(codes, weights, fine, extra.astype(np.int64)), k)
+
+    def _rank_sums(self, queries: WeightedQueries, k: int) -> Ranked:
+        number = len(queries.codes)
+        # numpy has no fast way to add weights
+        if not k or not number or self._is_small(self.codes.shape[1] * number, "sum"):
+            return ranked_by_numpy(queries, self.codes, k, self.fine)
+        queries = queries._replace(codes=_plain(queries.codes))
+        near = self._rank(queries._replace(fine_weight=None), min(len(self), 2 * k + _MORE_RANKED))
+        tables = self._ready(number)
+        planner.loaded.add(self._kernels("sum"))
+        return by_kernels.ranked_by_sum(tables, queries, near, k, self._fine(tables), self.threads)
 
     def _check_fine(self, fine: NDArray[np.uint8], queries: int) -> NDArray[np.uint8]:
         if self.fine is None:

@@ -2072,3 +2072,128 @@ def finish_ranked(
                 row, spare, count, starts, positions, fine, fine_queries[q], found[q], costs[q],
                 fines[q],
             )  # fmt: skip
+
+
+@_jit
+def _add_sum(heap: Any, size: int, total: int, position: int, cost: int, apart: int) -> Any:
+    """Add a row to the best of a query, unless they are full and better; returns their number.
+
+    heap (k, 4) has rows of (sum, position, cost, fine distance), the last in order at the root.
+    """
+    place = np.int64(0)
+    if size == len(heap):
+        if total > heap[0, 0] or (total == heap[0, 0] and position > heap[0, 1]):
+            return size
+        while 2 * place + 1 < size:
+            child = 2 * place + 1
+            other = min(child + 1, size - 1)
+            if heap[other, 0] > heap[child, 0] or (
+                heap[other, 0] == heap[child, 0] and heap[other, 1] > heap[child, 1]
+            ):
+                child = other
+            if heap[child, 0] < total or (heap[child, 0] == total and heap[child, 1] < position):
+                break
+            for column in range(4):
+                heap[place, column] = heap[child, column]
+            place = child
+    else:
+        place = np.int64(size)
+        size += 1
+        while place:
+            parent = (place - 1) >> 1
+            if heap[parent, 0] > total or (heap[parent, 0] == total and heap[parent, 1] > position):
+                break
+            for column in range(4):
+                heap[place, column] = heap[parent, column]
+            place = parent
+    heap[place, 0] = total
+    heap[place, 1] = position
+    heap[place, 2] = cost
+    heap[place, 3] = apart
+    return size
+
+
+@_jit
+def scan_sums(
+    queries: Any,
+    weights: Any,
+    fine_queries: Any,
+    fine_weights: Any,
+    most: Any,
+    planes: Any,
+    total: int,
+    starts: Any,
+    positions: Any,
+    fine: Any,
+    first: int,
+    last: int,
+    tile: int,
+    block: Any,
+    heaps: Any,
+    counts: Any,
+) -> None:
+    """Collect what has the least cost + weight * fine distance in the blocks ``first`` to ``last``.
+
+    queries (b, width), weights (b, bits), fine_queries (b, words) and fine_weights (b,); sums above
+    most (b,) are left out. heaps (b, k, 4) and counts (b,) receive the rows of ``_add_sum``. A
+    second code is read only where the cost alone is not too high; costs are compared as in
+    ``scan_ranked``.
+    """
+    width = queries.shape[1]
+    halves = np.zeros((len(queries), 2 * width, 16), dtype=np.int64)
+    bounds = np.zeros((len(queries), 2 * width, 16), dtype=np.uint8)
+    units = np.ones(len(queries), dtype=np.int64)
+    rated = np.zeros(len(queries), dtype=np.int64)
+    limits = np.zeros(len(queries), dtype=np.int64)
+    for q in range(len(queries)):
+        _fill_halves(weights[q], halves[q])
+        limits[q] = min(most[q], weights[q].sum())
+        rated[q] = limits[q]
+        units[q] = _fill_bounds(halves[q], limits[q], bounds[q])
+        counts[q] = 0
+    for start in range(first, last, tile):
+        stop = min(start + tile, last)
+        for q in range(len(queries)):
+            below = np.uint8(limits[q] // units[q] + 1)
+            for b in range(start, stop):
+                offset = b * width * PLANE_BLOCK
+                if not _block_cheap(planes, offset, width, queries, q, bounds, below, block):
+                    continue
+                for lane in range(0, PLANE_BLOCK, SCAN_LANES):
+                    mask = _below_mask(block, lane, below)
+                    while mask:
+                        i = lane + _lowest(mask)
+                        mask &= mask - _ONE
+                        item = np.int64(b * PLANE_BLOCK + i)
+                        if item >= total:
+                            break
+                        cost = np.int64(0)
+                        for byte in range(width):
+                            value = planes[offset + byte * PLANE_BLOCK + i] ^ queries[q, byte]
+                            cost += halves[q, 2 * byte, value >> 4]
+                            cost += halves[q, 2 * byte + 1, value & 15]
+                        if cost > limits[q]:
+                            continue
+                        place = item
+                        end = item + 1
+                        if len(starts):
+                            place = np.int64(starts[item])
+                            end = np.int64(starts[item + 1])
+                        while place < end:
+                            apart = np.int64(0)
+                            for w in range(fine_queries.shape[1]):
+                                apart += np.int64(_popcount(fine[place, w] ^ fine_queries[q, w]))
+                            reached = cost + fine_weights[q] * apart
+                            position = np.int64(positions[place]) if len(starts) else place
+                            place += 1
+                            if reached > most[q]:
+                                continue
+                            counts[q] = _add_sum(
+                                heaps[q], counts[q], reached, position, cost, apart
+                            )
+                            if counts[q] == heaps.shape[1]:
+                                limits[q] = min(limits[q], heaps[q, 0, 0])
+                if 8 * limits[q] < 7 * rated[q]:
+                    rated[q] = limits[q]
+                    units[q] = _fill_bounds(halves[q], limits[q], bounds[q])
+                below = np.uint8(limits[q] // units[q] + 1)

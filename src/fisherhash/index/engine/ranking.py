@@ -5,15 +5,15 @@ See :mod:`fisherhash.index.ranking` for what a ranking is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fisherhash.errors import UsageError
 from fisherhash.index.engine.pool import run
 from fisherhash.index.engine.tables import Tables, split
-from fisherhash.index.ranking import Bytes, Numbers, Ranked, empty_ranked
+from fisherhash.index.ranking import Bytes, Numbers, Ranked, WeightedQueries, empty_ranked
 
 # steps in which the costs found so far are counted, see kernels._take
 _LEVELS = 2048
@@ -22,8 +22,6 @@ _MOST_LOOKUPS = 1 << 16
 # queries per job of the scan, and the most entries of its scratch memory
 _QUERIES = 64
 _ENTRIES = 1 << 24
-# results that are held at once while sums are ranked
-_MOST_RANKED = 1 << 22
 
 
 def fine_words(codes: Bytes) -> NDArray[np.uint64]:
@@ -117,32 +115,64 @@ def ranked_by_buckets(
 
 
 def ranked_by_sum(
-    rank: Callable[[Numbers, int], Ranked], queries: int, total: int, k: int, fine_weight: Numbers
+    tables: Tables,
+    queries: WeightedQueries,
+    near: Ranked,
+    k: int,
+    fine: NDArray[np.uint64],
+    threads: int,
 ) -> Ranked:
     """The k best of each query by (cost + weight * fine distance, position).
 
-    More and more are ranked by cost, until those not yet seen cost more than the k-th sum.
+    The k-th sum among the cheapest items bounds that of the results. Unless every other item costs
+    more than that, a scan compares the second codes of all items that do not.
 
     Args:
-        rank: ranks some queries, by their numbers, by (cost, fine distance, position).
-        queries: how many.
-        total: how many positions there are.
-        k: how many are wanted, at most ``total``.
-        fine_weight: (queries,) weights in the units of the costs.
+        tables: what is searched.
+        queries: with weights, second codes and their weights.
+        near: the cheapest items of each query, at least k.
+        k: how many are wanted.
+        fine: the second codes in the order of the tables' lists.
+        threads: the most threads.
     """
-    results = empty_ranked(queries, k)
-    left, fetch = np.arange(queries), min(total, 2 * k + 64)
-    while len(left) and k:
-        again = []
-        step = max(1, _MOST_RANKED // fetch)
-        for some in (left[start : start + step] for start in range(0, len(left), step)):
-            found = rank(some, fetch)
-            sums = found.costs + fine_weight[some, None] * found.fines
-            order = np.lexsort((found.positions, sums), axis=1)[:, :k]
-            last = np.take_along_axis(sums, order[:, -1:], axis=1)[:, 0]
-            enough = (last < found.costs[:, -1]) | (fetch == total)
-            for result, values in zip(results, found, strict=True):
-                result[some[enough]] = np.take_along_axis(values[enough], order[enough], axis=1)
-            again.append(some[~enough])
-        left, fetch = np.concatenate(again), min(total, 4 * fetch)
+    codes, weights, second, extra = queries
+    if weights is None or second is None or extra is None:
+        raise UsageError("sums need the queries' weights and second codes")
+    sums = near.costs + extra[:, None] * near.fines
+    order = np.lexsort((near.positions, sums), axis=1)[:, :k]
+    results = Ranked(*(np.take_along_axis(values, order, axis=1) for values in near))
+    most = np.take_along_axis(sums, order[:, -1:], axis=1)[:, 0]
+    whole = near.positions.shape[1] == len(fine)
+    left = np.flatnonzero((most >= near.costs[:, -1]) & (not whole))
+    if not len(left):
+        return results
+
+    from fisherhash.index.engine import kernels, scan
+    from fisherhash.index.engine.layout import PLANE_BLOCK
+
+    own = fine_words(second)
+    tile = max(1, scan.TILE // (PLANE_BLOCK * codes.shape[1]))
+    at_once = max(1, min(_QUERIES, _ENTRIES // (4 * k)))
+    ranges, parts = scan.pieces(tables, len(left), threads, at_once)
+
+    def job(first: int, last: int) -> None:
+        some = left[first:last]
+        heaps = np.empty((len(parts), len(some), k, 4), dtype=np.int64)
+        counts = np.zeros(heaps.shape[:2], dtype=np.int64)
+        given = (codes[some], weights[some], own[some], extra[some], most[some])
+
+        def collect(part: tuple[int, int], *into: NDArray[Any]) -> None:
+            kernels.scan_sums(
+                *(*given, tables.planes, tables.items, tables.starts, tables.positions, fine),
+                *(*part, tile, np.zeros(PLANE_BLOCK, dtype=np.uint8), *into),
+            )
+
+        run(collect, zip(parts, heaps, counts, strict=True), len(parts))
+        for i, q in enumerate(some):
+            rows = np.concatenate([heap[i, : n[i]] for heap, n in zip(heaps, counts, strict=True)])
+            rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))[:k]]
+            for result, values in zip(results, rows.T[1:], strict=True):
+                result[q] = values
+
+    run(job, ranges, threads if len(parts) == 1 else 1)
     return results

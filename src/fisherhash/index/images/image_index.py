@@ -26,6 +26,7 @@ from fisherhash.index.images.copies import CODES, DuplicateCode, copy_codes, has
 from fisherhash.index.images.duplicate_search import DuplicateSearch
 from fisherhash.index.images.duplicates import Duplicates, Keep
 from fisherhash.index.images.labels import where_labels
+from fisherhash.index.images.nearest import FINE_WEIGHT, Near, check_weight_of, nearest
 from fisherhash.index.images.results import (
     Match,
     SearchResult,
@@ -36,7 +37,6 @@ from fisherhash.index.images.results import (
     synced_folder,
 )
 from fisherhash.index.images.syncing import RUNTIMES, Import, add_images, sync_images
-from fisherhash.index.items import Hit
 from fisherhash.index.ranking import RANKINGS, Ranking
 
 if TYPE_CHECKING:
@@ -202,6 +202,7 @@ class ImageIndex:
         radius: int | None = None,
         where: Where | None = None,
         ranking: Ranking | None = None,
+        fine_weight: float | None = FINE_WEIGHT,
         count_ties: bool = False,
         skip_unreadable: bool = False,
     ) -> list[SearchResult]:
@@ -212,11 +213,14 @@ class ImageIndex:
             keys: one or several items of the index; an item does not find itself.
             features: (n, d) vectors, encoded by the hasher; their queries are named "row 0", ….
             k: matches per query; by default 10, or all within a radius.
-            radius: only items whose codes differ in at most this many bits.
+            radius: only items whose first codes differ in at most this many bits.
             where: only items that match this filter; a label may differ in case.
             ranking: ``hamming`` or ``real``; by default what the hasher's card says is better for
                 images and vectors. An item of the index and a search within a radius have the
-                Hamming distance. Where the index has second codes, they order equal distances.
+                Hamming distance.
+            fine_weight: where the index has second codes, results are ordered by the distance plus
+                this weight times the fine distance, then by id; 0 leaves the second codes out. None
+                orders by the distance, and by the fine distance inside ties only.
             count_ties: also count the items at each distance of a match.
             skip_unreadable: return a result with an ``error`` for an image that cannot be read,
                 rather than raise it.
@@ -234,6 +238,7 @@ class ImageIndex:
             raise UsageError(f"k must be at least 1, got {k}")
         if radius is not None and not 0 <= radius <= bits:
             raise UsageError(f"radius must be between 0 and {bits} bits, got {radius}")
+        weight = check_weight_of(self.index, fine_weight)
         where = None if where is None else where_labels(self.index, where)
         if ranking not in (None, *RANKINGS):
             raise UsageError(f"unknown ranking {ranking!r}. Known: {', '.join(RANKINGS)}")
@@ -246,11 +251,11 @@ class ImageIndex:
             ranking = self.hasher.ranking
         logits: list[NDArray[np.float32]] = []
         results = []
-        way = "hamming" if ranking is None else ranking
+        about: dict[str, Any] = {"ranking": ranking or "hamming", "fine_weight": weight}
         if queries:
-            results, logits = self._encode(queries, way, skip_unreadable=skip_unreadable)
+            results, logits = self._encode(queries, about, skip_unreadable=skip_unreadable)
         if features is not None:
-            rows, more = self._encode_features(features, way)
+            rows, more = self._encode_features(features, about)
             results, logits = results + rows, logits + more
         own: list[int | None] = [None] * len(results)
         with self.index.reading():
@@ -258,7 +263,7 @@ class ImageIndex:
             folder, unavailable = synced_folder(self.index), self.index.unavailable
             for item in items:
                 place = image_path(item, folder)
-                about: dict[str, Any] = {"by_key": True, "unavailable": unavailable}
+                about = {"by_key": True, "unavailable": unavailable, "fine_weight": weight}
                 about["fine"] = item.fine
                 results.append(SearchResult(item.name, place, item.code, [], **about))
                 own.append(item.id)
@@ -267,22 +272,25 @@ class ImageIndex:
                 return results
             if radius is None:
                 k = DEFAULT_K if k is None else k
-                real = logits if ranking == "real" else []
-                found = self._nearest([one for one, _ in readable], real, k + bool(keys), where)
-            else:
-                codes = joined_codes([result.code for result, _ in readable])
-                near = self.index.within(codes, radius, where=where)
-                found = [[(hit, None) for hit in row] for row in near]
+            found = self._nearest(
+                [one for one, _ in readable],
+                logits if ranking == "real" else [],
+                None if k is None else k + bool(keys),
+                radius=radius,
+                where=where,
+                fine_weight=weight,
+            )
             hits = [
-                (result, hit, fine)
+                (result, near)
                 for (result, self_id), row in zip(readable, found, strict=True)
-                for hit, fine in [pair for pair in row if pair[0].id != self_id][:k]
+                for near in [near for near in row if near.id != self_id][:k]
             ]
             # All items at once; None for one that another writer removed meanwhile.
-            items = self.index.get_items(np.array([hit.id for _, hit, _ in hits], dtype=np.int64))
-            for (result, hit, fine), item in zip(hits, items, strict=True):
+            items = self.index.get_items(np.array([near.id for _, near in hits], dtype=np.int64))
+            for (result, near), item in zip(hits, items, strict=True):
                 if item is not None:
-                    result.matches.append(Match(item, hit.distance, folder, fine=fine))
+                    match = Match(item, near.distance, folder, None, near.fine, near.combined)
+                    result.matches.append(match)
             if count_ties:
                 for result, self_id in readable:
                     self._count_ties(result, self_id, where)
@@ -292,27 +300,21 @@ class ImageIndex:
         self,
         queries: list[SearchResult],
         logits: list[NDArray[np.float32]],
-        k: int,
-        where: Where | None,
-    ) -> list[list[tuple[Hit, int | None]]]:
-        """Hits with their fine distances: the first queries by their logits, the rest by codes."""
-        second: dict[str, Any] = {}
+        k: int | None,
+        **how: Any,
+    ) -> list[list[Near]]:
+        """What each query finds: the first ones by their logits, the rest by codes."""
+        second = None
         if self.index.fine_bits:
-            second["fine"] = joined_codes([query.fine or b"" for query in queries])
-        found: list[list[tuple[Hit, int | None]]] = []
+            second = joined_codes([query.fine or b"" for query in queries])
+        found: list[list[Near]] = []
         for rows in (slice(0, len(logits)), slice(len(logits), len(queries))):
             if not queries[rows]:
                 continue
-            args: dict[str, Any] = {name: value[rows] for name, value in second.items()}
+            real = np.stack(logits) if rows.start == 0 and logits else None
             codes = joined_codes([query.code for query in queries[rows]])
-            if rows.start == 0 and logits:
-                args |= {"ranking": "real", "logits": np.stack(logits)}
-            matches = self.index.search(codes, k, where=where, **args)
-            for row, hits in enumerate(matches):
-                fines = [None] * len(hits)
-                if matches.fines is not None:
-                    fines = matches.fines[row].tolist()
-                found.append(list(zip(hits, fines, strict=True)))
+            fine = None if second is None else second[rows]
+            found += nearest(self.index, codes, k, fine=fine, logits=real, **how)
         return found
 
     def _count_ties(self, result: SearchResult, self_id: int | None, where: Where | None) -> None:
@@ -325,9 +327,9 @@ class ImageIndex:
             return
         if result.ranking == "hamming":
             shown = [int(match.distance) for match in result.matches]
-            found = self.index.within(joined_codes([result.code]), shown[-1], where=where)
+            found = self.index.within(joined_codes([result.code]), max(shown), where=where)
             others = found.distances[found.ids != (-1 if self_id is None else self_id)]
-            counts = np.bincount(others, minlength=shown[-1] + 1)
+            counts = np.bincount(others, minlength=max(shown) + 1)
             result.ties.update({distance: int(counts[distance]) for distance in shown})
             return
         distinct = {match.item.code: match.distance for match in result.matches}
@@ -336,7 +338,7 @@ class ImageIndex:
             result.ties[distance] = result.ties.get(distance, 0) + int(count)
 
     def _encode(
-        self, images: list[ImageLike], ranking: Ranking, *, skip_unreadable: bool
+        self, images: list[ImageLike], about: dict[str, Any], *, skip_unreadable: bool
     ) -> tuple[list[SearchResult], list[NDArray[np.float32]]]:
         """Queries with their codes and without matches, in the order of the images.
 
@@ -356,25 +358,24 @@ class ImageIndex:
             errors |= {skip.index: f"{skip.name}: {skip.reason}" for skip in block.skipped}
         if errors and not skip_unreadable:
             raise FisherhashError("; ".join(errors.values()))
-        unavailable = self.index.unavailable
+        about = {**about, "unavailable": self.index.unavailable}
         results = []
         for number, path in enumerate(paths):
             code, fine = codes.get(number, (b"", None))
-            about: dict[str, Any] = {"unavailable": unavailable, "ranking": ranking}
-            about["fine"] = self._second(fine)
-            name = path or f"image {number}"
-            results.append(SearchResult(name, path, code, [], errors.get(number), **about))
+            name, second = path or f"image {number}", self._second(fine)
+            found = SearchResult(name, path, code, [], errors.get(number), fine=second, **about)
+            results.append(found)
         return results, [logits[number] for number in sorted(logits)]
 
     def _encode_features(
-        self, features: NDArray[Any], ranking: Ranking
+        self, features: NDArray[Any], about: dict[str, Any]
     ) -> tuple[list[SearchResult], list[NDArray[np.float32]]]:
         """The same of vectors."""
         vectors = np.atleast_2d(np.asanyarray(features))
         self.hasher.check_vectors(vectors, "the array")
         results: list[SearchResult] = []
         logits: list[NDArray[np.float32]] = []
-        about: dict[str, Any] = {"unavailable": self.index.unavailable, "ranking": ranking}
+        about = {**about, "unavailable": self.index.unavailable}
         for block in self.hasher.encode_feature_blocks(vectors, queries=True):
             for code, fine in _pairs(block):
                 name, second = f"row {len(results)}", self._second(fine)

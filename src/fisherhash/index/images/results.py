@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ class Match(NamedTuple):
         same_bytes: among duplicates whose files were compared: the number of its set of
             byte-identical files, None for a file that equals no other.
         fine: the distance of its second code, where the search used those.
+        combined: the distance plus the weighted fine distance, where this sum orders the matches.
     """
 
     item: Item
@@ -32,6 +34,7 @@ class Match(NamedTuple):
     folder: str | None
     same_bytes: int | None = None
     fine: int | None = None
+    combined: float | None = None
 
     @property
     def name(self) -> str:
@@ -46,7 +49,9 @@ class Match(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         """What identifies it, as JSON can hold it."""
         item = self.item
-        fine = {} if self.fine is None else {"fine": self.fine}
+        fine: dict[str, Any] = {} if self.fine is None else {"fine": self.fine}
+        if self.combined is not None:
+            fine["combined"] = round(self.combined, 6)
         place = {"id": item.id, "key": item.key, "path": self.path}
         return {"distance": self.distance, **fine, **place}
 
@@ -63,7 +68,9 @@ class SearchResult:
         error: why its image cannot be read; such a query has no code and no matches.
         by_key: whether the query is an item of the index, which then says where its file is.
         unavailable: items that were left out because they are damaged; None where none may be.
-        ranking: by what the matches are ordered: ``hamming`` or ``real``.
+        ranking: how bits that differ count: ``hamming`` or ``real``.
+        fine_weight: the weight of the second code in the order of the matches; None where it orders
+            inside ties only, or where there is none.
         fine: the query's second code, where its hasher makes those.
         ties: how many items of the index are at each distance of a match, if they were counted.
     """
@@ -76,6 +83,7 @@ class SearchResult:
     by_key: bool = False
     unavailable: int | None = None
     ranking: str = "hamming"
+    fine_weight: float | None = None
     fine: bytes | None = field(default=None, repr=False)
     ties: dict[float, int] = field(default_factory=dict, repr=False)
 
@@ -89,9 +97,21 @@ class SearchResult:
         return self.matches[rank]
 
     def tied(self) -> list[str]:
-        """A sentence for every distance at which there are more items than matches."""
+        """Sentences about the distances at which there are more items than matches.
+
+        One per distance or, where both codes order the matches, one about all of them.
+        """
         shown = Counter(match.distance for match in self.matches)
-        how = " by the second code" if self.fine is not None else ""
+        if self.fine_weight:
+            total = sum(self.ties.values())
+            if total <= len(self):
+                return []
+            return [
+                f"{total:,} images are at {_listed_distances(sorted(self.ties))}; "
+                f"both codes decide which {len(self):,} of them are shown"
+            ]
+        ordered = self.fine is not None and self.fine_weight is None
+        how = " by the second code" if ordered else ""
         return [
             f"{count:,} images are at distance {shown_distance(distance)}; "
             f"the first {shown[distance]:,}{how} are shown"
@@ -109,9 +129,26 @@ class SearchResult:
         ]
         found: dict[str, Any] = {"query": self.query, "code": self.code.hex()}
         found |= {"ranking": self.ranking, "results": rows}
+        if self.fine_weight is not None:
+            found["fine_weight"] = self.fine_weight
         if self.ties:
             found["ties"] = [{"distance": d, "items": n} for d, n in sorted(self.ties.items())]
         return found if self.unavailable is None else found | {"unavailable": self.unavailable}
+
+
+def _listed_distances(distances: list[float]) -> str:
+    """Distances in words; of many only the ends.
+
+    >>> _listed_distances([0]), _listed_distances([0, 2, 3])
+    ('distance 0', 'distance 0, 2 or 3')
+    >>> _listed_distances([0, 1, 2, 3, 5])
+    'one of 5 distances from 0 to 5'
+    """
+    texts = list(map(shown_distance, distances))
+    if len(texts) > 4:
+        return f"one of {len(texts)} distances from {texts[0]} to {texts[-1]}"
+    *others, last = texts
+    return f"distance {', '.join(others)} or {last}" if others else f"distance {last}"
 
 
 def shown_distance(distance: float) -> str:
@@ -121,6 +158,28 @@ def shown_distance(distance: float) -> str:
     ('3', '2.26')
     """
     return str(distance) if isinstance(distance, int) else f"{distance:.2f}"
+
+
+def shown_weight(fine_weight: float) -> str:
+    """A weight of the second code as it is printed.
+
+    >>> shown_weight(1 / 3), shown_weight(0.37)
+    ('1/3', '0.37')
+    """
+    part = Fraction(fine_weight).limit_denominator(12)
+    return str(part) if abs(float(part) - fine_weight) < 1e-9 else f"{fine_weight:g}"
+
+
+def both_codes(fine_weight: float) -> str:
+    """The sentence about an order by both codes.
+
+    >>> both_codes(1 / 3)
+    'Ordered by both codes: the distance of the first plus 1/3 of that of the second'
+    """
+    return (
+        "Ordered by both codes: the distance of the first plus "
+        f"{shown_weight(fine_weight)} of that of the second"
+    )
 
 
 def left_out(count: int) -> str:

@@ -435,11 +435,25 @@ def check_folder(folder: str | os.PathLike[str], uri: str | os.PathLike[str]) ->
     root = Path(os.path.abspath(Path(folder).expanduser()))
     if os.path.realpath(uri) == os.path.realpath(root):
         raise UsageError(f"{uri} cannot be the index and the folder of images at once")
+    if _are_swapped(uri, root):
+        raise UsageError(
+            f"{uri} is a folder, but not an index; the index comes first: "
+            f"fisherhash index sync {folder} {uri}. Nothing was changed"
+        )
     if root.is_dir():
         return root
     if root.exists():
         raise UsageError(f"{folder} is a file; sync takes a folder. Add a file with: index add")
     raise UsageError(f"there is no folder '{folder}'; nothing was changed")
+
+
+def _are_swapped(uri: str | os.PathLike[str], root: Path) -> bool:
+    """Whether ``uri`` is surely the folder of images, and ``root`` the index or its new place."""
+    if not os.path.isdir(uri) or Index.is_index(uri):
+        return False
+    if root.exists():
+        return Index.is_index(root)
+    return bool(find_images(Path(os.path.abspath(uri)), root).files)
 
 
 def find_images(root: Path, uri: str | os.PathLike[str]) -> FoundImages:
