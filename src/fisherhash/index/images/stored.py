@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,13 +37,47 @@ def codes_by_name(names: Sequence[str], block: EncodedBlock) -> dict[str, CodePa
     return {names[int(i)]: pair for i, pair in zip(block.indices, pairs, strict=True)}
 
 
-def known_block(indices: Sequence[int], pairs: Sequence[CodePair]) -> EncodedBlock:
-    """Codes that are known already, as if they had just been computed."""
+def in_order(
+    known: Mapping[int, CodePair], new: Iterable[EncodedBlock], size: int
+) -> Iterator[EncodedBlock]:
+    """Yield known codes and new ones as blocks of up to ``size`` images, ordered by their numbers.
+
+    Args:
+        known: codes by the number of the image, ordered.
+        new: blocks of other images, ordered; as they are where nothing is known.
+        size: the largest number of images in a block.
+    """
+    if not known:
+        yield from new
+        return
+    left = deque(known)
+    for block in new:
+        fines = [None] * len(block.codes) if block.fine is None else list(block.fine)
+        pairs = zip(block.codes, fines, strict=True)
+        found: dict[int, CodePair] = dict(zip(block.indices.tolist(), pairs, strict=True))
+        last = max([*found, *(skip.index for skip in block.skipped)], default=-1)
+        while left and left[0] < last:
+            found[left[0]] = known[left[0]]
+            left.popleft()
+        pieces = list(_blocks(dict(sorted(found.items())), size))
+        yield from pieces[:-1]
+        # With the last of them, so that a block of skipped images alone is not lost.
+        rest = {"skipped": block.skipped, "unsure": block.unsure}
+        yield dataclasses.replace(pieces[-1] if pieces else block, **rest)
+    yield from _blocks({i: known[i] for i in left}, size)
+
+
+def _blocks(known: Mapping[int, CodePair], size: int) -> Iterator[EncodedBlock]:
+    """Codes that are known, as if they had just been computed."""
     from fisherhash.model.hasher import EncodedBlock
 
-    fines = [fine for _, fine in pairs if fine is not None]
-    codes, fine = np.stack([code for code, _ in pairs]), np.stack(fines) if fines else None
-    return EncodedBlock(np.array(indices), codes, None, [], fine=fine)
+    places = list(known)
+    for start in range(0, len(places), size):
+        some = places[start : start + size]
+        fines = [fine for _, fine in (known[i] for i in some) if fine is not None]
+        codes = np.stack([known[i][0] for i in some])
+        fine = np.stack(fines) if fines else None
+        yield EncodedBlock(np.array(some), codes, None, [], fine=fine)
 
 
 def stored_codes(hasher: Hasher, root: Path) -> dict[str, CodePair]:

@@ -20,7 +20,6 @@ decoder) is noted without them, and such a file is tried every time.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,7 +36,7 @@ from fisherhash.errors import UsageError
 from fisherhash.index.base import CannotWriteError, Entry, Index
 from fisherhash.index.images.known import remember_folders
 from fisherhash.index.images.results import SkippedFile, SyncReport, synced_folder
-from fisherhash.index.images.stored import FEWEST_REUSED, KnownCodes, known_block, stored_codes
+from fisherhash.index.images.stored import FEWEST_REUSED, KnownCodes, in_order, stored_codes
 from fisherhash.system.progress import progress
 
 if TYPE_CHECKING:
@@ -253,20 +252,16 @@ class Import:
     def _encoded(
         self, hasher: Hasher, name: str, todo: Sequence[ImageFile]
     ) -> Iterator[EncodedBlock]:
-
-        known = [i for i, file in enumerate(todo) if file.key in self.codes]
-        steps = range(0, len(known), IMAGES_PER_COMMIT)
-        blocks = (
-            known_block(some, [self.codes[todo[i].key] for i in some])
-            for some in (known[i : i + IMAGES_PER_COMMIT] for i in steps)
-        )
-        rest = [i for i, file in enumerate(todo) if file.key not in self.codes]
-        if not rest:
-            return blocks
-        new = hasher.encode_blocks(
-            collection_of(name, todo), np.array(rest), block=IMAGES_PER_COMMIT, workers=self.workers
-        )
-        return itertools.chain(blocks, new)
+        """Yield blocks in the order of the files, so that ids do not depend on which were known."""
+        known = {i: self.codes[file.key] for i, file in enumerate(todo) if file.key in self.codes}
+        rest = np.array([i for i in range(len(todo)) if i not in known], dtype=np.int64)
+        new: Iterable[EncodedBlock] = ()
+        if len(rest):
+            collection = collection_of(name, todo)
+            new = hasher.encode_blocks(
+                collection, rest, block=IMAGES_PER_COMMIT, workers=self.workers
+            )
+        return in_order(known, new, IMAGES_PER_COMMIT)
 
     def finish(self, among: Container[str] | None = None, named: Container[str] = ()) -> SyncReport:
         """The report; ``among`` selects the skipped files it lists, ``named`` those named."""
