@@ -173,6 +173,19 @@ def test_a_short_storm(path, role):
     storm(path, role, 60)
 
 
+def test_a_reading_that_ends_late_leaves_the_commit_of_another_call_alone(path):
+    """An interrupted call keeps its view until its frames are collected, perhaps much later."""
+    with Index.open(path, write=True) as index:
+        catalogue = index._catalogue
+        view = catalogue.view()
+        view.__enter__()  # and an interrupt comes before the call can leave it
+        catalogue.heal()  # as every call does first
+        catalogue.begin()
+        view.gen.close()
+        assert catalogue._db.in_transaction
+        catalogue.commit()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["writer", "reader"])
 def test_two_thousand_interrupts(path, role):

@@ -54,6 +54,8 @@ class CatalogueFile:
         self._copied: tuple[object, ...] = ()
         self._trusted = False
         self._closed = False
+        # What began the transaction that is open, if it was a reading.
+        self._transaction: object | None = None
         with contextlib.ExitStack() as failed:
             try:
                 self._file = SharedFile(self.path)
@@ -170,21 +172,25 @@ class CatalogueFile:
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         """One view of the catalogue for several statements; SQLite's errors become ours."""
-        inside = self._db.in_transaction
+        inside, own = self._db.in_transaction, object()
         try:
             if not inside:
                 self._meter.refill()
+                self._transaction = own
                 self._db.execute("BEGIN")
             yield self._db
         except (sqlite3.Error, OverflowError, UnicodeDecodeError, MemoryError) as error:
             raise self._error(error) from error
         finally:
-            if not inside and self._db.in_transaction:
+            # An interrupted call may come here as late as the garbage collector does, in the middle
+            # of another transaction, which is not its own to end.
+            if self._transaction is own and self._db.in_transaction:
                 with contextlib.suppress(sqlite3.Error):
                     self._db.execute("COMMIT")
 
     def heal(self) -> None:
         """End a transaction that an interrupted call left open; the caller is in no other."""
+        self._transaction = None
         if self._db.in_transaction:
             with contextlib.suppress(sqlite3.Error):
                 self._db.execute("ROLLBACK")

@@ -137,6 +137,7 @@ class CatalogueWriter(Catalogue):
         """Start a commit; returns the state before it, which no other process can change now."""
         try:
             self._meter.refill()
+            self._transaction = None
             self._db.execute("BEGIN IMMEDIATE")
             state = self._state(self._db)
         except sqlite3.Error as error:
