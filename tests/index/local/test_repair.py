@@ -183,6 +183,14 @@ def test_a_damaged_block_costs_what_lies_in_it(undamaged, tmp_path):
             check_repair(undamaged["killed"], name, block, tmp_path, rng)
 
 
+def test_the_list_of_code_files_may_be_that_of_an_earlier_commit(undamaged, tmp_path):
+    """One block of the log may hold the newest list of code files and the newest state."""
+    state = undamaged["killed"]
+    blocks = (state[0] / "catalogue.sqlite-wal").stat().st_size // BLOCK
+    for block in range(blocks - 6, blocks):
+        check_repair(state, "catalogue.sqlite-wal", block, tmp_path, random.Random(0))
+
+
 @pytest.mark.slow
 def test_damage_of_many_blocks(undamaged, tmp_path):
     rng = random.Random(os.urandom(8))

@@ -104,14 +104,13 @@ def salvage_catalogue(folder: Path) -> Salvage:
 
 
 def _salvage(folder: Path, *, whole_log: bool) -> Salvage:
-    found, unsure = Salvage(), Salvage()
+    found, unsure, old = Salvage(), Salvage(), Salvage()
     with _catalogue(folder, found, whole_log=whole_log) as pages:
         if pages is not None:
             for record in pages.records("table"):
                 _take_table_row(found, unsure, record)
             for record in pages.records("index"):
                 _take_index_row(found, record)
-            old = Salvage()
             for record in pages.old_records():
                 _take_table_row(old, old, record)
                 _take_index_row(old, record)
@@ -128,6 +127,13 @@ def _salvage(folder: Path, *, whole_log: bool) -> Salvage:
         found.items = unsure.items | found.items
     if not found.knows_files():
         found.files = unsure.files | found.files
+    if not found.files and old.files:
+        # Codes verify with the checksums in these rows; what was added after them has none.
+        found.files = old.files
+        found.remarks.append(
+            "the list of code files is that of an earlier commit: the newest changes may be "
+            "missing, codes without a key among them"
+        )
     _use_spare(folder, found)
     if not found.notes and found.state is not None and not found.state.notes:
         _use_old_notes(folder, found)
