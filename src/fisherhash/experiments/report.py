@@ -162,9 +162,11 @@ def _intro(part: Mapping[str, Any]) -> str:
         )
     if seeds > 1:
         text += " Mean ± 95 % t-interval over the seeds."
-    untuned = [row["name"] for row in part["rows"] if not row["tuned"]]
+    # A row may have no number at all: DQN has no class step.
+    ran = {run["row"] for run in part["runs"] if "evaluation" in run}
+    untuned = [row["name"] for row in part["rows"] if row["name"] in ran and not row["tuned"]]
     if untuned:
-        whose = "" if len(untuned) == len(part["rows"]) else f": {', '.join(untuned)}"
+        whose = "" if len(untuned) == len(ran) else f": {', '.join(untuned)}"
         text += f" With default hyper-parameters, not tuned{whose}."
     edges = [
         f"{row['name']} ({', '.join(row['edges'])})" for row in part["rows"] if row.get("edges")
