@@ -220,7 +220,7 @@ def _postgres(given: str | None) -> Iterator[Callable[[], str]]:
     folder = Path(tempfile.mkdtemp(prefix="fh-pg-"))
     folder.chmod(0o755)
     # A graph that does not fit into this memory takes many times as long to build.
-    memory = "&options=-cmaintenance_work_mem%3D2GB"
+    memory = "&options=-cmaintenance_work_mem%3D6GB"
     server = None
     try:
         server = get_server(folder / "data", cleanup_mode="delete")
