@@ -71,8 +71,8 @@ def billion_table() -> str:
         f"load average was {min(loads)} to {max(loads)}, so times are upper bounds. *tables*: the "
         "time to build them. *memory*: the most that the "
         "process had to itself; the tables are mapped. One query, and one with a filter on a "
-        "label: median / 99th percentile of 200. *in a batch*: each of these 200, searched at once. "
-        "Clustered: 100 centres, 5 % of the bits flipped; "
+        "label: median / 99th percentile of 200. *in a batch*: each of these 200, searched at "
+        "once. Clustered: 100 centres, 5 % of the bits flipped; "
         "low-rank: the signs of sums of 12 numbers. The tables of a billion codes did not fit into "
         "memory, so that single queries waited for the disk. From `results/scale-billion.json`."
     )
