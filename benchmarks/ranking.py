@@ -3,10 +3,13 @@
     python benchmarks/ranking.py [--codes N] [--bits 64] [--k 100] [--json FILE]
 
 The codes are the signs of noisy vectors around 100 centres, so that 5 % of the bits differ from
-their centre's; the queries are such vectors too, and keep their real values. Every way answers the
-same queries in turn; the result is the median over the rounds. The float scans rank the codes as
-vectors of -1 and 1 by their inner product with the queries, which is the order of ``real``: before
-anything is timed, the inner products of our answers are compared with theirs.
+their centre's; the queries are such vectors too, and keep their real values. Second codes come from
+other vectors of the same clusters, as a model's do. Rows "random second codes" are the worst case:
+their second codes are unrelated to the first ones, so that the sum of both has to compare most of
+them. Every way answers the same queries in turn; the result is the median over the rounds. The
+float scans rank the codes as vectors of -1 and 1 by their inner product with the queries, which is
+the order of ``real``: before anything is timed, the inner products of our answers are compared with
+theirs.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from fisherhash.index.ranking import WeightedQueries, ranked_queries
 from fisherhash.system.cores import available_cores
 
 Floats = NDArray[np.float32]
+Codes = NDArray[np.uint8]
 Search = Callable[[slice], Any]
 
 CENTRES = 100
@@ -41,25 +45,36 @@ FINE_BITS = 128
 BLOCK = 1 << 18
 
 
-def make(n: int, bits: int, seed: int) -> Floats:
-    """Noisy vectors around the centres."""
-    middle = np.random.default_rng(bits).integers(0, 2, (CENTRES, bits)) * 2 - 1
-    centres = middle.astype(np.float32)
+def centres(bits: int, seed: int | list[int]) -> Floats:
+    """Middles of the clusters, vectors of -1 and 1."""
+    middle = np.random.default_rng(seed).integers(0, 2, (CENTRES, bits)) * 2 - 1
+    return middle.astype(np.float32)
+
+
+def make(n: int, bits: int, seed: int) -> tuple[Floats, Codes]:
+    """Noisy vectors around the centres, and the second codes of the same items."""
     rng = np.random.default_rng([seed, bits])
-    noise = rng.standard_normal((n, bits), dtype=np.float32)
-    noise *= np.float32(NOISE)
-    noise += centres[rng.integers(0, CENTRES, n)]
-    return noise
+    vectors = rng.standard_normal((n, bits), dtype=np.float32)
+    vectors *= np.float32(NOISE)
+    clusters = rng.integers(0, CENTRES, n)
+    vectors += centres(bits, bits)[clusters]
+    second = rng.standard_normal((n, FINE_BITS), dtype=np.float32)
+    second *= np.float32(NOISE)
+    second += centres(FINE_BITS, [bits, FINE_BITS])[clusters]
+    return vectors, np.packbits(second > 0, axis=1)
 
 
-def make_codes(n: int, bits: int) -> NDArray[np.uint8]:
-    """Their signs, packed."""
-    starts = range(0, n, BLOCK)
-    parts = (make(min(BLOCK, n - start), bits, 1 + start) for start in starts)
-    return np.concatenate([np.packbits(part > 0, axis=1) for part in parts])
+def make_codes(n: int, bits: int) -> tuple[Codes, Codes]:
+    """The vectors' signs, packed, and the second codes."""
+    codes, fine = [], []
+    for start in range(0, n, BLOCK):
+        vectors, second = make(min(BLOCK, n - start), bits, 1 + start)
+        codes.append(np.packbits(vectors > 0, axis=1))
+        fine.append(second)
+    return np.concatenate(codes), np.concatenate(fine)
 
 
-def signs(codes: NDArray[np.uint8], bits: int) -> Floats:
+def signs(codes: Codes, bits: int) -> Floats:
     """Codes as vectors of -1 and 1."""
     values = np.empty((len(codes), bits), dtype=np.float32)
     for start in range(0, len(codes), BLOCK):
@@ -132,11 +147,11 @@ def main() -> None:
     args = parser.parse_args()
     n, bits, k, threads = args.codes, args.bits, args.k, available_cores()
 
-    codes = make_codes(n, bits)
+    codes, fine = make_codes(n, bits)
+    logits, fine_queries = make(args.queries, bits, 0)
     rng = np.random.default_rng(0)
-    fine = rng.integers(0, 256, (n, FINE_BITS // 8), dtype=np.uint8)
-    logits = make(args.queries, bits, 0)
-    fine_queries = rng.integers(0, 256, (len(logits), FINE_BITS // 8), dtype=np.uint8)
+    random = rng.integers(0, 256, fine.shape, dtype=np.uint8)
+    random_queries = rng.integers(0, 256, fine_queries.shape, dtype=np.uint8)
     own = ranked_queries(None, bits, ranking="real", logits=logits)
     engine = Engine(codes, bits, fine=fine)
     engine.build()
@@ -146,24 +161,30 @@ def main() -> None:
     start = time.perf_counter()
     engine.rank(some, 1)
     fine_seconds = time.perf_counter() - start
+    worst = Engine(codes, bits, tables=engine.tables(), fine=random)
 
-    def rank(part: slice, *, real: bool, fine_too: bool, weight: float | None = None) -> Any:
-        way = "real" if real else "hamming"
+    def rank(part: slice, way: str, fine: Codes | None = None, weight: float | None = None) -> Any:
         second: dict[str, Any] = {}
-        if fine_too:
-            second = {"fine": fine_queries[part], "fine_bits": FINE_BITS}
-        second |= {} if weight is None else {"fine_weight": weight}
-        return engine.rank(
+        if fine is not None:
+            second = {"fine": fine[part], "fine_bits": FINE_BITS, "fine_weight": weight}
+        searched = worst if fine is random_queries else engine
+        return searched.rank(
             ranked_queries(own.codes[part], bits, ranking=way, logits=logits[part], **second), k
         )
 
     found: dict[str, Search] = {
         "hamming": lambda part: engine.search(own.codes[part], k),
-        "real": lambda part: rank(part, real=True, fine_too=False),
-        "hamming, fine code": lambda part: rank(part, real=False, fine_too=True),
-        "real, fine code": lambda part: rank(part, real=True, fine_too=True),
-        "hamming, sum": lambda part: rank(part, real=False, fine_too=True, weight=FINE_WEIGHT),
-        "real, sum": lambda part: rank(part, real=True, fine_too=True, weight=FINE_WEIGHT),
+        "real": lambda part: rank(part, "real"),
+        "hamming, fine code": lambda part: rank(part, "hamming", fine_queries),
+        "real, fine code": lambda part: rank(part, "real", fine_queries),
+        "hamming, sum": lambda part: rank(part, "hamming", fine_queries, FINE_WEIGHT),
+        "real, sum": lambda part: rank(part, "real", fine_queries, FINE_WEIGHT),
+        "hamming, sum, random second codes": lambda part: rank(
+            part, "hamming", random_queries, FINE_WEIGHT
+        ),
+        "real, sum, random second codes": lambda part: rank(
+            part, "real", random_queries, FINE_WEIGHT
+        ),
     }
     if not args.no_float:
         values = signs(codes, bits)

@@ -1,5 +1,7 @@
 """Ranked searches on every back-end: real-valued queries, and second codes where it has those."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,8 @@ from fisherhash.codes import pack, unpack
 from fisherhash.errors import UsageError
 from fisherhash.index import Entry, Index, Item
 from fisherhash.index.copying import copy_index
+from fisherhash.index.engine import PATHS, Engine
+from fisherhash.index.local import records
 
 BITS, FINE = 13, 20
 COUNT = 60
@@ -135,6 +139,26 @@ def test_second_codes_order_ties(double):
             apart = np.bitwise_count(SECOND[found.ids[0]] ^ QUERY_SECOND[0]).sum(axis=1)
             assert found.fines[0].tolist() == apart.tolist()
             assert one.within(QUERIES, 2).ids.size
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_sums_of_filtered_and_removed_items(monkeypatch, double, path):
+    monkeypatch.setattr(records, "Engine", functools.partial(Engine, path=path))
+    items = everything()
+    double.remove(["k5", "k6"], ids=[33])
+    items = {i: v for i, v in items.items() if i not in (5, 6, 33)}
+    odd = {i: v for i, v in items.items() if i < 30 and i % 2}
+    with Index.open(double.uri) as reader:
+        for k in (1, 6, 100):
+            for weight in (0.0, 1 / 4, 1000.0):
+                for real in (False, True):
+                    args = {"ranking": "real", "logits": LOGITS} if real else {}
+                    args |= {"fine": QUERY_SECOND, "fine_weight": weight}
+                    want = brute(items, k, real=real, fine=True, fine_weight=weight)
+                    assert reader.search(QUERIES, k, **args).ids.tolist() == want
+                    found = reader.search(QUERIES, k, where="label=odd", **args)
+                    want = brute(odd, k, real=real, fine=True, fine_weight=weight)
+                    assert found.ids.tolist() == want
 
 
 def test_second_codes_stay_with_their_items(double):

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from fisherhash.codes import unpack
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.engine import PATHS, Engine, kernels
+from fisherhash.index.engine import PATHS, Engine, kernels, planner, ranking
+from fisherhash.index.engine.engine import UNLIMITED
 from fisherhash.index.ranking import (
     COST_BITS,
     Ranked,
@@ -235,8 +236,6 @@ def test_processors_without_the_shuffle_return_the_same(monkeypatch) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_sums_are_ranked_in_parts(monkeypatch, path: str) -> None:
-    from fisherhash.index.engine import ranking
-
     rng = np.random.default_rng(7)
     codes, fine = rng.integers(0, 4, (2, 500, 1), dtype=np.uint8)
     weight = np.array([0, 1, 5, 1, 0, 2])
@@ -244,6 +243,135 @@ def test_sums_are_ranked_in_parts(monkeypatch, path: str) -> None:
     want = brute(codes[:6], codes, np.ones((6, 8), int), 30, fine[:6], fine, weight)
     monkeypatch.setattr(ranking, "_ENTRIES", 200)
     assert_ranked(Engine(codes, 8, path=path, fine=fine).rank(queries, 30), want)
+
+
+def summed(
+    data: st.DataObject, rng: np.random.Generator, count: int, bits: int, second: Codes
+) -> WeightedQueries:
+    """Queries by sums: equal, few or real weights, and second codes that weigh nothing or all."""
+    logits = make(rng, count, bits, 3)
+    kind = data.draw(st.sampled_from(["plain", "few", "real"]))
+    weights = None
+    if kind == "few":
+        # with zeros: costs and sums tie between different codes
+        weights = rng.choice(np.array([0, 1, 2, 6]), (count, bits)).astype(np.int64)
+    elif kind == "real":
+        weights = real_weights(logits)
+    mean = 1 if weights is None else max(1, int(weights.mean()))
+    extra = data.draw(st.sampled_from([0, 1, mean, max(1, mean // 3), 1000 * mean, (1 << 52) - 1]))
+    each = rng.permutation(count) if data.draw(st.booleans()) else np.zeros(count, int)
+    extras = np.minimum(extra + each, (1 << 52) - 1)
+    return WeightedQueries(np.packbits(logits > 0, axis=1), weights, second, extras)
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_sums_of_any_collection_on_every_path(data: st.DataObject) -> None:
+    bits = data.draw(st.sampled_from([1, 8, 16, 24, 33, 48, 64, 65, 128]))
+    rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    n, count = data.draw(st.integers(1, 500)), data.draw(st.integers(1, 5))
+    codes = np.packbits(make(rng, n, bits, 3) > 0, axis=1)
+    if data.draw(st.booleans()):
+        codes[rng.random(n) < 0.5] = codes[rng.integers(0, n)]
+    fine_bits = data.draw(st.sampled_from([1, 8, 64, 100, 136]))
+    fine = np.packbits(make(rng, n, fine_bits, 3) > 0, axis=1)
+    second = np.packbits(make(rng, count, fine_bits, 3) > 0, axis=1)
+    queries = summed(data, rng, count, bits, second)
+    k = data.draw(st.sampled_from([1, 2, 10, n - 1, n, n + 50]).filter(bool))
+    # in the middle of a search, some queries have too little budget left
+    budget = data.draw(st.sampled_from([1, 3_000, 30_000, UNLIMITED]))
+    want = ranked_by_numpy(queries, codes, k, fine)
+    for path in PATHS:
+        engine = Engine(codes, bits, path=path, threads=data.draw(st.integers(1, 2)), fine=fine)
+        assert_ranked(engine.rank(queries, k), want)
+        if path == "buckets":
+            engine._budget = lambda *_: budget
+            assert_ranked(engine.rank(queries, k), want)
+            # too many codes for sketches
+            engine._sketches = lambda _: np.zeros((0, 1), np.uint64)
+            assert_ranked(engine.rank(queries, k), want)
+
+
+def no_scan(*_: object) -> None:
+    raise AssertionError("scanned")
+
+
+@pytest.mark.parametrize("distinct", [False, True])
+@pytest.mark.parametrize(("bits", "fine_bits"), [(32, 64), (48, 100), (64, 128), (128, 128)])
+def test_buckets_alone_find_the_best_sums(
+    monkeypatch, bits: int, fine_bits: int, distinct: bool
+) -> None:
+    monkeypatch.setattr(ranking, "summed_by_scan", no_scan)
+    monkeypatch.setattr(ranking, "ranked_by_scan", no_scan)
+    rng = np.random.default_rng(bits)
+    n = 20_000
+    near = rng.integers(0, 20, n + 8)
+    codes, fine = (
+        np.packbits(np.sign(rng.standard_normal((20, width)))[near] + noise > 0, axis=1)
+        for width in (bits, fine_bits)
+        for noise in [0.6 * rng.standard_normal((n + 8, width))]
+    )
+    if distinct:
+        # each code occurs once, so that there are no lists of positions
+        codes, first = np.unique(codes, axis=0, return_index=True)
+        codes, fine = codes[np.argsort(first)], fine[np.sort(first)]
+    own, second = codes[-8:], fine[-8:]
+    engine = Engine(codes, bits, path="auto" if distinct else "buckets", fine=fine)
+    engine.build()
+    engine._budget = lambda *_: UNLIMITED
+    assert (len(engine.tables()["starts"]) == 0) is distinct
+    # the code itself: a logit of 1 or more per bit
+    logits = np.where(unpack(own, bits), 1, -1) * (1 + rng.random((8, bits)))
+    for weights in (None, real_weights(logits)):
+        mean = 3 if weights is None else int(weights.mean())
+        plain = np.full((8, bits), 3)
+        for extra in (0, mean // 3, mean):
+            queries = WeightedQueries(
+                own, plain if weights is None else weights, second, np.full(8, extra)
+            )
+            for k in (1, 50):
+                want = ranked_by_numpy(queries, codes, k, fine)
+                assert_ranked(engine.rank(queries, k), want)
+                assert_ranked(
+                    engine.rank(queries.part(slice(0, 1)), k), Ranked(*(v[:1] for v in want))
+                )
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_sketches_bound_the_distance_of_second_codes(data: st.DataObject) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    count, width = data.draw(st.integers(1, 9)), data.draw(st.sampled_from([1, 2, 3, 16]))
+    share = data.draw(st.sampled_from([0.0, 0.05, 0.5, 1.0]))
+    bits = rng.random((count + 1, 64 * width)) < share
+    words = np.packbits(bits, axis=1).view(np.uint64)
+    sketches = np.zeros(1, np.uint64)
+    kernels.fill_sketches(words[:count], np.array([0, count], np.uint32), 0, 1, sketches)
+    own = np.uint64(kernels._sketch(words[count]))
+    bound = kernels._apart_at_least(sketches[0], own)
+    least = (bits[:count] != bits[count]).sum(axis=1).min()
+    assert 0 <= bound <= least
+    # one code: as many ones in each part is all that is not seen
+    if count == 1 and width < 3:
+        parts = bits.reshape(2, width, 8, 8).sum(axis=(1, 3))
+        assert bound == np.abs(np.diff(np.clip(parts - 4 * width + 8, 0, 15), axis=0)).sum()
+
+
+def test_sums_that_the_buckets_cannot_bound_are_scanned(monkeypatch) -> None:
+    monkeypatch.setattr(planner, "is_small", lambda *_: False)
+    rng = np.random.default_rng(11)
+    codes, fine = rng.integers(0, 256, (2, 20_000, 8), dtype=np.uint8)
+    engine = Engine(codes, 64, fine=fine)
+    engine.build()
+    # unrelated second codes, which decide: no first code is too far away
+    queries = WeightedQueries(codes[:30], None, fine[5:35], np.full(30, 50))
+    want = ranked_by_numpy(queries, codes, 20, fine)
+    for _ in range(3):
+        assert_ranked(engine.rank(queries, 20), want)
+    tables = engine._ready(30)
+    # after so many failures, they are not tried again for a while
+    assert engine._budget(tables, 30, 20, engine._sum_plan) == 0
+    assert engine._budget(tables, 30, 20, engine._rank_plan) > 0
 
 
 def test_nothing_to_find_and_nothing_queried() -> None:

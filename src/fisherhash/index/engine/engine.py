@@ -32,6 +32,7 @@ from fisherhash.index.ranking import (
     ranked_by_numpy,
 )
 from fisherhash.system.cores import available_cores
+from fisherhash.system.memory import available_memory
 
 PATHS = ("auto", "numpy", "scan", "unique", "buckets")
 MOST_CODES = 2**31 - 1
@@ -41,6 +42,9 @@ UNLIMITED = 1 << 60
 _QUERY = np.uint64(43)
 # items ranked by the first code beyond twice the k wanted, before sums are scanned
 _MORE_RANKED = 64
+_NO_FINE = np.zeros((0, 1), dtype=np.uint64)
+# bytes for bounds of second codes, 8 per item and bucket table; and at most an eighth of the memory
+_MOST_SKETCHES = 1 << 30
 
 _log = logging.getLogger(__name__)
 
@@ -116,6 +120,7 @@ class Engine:
         self.codes = _plain(codes)
         self.fine = fine
         self._fine_words: tuple[Tables, NDArray[np.uint64]] | None = None
+        self._sketched: tuple[Tables, NDArray[np.uint64]] | None = None
         self.threads = available_cores() if threads is None else max(1, threads)
         self.path = path
         self._lock = threading.Lock()
@@ -123,6 +128,7 @@ class Engine:
         self._tables: Tables | None = None
         self._plan = planner.Planner()
         self._rank_plan = planner.Planner()
+        self._sum_plan = planner.Planner(sums=True)
         self._build_seconds: float | None = None
         self.rejected = False
         self._proven = tables is None
@@ -169,20 +175,7 @@ class Engine:
             raise UsageError("fine_weight needs second codes, and a whole number per query")
         if extra.size and (extra.min() < 0 or extra.max() >= 1 << (2 * COST_BITS - 10)):
             raise UsageError("fine_weight must not be negative, and not that large")
-        if weights is None:
-            weights = np.ones((len(codes), self.bits), dtype=np.int64)
-        return self._rank_sums(WeightedQueries(codes, weights, fine, extra.astype(np.int64)), k)
-
-    def _rank_sums(self, queries: WeightedQueries, k: int) -> Ranked:
-        number = len(queries.codes)
-        # numpy has no fast way to add weights
-        if not k or not number or self._is_small(self.codes.shape[1] * number, "sum"):
-            return ranked_by_numpy(queries, self.codes, k, self.fine)
-        queries = queries._replace(codes=_plain(queries.codes))
-        near = self._rank(queries._replace(fine_weight=None), min(len(self), 2 * k + _MORE_RANKED))
-        tables = self._ready(number)
-        planner.loaded.add(self._kernels("sum"))
-        return by_kernels.ranked_by_sum(tables, queries, near, k, self._fine(tables), self.threads)
+        return self._rank(WeightedQueries(codes, weights, fine, extra.astype(np.int64)), k)
 
     def _check_fine(self, fine: NDArray[np.uint8], queries: int) -> NDArray[np.uint8]:
         if self.fine is None:
@@ -195,32 +188,37 @@ class Engine:
         return fine
 
     def _rank(self, queries: WeightedQueries, k: int) -> Ranked:
-        codes, weights, fine, _ = queries
+        codes, weights, fine, extra = queries
+        kind, plan = ("rank", self._rank_plan) if extra is None else ("sum", self._sum_plan)
         # numpy has no fast way to add weights
         effort = 1 if weights is None else self.codes.shape[1]
-        if not k or not len(codes) or self._is_small(effort * len(codes), "rank"):
+        if not k or not len(codes) or self._is_small(effort * len(codes), kind):
             return ranked_by_numpy(queries, self.codes, k, self.fine)
-        codes = _plain(codes)
-        if weights is None:
-            weights = np.ones((len(codes), self.bits), dtype=np.int64)
+        queries = queries._replace(codes=_plain(codes))
         tables = self._ready(len(codes))
-        planner.loaded.add(self._kernels("rank"))
-        stored, own = np.zeros((0, 1), np.uint64), np.zeros((len(codes), 1), np.uint64)
-        if fine is not None:
-            stored, own = self._fine(tables), by_kernels.fine_words(fine)
-        args = (k, weights, own, stored, self.threads)
-        budget = self._budget(tables, len(codes), k, self._rank_plan)
+        planner.loaded.add(self._kernels(kind))
+        budget = self._budget(tables, len(codes), k, plan)
         if not budget:
-            return by_kernels.ranked_by_scan(tables, codes, *args)
-        results, done = by_kernels.ranked_by_buckets(tables, codes, *args, budget)
+            return self._rank_by_scan(tables, queries, k)
+        stored = self._fine(tables) if fine is not None else _NO_FINE
+        sketches = self._sketches(tables) if extra is not None else _NO_FINE
+        results, done = by_kernels.ranked_by_buckets(
+            tables, queries, k, stored, sketches, self.threads, budget
+        )
         left = np.flatnonzero(done == 0)
-        self._rank_plan.learn(k, len(codes), len(left), 0)
+        plan.learn(k, len(codes), len(left), 0)
         if len(left):
-            args = (k, weights[left], own[left], stored, self.threads)
-            rest = by_kernels.ranked_by_scan(tables, codes[left], *args)
+            rest = self._rank_by_scan(tables, queries.part(left), k)
             for result, values in zip(results, rest, strict=True):
                 result[left] = values
         return results
+
+    def _rank_by_scan(self, tables: Tables, queries: WeightedQueries, k: int) -> Ranked:
+        stored = self._fine(tables) if queries.fine is not None else _NO_FINE
+        if queries.fine_weight is None:
+            return by_kernels.ranked_by_scan(tables, queries, k, stored, self.threads)
+        near = self._rank(queries._replace(fine_weight=None), min(len(self), 2 * k + _MORE_RANKED))
+        return by_kernels.summed_by_scan(tables, queries, near, k, stored, self.threads)
 
     def _fine(self, tables: Tables) -> NDArray[np.uint64]:
         """The second codes in the order of the tables' lists: those of equal codes lie together."""
@@ -230,6 +228,17 @@ class Engine:
                 ordered = fine[tables.positions] if len(tables.starts) else fine
                 self._fine_words = tables, _plain(by_kernels.fine_words(ordered))
             return self._fine_words[1]
+
+    def _sketches(self, tables: Tables) -> NDArray[np.uint64]:
+        """Bounds of the second codes beside the first ones in the buckets; none if too large."""
+        fine = self._fine(tables)
+        with self._lock:
+            if self._sketched is None or self._sketched[0] is not tables:
+                free, size = available_memory(), 8 * tables.bucket_items.size
+                fits = size <= _MOST_SKETCHES and (free is None or size <= free // 8)
+                made = by_kernels.fine_sketches(tables, fine, self.threads) if fits else _NO_FINE
+                self._sketched = tables, made
+            return self._sketched[1]
 
     def within(
         self, queries: ArrayLike, radius: int

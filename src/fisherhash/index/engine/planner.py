@@ -23,6 +23,8 @@ _COMPARED = 0.15
 # one code of the scan: a fixed part, and one per byte
 _SCANNED = 0.035
 _SCANNED_BYTE = 0.01
+# a scan that adds up two distances, relative to one that does not
+_SUMMED = 8
 # reading planes from memory, per byte, all threads together
 _READ_BYTE = 0.025
 # building, per code
@@ -88,9 +90,14 @@ class _Past:
 
 
 class Planner:
-    """Remembers how earlier searches of one engine went."""
+    """Remembers how earlier searches of one engine went.
 
-    def __init__(self) -> None:
+    Args:
+        sums: they rank by the sum of two distances.
+    """
+
+    def __init__(self, *, sums: bool = False) -> None:
+        self._share = _SHARE * (_SUMMED if sums else 1)
         self._scanned = 0
         self._past: dict[int, _Past] = {}
 
@@ -107,7 +114,7 @@ class Planner:
             if past.waited % _RETRY:
                 return 0
         width = len(tables.planes) // max(1, tables.items)
-        return int(_SHARE * scan_cost(tables.items, width, queries, threads) / _COMPARED)
+        return int(self._share * scan_cost(tables.items, width, queries, threads) / _COMPARED)
 
     def guess(self, k: int) -> int | None:
         """A distance within which the k nearest are likely to be found."""

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fisherhash.errors import UsageError
 from fisherhash.index.engine.pool import run
 from fisherhash.index.engine.tables import Tables, split
 from fisherhash.index.ranking import Bytes, Numbers, Ranked, WeightedQueries, empty_ranked
@@ -31,12 +30,41 @@ def fine_words(codes: Bytes) -> NDArray[np.uint64]:
     return padded.view(np.uint64)
 
 
+def fine_sketches(tables: Tables, fine: NDArray[np.uint64], threads: int) -> NDArray[np.uint64]:
+    """Bounds of the second codes of what is in the buckets (tables, items), see the kernels."""
+    from fisherhash.index.engine import kernels
+    from fisherhash.index.engine.layout import WORD_GROUP
+
+    each = np.zeros(tables.items, dtype=np.uint64)
+
+    def job(first: int, last: int) -> None:
+        kernels.fill_sketches(fine, tables.starts, first, last, each)
+
+    run(job, split(tables.items, 4 * threads), threads)
+    sketches = np.zeros((len(tables.directory), tables.items + WORD_GROUP), dtype=np.uint64)
+
+    def order(table: int) -> None:
+        np.take(each, tables.bucket_items[table], out=sketches[table, : tables.items])
+
+    run(order, [(table,) for table in range(len(sketches))], threads)
+    return sketches
+
+
+def _arrays(
+    tables: Tables, queries: WeightedQueries
+) -> tuple[Bytes, Numbers, NDArray[np.uint64], Numbers]:
+    """Codes, weights, second codes and their weights, as the kernels take them."""
+    codes, weights, fine, extra = queries
+    if weights is None:
+        weights = np.ones((len(codes), tables.bits), dtype=np.int64)
+    second = np.zeros((len(codes), 1), np.uint64) if fine is None else fine_words(fine)
+    return codes, weights, second, np.zeros(0, np.int64) if extra is None else extra
+
+
 def ranked_by_scan(
     tables: Tables,
-    queries: Bytes,
+    queries: WeightedQueries,
     k: int,
-    weights: Numbers,
-    fine_queries: NDArray[np.uint64],
     fine: NDArray[np.uint64],
     threads: int,
 ) -> Ranked:
@@ -44,8 +72,9 @@ def ranked_by_scan(
     from fisherhash.index.engine import kernels, scan
     from fisherhash.index.engine.layout import PLANE_BLOCK
 
-    results = empty_ranked(len(queries), k)
-    tile = max(1, scan.TILE // (PLANE_BLOCK * queries.shape[1]))
+    codes, weights, fine_queries, _ = _arrays(tables, queries)
+    results = empty_ranked(len(codes), k)
+    tile = max(1, scan.TILE // (PLANE_BLOCK * codes.shape[1]))
 
     def search(numbers: Numbers, room: int) -> Numbers:
         """Fill the results of some queries; returns those whose ties had no room."""
@@ -56,7 +85,7 @@ def ranked_by_scan(
             some = numbers[first:last]
             keys = np.empty((len(parts), len(some), room), dtype=np.uint64)
             counts = np.zeros(keys.shape[:2], dtype=np.int64)
-            own, own_weights = queries[some], weights[some]
+            own, own_weights = codes[some], weights[some]
 
             def collect(part: tuple[int, int], *into: NDArray[Any]) -> None:
                 kernels.scan_ranked(
@@ -77,7 +106,7 @@ def ranked_by_scan(
         left = run(job, ranges, threads if len(parts) == 1 else 1)
         return np.concatenate([np.zeros(0, dtype=np.int64), *left])
 
-    left, room = np.arange(len(queries)), 2 * k + 1024
+    left, room = np.arange(len(codes)), 2 * k + 1024
     while len(left) and k:
         left, room = search(left, room), 8 * room
     return results
@@ -85,21 +114,24 @@ def ranked_by_scan(
 
 def ranked_by_buckets(
     tables: Tables,
-    queries: Bytes,
+    queries: WeightedQueries,
     k: int,
-    weights: Numbers,
-    fine_queries: NDArray[np.uint64],
     fine: NDArray[np.uint64],
+    sketches: NDArray[np.uint64],
     threads: int,
     budget: int,
 ) -> tuple[Ranked, Bytes]:
-    """The k best of each query by look-ups in rising cost; a flag says whether that was done."""
+    """The k best of each query by look-ups in rising cost; a flag says whether that was done.
+
+    By (cost, fine distance, position), or where the queries say so by (sum, position).
+    """
     from fisherhash.index.engine import kernels, multi_index
 
-    results = empty_ranked(len(queries), k)
-    done = np.zeros(len(queries), dtype=np.uint8)
+    codes, weights, fine_queries, extra = _arrays(tables, queries)
+    results = empty_ranked(len(codes), k)
+    done = np.zeros(len(codes), dtype=np.uint8)
     tally = np.zeros(2, dtype=np.int64)
-    words = multi_index.query_words(tables, queries)
+    words = multi_index.query_words(tables, codes)
     room = min(1 << tables.length, _MOST_LOOKUPS)
 
     def job(first: int, last: int) -> None:
@@ -107,14 +139,14 @@ def ranked_by_buckets(
             *(words, weights, first, last, tables.directory, tables.words.reshape(-1)),
             *(tables.words.shape[2], tables.bucket_items, tables.starts, tables.positions),
             *(tables.length, _LEVELS, room, budget, multi_index.lookup_cost(tables)),
-            *(fine, fine_queries, *results, done, tally),
+            *(fine, sketches, fine_queries, extra, *results, done, tally),
         )
 
-    run(job, split(len(queries), min(len(queries), 4 * threads)), threads)
+    run(job, split(len(codes), min(len(codes), 4 * threads)), threads)
     return results, done
 
 
-def ranked_by_sum(
+def summed_by_scan(
     tables: Tables,
     queries: WeightedQueries,
     near: Ranked,
@@ -135,9 +167,7 @@ def ranked_by_sum(
         fine: the second codes in the order of the tables' lists.
         threads: the most threads.
     """
-    codes, weights, second, extra = queries
-    if weights is None or second is None or extra is None:
-        raise UsageError("sums need the queries' weights and second codes")
+    codes, weights, own, extra = _arrays(tables, queries)
     sums = near.costs + extra[:, None] * near.fines
     order = np.lexsort((near.positions, sums), axis=1)[:, :k]
     results = Ranked(*(np.take_along_axis(values, order, axis=1) for values in near))
@@ -150,7 +180,6 @@ def ranked_by_sum(
     from fisherhash.index.engine import kernels, scan
     from fisherhash.index.engine.layout import PLANE_BLOCK
 
-    own = fine_words(second)
     tile = max(1, scan.TILE // (PLANE_BLOCK * codes.shape[1]))
     at_once = max(1, min(_QUERIES, _ENTRIES // (4 * k)))
     ranges, parts = scan.pieces(tables, len(left), threads, at_once)
