@@ -261,6 +261,52 @@ def test_a_tight_budget_falls_back_to_the_scan(monkeypatch: pytest.MonkeyPatch) 
         assert_within(engine, queries, distances, 12)
 
 
+def test_buckets_that_wait_for_the_disk_give_way_to_the_scan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from fisherhash.index.engine import multi_index
+
+    rng = np.random.default_rng(4)
+    codes = make(rng, 200_000, 64)
+    queries = codes[:3]
+    distances = brute_distances(queries, codes, 64)
+    engine = Engine(codes, 64)
+    engine.build()
+    used: list[int] = []
+    by_buckets = multi_index.nearest_by_buckets
+    monkeypatch.setattr(
+        multi_index, "nearest_by_buckets", lambda *args: used.append(1) or by_buckets(*args)
+    )
+    monkeypatch.setattr(planner, "is_small", lambda *args: False)
+    slow = True
+    monkeypatch.setattr(planner, "is_late", lambda *args: slow)
+
+    def searches(count: int) -> int:
+        used.clear()
+        for _ in range(count):
+            assert_nearest(engine, queries, distances, 1)
+        return len(used)
+
+    first = searches(1)
+    assert first > 0
+    searches(5)
+    # late again and again: one in sixteen is still tried
+    assert searches(16) <= 2 * first
+    slow = False
+    searches(16)
+    assert searches(16) == 16 * first
+
+
+def test_buckets_are_late_beside_what_a_scan_would_take() -> None:
+    engine = Engine(make(np.random.default_rng(5), 100_000, 64), 64)
+    engine.build()
+    tables = engine._ready(1)
+    assert not planner.is_late(0.001, tables, 1, 2)
+    assert planner.is_late(0.5, tables, 1, 2)
+    # so many scans take longer than that
+    assert not planner.is_late(0.5, tables, 100_000, 2)
+
+
 def test_equal_hashes_of_different_codes_are_not_brought_together() -> None:
     from fisherhash.index.engine import kernels
 

@@ -153,11 +153,13 @@ class Engine:
         budget = self._budget(tables, len(codes), k, self._plan)
         if not budget:
             return scan.nearest_by_scan(tables, codes, k, self.threads)
+        began = time.perf_counter()
         found, distances, done, guess = multi_index.nearest_by_buckets(
             tables, codes, k, self.threads, budget, self._plan.guess(k)
         )
+        late = planner.is_late(time.perf_counter() - began, tables, len(codes), self.threads)
         left = np.flatnonzero(done == 0)
-        self._plan.learn(k, len(codes), len(left), guess)
+        self._plan.learn(k, len(codes), len(left), guess, late=late)
         found[left], distances[left] = scan.nearest_by_scan(tables, codes[left], k, self.threads)
         return found, distances
 
@@ -202,11 +204,13 @@ class Engine:
             return self._rank_by_scan(tables, queries, k)
         stored = self._fine(tables) if fine is not None else _NO_FINE
         sketches = self._sketches(tables) if extra is not None else _NO_FINE
+        began = time.perf_counter()
         results, done = by_kernels.ranked_by_buckets(
             tables, queries, k, stored, sketches, self.threads, budget
         )
+        late = planner.is_late(time.perf_counter() - began, tables, len(codes), self.threads)
         left = np.flatnonzero(done == 0)
-        plan.learn(k, len(codes), len(left), 0)
+        plan.learn(k, len(codes), len(left), 0, late=late)
         if len(left):
             rest = self._rank_by_scan(tables, queries.part(left), k)
             for result, values in zip(results, rest, strict=True):

@@ -33,8 +33,13 @@ _FEWEST_BUILT = 100_000
 # buckets may spend this fraction of what a scan would
 _SHARE = 0.7
 
-# buckets that mostly failed are tried again once in so many searches
+# buckets that mostly failed, or were late, are tried again once in so many searches
 _RETRY = 16
+
+# buckets are late when they take so many times as long as a scan would, and so many seconds
+_LATE, _LATE_SECONDS = 8.0, 0.05
+# so many times in a row, and their tables are taken not to be in memory
+_OFTEN_LATE = 4
 
 # kinds of searches whose kernels this process has compiled or loaded from the cache
 loaded: set[str] = set()
@@ -72,6 +77,22 @@ def scan_cost(items: int, width: int, queries: int, threads: int) -> float:
     return cost
 
 
+def is_late(seconds: float, tables: Tables, queries: int, threads: int) -> bool:
+    """Whether the buckets took far longer than a scan would.
+
+    Look-ups are spread over all of the tables. Where these do not fit into memory, nearly every
+    look-up waits for the disk, while a scan reads the codes alone, which may fit.
+    """
+    if seconds < _LATE_SECONDS:
+        return False
+    cost = scan_cost(tables.items, _width(tables), queries, threads)
+    return seconds > 1e-9 * _LATE * cost * (queries if queries < 4 else queries / threads)
+
+
+def _width(tables: Tables) -> int:
+    return len(tables.planes) // max(1, tables.items)
+
+
 def tables_pay(total: int, bits: int, queries: int) -> bool:
     """Whether this many queries save more time than building takes."""
     if total < _FEWEST_BUILT:
@@ -85,6 +106,7 @@ class _Past:
 
     tried: int = 0
     failed: int = 0
+    late: int = 0
     waited: int = 0
     guess: int | None = None
 
@@ -107,22 +129,27 @@ class Planner:
         return tables_pay(total, bits, self._scanned)
 
     def budget(self, tables: Tables, queries: int, threads: int, k: int = 0) -> int:
-        """Work that the buckets may do per query; 0 when they have failed too often."""
+        """Work that the buckets may do per query; 0 when they failed or were late too often."""
         past = self._past.get(k.bit_length(), _Past())
-        if past.tried >= 8 and 2 * past.failed > past.tried:
+        fails = past.tried >= 8 and 2 * past.failed > past.tried
+        if fails or past.late >= _OFTEN_LATE:
             past.waited += 1
             if past.waited % _RETRY:
                 return 0
-        width = len(tables.planes) // max(1, tables.items)
-        return int(self._share * scan_cost(tables.items, width, queries, threads) / _COMPARED)
+        cost = scan_cost(tables.items, _width(tables), queries, threads)
+        return int(self._share * cost / _COMPARED)
 
     def guess(self, k: int) -> int | None:
         """A distance within which the k nearest are likely to be found."""
         return self._past.get(k.bit_length(), _Past()).guess
 
-    def learn(self, k: int, tried: int, failed: int, guess: int) -> None:
-        """Remember for how many queries the buckets failed, and how far the results were."""
+    def learn(self, k: int, tried: int, failed: int, guess: int, *, late: bool = False) -> None:
+        """Remember for how many queries the buckets failed, and how far the results were.
+
+        Whether they were late counts per search: kernels that are compiled make one of them late.
+        """
         past = self._past.setdefault(k.bit_length(), _Past())
+        past.late = past.late + 1 if late else 0
         past.tried += tried
         past.failed += failed
         past.guess = guess
