@@ -28,7 +28,7 @@ from fisherhash.codes import pack
 from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import NAMED, open_data
 from fisherhash.data.splits import hash_order
-from fisherhash.errors import FisherhashError
+from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.evaluation import evaluate, metrics
 from fisherhash.methods import FeatureMethod
 from fisherhash.model.onnx_hasher import OnnxHasher
@@ -67,9 +67,14 @@ def rows_of(
             return dict(stored)
     collection, chosen = images_of(data, count, without)
     found = feature_rows(cast(Runtime, hasher.runtime), collection, chosen)
+    try:
+        logits = hasher.logits_of_features(found.values)
+    except UsageError:  # the built-in hasher runs from pixels to logits only
+        blocks = hasher.encode_blocks(collection, found.indices, queries=True)
+        logits = np.concatenate([cast(Rows, block.queries) for block in blocks])
     rows = {
         "features": found.values,
-        "logits": hasher.logits_of_features(found.values),
+        "logits": logits,
         "labels": collection.labels[found.indices],
     }
     if place is not None:

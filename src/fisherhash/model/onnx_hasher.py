@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 from pathlib import Path
@@ -187,7 +186,7 @@ class OnnxHasher(Hasher):
         whole = str(self.runtime.metadata["fingerprint"])
         if self._whole:
             return whole
-        return hashlib.sha256(f"{whole} first {self.bits}".encode()).hexdigest()
+        return builtin.first_fingerprint(whole, self.bits)
 
     def config(self) -> dict[str, Any]:
         """What describes the model, as JSON."""
@@ -252,7 +251,12 @@ class OnnxHasher(Hasher):
             FisherhashError: its files are damaged.
         """
         config = builtin.onnx_config(name)
-        return _described(builtin.folder(name), config, device, {"builtin": name})
+        whole = _described(builtin.folder(name), config, device, {"builtin": name})
+        if name not in builtin.FIRST:
+            return whole
+        short = whole._truncated(builtin.FIRST[name][1])
+        short.origin = whole.origin
+        return short
 
 
 def _described(

