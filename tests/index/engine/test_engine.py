@@ -278,6 +278,7 @@ def test_buckets_that_wait_for_the_disk_give_way_to_the_scan(
         multi_index, "nearest_by_buckets", lambda *args: used.append(1) or by_buckets(*args)
     )
     monkeypatch.setattr(planner, "is_small", lambda *args: False)
+    monkeypatch.setattr(planner, "_LATE_RETRY", 16)
     slow = True
     monkeypatch.setattr(planner, "is_late", lambda *args: slow)
 

@@ -34,7 +34,7 @@ _FEWEST_BUILT = 100_000
 _SHARE = 0.7
 
 # buckets that mostly failed, or were late, are tried again once in so many searches
-_RETRY = 16
+_RETRY, _LATE_RETRY = 16, 256
 
 # buckets are late when they take so many times as long as a scan would, and so many seconds
 _LATE, _LATE_SECONDS = 8.0, 0.05
@@ -134,7 +134,7 @@ class Planner:
         fails = past.tried >= 8 and 2 * past.failed > past.tried
         if fails or past.late >= _OFTEN_LATE:
             past.waited += 1
-            if past.waited % _RETRY:
+            if past.waited % (_RETRY if fails else _LATE_RETRY):
                 return 0
         cost = scan_cost(tables.items, _width(tables), queries, threads)
         return int(self._share * cost / _COMPARED)

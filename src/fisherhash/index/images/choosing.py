@@ -2,7 +2,7 @@
 
 Codes that are fitted to the images themselves find more similar ones than codes that were made for
 all kinds of images, once there are enough images to fit them to. What was measured is in
-``results/default-hasher.json`` and in docs/search.md.
+``results/default-hasher.json``, ``results/default-hasher-general2.json`` and in docs/search.md.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from fisherhash.errors import UsageError
 from fisherhash.index.images.stored import KnownCodes
 from fisherhash.index.images.syncing import collection_of
 from fisherhash.model import builtin
+from fisherhash.system.devices import AUTO
 
 if TYPE_CHECKING:
     from fisherhash.data.folders import ImageFile
@@ -26,6 +27,9 @@ FEWEST_FITTED = 1000
 """Images from which on fitted codes are better than those of the built-in hasher."""
 FITTED_BITS = 128
 """Length of fitted codes: P@10 is 1 to 4 points above that of 64 bits."""
+UNFITTED = {64: "general2-64", 128: "general2-128", 256: "general2-256"}
+"""The built-in hashers for fewer images, by the length of their codes."""
+UNFITTED_BITS = 128
 FIT_SAMPLE = 10_000
 """Images that the codes are fitted to, where there are more."""
 
@@ -60,28 +64,38 @@ def choose_hasher(
     Args:
         name: what the progress bar shows.
         files: the images; of many, a sample decides that does not depend on their order.
-        bits: length of the codes, if they are fitted.
+        bits: length of the codes; 128 where the device allows it.
         device: where to encode.
         workers: number of processes that encode; None lets the work decide.
 
     Raises:
-        UsageError: a length was given, but there are too few images to fit codes to.
+        UsageError: too few images to fit codes to, and no built-in hasher has that length.
     """
     if len(files) >= FEWEST_FITTED:
         fitted = fit_sample(name, files, bits=bits, device=device, workers=workers)
         if fitted is not None:
             return fitted
-    if bits is not None:
-        raise UsageError(
-            f"--bits {bits} needs codes that are fitted, and there are fewer than "
-            f"{FEWEST_FITTED:,} images to fit them to; leave it out, or add --fit itq"
-        )
+    hasher = _unfitted(bits, device)
+    reason = f"fewer than {FEWEST_FITTED:,} images are too few to fit codes to"
+    named = hasher.about["builtin"]
+    choice = f"{hasher.bits}-bit codes of {named}: {reason}"
+    return ChosenHasher(hasher, hasher.about | {"chosen": reason}, {}, choice)
+
+
+def _unfitted(bits: int | None, device: str) -> Hasher:
+    """Load the best built-in hasher of a length that the device can run."""
     from fisherhash.model.hasher import Hasher
 
-    hasher = Hasher.load_builtin(builtin.DEFAULT_HASHER, device=device)
-    reason = f"fewer than {FEWEST_FITTED:,} images are too few to fit codes to"
-    choice = f"{hasher.bits}-bit codes of {builtin.DEFAULT_HASHER}: {reason}"
-    return ChosenHasher(hasher, hasher.about | {"chosen": reason}, {}, choice)
+    # The better ones are int8 networks, which run on a CPU only.
+    known = UNFITTED if device in ("cpu", AUTO) else {64: builtin.DEFAULT_HASHER}
+    length = bits or (UNFITTED_BITS if UNFITTED_BITS in known else max(known))
+    if length not in known:
+        lengths = " or ".join(str(one) for one in known)
+        raise UsageError(
+            f"--bits {bits} needs codes that are fitted, and there are fewer than "
+            f"{FEWEST_FITTED:,} images to fit them to; choose {lengths}, or add --fit itq"
+        )
+    return Hasher.load_builtin(known[length], device=device)
 
 
 def fit_sample(
