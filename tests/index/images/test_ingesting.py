@@ -26,7 +26,7 @@ def source(write_photos, tmp_path_factory):
 def expected(source, tmp_path_factory):
     """Codes and labels by key, as one process makes them."""
     place = tmp_path_factory.mktemp("expected") / "a.index"
-    sync_index(place, source)
+    sync_index(place, source, model="general-64")
     return contents(place)
 
 

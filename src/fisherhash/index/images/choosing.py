@@ -17,7 +17,6 @@ from fisherhash.errors import UsageError
 from fisherhash.index.images.stored import KnownCodes
 from fisherhash.index.images.syncing import collection_of
 from fisherhash.model import builtin
-from fisherhash.system.devices import AUTO
 
 if TYPE_CHECKING:
     from fisherhash.data.folders import ImageFile
@@ -64,8 +63,8 @@ def choose_hasher(
     Args:
         name: what the progress bar shows.
         files: the images; of many, a sample decides that does not depend on their order.
-        bits: length of the codes; 128 where the device allows it.
-        device: where to encode.
+        bits: length of the codes; 128 by default.
+        device: where to encode; a processor, since the built-in hashers for few images are int8.
         workers: number of processes that encode; None lets the work decide.
 
     Raises:
@@ -83,19 +82,17 @@ def choose_hasher(
 
 
 def _unfitted(bits: int | None, device: str) -> Hasher:
-    """Load the best built-in hasher of a length that the device can run."""
+    """Load the built-in hasher of a length."""
     from fisherhash.model.hasher import Hasher
 
-    # The better ones are int8 networks, which run on a CPU only.
-    known = UNFITTED if device in ("cpu", AUTO) else {64: builtin.DEFAULT_HASHER}
-    length = bits or (UNFITTED_BITS if UNFITTED_BITS in known else max(known))
-    if length not in known:
-        lengths = " or ".join(str(one) for one in known)
+    name = UNFITTED.get(UNFITTED_BITS if bits is None else bits)
+    if name is None:
+        lengths = ", ".join(str(one) for one in UNFITTED)
         raise UsageError(
             f"--bits {bits} needs codes that are fitted, and there are fewer than "
-            f"{FEWEST_FITTED:,} images to fit them to; choose {lengths}, or add --fit itq"
+            f"{FEWEST_FITTED:,} images to fit them to; choose one of {lengths}, or add --fit itq"
         )
-    return Hasher.load_builtin(known[length], device=device)
+    return Hasher.load_builtin(name, device=device)
 
 
 def fit_sample(
