@@ -3,7 +3,6 @@
 import logging
 import os
 import random
-import resource
 import shutil
 import sqlite3
 import subprocess
@@ -340,13 +339,11 @@ def test_a_reader_meets_a_change_that_sqlite_must_roll_back(undamaged, tmp_path)
 
 def limited(script, limit):
     """Run a script in a process that cannot write files longer than ``limit`` bytes."""
-
-    def lower():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
+    # The process lowers its own limit: between fork and exec, threads of other tests' servers may
+    # abort it.
+    lower = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
     return subprocess.run(
-        [sys.executable, "-c", dedent(script)],
-        preexec_fn=lower,
+        [sys.executable, "-c", lower + dedent(script)],
         capture_output=True,
         text=True,
         check=False,
