@@ -43,8 +43,8 @@ def backends_table() -> str:
         f"Codes of {one['bits']} bits around 100 centres, k = {one['k']}, on {_machine(result)}; "
         f"the load average before the run was {result['load_average']:.1f}. One query: the median. "
         "The batch has up to 100 queries. An approximate engine has the first setting that reaches "
-        "a recall of 0.95, or the one that comes nearest: equal codes break graphs apart. Milvus is "
-        "Milvus Lite. From `results/scale.json`."
+        "a recall of 0.95, or the one that comes nearest: equal codes break graphs apart. Milvus "
+        "is Milvus Lite. From `results/scale.json`."
     )
     header = ["engine", "codes", "setting", "building", "loaded per s", "one query, ms"]
     return Table([*header, "queries per s in a batch", "recall"], rows, note).markdown() + "\n"
