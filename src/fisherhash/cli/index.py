@@ -81,7 +81,8 @@ def sync(
             index of 1,000 images or more fits codes to them, a smaller one takes the built-in
             hasher.
         fit: For a new index: fit a hasher to these images by this method, without labels.
-        bits: For a new index: length of the fitted codes, by default 128, or 64 with --fit.
+        bits: For a new index: length of the codes, by default 128, or 64 with --fit; 64, 128 or
+            256 where there are too few images to fit codes to.
         device: cpu, cuda, … or auto.
         dry_run: Only print what would be done.
         allow_empty: Let an empty folder empty the index.

@@ -76,8 +76,7 @@ def choose_hasher(
             return fitted
     hasher = _unfitted(bits, device)
     reason = f"fewer than {FEWEST_FITTED:,} images are too few to fit codes to"
-    named = hasher.about["builtin"]
-    choice = f"{hasher.bits}-bit codes of {named}: {reason}"
+    choice = f"{hasher.bits}-bit codes of {hasher.about['builtin']}: {reason}"
     return ChosenHasher(hasher, hasher.about | {"chosen": reason}, {}, choice)
 
 

@@ -61,7 +61,7 @@ def sync_index(
             new index, one is fitted to these images if there are enough of them, otherwise it is
             the default built-in one, see :func:`~fisherhash.index.images.choosing.choose_hasher`.
         fit: for a new index: fit a hasher to these images by this method.
-        bits: length of the codes of a fitted hasher.
+        bits: length of the codes, where no model is named.
         device: where to encode.
         dry_run: only report what would be done.
         allow_empty: let an empty folder empty the index.
