@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -114,17 +114,21 @@ class Plan:
             title=f"{column.bench.name}: {row.name}",
         )
 
-    def cells(self, bench: Bench | None = None) -> list[Cell]:
+    def cells(self, bench: Bench | None = None, *, without: Collection[str] = ()) -> list[Cell]:
         """Return the runs of the table, each once; of one bench or of all.
 
         Bench by bench, all rows with the first seed, then with the next.
+
+        Args:
+            bench: leave out the others.
+            without: leave out the rows of these searches.
         """
         cells: dict[str, Cell] = {}
         for one in self.benches if bench is None else [bench]:
             columns = [column for column in self.columns if column.bench == one]
             for seed, column in product(range(max(c.seeds for c in columns)), columns):
                 for bits, row in product(column.part.bits, column.part.rows):
-                    if seed < column.seeds:
+                    if seed < column.seeds and row.space not in without:
                         cell = self.cell(column, row, bits, seed)
                         cells.setdefault(cell.file, cell)
         return list(cells.values())
@@ -142,6 +146,17 @@ class Plan:
             )
         ]
         return cells_of(trials) + ([] if self.tune_only else self.cells())
+
+
+def open_cells(plan: Plan, bench: Bench, runner: Runner) -> list[Cell]:
+    """Return what can be run on a bench by now: trials, then the rows whose search has ended."""
+    searches = [search for search in plan.searches if search.bench == bench]
+    trials = cells_of(trial for search in searches for trial in search.known(runner))
+    if plan.tune_only:
+        return trials
+    plan.learn(runner)
+    waiting = {search.row.space for search in searches if not search.ended(runner)}
+    return trials + plan.cells(bench, without=waiting)
 
 
 def row_values(row: Row, choice: Choice) -> dict[str, Any]:

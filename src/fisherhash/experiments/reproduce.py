@@ -17,17 +17,18 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fisherhash.errors import FisherhashError, UsageError, counted
 from fisherhash.experiments import report
 from fisherhash.experiments.collecting import collect, known_cells, leading_cells
-from fisherhash.experiments.planning import Column, Plan, make_plan
+from fisherhash.experiments.planning import Column, Plan, make_plan, open_cells
 from fisherhash.experiments.request import Request, say_line
 from fisherhash.experiments.runner import Runner
 from fisherhash.experiments.tables import dump_results
-from fisherhash.experiments.tuning import TUNING_FILE, tune
+from fisherhash.experiments.tuning import TUNING_FILE
 from fisherhash.system import storage
 from fisherhash.system.cache import DATA_VARIABLE
 from fisherhash.system.cores import available_cores
@@ -109,20 +110,17 @@ def reproduce(request: Request, *, say: Callable[[str], None] = logger.info) -> 
 
 
 def carry_out(plan: Plan, runner: Runner) -> None:
-    """Bench by bench: search if requested, then run its part of the table.
+    """Bench by bench: search if requested, and run its part of the table.
 
-    Every process that shares the work does the same.
+    Every process that shares the work does the same. No row waits for another: its next trials
+    and then its runs begin when its own earlier trials are done.
     """
     for bench in plan.benches:
-        searches = [search for search in plan.searches if search.bench == bench]
-        if not tune(runner, searches):
-            return
+        runner.run(partial(open_cells, plan, bench, runner))
         plan.learn(runner)
-        if plan.tune_only:
-            continue
-        runner.run(plan.cells(bench))
-        if not runner.late:
-            runner.run(leading_cells(plan, bench, runner))
+        if not (plan.tune_only or runner.late):
+            further = leading_cells(plan, bench, runner)
+            runner.run(lambda further=further: further)
 
 
 def publish(

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 FIRST_GUESS = {("cpu", False): 12.0, ("cuda", False): 6.0, ("cuda", True): 30.0}
 SLOW_GUESS = 3600.0
 POLL_SECONDS = 0.5
+LOOK_SECONDS = 10.0
 
 
 def _run_cell(cell: Cell, stage: OpenBench) -> dict[str, Any]:
@@ -93,11 +94,16 @@ class Runner:
     say: Callable[[str], None] = logger.info
     _stage: tuple[Bench, OpenBench] | None = field(default=None, init=False)
     _paces: list[float] = field(default_factory=list, init=False)
+    _rows: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
 
     def row(self, cell: Cell) -> dict[str, Any] | None:
         """Return the finished run of a cell, or None."""
-        path = self.folder / cell.file
-        return storage.read_json(path) if path.is_file() else None
+        if cell.file not in self._rows:
+            path = self.folder / cell.file
+            if not path.is_file():
+                return None
+            self._rows[cell.file] = storage.read_json(path)
+        return self._rows[cell.file]
 
     def failure(self, cell: Cell) -> dict[str, Any] | None:
         """Return what a cell's last attempt failed with, or None."""
@@ -124,24 +130,38 @@ class Runner:
                 self.stage(bench).prepare()
         self.close()
 
-    def run(self, cells: Sequence[Cell]) -> None:
+    def run(self, known: Callable[[], Sequence[Cell]]) -> None:
         """Run the cells that are left, and wait for those that other processes are running.
 
         A failed run is recorded, and the next call retries it. A usage error is raised: it would
         be wrong for every other cell too.
+
+        Args:
+            known: returns the cells in the order in which they are to be run. It is called again
+                from time to time, because a result may add cells.
         """
-        numbers = {cell.file: number for number, cell in enumerate(cells, 1)}
         with closing(Claims(self.folder / "lock")) as claims:
-            while not self.late and (todo := [cell for cell in cells if self._is_open(cell)]):
-                worked = False
-                for cell in todo:
-                    with claims.claim(cell.file) as ours:
-                        # Another process may have ended it since the list was made.
-                        if ours and not self.late and self._is_open(cell):
-                            self._attempt(cell, f"[{numbers[cell.file]}/{len(cells)}]", cells)
-                            worked = True
-                if not worked:
-                    time.sleep(POLL_SECONDS)
+            while not self.late and self._run_some(known(), claims):
+                pass
+
+    def _run_some(self, cells: Sequence[Cell], claims: Claims) -> bool:
+        """Run open cells, in order, until it is time to look for others; returns if any was open.
+
+        Those that other processes run are passed over.
+        """
+        todo = [(number, cell) for number, cell in enumerate(cells, 1) if self._is_open(cell)]
+        until, worked = time.monotonic() + LOOK_SECONDS, False
+        for number, cell in todo:
+            if self.late or time.monotonic() > until:
+                return True
+            with claims.claim(cell.file) as ours:
+                # Another process may have ended it since the list was made.
+                if ours and self._is_open(cell):
+                    self._attempt(cell, f"[{number}/{len(cells)}]", cells)
+                    worked = True
+        if todo and not worked:
+            time.sleep(POLL_SECONDS)
+        return bool(todo)
 
     def estimate(self, cells: Sequence[Cell]) -> str:
         """Return one sentence: how many runs are left, and about how long they take."""

@@ -20,7 +20,6 @@ import dataclasses
 import functools
 import hashlib
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -191,6 +190,10 @@ class Search:
 
     def first(self) -> list[Trial]:
         """Return the trials of the first round: every point, for a quarter of the epochs."""
+        return self._first
+
+    @functools.cached_property
+    def _first(self) -> list[Trial]:
         shorter = {
             key: max(1, getattr(self.settings, key) // SHORTER)
             for key in ("epochs", "head_epochs")
@@ -243,6 +246,14 @@ class Search:
             found += [self._trial(self._near(one.point, n), self.settings) for one, n in draws]
         return found
 
+    def known(self, runner: Runner) -> list[Trial]:
+        """Return the trials of every round that is known by now; each result may add some."""
+        return [*self.first(), *self.long(runner)]
+
+    def ended(self, runner: Runner) -> bool:
+        """Return whether no trial is left: what is known is run, and adds nothing."""
+        return all(trial.ended(runner) for trial in self.known(runner))
+
     def long(self, runner: Runner) -> list[Trial]:
         """Return the trials with all epochs, as far as they are known by now."""
         return [*self.second(runner), *self.third(runner), *self.beyond(runner)]
@@ -276,7 +287,7 @@ class Search:
     def summary(self, runner: Runner) -> dict[str, Any]:
         """Return the space, the result of every finished trial, and the winners, as JSON."""
         near = [*self.second(runner), *self.third(runner)]
-        ended = [trial for trial in [*self.first(), *self.long(runner)] if trial.ended(runner)]
+        ended = [trial for trial in self.known(runner) if trial.ended(runner)]
         trials = [trial.to_json(runner) for trial in ended]
         entry: dict[str, Any] = {
             "method": self.row.method,
@@ -360,22 +371,6 @@ def search_space(row: Row, *, finetune: bool) -> tuple[Option, ...]:
         shared = [rate, *others]
     found = [one for one in [*shared, *own] if one.name not in {*row.base, *row.idle}]
     return tuple(found)
-
-
-def tune(runner: Runner, searches: Sequence[Search]) -> bool:
-    """Run the trials of some searches; returns whether all of them are done."""
-    rounds = (
-        Search.first,
-        lambda one: one.second(runner),
-        lambda one: one.third(runner),
-        *[lambda one: one.beyond(runner)] * MOST_BEYOND,
-    )
-    for trials in rounds:
-        cells = cells_of(trial for search in searches for trial in trials(search))
-        runner.run(cells)
-        if runner.left(cells) and runner.late:
-            return False
-    return True
 
 
 def cells_of(trials: Any) -> list[Cell]:
@@ -472,7 +467,7 @@ def _further(option: Option, point: Options, other: Options) -> bool:
 
 def _mean(scores: Sequence[float | None]) -> float | None:
     known = [score for score in scores if score is not None and math.isfinite(score)]
-    return statistics.mean(known) if scores and len(known) == len(scores) else None
+    return math.fsum(known) / len(known) if scores and len(known) == len(scores) else None
 
 
 def _by_plain(trials: Sequence[Trial], runner: Runner) -> list[Trial]:
