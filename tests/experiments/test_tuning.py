@@ -10,6 +10,7 @@ import pytest
 from fisherhash import methods
 from fisherhash.experiments import specs, tuning
 from fisherhash.experiments.benches import Bench
+from fisherhash.experiments.planning import make_plan, open_cells
 from fisherhash.experiments.reproduce import reproduce
 from fisherhash.experiments.specs import Row
 from fisherhash.methods import base
@@ -301,3 +302,24 @@ def test_a_new_method_is_tuned_with_nothing_to_add(make_request, monkeypatch):
     again = reproduce(request)
     assert again.left == 0
     assert again.results == outcome.results
+
+
+def test_no_row_waits_for_the_search_of_another(make_request):
+    plan = make_plan(make_request(only=["coco21", "dpsh", "csq", "12"], tune=True))
+    bench = plan.benches[0]
+
+    def trials(names):
+        return {cell.method for cell in names if not cell.measured}
+
+    def runs(names):
+        return {cell.method for cell in names if cell.measured}
+
+    nothing = open_cells(plan, bench, Done(lambda cell: None))
+    assert trials(nothing) == {"dpsh", "csq"}
+    assert not runs(nothing)
+    half = open_cells(plan, bench, Done(lambda cell: near(cell) if cell.method == "csq" else None))
+    assert len(half) > len(nothing)  # the later rounds of the one that has results
+    assert runs(half) == {"csq"}
+    everything = open_cells(plan, bench, Done(near))
+    assert runs(everything) == {"dpsh", "csq"}
+    assert {c.file for c in everything if c.measured} == {c.file for c in plan.cells(bench)}
