@@ -240,9 +240,9 @@ def test_how_many_are_tied_is_said(images, album):
     assert said.startswith(f"{sum(some.ties.values())} images are at distance 0, ")
     assert said.endswith("; both codes decide which 6 of them are shown")
     many = SearchResult("q", None, b"", [one[0]], ties={0: 697}, fine=b"x")
-    assert many.tied() == ["697 images are at distance 0; the first 1 by the second code are shown"]
+    assert many.tied() == ["697 images are at distance 0; the first by the second code is shown"]
     many = SearchResult("q", None, b"", [one[0]], ties={0: 697}, fine=b"x", fine_weight=0)
-    assert many.tied() == ["697 images are at distance 0; the first 1 are shown"]
+    assert many.tied() == ["697 images are at distance 0; the first is shown"]
     assert SearchResult("q", None, b"", [one[0]], ties={0: 1}).tied() == []
 
 

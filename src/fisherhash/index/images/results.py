@@ -114,7 +114,11 @@ class SearchResult:
         how = " by the second code" if ordered else ""
         return [
             f"{count:,} images are at distance {shown_distance(distance)}; "
-            f"the first {shown[distance]:,}{how} are shown"
+            + (
+                f"the first {shown[distance]:,}{how} are shown"
+                if shown[distance] > 1
+                else f"the first{how} is shown"
+            )
             for distance, count in sorted(self.ties.items())
             if count > shown[distance]
         ]
