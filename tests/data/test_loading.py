@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -132,6 +134,42 @@ def test_when_processes_are_started(monkeypatch):
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(workers, "available_cores", lambda: 1)
     assert workers.choose_workers([0.1], 60_000) == 0
+
+
+FAULTS = """
+    import resource
+    from PIL import Image
+
+    class Faults:
+        def open(self, index):
+            raise NotImplementedError
+        def fingerprint(self):
+            return ""
+
+    def faults(reader, index):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        Image.new("RGB", (4000, 3000), (1, 2, 3))
+        return str(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before).encode()
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tunes the memory of glibc")
+def test_workers_use_the_memory_of_an_image_again(tmp_path, monkeypatch):
+    """48 MB are 12,000 pages, each of which costs time whenever it is got from the system."""
+    (tmp_path / "faults_reader.py").write_text(textwrap.dedent(FAULTS))
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("faults_reader")
+    for name in workers.MEMORY:
+        monkeypatch.delenv(name, raising=False)
+    jobs = {"names": [str(number) for number in range(5)], "workers": 1}
+    found = [int(n) for _, n in workers.run_jobs(module.Faults(), module.faults, range(5), **jobs)]
+    assert found[0] > 1000
+    assert max(found[2:]) < 1000
+    # Whoever sets it decides.
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "0")
+    found = [int(n) for _, n in workers.run_jobs(module.Faults(), module.faults, range(5), **jobs)]
+    assert min(found) > 1000
+    sys.modules.pop("faults_reader")
 
 
 def test_probed_images_are_neither_lost_nor_repeated(mixed, monkeypatch):
