@@ -136,6 +136,16 @@ def test_when_processes_are_started(monkeypatch):
     assert workers.choose_workers([0.1], 60_000) == 0
 
 
+def test_few_images_are_timed_where_much_is_left():
+    assert not workers._probed([0.05] * 2, 1000)
+    assert workers._probed([0.05] * 3, 1000)
+    assert not workers._probed([0.05] * 3, 50)
+    # An image that cannot be read takes no time, and says nothing about the others.
+    assert not workers._probed([0.05, 0.0, 0.05], 1000)
+    assert workers._probed([0.001] * workers.PROBE_IMAGES, 50)
+    assert workers._probed([0.3], 50)
+
+
 FAULTS = """
     import resource
     from PIL import Image
