@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from fisherhash.data import workers
-from fisherhash.data.loading import Skipped, decode, load_image, skipped_csv
+from fisherhash.data.loading import Skipped, decode, decode_images, load_image, skipped_csv
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.sources import Collection, open_data, open_paths
 from fisherhash.errors import FisherhashError, UsageError
@@ -146,12 +146,28 @@ def test_few_images_are_timed_where_much_is_left():
     assert workers._probed([0.3], 50)
 
 
+def test_a_draft_is_the_same_in_memory_and_in_workers(tmp_path):
+    """Whether it is read from a path, from bytes, or in another process."""
+    rng, draft = np.random.default_rng(0), Preprocessing(size=16, draft=1.5)
+    for number in range(4):
+        noise = Image.fromarray(rng.integers(0, 256, (24, 32, 3), np.uint8))
+        noise.resize((320, 240), Image.Resampling.BICUBIC).save(tmp_path / f"{number}.jpg")
+    paths = sorted(tmp_path.iterdir())
+    (here,) = decode(open_paths(paths), None, draft, workers=0)
+    (there,) = decode(open_paths(paths), None, draft, workers=2)
+    (memory,) = decode_images([path.read_bytes() for path in paths], draft)
+    (whole,) = decode(open_paths(paths), None, SMALL, workers=0)
+    assert np.array_equal(here.values, there.values)
+    assert np.array_equal(here.values, memory.values)
+    assert not np.array_equal(here.values, whole.values)
+
+
 FAULTS = """
     import resource
     from PIL import Image
 
     class Faults:
-        def open(self, index):
+        def open(self, index, *, enough=None):
             raise NotImplementedError
         def fingerprint(self):
             return ""
@@ -201,7 +217,7 @@ READERS = """
         def opened(self):
             lines = open(self.log).read().split("\\n")[:-1]
             return [(int(line.split()[1]), int(line.split()[0])) for line in lines]
-        def open(self, index):
+        def open(self, index, *, enough=None):
             if self.log:
                 with open(self.log, "a") as file:
                     file.write(f"{os.getpid()} {index}\\n")
@@ -297,7 +313,7 @@ def test_a_bug_in_a_reader_is_no_skipped_image(awkward):
 
 def test_a_reader_that_cannot_travel(monkeypatch, awkward):
     class Local:
-        def open(self, index: int) -> Image.Image:
+        def open(self, index: int, *, enough: int | None = None) -> Image.Image:
             return Image.new("RGB", (8, 8), (index, 0, 0))
 
         def fingerprint(self) -> str:
