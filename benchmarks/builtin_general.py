@@ -47,6 +47,8 @@ from fisherhash.system import storage
 
 NAME, NETWORK = "general2-256", "general-64-int8"
 LENGTHS = (64, 128, 256)
+DRAFT = 1.5
+"""How far a JPEG decoder may reduce large images, see ``Preprocessing``; measured by draft.py."""
 DIRECTIONS = 3
 """Directions of largest variance per two bits."""
 STARTS = 3
@@ -376,7 +378,7 @@ def with_head(network: OnnxRuntime, head: ScoresHead) -> bytes:
     digest = hashlib.sha256(graph.SerializeToString(deterministic=True)).hexdigest()
     known = network.metadata | {"bits": head.bits, "head": head.config()}
     known["method"] = "itq"
-    known["preprocessing"] = dict(network.metadata["preprocessing"])
+    known["preprocessing"] = network.metadata["preprocessing"] | {"draft": DRAFT}
     text = f"{digest} {known['preprocessing']} {known['backbone']}"
     known["fingerprint"] = hashlib.sha256(text.encode()).hexdigest()
     return with_metadata(model, known)

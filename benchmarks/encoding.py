@@ -9,7 +9,8 @@ those of cameras. Measured in turn, on the same cores:
 
 - ``eager``: a plain script, eager torch on batches of 32 images that Pillow decodes in the same
   process, or in the processes of a DataLoader;
-- ``decoding``: one process per core that only decodes and resizes;
+- ``decoding``: one process per core that only decodes and resizes, as the model's preprocessing
+  says; ``decoding MODEL`` where that is not how the first model does it;
 - ``inference``: one process per core that runs ONNX Runtime, one thread each, on decoded images;
 - ``sync``: the command ``fisherhash index sync`` on a new index, from its start to its end.
 
@@ -42,10 +43,11 @@ from fisherhash.data.folders import walk_images
 from fisherhash.data.images import load_image
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.sample import open_sample
-from fisherhash.model import builtin
+from fisherhash.data.workers import MEMORY
 from fisherhash.model.hasher import Hasher
 from fisherhash.system.cores import available_cores
 
+MODELS = ("general-64", "general-64-int8", "general2-128")
 BATCH = 32
 DECODED = 256
 """Decoded images that inference alone runs on, again and again."""
@@ -109,8 +111,12 @@ def in_processes(task: Callable[..., None], shares: Sequence[tuple[Any, ...]]) -
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(len(shares) + 1)
     processes = [context.Process(target=task, args=(barrier, *share)) for share in shares]
+    theirs = dict(os.environ)
+    os.environ |= MEMORY | theirs  # as in the processes of ``index sync``
     for process in processes:
         process.start()
+    for name in MEMORY.keys() - theirs.keys():
+        del os.environ[name]
     barrier.wait()
     start = time.perf_counter()
     for process in processes:
@@ -123,10 +129,10 @@ def in_processes(task: Callable[..., None], shares: Sequence[tuple[Any, ...]]) -
 
 def decode_share(barrier: Any, paths: list[str], preprocessing: Preprocessing) -> None:
     """Decode and resize image files; the first one is not timed."""
-    preprocessing.pixels(load_image(paths[0]))
+    preprocessing.pixels(load_image(paths[0], enough=preprocessing.enough))
     barrier.wait()
     for path in paths:
-        preprocessing.pixels(load_image(path))
+        preprocessing.pixels(load_image(path, enough=preprocessing.enough))
 
 
 def infer_share(barrier: Any, model: str, pixels: Any, count: int) -> None:
@@ -220,12 +226,15 @@ def measure(kind: Kind, folder: Path, work: Path, models: list[str], repeats: in
             note("eager", eager_torch(torch_hasher, few, 0), len(few))
             note("eager, loader processes", eager_torch(torch_hasher, few, cores), len(few))
         first = next(iter(hashers.values())).preprocessing
-        shares = [(part, first) for part in shared_out(paths, cores)]
-        note("decoding", in_processes(decode_share, shares), len(paths))
         for name, hasher in hashers.items():
-            pixels = np.stack(
-                [hasher.preprocessing.pixels(load_image(path)) for path in some[:BATCH]]
-            ).transpose(0, 3, 1, 2)
+            how = hasher.preprocessing
+            if name == models[0] or how != first:
+                shares = [(part, how) for part in shared_out(paths, cores)]
+                key = "decoding" if how == first else f"decoding {name}"
+                note(key, in_processes(decode_share, shares), len(paths))
+            pixels = np.stack([how.pixels(load_image(path)) for path in some[:BATCH]]).transpose(
+                0, 3, 1, 2
+            )
             pixels, each = np.ascontiguousarray(pixels), math.ceil(len(some) / cores)
             seconds = in_processes(infer_share, [(sources[name], pixels, each)] * cores)
             note(f"inference {name}", seconds, each * cores)
@@ -245,7 +254,8 @@ def measure(kind: Kind, folder: Path, work: Path, models: list[str], repeats: in
 
 
 def _ratios(model: str, rates: dict[str, float]) -> dict[str, float | None]:
-    bound = 1 / (1 / rates["decoding"] + 1 / rates[f"inference {model}"])
+    decoding = rates.get(f"decoding {model}", rates["decoding"])
+    bound = 1 / (1 / decoding + 1 / rates[f"inference {model}"])
     speed, verb = rates[f"sync {model}"], rates[f"sync {model}, without start-up"]
     eager = rates.get("eager")
     loaders = rates.get("eager, loader processes")
@@ -307,12 +317,12 @@ def main() -> None:
     parser.add_argument("--large", type=int, default=200, help="images of 12 megapixels")
     parser.add_argument("--source", type=Path, help="photos to make them from; else the sample")
     parser.add_argument(
-        "--model", action="append", help="repeat for several; else the built-in hashers"
+        "--model", action="append", help=f"repeat for several; else {', '.join(MODELS)}"
     )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, help="write the JSON here, too")
     given = parser.parse_args()
-    models: list[str] = given.model or list(builtin.NAMES)
+    models: list[str] = given.model or list(MODELS)
     parts: dict[str, Any] = {}
     load = os.getloadavg() if hasattr(os, "getloadavg") else None
     for kind, count in ((SMALL, given.small), (LARGE, given.large)):

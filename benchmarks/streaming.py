@@ -35,7 +35,7 @@ class DrawnImages:
     def __init__(self, count: int, size: int) -> None:
         self.count, self.size = count, size
 
-    def open(self, index: int) -> Image.Image:
+    def open(self, index: int, *, enough: int | None = None) -> Image.Image:
         rng = np.random.default_rng(index)
         tint = 20 * (index % CLASSES)
         pixels = rng.integers(0, 60, (self.size, self.size, 3), dtype=np.uint8) + np.uint8(tint)

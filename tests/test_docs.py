@@ -304,6 +304,19 @@ def test_the_example_without_fisherhash_sets_the_same_bits(desk):
     np.testing.assert_array_equal(codes, Hasher.load("general-64").encode(files))
 
 
+def test_the_example_without_fisherhash_reduces_large_images_as_we_do(desk):
+    (block,) = [one for one in blocks_of("docs/deploy.md") if one.language == "python"]
+    sample, files = open_data("sample"), []
+    for number, size in enumerate([(700, 680), (1500, 1400), (3000, 2700), (2700, 3001)]):
+        files.append(desk / f"large {number}.jpg")
+        sample.reader.open(number).resize(size).save(files[-1])
+    model = builtin.folder("general2-256") / builtin.HEAD_ONNX
+    names = {}
+    exec(block.text.replace('"general-64.onnx"', repr(str(model))), names)
+    codes = np.stack([names["encode"](path) for path in files])
+    np.testing.assert_array_equal(codes, Hasher.load("general2-256").encode(files))
+
+
 CODES = np.random.default_rng(0).integers(0, 256, (1000, 8), np.uint8)
 
 

@@ -108,7 +108,7 @@ def test_turned_pictures_count_as_they_are_seen(tmp_path, pictures):
 
 def test_a_reader_without_bytes():
     class Plain:
-        def open(self, index: int) -> Image.Image:
+        def open(self, index: int, *, enough: int | None = None) -> Image.Image:
             return Image.new("RGB", (4, 4), (index // 2, 0, 0))
 
         def fingerprint(self) -> str:

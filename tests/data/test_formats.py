@@ -546,6 +546,21 @@ def test_enough_makes_a_jpeg_smaller_and_nothing_else(pictures):
         assert load_image(file.getvalue(), enough=30).size == size
 
 
+def test_enough_leaves_an_open_image_as_it_is(pictures):
+    file = io.BytesIO()
+    pictures.quarters(400, 240).save(file, "JPEG")
+    image = Image.open(file)
+    assert load_image(image, enough=30).size == image.size == (400, 240)
+
+
+def test_enough_counts_above_the_limit_of_pixels_too(limits, pictures):
+    file = io.BytesIO()
+    pictures.quarters(400, 240).save(file, "JPEG")
+    limits(pixels=50_000)
+    assert load_image(file.getvalue(), enough=30).size == (50, 30)
+    assert load_image(file.getvalue(), enough=200).size == (200, 120)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
 def test_huge_sparse_files_are_skipped_in_little_memory(tmp_path, pictures):
     """40 GB and 5 GB of holes that begin like a JPEG, in a process that may have 4 GB."""

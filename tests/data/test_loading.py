@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -17,7 +19,7 @@ import pytest
 from PIL import Image
 
 from fisherhash.data import workers
-from fisherhash.data.loading import Skipped, decode, load_image, skipped_csv
+from fisherhash.data.loading import Skipped, decode, decode_images, load_image, skipped_csv
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.sources import Collection, open_data, open_paths
 from fisherhash.errors import FisherhashError, UsageError
@@ -134,6 +136,68 @@ def test_when_processes_are_started(monkeypatch):
     assert workers.choose_workers([0.1], 60_000) == 0
 
 
+def test_few_images_are_timed_where_much_is_left():
+    assert not workers._probed([0.05] * 2, 1000)
+    assert workers._probed([0.05] * 3, 1000)
+    assert not workers._probed([0.05] * 3, 50)
+    # An image that cannot be read takes no time, and says nothing about the others.
+    assert not workers._probed([0.05, 0.0, 0.05], 1000)
+    assert workers._probed([0.001] * workers.PROBE_IMAGES, 50)
+    assert workers._probed([0.3], 50)
+
+
+def test_a_draft_is_the_same_in_memory_and_in_workers(tmp_path):
+    """Whether it is read from a path, from bytes, or in another process."""
+    rng, draft = np.random.default_rng(0), Preprocessing(size=16, draft=1.5)
+    for number in range(4):
+        noise = Image.fromarray(rng.integers(0, 256, (24, 32, 3), np.uint8))
+        noise.resize((320, 240), Image.Resampling.BICUBIC).save(tmp_path / f"{number}.jpg")
+    paths = sorted(tmp_path.iterdir())
+    (here,) = decode(open_paths(paths), None, draft, workers=0)
+    (there,) = decode(open_paths(paths), None, draft, workers=2)
+    (memory,) = decode_images([path.read_bytes() for path in paths], draft)
+    (whole,) = decode(open_paths(paths), None, SMALL, workers=0)
+    assert np.array_equal(here.values, there.values)
+    assert np.array_equal(here.values, memory.values)
+    assert not np.array_equal(here.values, whole.values)
+
+
+FAULTS = """
+    import resource
+    from PIL import Image
+
+    class Faults:
+        def open(self, index, *, enough=None):
+            raise NotImplementedError
+        def fingerprint(self):
+            return ""
+
+    def faults(reader, index):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        Image.new("RGB", (4000, 3000), (1, 2, 3))
+        return str(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before).encode()
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tunes the memory of glibc")
+def test_workers_use_the_memory_of_an_image_again(tmp_path, monkeypatch):
+    """48 MB are 12,000 pages, each of which costs time whenever it is got from the system."""
+    (tmp_path / "faults_reader.py").write_text(textwrap.dedent(FAULTS))
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("faults_reader")
+    for name in workers.MEMORY:
+        monkeypatch.delenv(name, raising=False)
+    jobs = {"names": [str(number) for number in range(5)], "workers": 1}
+    found = [int(n) for _, n in workers.run_jobs(module.Faults(), module.faults, range(5), **jobs)]
+    assert found[0] > 1000
+    assert max(found[2:]) < 1000
+    # Whoever sets it decides.
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "0")
+    found = [int(n) for _, n in workers.run_jobs(module.Faults(), module.faults, range(5), **jobs)]
+    assert min(found) > 1000
+    sys.modules.pop("faults_reader")
+
+
 def test_probed_images_are_neither_lost_nor_repeated(mixed, monkeypatch):
     monkeypatch.setattr(workers, "choose_workers", lambda *_: 2)
     blocks = list(decode(mixed, None, SMALL, block=10))
@@ -153,7 +217,7 @@ READERS = """
         def opened(self):
             lines = open(self.log).read().split("\\n")[:-1]
             return [(int(line.split()[1]), int(line.split()[0])) for line in lines]
-        def open(self, index):
+        def open(self, index, *, enough=None):
             if self.log:
                 with open(self.log, "a") as file:
                     file.write(f"{os.getpid()} {index}\\n")
@@ -249,7 +313,7 @@ def test_a_bug_in_a_reader_is_no_skipped_image(awkward):
 
 def test_a_reader_that_cannot_travel(monkeypatch, awkward):
     class Local:
-        def open(self, index: int) -> Image.Image:
+        def open(self, index: int, *, enough: int | None = None) -> Image.Image:
             return Image.new("RGB", (8, 8), (index, 0, 0))
 
         def fingerprint(self) -> str:

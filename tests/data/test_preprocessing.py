@@ -1,11 +1,13 @@
 """From a picture of any shape to the square of pixels a backbone takes."""
 
+import io
 import json
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from fisherhash.data.images import load_image
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.errors import UsageError
 
@@ -69,6 +71,8 @@ def test_config_round_trip_through_json():
         ({"crop": 0.0}, "crop must be between"),
         ({"crop": float("nan")}, "crop must be between"),
         ({"interpolation": "cubic"}, "one of nearest, bilinear, bicubic, lanczos"),
+        ({"draft": 0.5}, "draft must be 0, or between 1 and 8, got 0.5"),
+        ({"draft": 9.0}, "draft must be 0, or between 1 and 8, got 9.0"),
     ],
 )
 def test_values_out_of_range(wrong, sentence):
@@ -95,10 +99,32 @@ def test_the_whole_image_cannot_be_cropped():
 def test_what_came_later_changes_no_older_fingerprint():
     """The text of the preprocessing is a part of fingerprints and of the names of cached rows."""
     older = Preprocessing(size=32)
-    assert "whole" not in repr(older)
-    assert "whole" not in older.to_config()
-    whole = Preprocessing(size=32, whole=True)
-    assert repr(whole) != repr(older)
-    for given in (older, whole):
+    whole, draft = Preprocessing(size=32, whole=True), Preprocessing(size=32, draft=1.5)
+    for later in ("whole", "draft"):
+        assert later not in repr(older)
+        assert later not in older.to_config()
+    assert len({repr(given) for given in (older, whole, draft)}) == 3
+    for given in (older, whole, draft):
         assert Preprocessing.from_config(given.to_config()) == given
         assert eval(repr(given), {"Preprocessing": Preprocessing}) == given
+
+
+@pytest.mark.parametrize(("side", "scale"), [(191, 2), (192, 4), (383, 4), (384, 8), (1000, 8)])
+def test_a_large_jpeg_is_reduced_by_its_decoder(side, scale):
+    """At 32 pixels and 1.5 times as many, 48 must be left."""
+    draft = Preprocessing(size=32, draft=1.5)
+    assert draft.enough == 48
+    assert Preprocessing(size=32, crop=0.5, draft=1.5).enough == 96
+    noise = np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)
+    photo = Image.fromarray(noise).resize((side + 90, side), Image.Resampling.BICUBIC)
+    file = io.BytesIO()
+    photo.save(file, "JPEG", quality=95)
+    small, whole = load_image(file.getvalue(), enough=draft.enough), load_image(file.getvalue())
+    assert small.size == (-(-whole.width // scale), -(-whole.height // scale))
+    # Nearly what becomes of the whole image: its sides are rounded up, so it is shifted a little.
+    apart = draft.pixels(small).astype(int) - draft.pixels(whole)
+    assert np.abs(apart).mean() < 6
+
+
+def test_without_draft_all_pixels_are_decoded():
+    assert Preprocessing(size=32).enough is None

@@ -1,5 +1,7 @@
 """The built-in hashers: they load, are the same every time, and what is damaged says so."""
 
+import dataclasses
+import io
 import json
 import shutil
 import subprocess
@@ -104,7 +106,23 @@ def test_general2_has_the_network_of_the_int8_hasher():
     pixels = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
     one, other = (Hasher.load(name).runtime for name in ("general-64-int8", "general2-64"))
     assert np.array_equal(one.features(pixels), other.features(pixels))
-    assert one.preprocessing == other.preprocessing
+    assert one.preprocessing == dataclasses.replace(other.preprocessing, draft=0.0)
+
+
+@pytest.mark.parametrize("name", builtin.NAMES)
+def test_only_general2_reduces_large_jpegs_in_the_decoder(name):
+    """It changes a few bits; codes that were made before it came must stay."""
+    enough = Hasher.load(name).preprocessing.enough
+    assert enough == (336 if name.startswith("general2") else None)
+
+
+def test_a_large_jpeg_keeps_nearly_all_bits_of_its_code():
+    """Decoded at 1/8 of its size, beside the same image in memory."""
+    hasher, file = Hasher.load("general2-256"), io.BytesIO()
+    large = picture(1).resize((3600, 2700), Image.Resampling.BICUBIC)
+    large.save(file, "JPEG", quality=90)
+    both = hasher.encode([file.getvalue(), np.asarray(large)])
+    assert codes.hamming(both[:1], both[1:])[0, 0] <= 16
 
 
 def test_a_copy_hasher_finds_copies_and_nothing_else():

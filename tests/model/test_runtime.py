@@ -30,7 +30,7 @@ class Counting:
     def __init__(self, reader, mark="1"):
         self.reader, self.mark, self.opened = reader, mark, []
 
-    def open(self, index):
+    def open(self, index, *, enough=None):
         self.opened.append(index)
         return self.reader.open(index)
 

@@ -44,7 +44,7 @@ class CifarReader(StoredReader):
             index -= len(batch)
         raise IndexError(index)
 
-    def parse(self, index: int, data: bytes) -> Image.Image:
+    def parse(self, index: int, data: bytes, *, enough: int | None = None) -> Image.Image:
         """Build the 32 x 32 image from the pixel bytes of a record."""
         planes = np.frombuffer(data, dtype=np.uint8).reshape(3, 32, 32)
         return Image.fromarray(np.ascontiguousarray(planes.transpose(1, 2, 0)))

@@ -14,8 +14,11 @@ from PIL import Image
 class Reader(Protocol):
     """Opens images by number. Must be picklable: worker processes are spawned, never forked."""
 
-    def open(self, index: int) -> Image.Image:
-        """Return an RGB image, upright; raises :class:`~fisherhash.data.images.UnreadableImage`."""
+    def open(self, index: int, *, enough: int | None = None) -> Image.Image:
+        """Return an RGB image, upright; raises :class:`~fisherhash.data.images.UnreadableImage`.
+
+        It may be smaller than what is stored, if its shorter side has ``enough`` pixels.
+        """
         ...
 
     def fingerprint(self) -> str:

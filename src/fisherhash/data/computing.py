@@ -89,7 +89,8 @@ class RowFunction:
 
     def __call__(self, reader: Reader, index: int) -> bytes:
         """The bytes of one image's row: the job of a worker process."""
-        pixels = self.preprocessing.pixels(reader.open(index)).transpose(2, 0, 1)
+        image = reader.open(index, enough=self.preprocessing.enough)
+        pixels = self.preprocessing.pixels(image).transpose(2, 0, 1)
         if self.compute is None:
             return pixels.tobytes()
         row = self.compute(np.ascontiguousarray(pixels)[None])

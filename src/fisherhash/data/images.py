@@ -110,7 +110,8 @@ def load_image(source: ImageLike, *, enough: int | None = None) -> Image.Image:
     Args:
         source: the image.
         enough: a shorter side that is large enough. A JPEG may then be decoded at 1/2, 1/4 or 1/8
-            of its size, which is faster; pixels differ a little from those of a reduced image.
+            of its size, which is faster; pixels differ a little from those of a reduced image. A
+            Pillow image is the caller's and stays as it is.
 
     Raises:
         UnreadableImage: the file or the bytes are missing, damaged, truncated, too large, or not
@@ -122,9 +123,9 @@ def load_image(source: ImageLike, *, enough: int | None = None) -> Image.Image:
     """
     limits = current_limits()
     if isinstance(source, Image.Image):
-        return _decoded(source, limits.pixels, enough)
+        return _decoded(source, limits.pixels)
     if isinstance(source, np.ndarray):
-        return _decoded(_from_array(source), limits.pixels, enough)
+        return _decoded(_from_array(source), limits.pixels)
     if isinstance(source, str | os.PathLike):
         data = read_file(source)
     elif isinstance(source, bytes | bytearray | memoryview):
@@ -223,17 +224,18 @@ def _read_object(file: Any, limit: int) -> bytes:
     return data
 
 
-def _decoded(image: Image.Image, limit: int, enough: int | None) -> Image.Image:
+def _decoded(image: Image.Image, limit: int, enough: int | None = None) -> Image.Image:
     width, height = image.size
     if width == 0 or height == 0:
         raise UnreadableImage(f"the image has no pixels ({width} x {height})")
     try:
         if image.format in ("JPEG", "MPO"):
+            side = min(width, height) if enough is None else enough
             if width * height > limit:
                 # Its decoder halves the sides: never more pixels in memory than the limit.
-                image.draft(None, (width // 2, height // 2))
-            elif enough is not None:
-                image.draft(None, (enough, enough))
+                side = min(side, width // 2, height // 2)
+            if side < min(width, height):
+                image.draft(None, (side, side))
         if image.size[0] * image.size[1] > limit:
             raise too_many_pixels(width, height, limit)
         image.load()

@@ -120,8 +120,8 @@ def _collection_of(
 class _MemoryReader:
     images: Sequence[ImageLike]
 
-    def open(self, index: int) -> Image.Image:
-        return load_image(self.images[index])
+    def open(self, index: int, *, enough: int | None = None) -> Image.Image:
+        return load_image(self.images[index], enough=enough)
 
     def fingerprint(self) -> str:
         raise UsageError("images in memory have no fingerprint, so nothing of them can be cached")

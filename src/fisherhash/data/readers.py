@@ -23,13 +23,13 @@ class StoredReader:
         """Return the bytes of image ``index`` as they are stored."""
         raise NotImplementedError
 
-    def parse(self, index: int, data: bytes) -> Image.Image:
+    def parse(self, index: int, data: bytes, *, enough: int | None = None) -> Image.Image:
         """Decode ``data``, which was read from image ``index``: RGB, upright."""
         raise NotImplementedError
 
-    def open(self, index: int) -> Image.Image:
+    def open(self, index: int, *, enough: int | None = None) -> Image.Image:
         """Return an image, RGB and upright."""
-        return self.parse(index, self.read(index))
+        return self.parse(index, self.read(index), enough=enough)
 
 
 class FileReader(StoredReader):
@@ -43,17 +43,13 @@ class FileReader(StoredReader):
         """Return the path of an image file."""
         return os.path.join(self.root, self.names[index])
 
-    def open(self, index: int) -> Image.Image:
-        """Return an image, RGB and upright."""
-        return load_image(self.path(index))
-
     def read(self, index: int) -> bytes:
         """Return the bytes of a file."""
         return read_file(self.path(index))
 
-    def parse(self, index: int, data: bytes) -> Image.Image:
+    def parse(self, index: int, data: bytes, *, enough: int | None = None) -> Image.Image:
         """Decode the bytes of a file."""
-        return load_image(data)
+        return load_image(data, enough=enough)
 
     def fingerprint(self) -> str:
         """Return a checksum over the name, the size and the time of change of every file."""
@@ -78,7 +74,7 @@ class ArrayReader(StoredReader):
         """Return the pixels as bytes, row by row."""
         return self.pixels[index].tobytes()
 
-    def parse(self, index: int, data: bytes) -> Image.Image:
+    def parse(self, index: int, data: bytes, *, enough: int | None = None) -> Image.Image:
         """Build the image from those bytes."""
         height, width = self.pixels.shape[1:3]
         return Image.frombytes("RGB", (width, height), data)

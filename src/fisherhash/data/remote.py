@@ -45,9 +45,9 @@ class RemoteReader(StoredReader):
             raise UnreadableImage(f"is larger than {limit:,} bytes")
         return data
 
-    def parse(self, index: int, data: bytes) -> Image.Image:
+    def parse(self, index: int, data: bytes, *, enough: int | None = None) -> Image.Image:
         """Decode the bytes of a file."""
-        return load_image(data)
+        return load_image(data, enough=enough)
 
     def fingerprint(self) -> str:
         """Return a checksum over the names."""

@@ -170,7 +170,7 @@ class _VectorReader:
     def __init__(self, checksum: str) -> None:
         self._checksum = checksum
 
-    def open(self, index: int) -> Image.Image:
+    def open(self, index: int, *, enough: int | None = None) -> Image.Image:
         raise UsageError("these are vectors; there is no image to open")
 
     def fingerprint(self) -> str:
