@@ -44,7 +44,7 @@ _QUERY = np.uint64(43)
 # items ranked by the first code beyond twice the k wanted, before sums are scanned
 _MORE_RANKED = 64
 _NO_FINE = np.zeros((0, 1), dtype=np.uint64)
-# bytes for entries of second codes, 8 per item and bucket table; and at most an eighth of the memory
+# bytes for entries of second codes, 8 per item and table; and at most an eighth of the memory
 _MOST_ENTRIES = 1 << 30
 
 _log = logging.getLogger(__name__)

@@ -53,7 +53,7 @@ from fisherhash.index.engine.kernels import (
     _sort,
     _spread,
 )
-from fisherhash.index.engine.layout import PLANE_BLOCK, WORD_GROUP
+from fisherhash.index.engine.layout import MOST_TABLES, PLANE_BLOCK, WORD_GROUP
 
 LEVELS = 2048
 """Steps in which the sums found so far are counted."""
@@ -63,10 +63,16 @@ FINE_GROUP = 16
 _PLANES = 4
 # items that wait for their entries, and those that wait for their second codes
 _QUEUE = 1024
-_PENDING = 64
-# costs in compared codes: of an item that is near enough, of one whose second codes are read, and
-# of each of these
-_NEAR, _READ, _READ_EACH = 32, 128, 4
+_PENDING = 32
+# words of second codes that are prefetched of one item
+_LONG_LIST = 64
+# second codes that are compared one by one
+_FEW = 4
+# in codes that a plain search compares, what it costs to compare a code where all bits cost the
+# same and where they do not
+_COMPARED, _COMPARED_WEIGHTED = 3, 5
+# the same for an item that is near enough, one whose second codes are read, and each of these
+_NEAR, _READ, _READ_EACH = 64, 256, 8
 # places in the state of a query
 _COUNT, _FOUND, _CUT, _BOUND, _WORK = range(5)
 _MOST_SUM = (1 << 63) - 1
@@ -129,67 +135,61 @@ def _typed_new_mask(
     query: Any,
     most: Any,
     parts: Any,
-    table: Any,
-    radius: Any,
+    bounds: Any,
 ) -> Any:
     """A bit for each of the WORD_GROUP codes from ``place`` on: is it near, and met only now?
 
-    Its distance is at most ``most``, and no earlier step (radius, table) reaches it. parts (tables,
-    words) mark the bits of each table; the codes are those of ``_near_mask``.
+    Its distance is at most ``most``, and in each table's part of it at least that of bounds
+    (MOST_TABLES,), or an earlier step has reached it. parts (words, MOST_TABLES) mark the bits of
+    the tables; the codes are those of ``_near_mask``.
     """
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data, marks = (_data(context, builder, signature.args[i], args[i]) for i in (0, 5))
+        data, marks, least = (
+            _data(context, builder, signature.args[i], args[i]) for i in (0, 5, 6)
+        )
         queries = context.make_array(signature.args[3])(context, builder, args[3])
         count = builder.extract_value(queries.shape, 0)
-        tables = context.make_array(signature.args[5])(context, builder, args[5])
-        tables = builder.extract_value(tables.shape, 0)
         element = context.get_value_type(signature.args[0].dtype)
         group, mask = ir.VectorType(element, WORD_GROUP), ir.IntType(WORD_GROUP)
-        sums = cgutils.alloca_once(builder, group)
+        sums = [cgutils.alloca_once(builder, group) for _ in range(1 + MOST_TABLES)]
+        for one in sums:
+            builder.store(ir.Constant(group, None), one)
 
-        def add(word: Any, part: Any | None) -> None:
+        def differing(word: Any) -> Any:
             at = builder.add(args[1], builder.mul(word, args[2]))
             codes = _load(builder, builder.gep(data, [at]), group)
             own = builder.load(builder.gep(queries.data, [word]))
-            other = builder.xor(codes, _spread(builder, own, WORD_GROUP))
-            if part is not None:
-                at = builder.add(builder.mul(part, count), word)
-                marked = builder.load(builder.gep(marks, [at]))
-                other = builder.and_(other, _spread(builder, marked, WORD_GROUP))
-            counts = _popcounts(builder, other)
-            builder.store(builder.add(builder.load(sums), counts), sums)
+            return builder.xor(codes, _spread(builder, own, WORD_GROUP))
 
-        builder.store(ir.Constant(group, None), sums)
+        def add(one: Any, bits: Any) -> None:
+            builder.store(builder.add(builder.load(one), _popcounts(builder, bits)), one)
+
         with cgutils.for_range(builder, count) as loop:
-            add(loop.index, None)
+            add(sums[0], differing(loop.index))
         limit = _spread(builder, args[4], WORD_GROUP)
-        near = builder.bitcast(builder.icmp_unsigned("<=", builder.load(sums), limit), mask)
-        result = cgutils.alloca_once_value(builder, near)
-        some = builder.icmp_unsigned("!=", near, mask(0))
-        with builder.if_then(some), cgutils.for_range(builder, tables) as loop:
-            earlier = builder.icmp_signed("<", loop.index, args[6])
-            bound = builder.add(args[7], builder.zext(earlier, _I64))
-            own = builder.icmp_signed("==", loop.index, args[6])
-            bound = builder.select(own, _I64(0), bound)
-            with builder.if_then(builder.icmp_signed(">", bound, _I64(0))):
-                builder.store(ir.Constant(group, None), sums)
-                part = loop.index
-                with cgutils.for_range(builder, count) as inner:
-                    add(inner.index, part)
-                if element.width < 64:
-                    bound = builder.trunc(bound, element)
+        near = builder.icmp_unsigned("<=", builder.load(sums[0]), limit)
+        result = cgutils.alloca_once_value(builder, builder.bitcast(near, mask))
+        some = builder.icmp_unsigned("!=", builder.load(result), mask(0))
+        with builder.if_then(some):
+            with cgutils.for_range(builder, count) as loop:
+                other = differing(loop.index)
+                first = builder.mul(loop.index, _I64(MOST_TABLES))
+                for table in range(MOST_TABLES):
+                    at = builder.add(first, _I64(table))
+                    marked = builder.load(builder.gep(marks, [at]))
+                    marked = builder.and_(other, _spread(builder, marked, WORD_GROUP))
+                    add(sums[1 + table], marked)
+            for table in range(MOST_TABLES):
+                bound = builder.load(builder.gep(least, [_I64(table)]))
                 bound = _spread(builder, bound, WORD_GROUP)
-                met = builder.icmp_unsigned("<", builder.load(sums), bound)
-                new = builder.not_(builder.bitcast(met, mask))
-                builder.store(builder.and_(builder.load(result), new), result)
+                new = builder.icmp_unsigned(">=", builder.load(sums[1 + table]), bound)
+                new = builder.and_(builder.load(result), builder.bitcast(new, mask))
+                builder.store(new, result)
         return builder.zext(builder.load(result), _I64)
 
     integer = types.int64
-    signature = types.uint64(
-        words, integer, integer, query, words.dtype, parts, integer, integer
-    )  # fmt: skip
-    return signature, emit
+    return types.uint64(words, integer, integer, query, words.dtype, parts, bounds), emit
 
 
 def _typed_light_mask(
@@ -398,9 +398,10 @@ def _read(
                 break
             reach = (most - cost) // weight if weight else np.int64(64 * fine.shape[1])
             mask = ~np.uint64(0)
-            if paired:
-                mask = _pair_mask(fine, group, query[0], query[1], np.uint64(reach))
             last = min(end - group, FINE_GROUP)
+            # few codes may be in one line of the cache, and the others of a group in none
+            if paired and last > _FEW:
+                mask = _pair_mask(fine, group, query[0], query[1], np.uint64(reach))
             mask &= (_ONE << np.uint64(last)) - _ONE
             while mask:
                 place = group + _lowest(mask)
@@ -471,8 +472,10 @@ def _take(
             elif cost + weight * _apart_at_least(entry >> _ITEM_BITS, sketch) > most:
                 continue
             begin = np.int64(entry & _BEGIN)
-            _prefetch(fine, begin * fine.shape[1])
-            _prefetch(fine, (begin + min(number, 8) - 1) * fine.shape[1])
+            # the processor itself foresees what is read of longer lists
+            first = begin * fine.shape[1]
+            for word in range(first, first + min(number * fine.shape[1], _LONG_LIST), 8):
+                _prefetch(fine, word)
             pending[waiting, 0] = cost
             pending[waiting, 1] = begin
             pending[waiting, 2] = number
@@ -509,6 +512,7 @@ def _probe_equal(
     budget: int,
     lookup: int,
     parts: Any,
+    bounds: Any,
     entries: Any,
     queue: Any,
     spare: Any,
@@ -526,7 +530,7 @@ def _probe_equal(
 ) -> Any:
     """Find the best sums of one query whose bits all cost the same; ends like ``_probe``.
 
-    Steps and masks are those of ``_probe``; parts those of ``_new_mask``.
+    Steps and masks are those of ``_probe``; parts and bounds those of ``_new_mask``.
     """
     tables = len(directory)
     work = np.int64(0)
@@ -539,6 +543,8 @@ def _probe_equal(
             base = table * len(query) * stride
             own = _key(query, table * length, length)
             own_entries = entries[table]
+            for t in range(tables):
+                bounds[t] = 0 if t == table else radius + (t < table)
             limit = words.dtype.type(min(_most(state, shift) // equal, bits))
             waiting = np.int64(0)
             for m in range(offsets[radius], last):
@@ -551,11 +557,9 @@ def _probe_equal(
                 number = own ^ np.int64(masks[m])
                 start = np.int64(directory[table, number])
                 stop = np.int64(directory[table, number + 1])
-                work += stop - start
+                work += (stop - start) * _COMPARED
                 for group in range(start, stop, WORD_GROUP):
-                    mask = _new_mask(
-                        words, base + group, stride, query, limit, parts, table, radius
-                    )
+                    mask = _new_mask(words, base + group, stride, query, limit, parts, bounds)
                     if stop - group < WORD_GROUP:
                         mask &= (_ONE << np.uint64(stop - group)) - _ONE
                     while mask:
@@ -750,7 +754,7 @@ def _probe_weighted(
         number = own[table] ^ pattern
         start = np.int64(directory[table, number])
         stop = np.int64(directory[table, number + 1])
-        work += lookup + 2 * (stop - start)
+        work += lookup + (stop - start) * _COMPARED_WEIGHTED
         base = table * len(query) * stride
         group = start
         while group < stop and end < 0:
@@ -848,10 +852,11 @@ def probe_sums(
     rows = np.empty((2 * k + 512, 4), dtype=np.int64)
     state = np.zeros(5, dtype=np.int64)
     totals = np.zeros(LEVELS, dtype=np.int64)
-    parts = np.zeros((tables, queries.shape[1]), dtype=queries.dtype)
+    parts = np.zeros((queries.shape[1], MOST_TABLES), dtype=queries.dtype)
+    bounds = np.zeros(MOST_TABLES, dtype=queries.dtype)
     for bit in range(tables * length):
         mark = parts.dtype.type(1) << parts.dtype.type(size - 1 - bit % size)
-        parts[bit // length, bit // size] |= mark
+        parts[bit // size, bit // length] |= mark
     # what weights that differ need
     varied = False
     for q in range(first, last):
@@ -874,8 +879,8 @@ def probe_sums(
         if equal:
             end = _probe_equal(
                 queries[q], equal, directory, words, stride, masks, offsets, length, bits, budget,
-                lookup, parts, entries, queue, spare, pending, fine, places, fine_queries[q],
-                sketch, weight, shift, k, rows, state, totals,
+                lookup, parts, bounds, entries, queue, spare, pending, fine, places,
+                fine_queries[q], sketch, weight, shift, k, rows, state, totals,
             )  # fmt: skip
         else:
             for bit in range(bits):

@@ -45,11 +45,8 @@ def sum_layout(tables: Tables, fine: Bytes, threads: int) -> SumLayout:
     """Lay out second codes (n, bytes) for the items of the tables."""
     from fisherhash.index.engine import sum_kernels as kernels
 
-    if tables.length:
-        order = tables.bucket_items[0]
-    else:
-        order = np.arange(tables.items, dtype=np.uint32)
     begins = np.arange(tables.items + 1, dtype=np.int64)
+    order = tables.bucket_items[0] if tables.length else begins[:-1].astype(np.uint32)
     if len(tables.starts):
         sizes = np.diff(tables.starts)
         np.cumsum(sizes[order], out=begins[1:])
