@@ -424,7 +424,7 @@ def test_thousands_of_equal_sums_are_ordered_by_position(path: str, fine_bytes: 
 def test_sum_kernels_are_compiled_again_when_the_kernels_change() -> None:
     stamps = [
         kernel._cache._cache_file._source_stamp
-        for kernel in (sum_kernels.probe_sums, kernels.fill_planes)
+        for kernel in (sum_kernels.probe_equal_sums, kernels.fill_planes)
         if hasattr(kernel, "_cache") and hasattr(kernel._cache, "_cache_file")
     ]
     if len(stamps) < 2:

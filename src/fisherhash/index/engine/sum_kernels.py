@@ -810,7 +810,7 @@ def _equal(weights: Any) -> Any:
 
 
 @_jit
-def probe_sums(
+def probe_equal_sums(
     queries: Any,
     weights: Any,
     fine_queries: Any,
@@ -823,7 +823,6 @@ def probe_sums(
     masks: Any,
     offsets: Any,
     length: int,
-    room: int,
     budget: int,
     lookup: int,
     entries: Any,
@@ -837,10 +836,11 @@ def probe_sums(
 ) -> None:
     """Fill found, costs and fines (n_queries, k) for the queries ``first`` to ``last``.
 
-    queries (n_queries, words), weights (n_queries, bits), fine_queries (n_queries, fine words) and
-    fine_weights (n_queries,); done and tally are those of ``probe_nearest``, room that of
-    ``probe_ranked``. entries (tables, items) are in the order of the buckets; fine (positions, fine
-    words) and places (positions,) in their own, with FINE_GROUP rows of fine more.
+    All bits of a query cost the same, and not nothing. queries (n_queries, words), weights
+    (n_queries, bits), fine_queries (n_queries, fine words) and fine_weights (n_queries,); done and
+    tally are those of ``probe_nearest``. entries (tables, items) are in the order of the buckets;
+    fine (positions, fine words) and places (positions,) in their own, with FINE_GROUP rows of fine
+    more.
     """
     k = found.shape[1]
     tables = len(directory)
@@ -854,20 +854,70 @@ def probe_sums(
     totals = np.zeros(LEVELS, dtype=np.int64)
     parts = np.zeros((queries.shape[1], MOST_TABLES), dtype=queries.dtype)
     bounds = np.zeros(MOST_TABLES, dtype=queries.dtype)
+    kind: Any = queries.dtype.type
     for bit in range(tables * length):
-        mark = parts.dtype.type(1) << parts.dtype.type(size - 1 - bit % size)
-        parts[bit // size, bit // length] |= mark
-    # what weights that differ need
-    varied = False
+        parts[bit // size, bit // length] |= kind(1) << kind(size - 1 - bit % size)
     for q in range(first, last):
-        varied = varied or _equal(weights[q]) == 0
-    more = tables if varied else 0
+        weight = fine_weights[q]
+        shift = _shift(weights[q], weight, fine.shape[1])
+        sketch = _sketch(fine_queries[q])
+        _begin(totals, state, _MOST_SUM)
+        end = _probe_equal(
+            queries[q], weights[q, 0], directory, words, stride, masks, offsets, length, bits,
+            budget, lookup, parts, bounds, entries, queue, spare, pending, fine, places,
+            fine_queries[q], sketch, weight, shift, k, rows, state, totals,
+        )  # fmt: skip
+        if end == COMPLETE:
+            _finish(rows, state, shift, found[q], costs[q], fines[q])
+            done[q] = 1
+        else:
+            tally[1] += 1
+        tally[0] += 1
+        if tally[1] >= 4 and 2 * tally[1] > tally[0]:
+            break
+
+
+@_jit
+def probe_weighted_sums(
+    queries: Any,
+    weights: Any,
+    fine_queries: Any,
+    fine_weights: Any,
+    first: int,
+    last: int,
+    directory: Any,
+    words: Any,
+    stride: int,
+    length: int,
+    room: int,
+    budget: int,
+    lookup: int,
+    entries: Any,
+    fine: Any,
+    places: Any,
+    found: Any,
+    costs: Any,
+    fines: Any,
+    done: Any,
+    tally: Any,
+) -> None:
+    """The same for any weights; ``room`` is that of ``probe_ranked``."""
+    k = found.shape[1]
+    tables = len(directory)
+    bits = weights.shape[1]
+    size = 8 * words.itemsize
+    queue = np.empty(_QUEUE + WORD_GROUP, dtype=np.uint64)
+    spare = np.empty(_QUEUE + WORD_GROUP, dtype=np.uint64)
+    pending = np.empty((_PENDING, 3), dtype=np.int64)
+    rows = np.empty((2 * k + 512, 4), dtype=np.int64)
+    state = np.zeros(5, dtype=np.int64)
+    totals = np.zeros(LEVELS, dtype=np.int64)
     by_bit = np.zeros(size * queries.shape[1], dtype=np.int64)
-    rising = np.zeros((more, length), dtype=np.int64)
-    patterns = np.zeros((more, length), dtype=np.int64)
-    heaps = np.empty((more, room + 2), dtype=np.uint64)
-    looked = np.empty((more, room + 2), dtype=np.int64)
-    seen = np.zeros((more, ((1 << length) + 63) >> 6), dtype=np.uint64)
+    rising = np.zeros((tables, length), dtype=np.int64)
+    patterns = np.zeros((tables, length), dtype=np.int64)
+    heaps = np.empty((tables, room + 2), dtype=np.uint64)
+    looked = np.empty((tables, room + 2), dtype=np.int64)
+    seen = np.zeros((tables, ((1 << length) + 63) >> 6), dtype=np.uint64)
     planes = np.zeros((_PLANES, queries.shape[1]), dtype=queries.dtype)
     other = np.zeros(queries.shape[1], dtype=queries.dtype)
     for q in range(first, last):
@@ -875,22 +925,13 @@ def probe_sums(
         shift = _shift(weights[q], weight, fine.shape[1])
         sketch = _sketch(fine_queries[q])
         _begin(totals, state, _MOST_SUM)
-        equal = _equal(weights[q])
-        if equal:
-            end = _probe_equal(
-                queries[q], equal, directory, words, stride, masks, offsets, length, bits, budget,
-                lookup, parts, bounds, entries, queue, spare, pending, fine, places,
-                fine_queries[q], sketch, weight, shift, k, rows, state, totals,
-            )  # fmt: skip
-        else:
-            for bit in range(bits):
-                by_bit[(bit // size + 1) * size - 1 - bit % size] = weights[q, bit]
-            end = _probe_weighted(
-                queries[q], by_bit, weights[q], directory, words, stride, length, budget, lookup,
-                rising, patterns, heaps, looked, seen, planes, other, entries, queue, spare,
-                pending, fine, places, fine_queries[q], sketch, weight, shift, k, rows, state,
-                totals,
-            )  # fmt: skip
+        for bit in range(bits):
+            by_bit[(bit // size + 1) * size - 1 - bit % size] = weights[q, bit]
+        end = _probe_weighted(
+            queries[q], by_bit, weights[q], directory, words, stride, length, budget, lookup,
+            rising, patterns, heaps, looked, seen, planes, other, entries, queue, spare, pending,
+            fine, places, fine_queries[q], sketch, weight, shift, k, rows, state, totals,
+        )  # fmt: skip
         if end == COMPLETE:
             _finish(rows, state, shift, found[q], costs[q], fines[q])
             done[q] = 1

@@ -102,14 +102,21 @@ def summed_by_buckets(
     words = multi_index.query_words(tables, codes)
     offsets, masks = tables.masks
     room = min(1 << tables.length, MOST_LOOKUPS)
+    # not in one kernel, so that one search does not wait until the other is compiled
+    equal = bool((weights == weights[:, :1]).all() and weights[:, 0].min() > 0)
 
     def job(first: int, last: int) -> None:
-        kernels.probe_sums(
-            *(words, weights, own, extra, first, last, tables.directory),
-            *(tables.words.reshape(-1), tables.words.shape[2], masks, offsets, tables.length),
-            *(room, budget, multi_index.lookup_cost(tables), entries),
-            *(layout.fine, layout.places, *results, done, tally),
-        )
+        given = (words, weights, own, extra, first, last, tables.directory)
+        buckets = (tables.words.reshape(-1), tables.words.shape[2])
+        into = (budget, multi_index.lookup_cost(tables), entries, layout.fine, layout.places)
+        if equal:
+            kernels.probe_equal_sums(
+                *(*given, *buckets, masks, offsets, tables.length, *into, *results, done, tally)
+            )
+        else:
+            kernels.probe_weighted_sums(
+                *(*given, *buckets, tables.length, room, *into, *results, done, tally)
+            )
 
     run(job, split(len(codes), min(len(codes), 4 * threads)), threads)
     return results, done
