@@ -53,7 +53,10 @@ def sum_layout(tables: Tables, fine: Bytes, threads: int) -> SumLayout:
     places = np.empty(len(fine), dtype=np.uint32)
     words = np.zeros((len(fine) + kernels.FINE_GROUP, -(-fine.shape[1] // 8)), dtype=np.uint64)
     entries = np.empty(tables.items, dtype=np.uint64)
-    as_bytes = words.view(np.uint8)[:, : fine.shape[1]]
+    # whole words are copied several times as fast as bytes
+    whole = fine.shape[1] % 8 == 0 and fine.flags.c_contiguous
+    source = fine.view(np.uint64) if whole else fine
+    target = words if whole else words.view(np.uint8)[:, : fine.shape[1]]
 
     def fill(first: int, last: int) -> None:
         some, where = order[first:last], begins[first:last]
@@ -64,7 +67,11 @@ def sum_layout(tables: Tables, fine: Bytes, threads: int) -> SumLayout:
             places[begin:end] = some
         for at in range(begin, end, _PART):
             part = slice(at, min(at + _PART, end))
-            as_bytes[part] = fine[places[part]]
+            if whole:
+                # places are in range, and with this mode numpy needs no buffer
+                np.take(source, places[part], axis=0, out=target[part], mode="clip")
+            else:
+                target[part] = source[places[part]]
         kernels.fill_entries(some, where, tables.starts, words, entries)
 
     run(fill, split(tables.items, 4 * threads), threads)
