@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fisherhash.codes import unpack
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.engine import PATHS, Engine, kernels, planner, ranking
+from fisherhash.index.engine import PATHS, Engine, kernels, planner, ranking, sum_kernels, sums
 from fisherhash.index.engine.engine import UNLIMITED
 from fisherhash.index.ranking import (
     COST_BITS,
@@ -242,6 +242,7 @@ def test_sums_are_ranked_in_parts(monkeypatch, path: str) -> None:
     queries = WeightedQueries(codes[:6], None, fine[:6], weight)
     want = brute(codes[:6], codes, np.ones((6, 8), int), 30, fine[:6], fine, weight)
     monkeypatch.setattr(ranking, "_ENTRIES", 200)
+    monkeypatch.setattr(sums, "_ENTRIES", 200)
     assert_ranked(Engine(codes, 8, path=path, fine=fine).rank(queries, 30), want)
 
 
@@ -287,8 +288,8 @@ def test_sums_of_any_collection_on_every_path(data: st.DataObject) -> None:
         if path == "buckets":
             engine._budget = lambda *_: budget
             assert_ranked(engine.rank(queries, k), want)
-            # too many codes for sketches
-            engine._sketches = lambda _: np.zeros((0, 1), np.uint64)
+            # too many codes for entries in the buckets
+            engine._bucket_entries = lambda _: None
             assert_ranked(engine.rank(queries, k), want)
 
 
@@ -301,7 +302,7 @@ def no_scan(*_: object) -> None:
 def test_buckets_alone_find_the_best_sums(
     monkeypatch, bits: int, fine_bits: int, distinct: bool
 ) -> None:
-    monkeypatch.setattr(ranking, "summed_by_scan", no_scan)
+    monkeypatch.setattr(sums, "summed_by_scan", no_scan)
     monkeypatch.setattr(ranking, "ranked_by_scan", no_scan)
     rng = np.random.default_rng(bits)
     n = 20_000
@@ -341,20 +342,94 @@ def test_buckets_alone_find_the_best_sums(
 @given(data=st.data())
 def test_sketches_bound_the_distance_of_second_codes(data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
-    count, width = data.draw(st.integers(1, 9)), data.draw(st.sampled_from([1, 2, 3, 16]))
+    width = data.draw(st.sampled_from([1, 2, 3, 16]))
     share = data.draw(st.sampled_from([0.0, 0.05, 0.5, 1.0]))
-    bits = rng.random((count + 1, 64 * width)) < share
+    bits = rng.random((2, 64 * width)) < share
     words = np.packbits(bits, axis=1).view(np.uint64)
-    sketches = np.zeros(1, np.uint64)
-    kernels.fill_sketches(words[:count], np.array([0, count], np.uint32), 0, 1, sketches)
-    own = np.uint64(kernels._sketch(words[count]))
-    bound = kernels._apart_at_least(sketches[0], own)
-    least = (bits[:count] != bits[count]).sum(axis=1).min()
-    assert 0 <= bound <= least
-    # one code: as many ones in each part is all that is not seen
-    if count == 1 and width < 3:
-        parts = bits.reshape(2, width, 8, 8).sum(axis=(1, 3))
-        assert bound == np.abs(np.diff(np.clip(parts - 4 * width + 8, 0, 15), axis=0)).sum()
+    entry = np.zeros(1, np.uint64)
+    none = np.zeros(0, np.uint32)
+    sum_kernels.fill_entries(np.zeros(1, np.uint32), np.zeros(1, int), none, words[:1], entry)
+    own = np.uint64(sum_kernels._sketch(words[1]))
+    bound = sum_kernels._apart_at_least(entry[0] >> np.uint64(32), own)
+    assert 0 <= bound <= (bits[0] != bits[1]).sum()
+    # as many ones in each part is all that is not seen
+    parts = bits.reshape(2, width, 8, 8).sum(axis=(1, 3))
+    assert bound == np.abs(np.diff(np.clip(parts - 4 * width + 8, 0, 15), axis=0)).sum()
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_second_codes_are_laid_out_by_buckets(data: st.DataObject) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    n, width = data.draw(st.integers(1, 300)), data.draw(st.sampled_from([1, 8, 13, 16]))
+    codes = rng.integers(0, data.draw(st.sampled_from([2, 256])), (n, 4), dtype=np.uint8)
+    fine = rng.integers(0, 256, (n, width), dtype=np.uint8)
+    engine = Engine(codes, 32, path=data.draw(st.sampled_from(["buckets", "scan"])), fine=fine)
+    tables = engine._ready(1)
+    layout = engine._sum_layout(tables)
+    assert sorted(layout.places) == list(range(n))
+    stored = layout.fine[:n].view(np.uint8)[:, :width]
+    np.testing.assert_array_equal(stored, fine[layout.places])
+    begins = layout.entries.astype(np.int64) & ((1 << 31) - 1)
+    listed = (layout.entries >> np.uint64(31)) & np.uint64(1)
+    sizes = np.where(listed, layout.entries >> np.uint64(32), 1).astype(int)
+    starts = tables.starts if len(tables.starts) else np.arange(n + 1)
+    positions = tables.positions if len(tables.starts) else np.arange(n)
+    np.testing.assert_array_equal(sizes, np.diff(starts.astype(int)))
+    for item, (begin, size) in enumerate(zip(begins, sizes, strict=True)):
+        own = positions[starts[item] : starts[item + 1]]
+        np.testing.assert_array_equal(layout.places[begin : begin + size], own)
+    if tables.length:
+        entries = engine._bucket_entries(tables)
+        assert entries is not None
+        np.testing.assert_array_equal(entries, layout.entries[tables.bucket_items])
+    assert engine.describe()["sum_bytes"] >= layout.bytes
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_planes_never_overrate_a_weight(data: st.DataObject) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    largest = data.draw(st.sampled_from([0, 1, 20, 10**9]))
+    weights = rng.integers(0, largest + 1, 64)
+    limit = data.draw(st.integers(0, 64 * largest))
+    planes = np.zeros((4, 1), np.uint64)
+    unit = sum_kernels._fill_planes(weights, limit, planes)
+    marks = (planes >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
+    levels = (marks.astype(np.int64) << np.arange(4)[:, None]).sum(axis=0)
+    rated = np.minimum(weights, limit + 1)
+    assert (levels * unit <= rated).all()
+    assert (rated < (levels + 1) * unit).all()
+
+
+@pytest.mark.parametrize("path", ["buckets", "scan", "unique"])
+@pytest.mark.parametrize("fine_bytes", [1, 8, 16, 17])
+def test_thousands_of_equal_sums_are_ordered_by_position(path: str, fine_bytes: int) -> None:
+    rng = np.random.default_rng(fine_bytes)
+    # more rows of one sum than there is room for
+    codes = np.repeat(rng.integers(0, 256, (3, 5), dtype=np.uint8), 3000, axis=0)
+    fine = np.zeros((9000, fine_bytes), dtype=np.uint8)
+    fine[::7] = 1
+    order = rng.permutation(9000)
+    codes, fine = codes[order], fine[order]
+    engine = Engine(codes, 40, path=path, fine=fine)
+    for weights in (None, np.tile(np.arange(40), (2, 1))):
+        for extra in (0, 1, 2**40):
+            queries = WeightedQueries(codes[:2], weights, fine[:2] ^ 1, np.full(2, extra))
+            for k in (1, 50, 2000):
+                want = ranked_by_numpy(queries, codes, k, fine)
+                assert_ranked(engine.rank(queries, k), want)
+
+
+def test_sum_kernels_are_compiled_again_when_the_kernels_change() -> None:
+    stamps = [
+        kernel._cache._cache_file._source_stamp
+        for kernel in (sum_kernels.probe_equal_sums, kernels.fill_planes)
+        if hasattr(kernel, "_cache") and hasattr(kernel._cache, "_cache_file")
+    ]
+    if len(stamps) < 2:
+        pytest.skip("numba has no folder for its cache")
+    assert stamps[0][1] == stamps[1]
 
 
 def test_sums_that_the_buckets_cannot_bound_are_scanned(monkeypatch) -> None:

@@ -20,9 +20,10 @@ from numpy.typing import ArrayLike, NDArray
 from fisherhash.codes import check_bits, check_codes, code_bytes
 from fisherhash.errors import UsageError
 from fisherhash.index.checks import whole_number
-from fisherhash.index.engine import planner, small
+from fisherhash.index.engine import planner, small, sums
 from fisherhash.index.engine import ranking as by_kernels
 from fisherhash.index.engine import tables as search_tables
+from fisherhash.index.engine.sums import SumLayout
 from fisherhash.index.engine.tables import Tables
 from fisherhash.index.ranking import (
     COST_BITS,
@@ -43,8 +44,8 @@ _QUERY = np.uint64(43)
 # items ranked by the first code beyond twice the k wanted, before sums are scanned
 _MORE_RANKED = 64
 _NO_FINE = np.zeros((0, 1), dtype=np.uint64)
-# bytes for bounds of second codes, 8 per item and bucket table; and at most an eighth of the memory
-_MOST_SKETCHES = 1 << 30
+# bytes for entries of second codes, 8 per item and table; and at most an eighth of the memory
+_MOST_ENTRIES = 1 << 30
 
 _log = logging.getLogger(__name__)
 
@@ -120,7 +121,8 @@ class Engine:
         self.codes = _plain(codes)
         self.fine = fine
         self._fine_words: tuple[Tables, NDArray[np.uint64]] | None = None
-        self._sketched: tuple[Tables, NDArray[np.uint64]] | None = None
+        self._layout: tuple[Tables, SumLayout] | None = None
+        self._entries: tuple[Tables, NDArray[np.uint64] | None] | None = None
         self.threads = available_cores() if threads is None else max(1, threads)
         self.path = path
         self._lock = threading.Lock()
@@ -190,39 +192,57 @@ class Engine:
         return fine
 
     def _rank(self, queries: WeightedQueries, k: int) -> Ranked:
-        codes, weights, fine, extra = queries
-        kind, plan = ("rank", self._rank_plan) if extra is None else ("sum", self._sum_plan)
+        summed = queries.fine_weight is not None
+        kind, plan = ("sum", self._sum_plan) if summed else ("rank", self._rank_plan)
         # numpy has no fast way to add weights
-        effort = 1 if weights is None else self.codes.shape[1]
-        if not k or not len(codes) or self._is_small(effort * len(codes), kind):
+        effort = 1 if queries.weights is None else self.codes.shape[1]
+        count = len(queries.codes)
+        if not k or not count or self._is_small(effort * count, kind):
             return ranked_by_numpy(queries, self.codes, k, self.fine)
-        queries = queries._replace(codes=_plain(codes))
-        tables = self._ready(len(codes))
+        queries = queries._replace(codes=_plain(queries.codes))
+        tables = self._ready(count)
         planner.loaded.add(self._kernels(kind))
-        budget = self._budget(tables, len(codes), k, plan)
-        if not budget:
-            return self._rank_by_scan(tables, queries, k)
-        stored = self._fine(tables) if fine is not None else _NO_FINE
-        sketches = self._sketches(tables) if extra is not None else _NO_FINE
+        budget = self._budget(tables, count, k, plan)
+        by_scan = self._sum_by_scan if summed else self._rank_by_scan
+        entries = self._bucket_entries(tables) if budget and summed else None
+        if not budget or (summed and entries is None):
+            return by_scan(tables, queries, k)
+        stored = self._fine(tables) if queries.fine is not None and not summed else _NO_FINE
         began = time.perf_counter()
-        results, done = by_kernels.ranked_by_buckets(
-            tables, queries, k, stored, sketches, self.threads, budget
-        )
-        late = planner.is_late(time.perf_counter() - began, tables, len(codes), self.threads)
+        if entries is not None:
+            results, done = sums.summed_by_buckets(
+                tables, queries, k, self._sum_layout(tables), entries, self.threads, budget
+            )
+        else:
+            results, done = by_kernels.ranked_by_buckets(
+                tables, queries, k, stored, self.threads, budget
+            )
+        late = planner.is_late(time.perf_counter() - began, tables, count, self.threads)
         left = np.flatnonzero(done == 0)
-        plan.learn(k, len(codes), len(left), 0, late=late)
+        plan.learn(k, count, len(left), 0, late=late)
         if len(left):
-            rest = self._rank_by_scan(tables, queries.part(left), k)
+            rest = by_scan(tables, queries.part(left), k)
             for result, values in zip(results, rest, strict=True):
                 result[left] = values
         return results
 
     def _rank_by_scan(self, tables: Tables, queries: WeightedQueries, k: int) -> Ranked:
         stored = self._fine(tables) if queries.fine is not None else _NO_FINE
-        if queries.fine_weight is None:
-            return by_kernels.ranked_by_scan(tables, queries, k, stored, self.threads)
-        near = self._rank(queries._replace(fine_weight=None), min(len(self), 2 * k + _MORE_RANKED))
-        return by_kernels.summed_by_scan(tables, queries, near, k, stored, self.threads)
+        return by_kernels.ranked_by_scan(tables, queries, k, stored, self.threads)
+
+    def _sum_by_scan(self, tables: Tables, queries: WeightedQueries, k: int) -> Ranked:
+        count = min(len(self), 2 * k + _MORE_RANKED)
+        codes, weights, second, _ = queries
+        if weights is None or (weights == weights[:, :1]).all():
+            positions, distances = self.search(codes, count)
+            each = 1 if weights is None else weights[:, :1]
+            near = Ranked(positions, distances * each, np.zeros_like(positions))
+        else:
+            near = self._rank(WeightedQueries(codes, weights), count)
+        if second is not None and self.fine is not None:
+            near = near._replace(fines=sums.fine_distances(near, second, self.fine))
+        layout = self._sum_layout(tables)
+        return sums.summed_by_scan(tables, queries, near, k, layout, self.threads)
 
     def _fine(self, tables: Tables) -> NDArray[np.uint64]:
         """The second codes in the order of the tables' lists: those of equal codes lie together."""
@@ -233,16 +253,24 @@ class Engine:
                 self._fine_words = tables, _plain(by_kernels.fine_words(ordered))
             return self._fine_words[1]
 
-    def _sketches(self, tables: Tables) -> NDArray[np.uint64]:
-        """Bounds of the second codes beside the first ones in the buckets; none if too large."""
-        fine = self._fine(tables)
+    def _sum_layout(self, tables: Tables) -> SumLayout:
+        """The second codes as sums read them."""
         with self._lock:
-            if self._sketched is None or self._sketched[0] is not tables:
+            if self._layout is None or self._layout[0] is not tables:
+                fine = self.fine if self.fine is not None else np.zeros((0, 8), np.uint8)
+                self._layout = tables, sums.sum_layout(tables, fine, self.threads)
+            return self._layout[1]
+
+    def _bucket_entries(self, tables: Tables) -> NDArray[np.uint64] | None:
+        """Where the second codes of what is in the buckets are; None if that is too large."""
+        layout = self._sum_layout(tables)
+        with self._lock:
+            if self._entries is None or self._entries[0] is not tables:
                 free, size = available_memory(), 8 * tables.bucket_items.size
-                fits = size <= _MOST_SKETCHES and (free is None or size <= free // 8)
-                made = by_kernels.fine_sketches(tables, fine, self.threads) if fits else _NO_FINE
-                self._sketched = tables, made
-            return self._sketched[1]
+                fits = size <= _MOST_ENTRIES and (free is None or size <= free // 8)
+                made = sums.bucket_entries(tables, layout.entries, self.threads) if fits else None
+                self._entries = tables, made
+            return self._entries[1]
 
     def within(
         self, queries: ArrayLike, radius: int
@@ -325,6 +353,11 @@ class Engine:
                 "bucket_bits": tables.length,
                 "table_bytes": tables.bytes,
             }
+        summed = self._layout[1].bytes if self._layout is not None else 0
+        if self._entries is not None and self._entries[1] is not None:
+            summed += self._entries[1].nbytes
+        if summed:
+            about["sum_bytes"] = summed
         if self._build_seconds is not None:
             about["build_seconds"] = round(self._build_seconds, 3)
         kernels = sys.modules.get("fisherhash.index.engine.kernels")

@@ -3,7 +3,7 @@
 They release the GIL and are called from plain threads: numba's own parallel layer would make a
 later ``fork`` of the process unsafe and would take much longer to compile. They are all in this one
 file because numba rebuilds a cached kernel when its own file changes, but not when a kernel that it
-calls does.
+calls does; only those of sums are in sum_kernels.py, which sees to that itself.
 
 Terms. An *item* is one distinct code with the list of positions that hold it; items are
 numbered by their first position, so that (distance, item) order is (distance, first position)
@@ -36,10 +36,6 @@ _ONE = np.uint64(1)
 _ITEM = np.uint64((1 << 32) - 1)
 _ITEM_BITS = np.uint64(32)
 _DIGIT = np.uint64(255)
-# in every byte of a word: the lowest bit, the lower half, the highest bit
-_ONES = 0x0101010101010101
-_LOWS = 0x0F * _ONES
-_TOPS = 0x80 * _ONES
 # the distance in a record, below the number of the query
 _DISTANCE = np.uint64(2047)
 
@@ -49,18 +45,13 @@ TOO_DEAR = 1
 TOO_MANY = 2
 # cost of one item that is examined further, in compared codes
 _KEPT = 256
-# more for one whose second codes are read, and for each of these
-_READ, _READ_EACH = 256, 8
 # items that wait to be examined, while the memory fetches them
 _QUEUE = 128
 # how many look-ups ahead the memory is prefetched
 _AHEAD = 8
-# words of second codes that are prefetched of one item
-_LONG_LIST = 64
 # places in the state of a search of buckets
-_COUNT, _FOUND, _CUT, _BOUND, _WORK = range(5)
+_COUNT, _FOUND, _CUT, _BOUND = range(4)
 _NO_BOUND = 1 << 40
-_MOST_SUM = (1 << 63) - 1
 
 _I1, _I8, _I16, _I32, _I64 = (ir.IntType(size) for size in (1, 8, 16, 32, 64))
 
@@ -344,72 +335,6 @@ def _typed_cheap_mask(
     return types.uint64(words, integer, integer, query, never, rarely, words.dtype), emit
 
 
-def _typed_sum_mask(
-    typing_context: Any,
-    words: Any,
-    place: Any,
-    stride: Any,
-    query: Any,
-    sketches: Any,
-    at: Any,
-    own: Any,
-    equal: Any,
-    weight: Any,
-    most: Any,
-) -> Any:
-    """A bit for each of the WORD_GROUP codes from ``place`` on: may its sum be at most ``most``?
-
-    The sum is at least ``equal`` for each bit that differs, plus ``weight`` times what the sketches
-    from ``at`` on say, see ``_apart_at_least``. The codes are those of ``_near_mask``.
-    """
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data, other = (_data(context, builder, signature.args[i], args[i]) for i in (0, 4))
-        queries = context.make_array(signature.args[3])(context, builder, args[3])
-        count = builder.extract_value(queries.shape, 0)
-        element = context.get_value_type(signature.args[0].dtype)
-        group, long = ir.VectorType(element, WORD_GROUP), ir.VectorType(_I64, WORD_GROUP)
-        sums = cgutils.alloca_once(builder, group)
-        builder.store(ir.Constant(group, None), sums)
-        with cgutils.for_range(builder, count) as loop:
-            first = builder.add(args[1], builder.mul(loop.index, args[2]))
-            codes = _load(builder, builder.gep(data, [first]), group)
-            word = builder.load(builder.gep(queries.data, [loop.index]))
-            differing = builder.xor(codes, _spread(builder, word, WORD_GROUP))
-            counts = _popcounts(builder, differing)
-            builder.store(builder.add(builder.load(sums), counts), sums)
-        bits = builder.load(sums)
-        if element.width < 64:
-            bits = builder.zext(bits, long)
-
-        def all_of(value: Any) -> Any:
-            return _spread(builder, value, WORD_GROUP)
-
-        def less(one: Any, other: Any) -> Any:
-            top = all_of(_I64(_TOPS))
-            lifted = builder.sub(builder.or_(one, top), other)
-            marks = builder.and_(lifted, top)
-            marks = builder.sub(marks, builder.lshr(marks, all_of(_I64(7))))
-            return builder.and_(lifted, marks)
-
-        ranges = _load(builder, builder.gep(other, [args[5]]), long)
-        lows = builder.and_(ranges, all_of(_I64(_LOWS)))
-        highs = builder.and_(builder.lshr(ranges, all_of(_I64(4))), all_of(_I64(_LOWS)))
-        values = all_of(args[6])
-        outside = builder.add(less(lows, values), less(values, highs))
-        apart = builder.lshr(builder.mul(outside, all_of(_I64(_ONES))), all_of(_I64(56)))
-        costs = builder.mul(bits, all_of(args[7]))
-        total = builder.add(costs, builder.mul(apart, all_of(args[8])))
-        few = builder.icmp_signed("<=", total, all_of(args[9]))
-        return builder.zext(builder.bitcast(few, ir.IntType(WORD_GROUP)), _I64)
-
-    integer = types.int64
-    signature = types.uint64(
-        words, integer, integer, query, sketches, integer, types.uint64, integer, integer, integer
-    )
-    return signature, emit
-
-
 def _saturating_sum(builder: Any, one: Any, other: Any) -> Any:
     kind = one.type
     function = cgutils.get_or_insert_function(
@@ -514,7 +439,6 @@ _block_below: Any = intrinsic(_typed_block_below)
 _below_mask: Any = intrinsic(_typed_below_mask)
 _near_mask: Any = intrinsic(_typed_near_mask)
 _cheap_mask: Any = intrinsic(_typed_cheap_mask)
-_sum_mask: Any = intrinsic(_typed_sum_mask)
 _block_cheap: Any = intrinsic(_typed_block_cheap)
 
 
@@ -1585,7 +1509,6 @@ def _start(totals: Any, state: Any) -> None:
     for level in range(len(totals)):
         totals[level] = 0
     state[_COUNT] = 0
-    state[_WORK] = 0
     state[_FOUND] = 0
     state[_CUT] = len(totals) - 1
     state[_BOUND] = ~np.uint64(0)
@@ -1759,197 +1682,6 @@ def _pop(heap: Any, size: int) -> Any:
 
 
 @_jit
-def _sketch(code: Any) -> Any:
-    """Eight numbers from 0 to 15, one in each byte of a word, by which second codes are bounded.
-
-    The n-th is the number of ones in the n-th bytes of all words. It changes by at most 1 when a
-    bit does; what is outside the range is moved to its ends.
-    """
-    sketch = np.uint64(0)
-    middle = 4 * len(code) - 8
-    for byte in range(8):
-        ones = np.int64(0)
-        for w in range(len(code)):
-            ones += np.int64(_popcount((code[w] >> np.uint64(8 * byte)) & _DIGIT))
-        sketch |= np.uint64(min(max(ones - middle, 0), 15)) << np.uint64(8 * byte)
-    return sketch
-
-
-@_jit
-def fill_sketches(fine: Any, starts: Any, first: int, last: int, sketches: Any) -> None:
-    """Ranges of the sketches of the items ``first`` to ``last``.
-
-    A byte of sketches (items,) holds the least number in its lower half and the largest in its
-    upper half.
-    """
-    for item in range(first, last):
-        place = np.int64(item)
-        end = place + 1
-        if len(starts):
-            place = np.int64(starts[item])
-            end = np.int64(starts[item + 1])
-        least = largest = _sketch(fine[place])
-        for other in range(place + 1, end):
-            sketch = _sketch(fine[other])
-            largest += _less(sketch, largest)
-            least -= _less(least, sketch)
-        sketches[item] = least | (largest << np.uint64(4))
-
-
-@_jit
-def _less(one: Any, other: Any) -> Any:
-    """``one - other`` for each byte, both below 128; 0 where that is negative."""
-    lifted = (one | np.uint64(_TOPS)) - other
-    marks = lifted & np.uint64(_TOPS)
-    return lifted & (marks - (marks >> np.uint64(7)))
-
-
-@_jit
-def _apart_at_least(ranges: Any, own: Any) -> Any:
-    """A number that no second code of an item is nearer than; ``own`` is the query's sketch."""
-    lows = ranges & np.uint64(_LOWS)
-    highs = (ranges >> np.uint64(4)) & np.uint64(_LOWS)
-    outside = _less(lows, own) + _less(own, highs)
-    return np.int64((outside * np.uint64(_ONES)) >> np.uint64(56))
-
-
-@_jit
-def _add_sum(heap: Any, size: int, total: int, position: int, cost: int, apart: int) -> Any:
-    """Add a row to the best of a query, unless they are full and better; returns their number.
-
-    heap (k, 4) has rows of (sum, position, cost, fine distance), the last in order at the root.
-    """
-    place = np.int64(0)
-    if size == len(heap):
-        if total > heap[0, 0] or (total == heap[0, 0] and position > heap[0, 1]):
-            return size
-        while 2 * place + 1 < size:
-            child = 2 * place + 1
-            other = min(child + 1, size - 1)
-            if heap[other, 0] > heap[child, 0] or (
-                heap[other, 0] == heap[child, 0] and heap[other, 1] > heap[child, 1]
-            ):
-                child = other
-            if heap[child, 0] < total or (heap[child, 0] == total and heap[child, 1] < position):
-                break
-            for column in range(4):
-                heap[place, column] = heap[child, column]
-            place = child
-    else:
-        place = np.int64(size)
-        size += 1
-        while place:
-            parent = (place - 1) >> 1
-            if heap[parent, 0] > total or (heap[parent, 0] == total and heap[parent, 1] > position):
-                break
-            for column in range(4):
-                heap[place, column] = heap[parent, column]
-            place = parent
-    heap[place, 0] = total
-    heap[place, 1] = position
-    heap[place, 2] = cost
-    heap[place, 3] = apart
-    return size
-
-
-@_jit
-def _add_item(
-    key: Any,
-    starts: Any,
-    positions: Any,
-    fine: Any,
-    query: Any,
-    weight: int,
-    most: int,
-    heap: Any,
-    size: int,
-) -> Any:
-    """Add all positions of an item to the best sums, see ``_add_sum``; returns their number.
-
-    key is (cost << 32 | item), query (words,) the query's second code. Sums above ``most`` are
-    left out.
-    """
-    cost = np.int64(key >> _ITEM_BITS)
-    place = np.int64(key & _ITEM)
-    end = place + 1
-    if len(starts):
-        end = np.int64(starts[place + 1])
-        place = np.int64(starts[place])
-    if size == len(heap):
-        most = min(most, heap[0, 0])
-    while place < end:
-        apart = _apart(fine, place, query)
-        total = cost + weight * apart
-        if total <= most:
-            position = np.int64(positions[place]) if len(starts) else place
-            size = _add_sum(heap, size, total, position, cost, apart)
-            if size == len(heap):
-                most = min(most, heap[0, 0])
-        place += 1
-    return size
-
-
-@_jit
-def _take_sums(
-    queue: Any,
-    count: int,
-    starts: Any,
-    positions: Any,
-    fine: Any,
-    query: Any,
-    weight: int,
-    heap: Any,
-    state: Any,
-) -> None:
-    """Add the items of keys that wait in the queue to the best sums.
-
-    state is that of ``_take``: the k-th sum is the bound, since no item is better than its cost.
-    """
-    for i in range(count):
-        place = np.int64(queue[i] & _ITEM)
-        end = place + 1
-        if len(starts):
-            end = np.int64(starts[place + 1])
-            place = np.int64(starts[place])
-        state[_WORK] += np.uint64(_READ + _READ_EACH * (end - place))
-        # the processor itself foresees what is read of longer lists
-        end = min(end * len(query), place * len(query) + _LONG_LIST)
-        for word in range(place * len(query), end, 8):
-            _prefetch(fine, word)
-    size = np.int64(state[_COUNT])
-    for i in range(count):
-        most = np.int64(state[_BOUND] >> _ITEM_BITS)
-        if np.int64(queue[i] >> _ITEM_BITS) <= most:
-            size = _add_item(
-                queue[i], starts, positions, fine, query, weight, np.int64(_MOST_SUM), heap, size
-            )
-            if size == len(heap):
-                bound = min(np.uint64(heap[0, 0]), _ITEM)
-                state[_BOUND] = (bound << _ITEM_BITS) | _ITEM
-    state[_COUNT] = size
-
-
-@_jit
-def _sort_sums(heap: Any, size: int, found: Any, costs: Any, fines: Any) -> None:
-    """Fill one query's results from its best sums, which are lost."""
-    for last in range(size - 1, -1, -1):
-        found[last] = heap[0, 1]
-        costs[last] = heap[0, 2]
-        fines[last] = heap[0, 3]
-        if last:
-            # the row at the end takes the place of the root
-            row = heap[last]
-            _add_sum(heap[:last], last, row[0], row[1], row[2], row[3])
-
-
-@_jit
-def _most_sum(sums: Any, state: Any) -> Any:
-    """The highest sum that may still be needed."""
-    full = len(sums) > 0 and np.int64(state[_COUNT]) == len(sums)
-    return sums[0, 0] if full else np.int64(_MOST_SUM)
-
-
-@_jit
 def _examine(
     query: Any,
     by_bit: Any,
@@ -1958,7 +1690,6 @@ def _examine(
     stride: int,
     items: Any,
     starts: Any,
-    positions: Any,
     length: int,
     table: int,
     seen: Any,
@@ -1972,23 +1703,13 @@ def _examine(
     other: Any,
     keys: Any,
     spare: Any,
-    fine: Any,
-    sketches: Any,
-    fine_query: Any,
-    sketch: Any,
-    fine_weight: int,
-    sums: Any,
 ) -> bool:
-    """Take the places that wait in the queue into keys; False when there is no room for them.
-
-    Where sums (k, 4) has room, it takes the items instead, with their second codes.
-    """
+    """Take the places that wait in the queue into keys; False when there is no room for them."""
     tables = len(items)
     size = 8 * words.itemsize
     base = table * len(query) * stride
     kept = np.int64(0)
     limit = _limit(state, shift)
-    reached = _most_sum(sums, state)
     for i in range(waiting):
         place = np.int64(queue[i])
         cost = np.int64(0)
@@ -2003,10 +1724,6 @@ def _examine(
                 left &= left - _ONE
         if cost > limit:
             continue
-        if len(sums) and len(sketches) and not equal:
-            apart = _apart_at_least(sketches[table, place], sketch)
-            if cost + fine_weight * apart > reached:
-                continue
         new = True
         if tables > 1:
             for t in range(tables):
@@ -2021,9 +1738,6 @@ def _examine(
                 _prefetch(starts, item)
             queue[kept] = (np.uint64(cost) << _ITEM_BITS) | np.uint64(item)
             kept += 1
-    if len(sums):
-        _take_sums(queue, kept, starts, positions, fine, fine_query, fine_weight, sums, state)
-        return True
     for i in range(kept):
         if not _take(queue[i], starts, shift, k, ties, keys, spare, totals, state):
             return False
@@ -2040,7 +1754,6 @@ def _probe_ranked(
     stride: int,
     items: Any,
     starts: Any,
-    positions: Any,
     length: int,
     shift: int,
     k: int,
@@ -2060,12 +1773,6 @@ def _probe_ranked(
     other: Any,
     keys: Any,
     spare: Any,
-    fine: Any,
-    sketches: Any,
-    fine_query: Any,
-    sketch: Any,
-    fine_weight: int,
-    sums: Any,
 ) -> Any:
     """Find the cheapest items of one query; it ends like ``_probe``.
 
@@ -2073,7 +1780,7 @@ def _probe_ranked(
     from the query's own. A set of bits leads to two others, which cost as much or more: with the
     next bit in addition, and with it in place of the last one. An item that no table has reached
     costs at least the sum of what the tables come to next, so a table first looks up everything of
-    one cost. sums (k, 4) receives the best sums with the second code instead, unless it is empty.
+    one cost.
     """
     tables = len(directory)
     room = heaps.shape[1]
@@ -2101,11 +1808,6 @@ def _probe_ranked(
     work = np.int64(0)
     limit = _limit(state, shift)
     most = _fill_filter(by_bit, limit, never, rarely)
-    # then one test is for both codes
-    summed = len(sums) > 0 and len(sketches) > 0 and equal > 0
-    highest = _most_sum(sums, state)
-    # with real weights, most items are passed over by their sketches only here
-    kept = _KEPT // 2 if len(sums) and not equal else _KEPT
     table = 0
     reached = np.int64(-1)
     end = -1
@@ -2150,15 +1852,9 @@ def _probe_ranked(
         while group < stop and end < 0:
             waiting = np.int64(0)
             while group < stop and waiting <= _QUEUE - WORD_GROUP:
-                if summed:
-                    mask = _sum_mask(
-                        words, base + group, stride, query, sketches,
-                        table * sketches.shape[1] + group, sketch, equal, fine_weight, highest,
-                    )  # fmt: skip
-                else:
-                    mask = _cheap_mask(
-                        words, base + group, stride, query, never, rarely, words.dtype.type(most)
-                    )
+                mask = _cheap_mask(
+                    words, base + group, stride, query, never, rarely, words.dtype.type(most)
+                )
                 if stop - group < WORD_GROUP:
                     mask &= (_ONE << np.uint64(stop - group)) - _ONE
                 while mask:
@@ -2168,19 +1864,16 @@ def _probe_ranked(
                     queue[waiting] = place
                     waiting += 1
                 group += WORD_GROUP
-            work += waiting * kept
+            work += waiting * _KEPT
             if not _examine(
-                query, by_bit, equal, words, stride, items, starts, positions, length, table, seen,
-                shift, k, ties, queue, waiting, state, totals, other, keys, spare, fine, sketches,
-                fine_query, sketch, fine_weight, sums,
+                query, by_bit, equal, words, stride, items, starts, length, table, seen, shift, k,
+                ties, queue, waiting, state, totals, other, keys, spare,
             ):  # fmt: skip
                 end = TOO_MANY
-            highest = _most_sum(sums, state)
             if _limit(state, shift) < limit:
                 limit = _limit(state, shift)
-                if not summed:
-                    most = _fill_filter(by_bit, limit, never, rarely)
-            if work + np.int64(state[_WORK]) > budget and end < 0:
+                most = _fill_filter(by_bit, limit, never, rarely)
+            if work > budget and end < 0:
                 end = TOO_DEAR
         if end < 0:
             least = np.int64(0)
@@ -2188,11 +1881,7 @@ def _probe_ranked(
                 least += nexts[t]
             if sizes[table] == 0 or least > limit:
                 end = COMPLETE
-            elif (
-                sizes[table] + 2 > room
-                or counts[table] == room
-                or work + np.int64(state[_WORK]) > budget
-            ):
+            elif sizes[table] + 2 > room or counts[table] == room or work > budget:
                 end = TOO_DEAR
     for table in range(tables):
         for i in range(counts[table]):
@@ -2218,9 +1907,7 @@ def probe_ranked(
     budget: int,
     lookup: int,
     fine: Any,
-    sketches: Any,
     fine_queries: Any,
-    fine_weights: Any,
     found: Any,
     costs: Any,
     fines: Any,
@@ -2230,9 +1917,7 @@ def probe_ranked(
     """Fill found, costs and fines (n_queries, k) for the queries ``first`` to ``last``.
 
     queries (n_queries, words) and weights (n_queries, bits); done and tally are those of
-    ``probe_nearest``. At most ``room`` bucket numbers are looked up in one table. With fine_weights
-    (n_queries,) the order is by cost + weight * fine distance; they are empty otherwise. sketches
-    (tables, items) are those of the items in the buckets, or empty; they save time.
+    ``probe_nearest``. At most ``room`` bucket numbers are looked up in one table.
     """
     k = found.shape[1]
     tables = len(directory)
@@ -2248,10 +1933,9 @@ def probe_ranked(
     other = np.zeros(queries.shape[1], dtype=queries.dtype)
     totals = np.zeros(levels, dtype=np.int64)
     queue = np.empty(_QUEUE, dtype=np.uint64)
-    state = np.empty(5, dtype=np.uint64)
+    state = np.empty(4, dtype=np.uint64)
     keys = np.empty(2 * k + 1024, dtype=np.uint64)
     spare = np.empty(len(keys), dtype=np.uint64)
-    sums = np.empty((k if len(fine_weights) else 0, 4), dtype=np.int64)
     for q in range(first, last):
         total = np.int64(0)
         for bit in range(weights.shape[1]):
@@ -2260,14 +1944,11 @@ def probe_ranked(
         shift = np.int64(0)
         while total >> shift >= levels:
             shift += 1
-        fine_weight = fine_weights[q] if len(fine_weights) else np.int64(0)
-        sketch = _sketch(fine_queries[q])
         while True:
             end = _probe_ranked(
-                queries[q], by_bit, weights[q], directory, words, stride, items, starts, positions,
-                length, shift, k, len(fine) > 0, budget, lookup, rising, patterns, heaps, looked,
-                seen, never, rarely, queue, state, totals, other, keys, spare, fine,
-                sketches, fine_queries[q], sketch, fine_weight, sums,
+                queries[q], by_bit, weights[q], directory, words, stride, items, starts, length,
+                shift, k, len(fine) > 0, budget, lookup, rising, patterns, heaps, looked, seen,
+                never, rarely, queue, state, totals, other, keys, spare,
             )  # fmt: skip
             if end != TOO_MANY:
                 break
@@ -2275,13 +1956,10 @@ def probe_ranked(
             spare = np.empty(len(keys), dtype=np.uint64)
         if end == COMPLETE:
             count = np.int64(state[_COUNT])
-            if len(sums):
-                _sort_sums(sums, count, found[q], costs[q], fines[q])
-            else:
-                _rank(
-                    keys, spare, count, starts, positions, fine, fine_queries[q], found[q],
-                    costs[q], fines[q],
-                )  # fmt: skip
+            _rank(
+                keys, spare, count, starts, positions, fine, fine_queries[q], found[q], costs[q],
+                fines[q],
+            )  # fmt: skip
             done[q] = 1
         else:
             tally[1] += 1
@@ -2338,7 +2016,7 @@ def scan_ranked(
     halves = np.zeros((len(queries), 2 * width, 16), dtype=np.int64)
     bounds = np.zeros((len(queries), 2 * width, 16), dtype=np.uint8)
     totals = np.zeros((len(queries), levels), dtype=np.int32)
-    states = np.zeros((len(queries), 5), dtype=np.uint64)
+    states = np.zeros((len(queries), 4), dtype=np.uint64)
     # what the bytes are relative to, and from which value on they are too large
     units = np.ones(len(queries), dtype=np.int64)
     rated = np.zeros(len(queries), dtype=np.int64)
@@ -2430,80 +2108,3 @@ def finish_ranked(
                 row, spare, count, starts, positions, fine, fine_queries[q], found[q], costs[q],
                 fines[q],
             )  # fmt: skip
-
-
-@_jit
-def scan_sums(
-    queries: Any,
-    weights: Any,
-    fine_queries: Any,
-    fine_weights: Any,
-    most: Any,
-    planes: Any,
-    total: int,
-    starts: Any,
-    positions: Any,
-    fine: Any,
-    first: int,
-    last: int,
-    tile: int,
-    block: Any,
-    heaps: Any,
-    counts: Any,
-) -> None:
-    """Collect what has the least cost + weight * fine distance in the blocks ``first`` to ``last``.
-
-    queries (b, width), weights (b, bits), fine_queries (b, words) and fine_weights (b,); sums above
-    most (b,) are left out. heaps (b, k, 4) and counts (b,) receive the rows of ``_add_sum``. A
-    second code is read only where the cost alone is not too high; costs are compared as in
-    ``scan_ranked``.
-    """
-    width = queries.shape[1]
-    halves = np.zeros((len(queries), 2 * width, 16), dtype=np.int64)
-    bounds = np.zeros((len(queries), 2 * width, 16), dtype=np.uint8)
-    units = np.ones(len(queries), dtype=np.int64)
-    rated = np.zeros(len(queries), dtype=np.int64)
-    limits = np.zeros(len(queries), dtype=np.int64)
-    for q in range(len(queries)):
-        _fill_halves(weights[q], halves[q])
-        limits[q] = min(most[q], weights[q].sum())
-        rated[q] = limits[q]
-        units[q] = _fill_bounds(halves[q], limits[q], bounds[q])
-        counts[q] = 0
-    for start in range(first, last, tile):
-        stop = min(start + tile, last)
-        for q in range(len(queries)):
-            below = np.uint8(limits[q] // units[q] + 1)
-            # not in the innermost loop, where numba would count their uses
-            heap = heaps[q]
-            own = fine_queries[q]
-            for b in range(start, stop):
-                offset = b * width * PLANE_BLOCK
-                if not _block_cheap(planes, offset, width, queries, q, bounds, below, block):
-                    continue
-                for lane in range(0, PLANE_BLOCK, SCAN_LANES):
-                    mask = _below_mask(block, lane, below)
-                    while mask:
-                        i = lane + _lowest(mask)
-                        mask &= mask - _ONE
-                        item = np.int64(b * PLANE_BLOCK + i)
-                        if item >= total:
-                            break
-                        cost = np.int64(0)
-                        for byte in range(width):
-                            value = planes[offset + byte * PLANE_BLOCK + i] ^ queries[q, byte]
-                            cost += halves[q, 2 * byte, value >> 4]
-                            cost += halves[q, 2 * byte + 1, value & 15]
-                        if cost > limits[q]:
-                            continue
-                        key = (np.uint64(cost) << _ITEM_BITS) | np.uint64(item)
-                        counts[q] = _add_item(
-                            key, starts, positions, fine, own, fine_weights[q], most[q], heap,
-                            counts[q],
-                        )  # fmt: skip
-                        if counts[q] == heaps.shape[1]:
-                            limits[q] = min(limits[q], heaps[q, 0, 0])
-                if 8 * limits[q] < 7 * rated[q]:
-                    rated[q] = limits[q]
-                    units[q] = _fill_bounds(halves[q], limits[q], bounds[q])
-                below = np.uint8(limits[q] // units[q] + 1)

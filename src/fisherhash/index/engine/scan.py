@@ -37,7 +37,8 @@ def pieces(tables: Tables, queries: int, threads: int, most: int) -> tuple[Piece
     return split(queries, -(-queries // size)), split(blocks, threads) or [(0, 0)]
 
 
-def _scratch(bits: int) -> NDArray[np.unsignedinteger]:
+def scratch(bits: int) -> NDArray[np.unsignedinteger]:
+    """Room for the distances of a block."""
     return np.zeros(PLANE_BLOCK, dtype=np.uint8 if bits < 255 else np.uint16)
 
 
@@ -57,13 +58,13 @@ def nearest_by_scan(
     def job(first: int, last: int) -> None:
         shape = (len(parts), last - first, room)
         items = np.empty(shape, dtype=np.uint32)
-        near = np.empty(shape, dtype=_scratch(tables.bits).dtype)
+        near = np.empty(shape, dtype=scratch(tables.bits).dtype)
         counts = np.zeros(shape[:2], dtype=np.int64)
 
         def scan(part: tuple[int, int], *into: NDArray[Any]) -> None:
             kernels.scan_nearest(
                 *(queries[first:last], tables.planes, tables.items, tables.starts),
-                *(*part, tile, k, tables.bits, _scratch(tables.bits), *into),
+                *(*part, tile, k, tables.bits, scratch(tables.bits), *into),
             )
 
         run(scan, zip(parts, items, near, counts, strict=True), len(parts))
@@ -87,7 +88,7 @@ def within_by_scan(
         first, last = queried
         records = kernels.scan_within(
             *(queries[first:last], tables.planes, tables.items),
-            *(*part, tile, radius, _scratch(tables.bits)),
+            *(*part, tile, radius, scratch(tables.bits)),
         )
         records += np.uint64(first << 43)
         return records

@@ -21,14 +21,13 @@ from numpy.typing import NDArray
 
 from fisherhash.codes import code_bytes
 from fisherhash.errors import FisherhashError
-from fisherhash.index.engine.layout import PLANE_BLOCK, TABLES_VERSION, WORD_GROUP
+from fisherhash.index.engine.layout import MOST_TABLES, PLANE_BLOCK, TABLES_VERSION, WORD_GROUP
 from fisherhash.index.engine.pool import run
 
 # longer codes are scanned, because their buckets would take many times the memory of the codes
 LONGEST_PROBED = 128
 # below this many items a scan is always as fast
 FEWEST_PROBED = 4096
-_MOST_TABLES = 6
 _LONGEST_KEY = 24
 # log2 of the bucket size at which scanning a bucket is worth the look-up
 _FULL_BUCKET = 3
@@ -198,7 +197,7 @@ class Tables:
         if 0 < self.length <= _LONGEST_KEY:
             per_code = -(-self.bits // (8 * self.words.itemsize))
             wrong |= {
-                "directory": count == 0
+                "directory": not 1 <= count <= MOST_TABLES
                 or count * self.length > self.bits
                 or self.directory.shape != (count, (1 << self.length) + 1)
                 or np.any(self.directory[:, -1] != self.items),
@@ -347,5 +346,5 @@ def _tables_and_length(bits: int, items: int) -> tuple[int, int]:
     if bits <= min(_LONGEST_KEY, size + _FULL_BUCKET):
         return 1, bits
     count = math.ceil(bits / max(4.0, size - _FULL_BUCKET))
-    count = min(max(2, count), _MOST_TABLES)
+    count = min(max(2, count), MOST_TABLES)
     return count, min(bits // count, _LONGEST_KEY, int(size) + _FULL_BUCKET)
