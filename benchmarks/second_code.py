@@ -1,7 +1,7 @@
 """What a second code changes: P@10 by class and distinct results, with and without it.
 
     python benchmarks/second_code.py [--data tiny100] [--bits 48] [--image-size N] [--seeds 3]
-        [--json results/second-code.json]
+        [--held-out N] [--json results/second-code.json]
 
 A hasher is trained as ``fisherhash train --frozen`` does, once per seed. Every query is compared
 with the whole database, which is ordered by the first code alone, by the first code and inside its
@@ -9,6 +9,9 @@ ties by the second, and by the sum of both distances. P@10 is the share of the t
 share a label with the query, in expectation over ties. The interval is that of the mean difference
 per query, 95 %, where the difference of a query is its mean over the seeds. Two queries share their
 results if both have the same ten in the same order; if their second codes are equal, they must.
+
+With ``--held-out``, some database images that were not trained on are the queries, and the sum is
+compared at several weights of the second distance: this chose the weight of ``ImageIndex``.
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ from numpy.typing import NDArray
 
 from fisherhash import codes
 from fisherhash.data import open_data
-from fisherhash.data.protocols import resolve
+from fisherhash.data.protocols import Split, resolve
+from fisherhash.data.splits import hash_order
+from fisherhash.index.images.nearest import FINE_WEIGHT
 from fisherhash.model.folder import versions
 from fisherhash.training.fitting import fit
 from fisherhash.training.second_code import FINE_BITS
@@ -31,6 +36,8 @@ from fisherhash.training.settings import Settings
 
 K = 10
 BLOCK = 200
+WEIGHTS = (16, 12, 8, 6, 5, 4, 3, 2, 1)
+"""Parts of the second distance that a held-out comparison adds: a sixteenth, a twelfth, …"""
 Distances = NDArray[np.int64]
 
 
@@ -64,12 +71,31 @@ def sharing(found: list[bytes], second: list[bytes]) -> int:
     return sum(len(of[result]) > 1 for result in found)
 
 
+def parts(split: Split, held_out: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Queries and database: those of the split, or database images that were not trained on."""
+    if not held_out:
+        return split.query, split.database
+    free = np.setdiff1d(split.database, split.train)
+    order = hash_order([str(split.names[i]) for i in free.tolist()], range(len(free)), seed=0)
+    queries = free[np.asarray(order[:held_out])]
+    return queries, np.setdiff1d(split.database, queries)
+
+
+def orders(first: Distances, second: Distances, fine_bits: int, *, many: bool) -> dict[str, Any]:
+    """Numbers that order the database for each query, by the name of the order."""
+    found = {"first code": first, "second code inside ties": first * (1 + fine_bits) + second}
+    if not many:
+        return found | {"sum": first * round(1 / FINE_WEIGHT) + second}
+    return found | {f"sum, 1/{share}": first * share + second for share in WEIGHTS}
+
+
 def measure(
-    data: str, bits: int, image_size: int | None, seed: int
+    data: str, bits: int, image_size: int | None, seed: int, held_out: int
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """P@K per query for every order, and how many queries share their results needlessly."""
     collection = open_data(data)
     split = resolve(collection, None)
+    queries, database = parts(split, held_out)
     trained = fit(
         collection,
         method="dfh",
@@ -87,20 +113,17 @@ def measure(
     labels = collection.labels.astype(bool)
     shares: dict[str, list[Any]] = {}
     nearest: dict[str, list[bytes]] = {}
-    weight = 1 + trained.hasher.fine_bits
-    for start in range(0, len(split.query), BLOCK):
-        query = split.query[start : start + BLOCK]
-        relevant = labels[query].astype(np.float32) @ labels[split.database].T > 0
-        first = codes.hamming(found.codes[query], found.codes[split.database]).astype(np.int64)
-        second = codes.hamming(found.fine[query], found.fine[split.database])
-        for name, distances in {
-            "first code": first,
-            "second code inside ties": first * weight + second,
-            "sum": first * round(trained.hasher.fine_bits / bits) + second,
-        }.items():
+    for start in range(0, len(queries), BLOCK):
+        query = queries[start : start + BLOCK]
+        relevant = labels[query].astype(np.float32) @ labels[database].T > 0
+        first = codes.hamming(found.codes[query], found.codes[database]).astype(np.int64)
+        second = codes.hamming(found.fine[query], found.fine[database])
+        ways = orders(first, second, trained.hasher.fine_bits, many=held_out > 0)
+        for name, distances in ways.items():
             shares.setdefault(name, []).append(precision(distances, relevant))
-            nearest.setdefault(name, []).extend(results(distances))
-    fine = [code.tobytes() for code in found.fine[split.query]]
+            if not held_out:
+                nearest.setdefault(name, []).extend(results(distances))
+    fine = [code.tobytes() for code in found.fine[queries]]
     return (
         {name: np.concatenate(parts) for name, parts in shares.items()},
         {name: sharing(rows, fine) for name, rows in nearest.items()},
@@ -114,11 +137,12 @@ def main() -> None:
     parser.add_argument("--bits", type=int, default=48)
     parser.add_argument("--image-size", type=int)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--held-out", type=int, default=0, help="images to query, and more weights")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     runs = []
     for seed in range(args.seeds):
-        runs.append(measure(args.data, args.bits, args.image_size, seed))
+        runs.append(measure(args.data, args.bits, args.image_size, seed, args.held_out))
         print(seed, {name: round(float(row.mean()), 4) for name, row in runs[-1][0].items()})
     rows: dict[str, Any] = {}
     base = np.mean([shares["first code"] for shares, _ in runs], axis=0)
@@ -131,8 +155,9 @@ def main() -> None:
             "by seed": [round(float(shares[name].mean()), 4) for shares, _ in runs],
             "difference": round(float(change.mean()), 4),
             "interval": [round(float(change.mean()) + sign * half, 4) for sign in (-1, 1)],
-            "queries that share results, by seed": [counts[name] for _, counts in runs],
         }
+        if not args.held_out:
+            rows[name]["queries that share results, by seed"] = [c[name] for _, c in runs]
         print(f"{name:26s}", rows[name], flush=True)
     if args.json is not None:
         facts = {
@@ -141,6 +166,7 @@ def main() -> None:
             "bits": args.bits,
             "image size": args.image_size,
             "queries": len(base),
+            "of": "held-out database images" if args.held_out else "the queries of the protocol",
             "orders": rows,
             "versions": versions(),
         }
