@@ -117,7 +117,7 @@ def measure(
         query = queries[start : start + BLOCK]
         relevant = labels[query].astype(np.float32) @ labels[database].T > 0
         first = codes.hamming(found.codes[query], found.codes[database]).astype(np.int64)
-        second = codes.hamming(found.fine[query], found.fine[database])
+        second = codes.hamming(found.fine[query], found.fine[database]).astype(np.int64)
         ways = orders(first, second, trained.hasher.fine_bits, many=held_out > 0)
         for name, distances in ways.items():
             shares.setdefault(name, []).append(precision(distances, relevant))
