@@ -101,6 +101,9 @@ class RayCluster:
             self.s3_port = free.getsockname()[1]
         self._before = dict(os.environ)
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        # Ray notes the address of a cluster in a folder that only its command line creates.
+        os.environ["RAY_TMPDIR"] = str(self.folder)
+        (self.folder / "ray").mkdir()
         os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{self.s3_port}"
         os.environ["AWS_ACCESS_KEY_ID"] = os.environ["AWS_SECRET_ACCESS_KEY"] = "test"
         os.environ["AWS_DEFAULT_REGION"] = "us-east-1"
