@@ -1745,6 +1745,70 @@ def _examine(
 
 
 @_jit
+def _order_bits(
+    query: Any, weights: Any, length: int, own: Any, rising: Any, patterns: Any
+) -> None:
+    """Fill the bucket number of a query in each table, and the bits of each by rising cost."""
+    for table in range(len(own)):
+        own[table] = _key(query, table * length, length)
+        for i in range(length):
+            weight = weights[table * length + i]
+            j = i
+            while j and rising[table, j - 1] > weight:
+                rising[table, j] = rising[table, j - 1]
+                patterns[table, j] = patterns[table, j - 1]
+                j -= 1
+            rising[table, j] = weight
+            patterns[table, j] = np.int64(1) << (length - 1 - i)
+
+
+@_jit
+def _next_pattern(
+    table: int,
+    length: int,
+    directory: Any,
+    own: Any,
+    rising: Any,
+    patterns: Any,
+    heaps: Any,
+    sizes: Any,
+    counts: Any,
+    looked: Any,
+    seen: Any,
+    nexts: Any,
+) -> Any:
+    """Return the cost and the bits of the next look-up in a table, and note what comes after it."""
+    heap = heaps[table]
+    pattern = np.int64(0)
+    reached = np.int64(0)
+    if counts[table] == 0:
+        heap[0] = (np.uint64(rising[table, 0]) << _ITEM_BITS) | np.uint64(patterns[table, 0])
+        sizes[table] = 1
+    else:
+        top = _pop(heap, sizes[table])
+        sizes[table] -= 1
+        reached = np.int64(top >> _ITEM_BITS)
+        pattern = np.int64(top & np.uint64(0xFFFFFF))
+        last = np.int64((top >> np.uint64(24)) & np.uint64(255))
+        if last + 1 < length:
+            cost = reached + rising[table, last + 1]
+            longer = pattern | patterns[table, last + 1]
+            mark = np.uint64(last + 1) << np.uint64(24)
+            for _ in range(2):
+                _prefetch(directory, table * directory.shape[1] + (own[table] ^ longer))
+                key = (np.uint64(cost) << _ITEM_BITS) | mark | np.uint64(longer)
+                _push(heap, sizes[table], key)
+                sizes[table] += 1
+                cost -= rising[table, last]
+                longer ^= patterns[table, last]
+    looked[table, counts[table]] = pattern
+    counts[table] += 1
+    seen[table, pattern >> 6] |= _ONE << np.uint64(pattern & 63)
+    nexts[table] = np.int64(heap[0] >> _ITEM_BITS)
+    return reached, pattern
+
+
+@_jit
 def _probe_ranked(
     query: Any,
     by_bit: Any,
@@ -1789,17 +1853,7 @@ def _probe_ranked(
     counts = np.zeros(tables, dtype=np.int64)
     nexts = np.zeros(tables, dtype=np.int64)
     own = np.zeros(tables, dtype=np.int64)
-    for table in range(tables):
-        own[table] = _key(query, table * length, length)
-        for i in range(length):
-            weight = weights[table * length + i]
-            j = i
-            while j and rising[table, j - 1] > weight:
-                rising[table, j] = rising[table, j - 1]
-                patterns[table, j] = patterns[table, j - 1]
-                j -= 1
-            rising[table, j] = weight
-            patterns[table, j] = np.int64(1) << (length - 1 - i)
+    _order_bits(query, weights, length, own, rising, patterns)
     # what every bit costs, or 0 where they differ
     equal = weights[0]
     for weight in weights:
@@ -1816,33 +1870,20 @@ def _probe_ranked(
             for t in range(tables):
                 if counts[t] < counts[table]:
                     table = t
-        heap = heaps[table]
-        pattern = np.int64(0)
-        reached = np.int64(0)
-        if counts[table] == 0:
-            heap[0] = (np.uint64(rising[table, 0]) << _ITEM_BITS) | np.uint64(patterns[table, 0])
-            sizes[table] = 1
-        else:
-            top = _pop(heap, sizes[table])
-            sizes[table] -= 1
-            reached = np.int64(top >> _ITEM_BITS)
-            pattern = np.int64(top & np.uint64(0xFFFFFF))
-            last = np.int64((top >> np.uint64(24)) & np.uint64(255))
-            if last + 1 < length:
-                cost = reached + rising[table, last + 1]
-                longer = pattern | patterns[table, last + 1]
-                mark = np.uint64(last + 1) << np.uint64(24)
-                for _ in range(2):
-                    _prefetch(directory, table * directory.shape[1] + (own[table] ^ longer))
-                    key = (np.uint64(cost) << _ITEM_BITS) | mark | np.uint64(longer)
-                    _push(heap, sizes[table], key)
-                    sizes[table] += 1
-                    cost -= rising[table, last]
-                    longer ^= patterns[table, last]
-        looked[table, counts[table]] = pattern
-        counts[table] += 1
-        seen[table, pattern >> 6] |= _ONE << np.uint64(pattern & 63)
-        nexts[table] = np.int64(heap[0] >> _ITEM_BITS)
+        reached, pattern = _next_pattern(
+            table,
+            length,
+            directory,
+            own,
+            rising,
+            patterns,
+            heaps,
+            sizes,
+            counts,
+            looked,
+            seen,
+            nexts,
+        )
         number = own[table] ^ pattern
         start = np.int64(directory[table, number])
         stop = np.int64(directory[table, number + 1])

@@ -45,11 +45,11 @@ from fisherhash.index.engine.kernels import (
     _key,
     _load,
     _lowest,
-    _pop,
+    _next_pattern,
+    _order_bits,
     _popcount,
     _popcounts,
     _prefetch,
-    _push,
     _sort,
     _spread,
 )
@@ -700,17 +700,7 @@ def _probe_weighted(
     counts = np.zeros(tables, dtype=np.int64)
     nexts = np.zeros(tables, dtype=np.int64)
     own = np.zeros(tables, dtype=np.int64)
-    for table in range(tables):
-        own[table] = _key(query, table * length, length)
-        for i in range(length):
-            cost = weights[table * length + i]
-            j = i
-            while j and rising[table, j - 1] > cost:
-                rising[table, j] = rising[table, j - 1]
-                patterns[table, j] = patterns[table, j - 1]
-                j -= 1
-            rising[table, j] = cost
-            patterns[table, j] = np.int64(1) << (length - 1 - i)
+    _order_bits(query, weights, length, own, rising, patterns)
     work = np.int64(0)
     most = min(_most(state, shift), weights.sum())
     rated = most
@@ -724,33 +714,20 @@ def _probe_weighted(
             for t in range(tables):
                 if counts[t] < counts[table]:
                     table = t
-        heap = heaps[table]
-        pattern = np.int64(0)
-        reached = np.int64(0)
-        if counts[table] == 0:
-            heap[0] = (np.uint64(rising[table, 0]) << _ITEM_BITS) | np.uint64(patterns[table, 0])
-            sizes[table] = 1
-        else:
-            top = _pop(heap, sizes[table])
-            sizes[table] -= 1
-            reached = np.int64(top >> _ITEM_BITS)
-            pattern = np.int64(top & np.uint64(0xFFFFFF))
-            last = np.int64((top >> np.uint64(24)) & np.uint64(255))
-            if last + 1 < length:
-                cost = reached + rising[table, last + 1]
-                longer = pattern | patterns[table, last + 1]
-                mark = np.uint64(last + 1) << np.uint64(24)
-                for _ in range(2):
-                    _prefetch(directory, table * directory.shape[1] + (own[table] ^ longer))
-                    key = (np.uint64(cost) << _ITEM_BITS) | mark | np.uint64(longer)
-                    _push(heap, sizes[table], key)
-                    sizes[table] += 1
-                    cost -= rising[table, last]
-                    longer ^= patterns[table, last]
-        looked[table, counts[table]] = pattern
-        counts[table] += 1
-        seen[table, pattern >> 6] |= _ONE << np.uint64(pattern & 63)
-        nexts[table] = np.int64(heap[0] >> _ITEM_BITS)
+        reached, pattern = _next_pattern(
+            table,
+            length,
+            directory,
+            own,
+            rising,
+            patterns,
+            heaps,
+            sizes,
+            counts,
+            looked,
+            seen,
+            nexts,
+        )
         number = own[table] ^ pattern
         start = np.int64(directory[table, number])
         stop = np.int64(directory[table, number + 1])
