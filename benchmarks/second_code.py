@@ -11,7 +11,7 @@ per query, 95 %, where the difference of a query is its mean over the seeds. Two
 results if both have the same ten in the same order; if their second codes are equal, they must.
 
 With ``--held-out``, some database images that were not trained on are the queries, and the sum is
-compared at several weights of the second distance: this chose the weight of ``ImageIndex``.
+compared at several weights of the second distance.
 """
 
 from __future__ import annotations
