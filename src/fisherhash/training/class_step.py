@@ -113,13 +113,12 @@ def fit_classifier(
         weight.requires_grad_()
         bias.requires_grad_()
         optimizer = torch.optim.AdamW([weight, bias], lr=RATE, weight_decay=DECAY)
-        batches = [
-            rows
-            for _ in range(max(EPOCHS, -(-LEAST_STEPS // (count // size))))
-            for rows in torch.randperm(count, generator=order)[: count // size * size].split(size)
-        ]
-        for step, some in enumerate(batches):
-            rows = some.to(inputs.device)
+        epochs = max(EPOCHS, -(-LEAST_STEPS // (count // size)))
+        orders = [torch.randperm(count, generator=order) for _ in range(epochs)]
+        # One copy to the device: copying in every step would wait for the step before.
+        batches = torch.cat([one[: count // size * size] for one in orders]).to(inputs.device)
+        batches = batches.view(-1, size)
+        for step, rows in enumerate(batches):
             keep = torch.rand(size, inputs.shape[1], generator=generator, device=inputs.device)
             batch = inputs[rows] * (keep >= DROPOUT) / (1.0 - DROPOUT)
             scores = batch @ weight.T + bias

@@ -85,11 +85,18 @@ class Ending:
                 return row
             inner, scores = self.step.inner.logits(features), self.step.scores(features)
             plain = held_out_map(self.step.inner, features, labels, top=self.top)
-            steps = []
-            for one in GRID:
-                logits = self.step.with_step(one.weight, one.sharpness).combine(inner, scores)
-                score = held_out_map(self.step, logits, labels, top=self.top, encoded=True)
-                steps.append(dataclasses.asdict(one) | {"score": score})
+            # Together, because each copy from a GPU waits for it.
+            stepped = torch.stack(
+                [
+                    self.step.with_step(*one).combine(inner, scores)
+                    for one in map(dataclasses.astuple, GRID)
+                ]
+            ).cpu()
+            steps = [
+                dataclasses.asdict(one)
+                | {"score": held_out_map(self.step, logits, labels, top=self.top, encoded=True)}
+                for one, logits in zip(GRID, stepped, strict=True)
+            ]
             return row | {"validation": {"plain": plain, "steps": steps}}
 
 

@@ -129,7 +129,9 @@ class Loop:
             for name, term in self._run_step(index).items():
                 sums[name] = sums[name] + term.detach() if name in sums else term.detach().clone()
         row: dict[str, Any] = {"epoch": epoch + 1}
-        row |= {name: float(value) / self.steps for name, value in sorted(sums.items())}
+        # Together, because each copy from a GPU waits for it.
+        totals = torch.stack([value.double().reshape(()) for value in sums.values()]).tolist()
+        row |= {name: total / self.steps for name, total in sorted(zip(sums, totals, strict=True))}
         if not all(math.isfinite(row[name]) for name in sums):
             raise FisherhashError(
                 f"the loss became {row['loss']} in epoch {epoch + 1}; lower the learning rate "
