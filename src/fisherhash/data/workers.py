@@ -220,14 +220,22 @@ def _in_processes(
         while wait([future], timeout=0.5).not_done:
             for worker in workers:
                 worker.check_hung(timeout)
-        yield from zip(chunk, future.result(), strict=True)
+        answers = future.result()
+        if not waiting and start == len(indices):
+            # They end while the caller writes what they did last.
+            for worker in workers:
+                worker.kill()
+        yield from zip(chunk, answers, strict=True)
 
+    start = 0
     try:
         for _ in range(count):
             workers.append(_Worker(hello, names))
         free = deque(workers)
-        for start in range(0, len(indices), size):
-            chunk = indices[start : start + size]
+        while start < len(indices):
+            # Ever less at the end, so that all end at the same time.
+            some = max(1, min(size, (len(indices) - start) // (2 * count)))
+            chunk, start = indices[start : start + some], start + some
             waiting.append((chunk, threads.submit(run, chunk)))
             if len(waiting) >= ahead:
                 yield from oldest()
@@ -237,6 +245,8 @@ def _in_processes(
         threads.shutdown(wait=False, cancel_futures=True)
         for worker in workers:
             worker.kill()
+        for worker in workers:
+            worker.wait()
         # Without its process, every thread returns from its pipe; then the pipes can be closed.
         threads.shutdown(wait=True)
         for worker in workers:
@@ -307,6 +317,9 @@ class _Worker:
     def kill(self) -> None:
         """End the process; it holds nothing that could be lost."""
         self._process.kill()
+
+    def wait(self) -> None:
+        """Wait until the process has ended."""
         self._process.wait()
 
     def close(self) -> None:
