@@ -41,7 +41,7 @@ from fisherhash.data.images import load_image
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.sources import open_data
 from fisherhash.data.splits import hash_order
-from fisherhash.data.workers import MEMORY
+from fisherhash.data.processes import MEMORY
 from fisherhash.evaluation import evaluate
 from fisherhash.model import builtin
 from fisherhash.model.onnx_hasher import OnnxHasher

@@ -122,7 +122,7 @@ def test_relative_paths_and_odd_names_go_to_workers(tmp_path, pictures, monkeypa
 
 
 def test_when_processes_are_started(monkeypatch):
-    monkeypatch.setattr(workers, "available_cores", lambda: 4)
+    monkeypatch.setattr(processes, "available_cores", lambda: 4)
     monkeypatch.setattr(sys, "platform", "linux")
     assert workers.choose_workers([0.001] * 9, 300) == 0
     assert workers.choose_workers([0.001] * 9, 60_000) == 4
@@ -132,7 +132,7 @@ def test_when_processes_are_started(monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
     assert workers.choose_workers([0.1], 60_000) == 0
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(workers, "available_cores", lambda: 1)
+    monkeypatch.setattr(processes, "available_cores", lambda: 1)
     assert workers.choose_workers([0.1], 60_000) == 0
 
 
@@ -185,7 +185,7 @@ def test_workers_use_the_memory_of_an_image_again(tmp_path, monkeypatch):
     (tmp_path / "faults_reader.py").write_text(textwrap.dedent(FAULTS))
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("faults_reader")
-    for name in workers.MEMORY:
+    for name in processes.MEMORY:
         monkeypatch.delenv(name, raising=False)
     jobs = {"names": [str(number) for number in range(5)], "workers": 1}
     found = [int(n) for _, n in workers.run_jobs(module.Faults(), module.faults, range(5), **jobs)]

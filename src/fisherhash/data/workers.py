@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
+import importlib
 import os
 import pickle
 import statistics
@@ -22,8 +24,8 @@ from typing import IO, cast
 
 from fisherhash.data.collection import Reader
 from fisherhash.data.images import UnreadableImage
+from fisherhash.data.processes import WORTH_STARTING, any_waiting, most_workers, worker_process
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.system.cores import available_cores
 
 MOST_CHUNK = 32
 CHUNK_SECONDS = 0.1
@@ -38,23 +40,11 @@ ALONE_SECONDS = 30.0
 LOST_IN_A_ROW = 8
 """Images in a row that may take their worker down before the images are no longer to blame."""
 
-WORTH_STARTING = 1.5
-"""Seconds of work below which starting processes takes longer than it saves."""
-
-MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
-"""Environment of a worker: glibc keeps up to 128 MB for the next image. By default it returns the
-memory of every large image to the system, and getting it back takes a third of the time."""
-
-MOST_WORKERS = 64
 PROBE_IMAGES = 16
 PROBE_SECONDS = 0.25
 FEWEST_PROBED, CLEARLY_WORTH = 3, 4.0
-"""Images after which to stop timing if, as each of them says, so many seconds of work are left."""
-
-_BOOT = (
-    "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
-    "from fisherhash.data.workers import serve; serve()"
-)
+"""Images after which to stop timing if, as each of them says, so many seconds of work are left.
+One is enough where processes wait already."""
 
 
 Answer = bytes | UnreadableImage
@@ -137,20 +127,15 @@ def _probed(times: Sequence[float], left: int) -> bool:
     """Whether the seconds of the first few images say enough about the rest."""
     if len(times) == PROBE_IMAGES or sum(times) >= PROBE_SECONDS:
         return True
-    return len(times) >= FEWEST_PROBED and min(times) * left >= CLEARLY_WORTH
+    return len(times) >= (1 if any_waiting() else FEWEST_PROBED) and min(times) * left >= CLEARLY_WORTH
 
 
 def choose_workers(times: Sequence[float], left: int) -> int:
     """Decide how many processes to start for ``left`` images, given the seconds of a few."""
-    cpus = available_cores()
-    if not times or not left or cpus < 2 or sys.platform == "win32":
+    if not times or not left:
         return 0
     seconds = statistics.median(times) * left
-    return (
-        min(cpus, MOST_WORKERS, int(seconds / WORTH_STARTING) + 1)
-        if seconds > WORTH_STARTING
-        else 0
-    )
+    return min(most_workers(), int(seconds / WORTH_STARTING) + 1) if seconds > WORTH_STARTING else 0
 
 
 def _hello(reader: Reader, job: Job) -> bytes | None:
@@ -158,7 +143,7 @@ def _hello(reader: Reader, job: Job) -> bytes | None:
     if not sys.executable or type(reader).__module__ == "__main__":
         return None
     try:
-        return pickle.dumps(sys.path) + pickle.dumps((reader, job))
+        return pickle.dumps((reader, job))
     except (pickle.PicklingError, AttributeError, TypeError):
         return None
 
@@ -262,15 +247,7 @@ class _Worker:
         self._waiting_since: float | None = None
         self._hello = hello
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=MEMORY | os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-                # Its own group, so that Ctrl-C reaches only the parent, which ends its workers.
-                start_new_session=True,
-                creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
-            )
+            self._process = worker_process()
         except OSError as error:
             raise FisherhashError(
                 f"a worker process could not be started ({error.strerror}); use workers=0"
@@ -347,12 +324,21 @@ def _widen(pipe: IO[bytes]) -> None:
             fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, 1 << 20)
 
 
-def serve() -> None:
-    """The worker's side: read chunks of indices until the pipe closes."""
+def serve(early: Sequence[str]) -> None:
+    """The worker's side: read chunks of indices until the pipe closes.
+
+    Args:
+        early: modules to import while there is nothing else to do.
+    """
     requests = sys.stdin.buffer
     pipe = os.fdopen(os.dup(1), "wb")
     # What a decoder prints must not end up between the answers.
     os.dup2(2, 1)
+    for name in early:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
     try:
         reader, job = pickle.load(requests)
         while True:
