@@ -83,9 +83,9 @@ def _sizes(folder: str | os.PathLike[str]) -> Iterator[int]:
             continue
 
 
-def any_waiting() -> bool:
-    """Whether processes were started that nobody has used yet."""
-    return bool(_waiting)
+def waiting() -> int:
+    """The number of processes that were started early and that nobody uses yet."""
+    return len(_waiting)
 
 
 def worker_process() -> subprocess.Popen[bytes]:

@@ -24,7 +24,7 @@ from typing import IO, cast
 
 from fisherhash.data.collection import Reader
 from fisherhash.data.images import UnreadableImage
-from fisherhash.data.processes import WORTH_STARTING, any_waiting, most_workers, worker_process
+from fisherhash.data.processes import WORTH_STARTING, most_workers, waiting, worker_process
 from fisherhash.errors import FisherhashError, UsageError
 
 MOST_CHUNK = 32
@@ -43,8 +43,7 @@ LOST_IN_A_ROW = 8
 PROBE_IMAGES = 16
 PROBE_SECONDS = 0.25
 FEWEST_PROBED, CLEARLY_WORTH = 3, 4.0
-"""Images after which to stop timing if, as each of them says, so many seconds of work are left.
-One is enough where processes wait already."""
+"""Images after which to stop timing if, as each of them says, so many seconds of work are left."""
 
 
 Answer = bytes | UnreadableImage
@@ -76,8 +75,8 @@ def run_jobs(
         job: what to do with each.
         indices: numbers of images.
         names: names of all images, for error messages.
-        workers: number of processes; 0 means this one. None decides after timing the first few
-            images: except on Windows, processes start if the rest would take more than a second.
+        workers: number of processes; 0 means this one. None takes those that were started early;
+            if there are none, it decides after timing the first few images: except on Windows, processes start if the rest would take more than a second.
         timeout: seconds without an answer after which a worker counts as hung.
 
     An image whose decoder crashes or hangs is read again, alone. If that fails too, its answer is
@@ -89,7 +88,10 @@ def run_jobs(
     """
     if workers is not None and workers < 0:
         raise UsageError(f"workers must be 0 or more, got {workers}")
-    hello = _hello(reader, job) if workers else None
+    early = waiting() if workers is None and len(indices) > 1 else 0
+    hello = _hello(reader, job) if workers or early else None
+    if hello is not None:
+        workers = workers or early
     if workers and hello is None:
         raise UsageError(
             f"a {type(reader).__name__} cannot be sent to worker processes; define it in a "
@@ -127,7 +129,7 @@ def _probed(times: Sequence[float], left: int) -> bool:
     """Whether the seconds of the first few images say enough about the rest."""
     if len(times) == PROBE_IMAGES or sum(times) >= PROBE_SECONDS:
         return True
-    return len(times) >= (1 if any_waiting() else FEWEST_PROBED) and min(times) * left >= CLEARLY_WORTH
+    return len(times) >= FEWEST_PROBED and min(times) * left >= CLEARLY_WORTH
 
 
 def choose_workers(times: Sequence[float], left: int) -> int:
@@ -191,7 +193,7 @@ def _in_processes(
     ahead = count * max(2, 2 * MOST_CHUNK // size)
     workers: list[_Worker] = []
     threads = ThreadPoolExecutor(count, thread_name_prefix="fisherhash-worker")
-    waiting: deque[tuple[Sequence[int], Future[list[Answer]]]] = deque()
+    sent: deque[tuple[Sequence[int], Future[list[Answer]]]] = deque()
 
     def run(chunk: Sequence[int]) -> list[Answer]:
         worker = free.popleft()
@@ -201,12 +203,12 @@ def _in_processes(
             free.append(worker)
 
     def oldest() -> Iterator[tuple[int, Answer]]:
-        chunk, future = waiting.popleft()
+        chunk, future = sent.popleft()
         while wait([future], timeout=0.5).not_done:
             for worker in workers:
                 worker.check_hung(timeout)
         answers = future.result()
-        if not waiting and start == len(indices):
+        if not sent and start == len(indices):
             # They end while the caller writes what they did last.
             for worker in workers:
                 worker.kill()
@@ -221,10 +223,10 @@ def _in_processes(
             # Ever less at the end, so that all end at the same time.
             some = max(1, min(size, (len(indices) - start) // (2 * count)))
             chunk, start = indices[start : start + some], start + some
-            waiting.append((chunk, threads.submit(run, chunk)))
-            if len(waiting) >= ahead:
+            sent.append((chunk, threads.submit(run, chunk)))
+            if len(sent) >= ahead:
                 yield from oldest()
-        while waiting:
+        while sent:
             yield from oldest()
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
