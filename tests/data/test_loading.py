@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fisherhash.data import workers
+from fisherhash.data import processes, workers
 from fisherhash.data.loading import Skipped, decode, decode_images, load_image, skipped_csv
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.sources import Collection, open_data, open_paths
@@ -144,6 +144,32 @@ def test_few_images_are_timed_where_much_is_left():
     assert not workers._probed([0.05, 0.0, 0.05], 1000)
     assert workers._probed([0.001] * workers.PROBE_IMAGES, 50)
     assert workers._probed([0.3], 50)
+
+
+def test_processes_start_early_for_much_work_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "available_cores", lambda: 2)
+    (tmp_path / "album").mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(3):
+        noise = Image.fromarray(rng.integers(0, 256, (24, 32, 3), np.uint8))
+        noise.save(tmp_path / "album" / f"{number}.jpg")
+    processes.start_early(tmp_path, None)
+    assert processes.waiting() == 0
+    processes.start_early(tmp_path / "nowhere", None)
+    assert processes.waiting() == 0
+    data = open_paths([tmp_path])
+    (here,) = decode(data, None, SMALL, workers=0)
+    monkeypatch.setattr(processes, "WORTH_STARTING", 0.002)
+    # What fails early is not yet an error.
+    processes.start_early(tmp_path, None, [("math", "sqrt", "2"), ("no_such_module", "f", "")])
+    assert processes.waiting() == (0 if sys.platform == "win32" else 2)
+    (there,) = decode(data, None, SMALL)
+    assert processes.waiting() == 0
+    assert np.array_equal(here.values, there.values)
+    processes.start_early(tmp_path, 1)
+    assert processes.waiting() == 1
+    processes.end_waiting()
+    assert processes.waiting() == 0
 
 
 def test_a_draft_is_the_same_in_memory_and_in_workers(tmp_path):

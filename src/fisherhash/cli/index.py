@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from fisherhash.index.images.results import SyncReport
 
 Several = Annotated[list[str] | None, Parameter(negative="")]
-ENCODING = ("fisherhash.data.readers", "fisherhash.model.onnx_runtime", "onnxruntime")
-"""Modules that worker processes need to encode image files."""
 LISTED = 5
 """Skipped files that are named on the screen."""
 
@@ -101,7 +99,7 @@ def sync(
     count = parse_workers(workers)
     if not dry_run and not os.path.exists(index):
         # All images of the folder are to be encoded, whatever the modules imported next say.
-        start_early(folder, count, ENCODING)
+        start_early(folder, count, [("fisherhash.model.early", "prepare", model or "")])
     from fisherhash.index.images.creating import sync_index
 
     try:

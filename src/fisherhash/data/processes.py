@@ -33,6 +33,8 @@ _BOOT = (
     "import gc, pickle, sys; gc.disable(); sys.path[:], early = pickle.load(sys.stdin.buffer); "
     "from fisherhash.data.workers import serve; serve(early)"
 )
+Step = tuple[str, str, str]
+"""A module, a function in it, and its argument."""
 _waiting: list[subprocess.Popen[bytes]] = []
 
 
@@ -43,14 +45,14 @@ def most_workers() -> int:
 
 
 def start_early(
-    folder: str | os.PathLike[str], count: int | None, modules: Sequence[str] = ()
+    folder: str | os.PathLike[str], count: int | None, early: Sequence[Step] = ()
 ) -> None:
     """Start processes that wait, if the images of a folder are surely worth it.
 
     Args:
         folder: the images.
         count: number of processes; None for one per core.
-        modules: what they import, beside what every worker needs.
+        early: what they call while they wait.
     """
     seconds = 0.0
     for size in _sizes(folder):
@@ -61,7 +63,7 @@ def start_early(
         return
     try:
         for _ in range(most_workers() if count is None else count):
-            _waiting.append(_start(modules))
+            _waiting.append(_start(early))
     except OSError:
         # Whoever needs it will tell.
         return
@@ -105,7 +107,7 @@ def end_waiting() -> None:
         process.communicate()
 
 
-def _start(modules: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+def _start(early: Sequence[Step] = ()) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", _BOOT],
         stdin=subprocess.PIPE,
@@ -116,6 +118,6 @@ def _start(modules: Sequence[str] = ()) -> subprocess.Popen[bytes]:
         creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
     )
     send = cast("IO[bytes]", process.stdin)
-    send.write(pickle.dumps((sys.path, tuple(modules))))
+    send.write(pickle.dumps((sys.path, tuple(early))))
     send.flush()
     return process

@@ -24,7 +24,7 @@ from typing import IO, cast
 
 from fisherhash.data.collection import Reader
 from fisherhash.data.images import UnreadableImage
-from fisherhash.data.processes import WORTH_STARTING, most_workers, waiting, worker_process
+from fisherhash.data.processes import WORTH_STARTING, Step, most_workers, waiting, worker_process
 from fisherhash.errors import FisherhashError, UsageError
 
 MOST_CHUNK = 32
@@ -76,7 +76,8 @@ def run_jobs(
         indices: numbers of images.
         names: names of all images, for error messages.
         workers: number of processes; 0 means this one. None takes those that were started early;
-            if there are none, it decides after timing the first few images: except on Windows, processes start if the rest would take more than a second.
+            if there are none, it decides after timing the first few images: except on Windows,
+            processes start if the rest would take more than a second.
         timeout: seconds without an answer after which a worker counts as hung.
 
     An image whose decoder crashes or hangs is read again, alone. If that fails too, its answer is
@@ -326,19 +327,19 @@ def _widen(pipe: IO[bytes]) -> None:
             fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, 1 << 20)
 
 
-def serve(early: Sequence[str]) -> None:
+def serve(early: Sequence[Step]) -> None:
     """The worker's side: read chunks of indices until the pipe closes.
 
     Args:
-        early: modules to import while there is nothing else to do.
+        early: what to call while there is nothing else to do; what fails fails again when needed.
     """
     requests = sys.stdin.buffer
     pipe = os.fdopen(os.dup(1), "wb")
     # What a decoder prints must not end up between the answers.
     os.dup2(2, 1)
-    for name in early:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+    for module, name, argument in early:
+        with contextlib.suppress(Exception):
+            getattr(importlib.import_module(module), name)(argument)
     gc.freeze()
     gc.enable()
     try:

@@ -215,6 +215,8 @@ class OnnxFunction:
             FisherhashError: the file was replaced since the model was loaded.
         """
         if self._session is None:
+            self._session = _loaded.pop(self._checksum, None)
+        if self._session is None:
             data = storage.read_bytes(self._path)
             if hashlib.sha256(data).hexdigest() != self._checksum:
                 raise FisherhashError(f"{self._path} was replaced while it was used; try again")
@@ -222,6 +224,16 @@ class OnnxFunction:
         pixels = np.ascontiguousarray(pixels)
         run = self._session.run
         return np.concatenate([run([self._output], {PIXELS: one[None]})[0] for one in pixels])
+
+
+_loaded: dict[str, Any] = {}
+"""Networks that were loaded before they were needed, by the checksums of their files."""
+
+
+def load_early(path: Path) -> None:
+    """Load a network that an :class:`OnnxFunction` will use later in this process."""
+    data = storage.read_bytes(path)
+    _loaded[hashlib.sha256(data).hexdigest()] = _session(data, "cpu", {}, str(path))
 
 
 def _placed(device: str | torch.device | None) -> tuple[str, dict[str, Any]]:

@@ -1,7 +1,6 @@
 """Sync and add: only what changed is encoded, nothing is lost, bad files are listed."""
 
 import errno
-import io
 import json
 import os
 import pickle
