@@ -302,11 +302,11 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
     while at < len(message):
         field, kind = divmod(number(), 8)
         length = number()
+        if kind not in (0, 2) or (kind == 2 and at + length > len(message)):
+            raise ValueError(f"field {field} cannot be read")
         if kind == 2:
             yield field, message[at : at + length]
             at += length
-        elif kind != 0:
-            raise ValueError(f"a field of kind {kind}")
 
 
 def _metadata(text: str | None, what: str) -> dict[str, Any]:
