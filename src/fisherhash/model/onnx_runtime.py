@@ -239,7 +239,7 @@ def load_early(path: Path) -> None:
 def _placed(device: str | torch.device | None) -> tuple[str, dict[str, Any]]:
     """The execution provider of a device, in lower case, and its options."""
     if device == "cpu":
-        return device, {}
+        return "cpu", {}
     providers = _providers()
     if device in (None, AUTO):
         return ("cuda", {}) if "cuda" in providers else ("cpu", {})
