@@ -15,7 +15,7 @@ from fisherhash.data.pixels import PixelBank
 from fisherhash.data.sources import open_data
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.images.image_index import ImageIndex
-from fisherhash.model import onnx_runtime
+from fisherhash.model import early, onnx_runtime
 from fisherhash.model.export import compare_logits, export_onnx
 from fisherhash.model.hasher import Hasher
 from fisherhash.model.heads import (
@@ -378,3 +378,27 @@ def test_comparing():
     other = np.array([[1.0, -1.0, -5e-5, -0.5]], dtype=np.float32)
     found = compare_logits(one, other)
     assert dataclasses.astuple(found) == (1, 4, 2, 1, 1, 1.0)
+
+
+def test_a_file_that_was_compared_is_loaded_when_it_is_used(folder):
+    lazy = Hasher.load(folder, runtime="onnx").runtime
+    assert "_session" not in vars(lazy)
+    eager = OnnxRuntime(folder / "model.onnx")
+    assert lazy.metadata == eager.metadata
+    assert (lazy.checksum, lazy.width, lazy.kind) == (eager.checksum, eager.width, eager.kind)
+    pixels = noise(3)
+    np.testing.assert_array_equal(lazy.logits(pixels), eager.logits(pixels))
+    assert onnx_runtime._stored_metadata(b"") is None
+    assert onnx_runtime._stored_metadata(lazy.content()[:-9]) is None
+
+
+@pytest.mark.parametrize("name", ["", "general2-64", "general-64-int8", "some/folder"])
+def test_a_network_that_was_loaded_early_is_used(name, monkeypatch):
+    monkeypatch.setattr(onnx_runtime, "_loaded", {})
+    early.prepare(name)
+    assert len(onnx_runtime._loaded) == ("/" not in name)
+    runtime = Hasher.load_builtin(name if "general" in name else "general2-128").runtime
+    function = pickle.loads(pickle.dumps(runtime.worker_copy("logits")))
+    pixels = noise(1, side=224)
+    np.testing.assert_array_equal(function(pixels), runtime.logits(pixels))
+    assert not onnx_runtime._loaded

@@ -6,8 +6,10 @@ new verb is a function with ``@app.command`` in a module imported below.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
+import gc
 import io
 import logging
 import os
@@ -62,6 +64,13 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     # Read when torch is loaded. Threads that spin while they wait made training ten times slower
     # on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Read when numpy is loaded. The threads of OpenBLAS wait 2^20 cycles for work before they
+    # sleep; by default it is 2^26, in which they keep all cores busy while nothing is computed.
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
+    # Imports make many objects and no garbage, and what the process has in memory goes with it: to
+    # look for garbage often, and at exit, takes time only.
+    gc.set_threshold(max(gc.get_threshold()[0], 20_000), *gc.get_threshold()[1:])
+    atexit.register(gc.freeze)
     # Pillow warns about odd files; a file that cannot be read is reported anyway. The variable is
     # for worker processes.
     warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")

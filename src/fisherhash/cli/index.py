@@ -31,6 +31,7 @@ from fisherhash.cli.base import (
     print_json,
     say,
 )
+from fisherhash.data.processes import end_waiting, start_early
 from fisherhash.errors import FisherhashError, UsageError, counted, printable, printable_text
 from fisherhash.system.options import parse_pairs
 
@@ -95,25 +96,32 @@ def sync(
         raise UsageError("--watch and --dry-run exclude each other")
     began = time.perf_counter()
     limits.apply()
+    count = parse_workers(workers)
+    if not dry_run and not os.path.exists(index):
+        # All images of the folder are to be encoded, whatever the modules imported next say.
+        start_early(folder, count, [("fisherhash.model.early", "prepare", model or "")])
     from fisherhash.index.images.creating import sync_index
 
-    report = sync_index(
-        index,
-        folder,
-        model=model,
-        fit=fit,
-        bits=bits,
-        device=device,
-        dry_run=dry_run,
-        allow_empty=allow_empty,
-        moved=moved,
-        refresh_fields=refresh_fields,
-        workers=parse_workers(workers),
-    )
+    try:
+        report = sync_index(
+            index,
+            folder,
+            model=model,
+            fit=fit,
+            bits=bits,
+            device=device,
+            dry_run=dry_run,
+            allow_empty=allow_empty,
+            moved=moved,
+            refresh_fields=refresh_fields,
+            workers=count,
+        )
+    finally:
+        end_waiting()
     if not dry_run:
         _report(report, index, began, as_json=json)
         if watch:
-            _watch(index, folder, device, parse_workers(workers), as_json=json)
+            _watch(index, folder, device, count, as_json=json)
         return
     notes(report.notes)
     changes = {"add": report.added, "update": report.updated, "remove": report.removed}

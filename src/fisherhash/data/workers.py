@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
+import importlib
 import os
 import pickle
 import statistics
@@ -22,8 +24,8 @@ from typing import IO, cast
 
 from fisherhash.data.collection import Reader
 from fisherhash.data.images import UnreadableImage
+from fisherhash.data.processes import WORTH_STARTING, Step, most_workers, waiting, worker_process
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.system.cores import available_cores
 
 MOST_CHUNK = 32
 CHUNK_SECONDS = 0.1
@@ -38,23 +40,10 @@ ALONE_SECONDS = 30.0
 LOST_IN_A_ROW = 8
 """Images in a row that may take their worker down before the images are no longer to blame."""
 
-WORTH_STARTING = 1.5
-"""Seconds of work below which starting processes takes longer than it saves."""
-
-MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
-"""Environment of a worker: glibc keeps up to 128 MB for the next image. By default it returns the
-memory of every large image to the system, and getting it back takes a third of the time."""
-
-MOST_WORKERS = 64
 PROBE_IMAGES = 16
 PROBE_SECONDS = 0.25
 FEWEST_PROBED, CLEARLY_WORTH = 3, 4.0
 """Images after which to stop timing if, as each of them says, so many seconds of work are left."""
-
-_BOOT = (
-    "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
-    "from fisherhash.data.workers import serve; serve()"
-)
 
 
 Answer = bytes | UnreadableImage
@@ -86,8 +75,9 @@ def run_jobs(
         job: what to do with each.
         indices: numbers of images.
         names: names of all images, for error messages.
-        workers: number of processes; 0 means this one. None decides after timing the first few
-            images: except on Windows, processes start if the rest would take more than a second.
+        workers: number of processes; 0 means this one. None takes those that were started early;
+            if there are none, it decides after timing the first few images: except on Windows,
+            processes start if the rest would take more than a second.
         timeout: seconds without an answer after which a worker counts as hung.
 
     An image whose decoder crashes or hangs is read again, alone. If that fails too, its answer is
@@ -99,7 +89,10 @@ def run_jobs(
     """
     if workers is not None and workers < 0:
         raise UsageError(f"workers must be 0 or more, got {workers}")
-    hello = _hello(reader, job) if workers else None
+    early = waiting() if workers is None and len(indices) > 1 else 0
+    hello = _hello(reader, job) if workers or early else None
+    if hello is not None:
+        workers = workers or early
     if workers and hello is None:
         raise UsageError(
             f"a {type(reader).__name__} cannot be sent to worker processes; define it in a "
@@ -142,15 +135,10 @@ def _probed(times: Sequence[float], left: int) -> bool:
 
 def choose_workers(times: Sequence[float], left: int) -> int:
     """Decide how many processes to start for ``left`` images, given the seconds of a few."""
-    cpus = available_cores()
-    if not times or not left or cpus < 2 or sys.platform == "win32":
+    if not times or not left:
         return 0
     seconds = statistics.median(times) * left
-    return (
-        min(cpus, MOST_WORKERS, int(seconds / WORTH_STARTING) + 1)
-        if seconds > WORTH_STARTING
-        else 0
-    )
+    return min(most_workers(), int(seconds / WORTH_STARTING) + 1) if seconds > WORTH_STARTING else 0
 
 
 def _hello(reader: Reader, job: Job) -> bytes | None:
@@ -158,7 +146,7 @@ def _hello(reader: Reader, job: Job) -> bytes | None:
     if not sys.executable or type(reader).__module__ == "__main__":
         return None
     try:
-        return pickle.dumps(sys.path) + pickle.dumps((reader, job))
+        return pickle.dumps((reader, job))
     except (pickle.PicklingError, AttributeError, TypeError):
         return None
 
@@ -206,7 +194,7 @@ def _in_processes(
     ahead = count * max(2, 2 * MOST_CHUNK // size)
     workers: list[_Worker] = []
     threads = ThreadPoolExecutor(count, thread_name_prefix="fisherhash-worker")
-    waiting: deque[tuple[Sequence[int], Future[list[Answer]]]] = deque()
+    sent: deque[tuple[Sequence[int], Future[list[Answer]]]] = deque()
 
     def run(chunk: Sequence[int]) -> list[Answer]:
         worker = free.popleft()
@@ -216,27 +204,37 @@ def _in_processes(
             free.append(worker)
 
     def oldest() -> Iterator[tuple[int, Answer]]:
-        chunk, future = waiting.popleft()
+        chunk, future = sent.popleft()
         while wait([future], timeout=0.5).not_done:
             for worker in workers:
                 worker.check_hung(timeout)
-        yield from zip(chunk, future.result(), strict=True)
+        answers = future.result()
+        if not sent and start == len(indices):
+            # They end while the caller writes what they did last.
+            for worker in workers:
+                worker.kill()
+        yield from zip(chunk, answers, strict=True)
 
+    start = 0
     try:
         for _ in range(count):
             workers.append(_Worker(hello, names))
         free = deque(workers)
-        for start in range(0, len(indices), size):
-            chunk = indices[start : start + size]
-            waiting.append((chunk, threads.submit(run, chunk)))
-            if len(waiting) >= ahead:
+        while start < len(indices):
+            # Ever less at the end, so that all end at the same time.
+            some = max(1, min(size, (len(indices) - start) // (2 * count)))
+            chunk, start = indices[start : start + some], start + some
+            sent.append((chunk, threads.submit(run, chunk)))
+            if len(sent) >= ahead:
                 yield from oldest()
-        while waiting:
+        while sent:
             yield from oldest()
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
         for worker in workers:
             worker.kill()
+        for worker in workers:
+            worker.wait()
         # Without its process, every thread returns from its pipe; then the pipes can be closed.
         threads.shutdown(wait=True)
         for worker in workers:
@@ -252,15 +250,7 @@ class _Worker:
         self._waiting_since: float | None = None
         self._hello = hello
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=MEMORY | os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-                # Its own group, so that Ctrl-C reaches only the parent, which ends its workers.
-                start_new_session=True,
-                creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
-            )
+            self._process = worker_process()
         except OSError as error:
             raise FisherhashError(
                 f"a worker process could not be started ({error.strerror}); use workers=0"
@@ -307,6 +297,9 @@ class _Worker:
     def kill(self) -> None:
         """End the process; it holds nothing that could be lost."""
         self._process.kill()
+
+    def wait(self) -> None:
+        """Wait until the process has ended."""
         self._process.wait()
 
     def close(self) -> None:
@@ -334,12 +327,21 @@ def _widen(pipe: IO[bytes]) -> None:
             fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, 1 << 20)
 
 
-def serve() -> None:
-    """The worker's side: read chunks of indices until the pipe closes."""
+def serve(early: Sequence[Step]) -> None:
+    """The worker's side: read chunks of indices until the pipe closes.
+
+    Args:
+        early: what to call while there is nothing else to do; what fails fails again when needed.
+    """
     requests = sys.stdin.buffer
     pipe = os.fdopen(os.dup(1), "wb")
     # What a decoder prints must not end up between the answers.
     os.dup2(2, 1)
+    for module, name, argument in early:
+        with contextlib.suppress(Exception):
+            getattr(importlib.import_module(module), name)(argument)
+    gc.freeze()
+    gc.enable()
     try:
         reader, job = pickle.load(requests)
         while True:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,6 +46,8 @@ def is_fitted(folder: Path) -> bool:
 
 def versions() -> dict[str, str]:
     """The versions of the software that a result depends on."""
+    import importlib.metadata
+
     found = {"fisherhash": __version__, "python": platform.python_version()}
     for package in ("torch", "onnxruntime"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

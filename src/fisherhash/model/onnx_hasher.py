@@ -21,6 +21,7 @@ from fisherhash.model.folder import (
     CARD,
     CONFIG,
     ONNX,
+    ONNX_SUM,
     WEIGHTS,
     described_files,
     usable_onnx,
@@ -265,7 +266,7 @@ def _described(
     device: str | torch.device | None,
     origin: dict[str, Any],
 ) -> OnnxHasher:
-    runtime = OnnxRuntime(place / ONNX, device=device)
+    runtime = OnnxRuntime(place / ONNX, device=device, checksum=config.get(ONNX_SUM))
     wrong = [key for key in DECIDING if config.get(key) != runtime.metadata[key]]
     if wrong:
         raise FisherhashError(

@@ -12,6 +12,7 @@ import importlib.util
 import json
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,8 @@ ALL_LOGITS = "all_logits"
 """Those of the code and, behind them, those of the second code; only where there is one."""
 _GPU_IMAGES = 32
 _PROVIDER = "ExecutionProvider"
+_METADATA_PROPS = 14
+"""The field of an ONNX file that has the entries of its metadata."""
 
 
 def installed() -> bool:
@@ -65,6 +68,8 @@ class OnnxRuntime:
     Args:
         source: the ONNX file, or its bytes.
         device: ``cpu``, ``cuda``, ``cuda:1``, or another execution provider by its name.
+        checksum: SHA-256 of the file, if it was compared already. On a CPU, such a file is loaded
+            when the first image is computed here: never, where worker processes compute all.
 
     Raises:
         UsageError: the device cannot be used, or the file was not exported by fisherhash.
@@ -72,7 +77,6 @@ class OnnxRuntime:
 
     Attributes:
         name: name of the backbone.
-        width: number of features per image.
         bits: number of logits per image.
         fine_bits: number of logits of the second code; 0 without one.
         preprocessing: what happens to an image before.
@@ -80,12 +84,23 @@ class OnnxRuntime:
         metadata: what the file says about its model.
     """
 
-    def __init__(self, source: Path | bytes, *, device: str | torch.device | None = "cpu") -> None:
+    def __init__(
+        self,
+        source: Path | bytes,
+        *,
+        device: str | torch.device | None = "cpu",
+        checksum: str | None = None,
+    ) -> None:
         self._source = source
         what = "the exported model" if isinstance(source, bytes) else str(source)
         where, options = _placed(device)
-        self._session = _session(source, where, options, what)
-        self.metadata = _metadata(self._session, what)
+        self._load = functools.partial(_session, source, where, options, what)
+        if checksum is not None:
+            self.checksum = checksum
+        text = None if checksum is None or where != "cpu" else _stored_metadata(self.content())
+        if text is None:
+            text = self._session.get_modelmeta().custom_metadata_map.get(METADATA)
+        self.metadata = _metadata(text, what)
         if self.metadata["int8"] and where != "cpu":
             if device not in (None, AUTO):
                 raise UsageError(
@@ -99,11 +114,19 @@ class OnnxRuntime:
         self.bits = int(self.metadata["bits"])
         self.fine_bits = int(self.metadata.get("fine_bits", 0))
         self.preprocessing = Preprocessing.from_config(self.metadata["preprocessing"])
-        shapes = {output.name: output.shape for output in self._session.get_outputs()}
-        self.width = int(shapes[FEATURES][1])
         self._images = 1 if where == "cpu" else _GPU_IMAGES
         self._pool: ThreadPoolExecutor | None = None
         self._starting = threading.Lock()
+
+    @functools.cached_property
+    def _session(self) -> Any:
+        return self._load()
+
+    @functools.cached_property
+    def width(self) -> int:
+        """Number of features per image."""
+        shapes = {output.name: output.shape for output in self._session.get_outputs()}
+        return int(shapes[FEATURES][1])
 
     @functools.cached_property
     def checksum(self) -> str:
@@ -141,7 +164,7 @@ class OnnxRuntime:
         here = self._images > 1 or sys.platform == "win32"
         if here or isinstance(self._source, bytes):
             return None
-        return OnnxFunction(self._source, self.checksum, output, self._session)
+        return OnnxFunction(self._source, self.checksum, output, self.__dict__.get("_session"))
 
     def stored_by(self, images: str, count: int, kind: str | None) -> OnnxRuntime:
         """This runtime: there is no faster one."""
@@ -192,6 +215,8 @@ class OnnxFunction:
             FisherhashError: the file was replaced since the model was loaded.
         """
         if self._session is None:
+            self._session = _loaded.pop(self._checksum, None)
+        if self._session is None:
             data = storage.read_bytes(self._path)
             if hashlib.sha256(data).hexdigest() != self._checksum:
                 raise FisherhashError(f"{self._path} was replaced while it was used; try again")
@@ -201,8 +226,20 @@ class OnnxFunction:
         return np.concatenate([run([self._output], {PIXELS: one[None]})[0] for one in pixels])
 
 
+_loaded: dict[str, Any] = {}
+"""Networks that were loaded before they were needed, by the checksums of their files."""
+
+
+def load_early(path: Path) -> None:
+    """Load a network that an :class:`OnnxFunction` will use later in this process."""
+    data = storage.read_bytes(path)
+    _loaded[hashlib.sha256(data).hexdigest()] = _session(data, "cpu", {}, str(path))
+
+
 def _placed(device: str | torch.device | None) -> tuple[str, dict[str, Any]]:
     """The execution provider of a device, in lower case, and its options."""
+    if device == "cpu":
+        return "cpu", {}
     providers = _providers()
     if device in (None, AUTO):
         return ("cuda", {}) if "cuda" in providers else ("cpu", {})
@@ -236,8 +273,43 @@ def _session(source: Path | bytes, where: str, placing: dict[str, Any], what: st
         ) from None
 
 
-def _metadata(session: Any, what: str) -> dict[str, Any]:
-    text = session.get_modelmeta().custom_metadata_map.get(METADATA)
+def _stored_metadata(data: bytes) -> str | None:
+    """Our entry among those of an ONNX file; None if it is not found without ONNX Runtime."""
+    try:
+        for field, entry in _fields(data):
+            if field == _METADATA_PROPS:
+                pair = dict(_fields(entry))
+                if pair[1] == METADATA.encode():
+                    return pair[2].decode()
+    except (IndexError, KeyError, ValueError):
+        return None
+    return None
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """The fields of a message of protocol buffers that are bytes, with their numbers."""
+    at = 0
+
+    def number() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte, at = message[at], at + 1
+            value, shift = value | (byte & 127) << shift, shift + 7
+            if byte < 128:
+                return value
+
+    while at < len(message):
+        field, kind = divmod(number(), 8)
+        length = number()
+        if kind not in (0, 2) or (kind == 2 and at + length > len(message)):
+            raise ValueError(f"field {field} cannot be read")
+        if kind == 2:
+            yield field, message[at : at + length]
+            at += length
+
+
+def _metadata(text: str | None, what: str) -> dict[str, Any]:
     if text is None:
         raise UsageError(
             f"{what} was not exported by fisherhash; export a model with: fisherhash export onnx "

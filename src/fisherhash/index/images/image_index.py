@@ -23,7 +23,6 @@ import numpy as np
 from fisherhash.errors import FisherhashError, UsageError, counted
 from fisherhash.index.base import Index, Problem, Uri
 from fisherhash.index.images.copies import CODES, DuplicateCode, copy_codes, has_files
-from fisherhash.index.images.duplicate_search import DuplicateSearch
 from fisherhash.index.images.duplicates import Duplicates, Keep
 from fisherhash.index.images.labels import where_labels
 from fisherhash.index.images.nearest import FINE_WEIGHT, Near, check_weight_of, nearest
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
 
     from fisherhash.data.images import ImageLike
     from fisherhash.index.filters import Where
+    from fisherhash.index.images.duplicate_search import DuplicateSearch
     from fisherhash.model.hasher import EncodedBlock, Hasher
 
 DEFAULT_K = 10
@@ -437,6 +437,8 @@ class ImageIndex:
             code: the codes to compare, as there.
             workers: number of processes that compute copy codes, as for :meth:`sync`.
         """
+        from fisherhash.index.images.duplicate_search import DuplicateSearch
+
         if code not in CODES:
             raise UsageError(f"code must be one of {', '.join(CODES)}, got '{code}'")
         if code == "own" or (code == "auto" and not has_files(self.index)):

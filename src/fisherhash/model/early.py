@@ -1,0 +1,19 @@
+"""What a worker process does before it knows its work, so that its first image need not wait."""
+
+from __future__ import annotations
+
+from fisherhash.data import readers
+from fisherhash.model import builtin, onnx_runtime
+
+__all__ = ["prepare", "readers"]
+
+
+def prepare(model: str) -> None:
+    """Import what encodes image files, and load the network of a built-in hasher.
+
+    Args:
+        model: its name; empty for the default one. Others are loaded with their first image.
+    """
+    name = model or builtin.FIRST["general2-128"][0]
+    if name in builtin.NAMES:
+        onnx_runtime.load_early(builtin.folder(name) / builtin.HEAD_ONNX)
