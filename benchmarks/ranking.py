@@ -6,8 +6,8 @@ The codes are the signs of noisy vectors around 100 centres, so that 5 % of the 
 their centre's; the queries are such vectors too, and keep their real values. Second codes come from
 other vectors of the same clusters, as a model's do. Rows "random second codes" are the worst case:
 their second codes are unrelated to the first ones, so that the sum of both has to compare most of
-them. The sum adds a third of the second distance, as an ``ImageIndex`` does, or an eighth. Every
-way answers the same queries in turn; the result is the median over the rounds. The float scans rank
+them. The sum adds a third of the second distance, as an ``ImageIndex`` does, or less. Every way
+answers the same queries in turn; the result is the median over the rounds. The float scans rank
 the codes as vectors of -1 and 1 by their inner product with the queries, which is the order of
 ``real``: before anything is timed, the inner products of our answers are compared with theirs.
 """
@@ -181,8 +181,12 @@ def main() -> None:
         "hamming, fine code": lambda part: rank(part, "hamming", fine_queries),
         "real, fine code": lambda part: rank(part, "real", fine_queries),
         "hamming, sum, 1/8": lambda part: rank(part, "hamming", fine_queries, 1 / 8),
+        "hamming, sum, 1/6": lambda part: rank(part, "hamming", fine_queries, 1 / 6),
+        "hamming, sum, 1/5": lambda part: rank(part, "hamming", fine_queries, 1 / 5),
+        "hamming, sum, 1/4": lambda part: rank(part, "hamming", fine_queries, 1 / 4),
         "hamming, sum": lambda part: rank(part, "hamming", fine_queries, FINE_WEIGHT),
         "real, sum, 1/8": lambda part: rank(part, "real", fine_queries, 1 / 8),
+        "real, sum, 1/4": lambda part: rank(part, "real", fine_queries, 1 / 4),
         "real, sum": lambda part: rank(part, "real", fine_queries, FINE_WEIGHT),
         "hamming, sum, random second codes": lambda part: rank(
             part, "hamming", random_queries, FINE_WEIGHT

@@ -346,15 +346,15 @@ def test_sketches_bound_the_distance_of_second_codes(data: st.DataObject) -> Non
     share = data.draw(st.sampled_from([0.0, 0.05, 0.5, 1.0]))
     bits = rng.random((2, 64 * width)) < share
     words = np.packbits(bits, axis=1).view(np.uint64)
-    entry = np.zeros(1, np.uint64)
-    none = np.zeros(0, np.uint32)
-    sum_kernels.fill_entries(np.zeros(1, np.uint32), np.zeros(1, int), none, words[:1], entry)
-    own = np.uint64(sum_kernels._sketch(words[1]))
-    bound = sum_kernels._apart_at_least(entry[0] >> np.uint64(32), own)
-    assert 0 <= bound <= (bits[0] != bits[1]).sum()
-    # as many ones in each part is all that is not seen
-    parts = bits.reshape(2, width, 8, 8).sum(axis=(1, 3))
-    assert bound == np.abs(np.diff(np.clip(parts - 4 * width + 8, 0, 15), axis=0)).sum()
+    entry, sketches = np.zeros(1, np.uint64), np.zeros(1, np.uint32)
+    none, begin = np.zeros(0, np.uint32), np.zeros(1, int)
+    sum_kernels.fill_entries(begin.astype(np.uint32), begin, none, words[:1], sketches, entry)
+    assert entry[0] >> np.uint64(32) == sketches[0] == sum_kernels._sketch(words[0])
+    bound = int(sketches[0] ^ np.uint32(sum_kernels._sketch(words[1]))).bit_count()
+    assert bound <= (bits[0] != bits[1]).sum()
+    # an even number of differences in 32 steps is all that is not seen
+    folded = words.view(np.uint32).reshape(2, -1)
+    assert bound == int(np.bitwise_xor.reduce(folded[0] ^ folded[1])).bit_count()
 
 
 @settings(max_examples=40, deadline=None)

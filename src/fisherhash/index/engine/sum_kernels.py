@@ -6,9 +6,8 @@ the order of the first table's buckets, so that those of equal and of similar fi
 together. An *entry* of 8 bytes says where those of an item are: in its lower half the first place,
 and LISTED where there are several; in its upper half their number, or the sketch of the only one.
 
-A *sketch* is eight numbers from 0 to 15, by which the distance of two second codes is bounded: the
-n-th is the number of ones in the n-th bytes of all words, less a constant and moved into the range.
-It changes by at most 1 when a bit does.
+A *sketch* of 32 bits is the exclusive or of the halves of all words of a second code. It changes by
+one bit when the code does, so that two codes differ by at least as much as their sketches.
 
 Rows (room, 4) of (sum, position, cost, fine distance) collect the results of a query; at least the
 k best so far are among them.
@@ -62,12 +61,14 @@ FINE_GROUP = 16
 # bits of a quantised weight
 _PLANES = 4
 # items that wait for their entries, and those that wait for their second codes
-_QUEUE = 1024
-_PENDING = 32
+_QUEUE = 512
+_PENDING = 128
 # words of second codes that are prefetched of one item
 _LONG_LIST = 64
-# second codes that are compared one by one
-_FEW = 4
+# distances of second codes from which on sketches leave out too few of them
+_LOOSE = 8
+# more than second codes can differ by
+_ALL = 1 << 20
 # in codes that a plain search compares, what it costs to compare a code where all bits cost the
 # same and where they do not
 _COMPARED, _COMPARED_WEIGHTED = 3, 5
@@ -76,13 +77,8 @@ _NEAR, _READ, _READ_EACH = 64, 256, 8
 # places in the state of a query
 _COUNT, _FOUND, _CUT, _BOUND, _WORK = range(5)
 _MOST_SUM = (1 << 63) - 1
-_DIGIT = np.uint64(255)
 _LISTED = np.uint64(1 << 31)
 _BEGIN = np.uint64((1 << 31) - 1)
-# in every byte of a word: the lowest bit, the lower half, the highest bit
-_ONES = np.uint64(0x0101010101010101)
-_LOWS = np.uint64(0x0F0F0F0F)
-_TOPS = np.uint64(0x8080808080808080)
 
 
 def _jit(function: Callable[..., Any]) -> Any:
@@ -125,6 +121,23 @@ def _typed_pair_mask(
 
     word = types.uint64
     return types.uint64(fine, types.int64, word, word, word), emit
+
+
+def _typed_sketch_mask(
+    typing_context: Any, sketches: Any, place: Any, own: Any, most: Any
+) -> Any:  # fmt: skip
+    """The same for sketches (n,): does each of FINE_GROUP differ in at most ``most`` bits?"""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = _data(context, builder, signature.args[0], args[0])
+        group = ir.VectorType(_I32, FINE_GROUP)
+        others = _load(builder, builder.gep(data, [args[1]]), group)
+        own, limit = (_spread(builder, builder.trunc(arg, _I32), FINE_GROUP) for arg in args[2:])
+        counts = _popcounts(builder, builder.xor(others, own))
+        near = builder.icmp_unsigned("<=", counts, limit)
+        return builder.zext(builder.bitcast(near, ir.IntType(FINE_GROUP)), _I64)
+
+    return types.uint64(sketches, types.int64, types.uint64, types.uint64), emit
 
 
 def _typed_new_mask(
@@ -232,35 +245,18 @@ def _typed_light_mask(
 
 
 _pair_mask: Any = intrinsic(_typed_pair_mask)
+_sketch_mask: Any = intrinsic(_typed_sketch_mask)
 _new_mask: Any = intrinsic(_typed_new_mask)
 _light_mask: Any = intrinsic(_typed_light_mask)
 
 
 @_jit
 def _sketch(code: Any) -> Any:
-    """The sketch of a second code, one number in each byte of a word."""
-    sketch = np.uint64(0)
-    middle = 4 * len(code) - 8
-    for byte in range(8):
-        ones = np.int64(0)
-        for w in range(len(code)):
-            ones += np.int64(_popcount((code[w] >> np.uint64(8 * byte)) & _DIGIT))
-        sketch |= np.uint64(min(max(ones - middle, 0), 15)) << np.uint64(8 * byte)
-    return sketch
-
-
-@_jit
-def _apart_at_least(packed: Any, own: Any) -> Any:
-    """What two second codes differ by at least: a sketch of 32 bits, and one in bytes."""
-    other = (packed & _LOWS) | (((packed >> np.uint64(4)) & _LOWS) << np.uint64(32))
-    # a difference of 0 in the bytes where it would be negative
-    more = (other | _TOPS) - own
-    less = (own | _TOPS) - other
-    marks = more & _TOPS
-    total = more & (marks - (marks >> np.uint64(7)))
-    marks = less & _TOPS
-    total += less & (marks - (marks >> np.uint64(7)))
-    return np.int64((total * _ONES) >> np.uint64(56))
+    """The sketch of a second code."""
+    folded = np.uint64(0)
+    for word in code:
+        folded ^= word
+    return (folded ^ (folded >> _ITEM_BITS)) & _ITEM
 
 
 @_jit
@@ -275,18 +271,23 @@ def fill_places(order: Any, begins: Any, starts: Any, positions: Any, places: An
 
 
 @_jit
-def fill_entries(order: Any, begins: Any, starts: Any, fine: Any, entries: Any) -> None:
-    """The entries (items,) of the items of ``order``, whose second codes begin at ``begins``."""
+def fill_entries(
+    order: Any, begins: Any, starts: Any, fine: Any, sketches: Any, entries: Any
+) -> None:  # fmt: skip
+    """The entries (items,) of the items of ``order``, whose second codes begin at ``begins``.
+
+    And the sketches of these.
+    """
     for i in range(len(order)):
         item = np.int64(order[i])
         begin = np.int64(begins[i])
         count = np.int64(1)
         if len(starts):
             count = np.int64(starts[item + 1]) - np.int64(starts[item])
+        for place in range(begin, begin + count):
+            sketches[place] = _sketch(fine[place])
         if count == 1:
-            sketch = _sketch(fine[begin])
-            packed = (sketch & _LOWS) | ((sketch >> np.uint64(28)) & ~_LOWS & _ITEM)
-            entries[item] = (packed << _ITEM_BITS) | np.uint64(begin)
+            entries[item] = (np.uint64(sketches[begin]) << _ITEM_BITS) | np.uint64(begin)
         else:
             entries[item] = (np.uint64(count) << _ITEM_BITS) | _LISTED | np.uint64(begin)
 
@@ -373,7 +374,7 @@ def _make_room(rows: Any, state: Any, shift: int, k: int) -> None:
 
 @_jit
 def _read(
-    pending: Any,
+    close: Any,
     count: int,
     fine: Any,
     places: Any,
@@ -385,50 +386,33 @@ def _read(
     state: Any,
     totals: Any,
 ) -> None:
-    """Compare the second codes of pending items (cost, first place, number) and keep the best."""
+    """Compare second codes, close (cost, place), and keep the best."""
     most = _most(state, shift)
-    paired = fine.shape[1] == 2
     for i in range(count):
-        cost = pending[i, 0]
-        group = pending[i, 1]
-        end = group + pending[i, 2]
-        state[_WORK] += _READ + _READ_EACH * (end - group)
-        while group < end:
-            if cost > most:
-                break
-            reach = (most - cost) // weight if weight else np.int64(64 * fine.shape[1])
-            mask = ~np.uint64(0)
-            last = min(end - group, FINE_GROUP)
-            # few codes may be in one line of the cache, and the others of a group in none
-            if paired and last > _FEW:
-                mask = _pair_mask(fine, group, query[0], query[1], np.uint64(reach))
-            mask &= (_ONE << np.uint64(last)) - _ONE
-            while mask:
-                place = group + _lowest(mask)
-                mask &= mask - _ONE
-                apart = _apart(fine, place, query)
-                total = cost + weight * apart
-                if total > most:
-                    continue
-                if state[_COUNT] == len(rows):
-                    _make_room(rows, state, shift, k)
-                row = state[_COUNT]
-                rows[row, 0] = total
-                rows[row, 1] = np.int64(places[place])
-                rows[row, 2] = cost
-                rows[row, 3] = apart
-                state[_COUNT] = row + 1
-                totals[total >> shift] += 1
-                found = state[_FOUND] + 1
-                cut = state[_CUT]
-                while found - totals[cut] >= k:
-                    found -= totals[cut]
-                    cut -= 1
-                state[_FOUND] = found
-                if cut < state[_CUT]:
-                    state[_CUT] = cut
-                    most = _most(state, shift)
-            group += FINE_GROUP
+        cost = close[i, 0]
+        place = close[i, 1]
+        apart = _apart(fine, place, query)
+        total = cost + weight * apart
+        if total > most:
+            continue
+        if state[_COUNT] == len(rows):
+            _make_room(rows, state, shift, k)
+        row = state[_COUNT]
+        rows[row, 0] = total
+        rows[row, 1] = np.int64(places[place])
+        rows[row, 2] = cost
+        rows[row, 3] = apart
+        state[_COUNT] = row + 1
+        totals[total >> shift] += 1
+        found = state[_FOUND] + 1
+        cut = state[_CUT]
+        while found - totals[cut] >= k:
+            found -= totals[cut]
+            cut -= 1
+        state[_FOUND] = found
+        if cut < state[_CUT]:
+            state[_CUT] = cut
+            most = _most(state, shift)
 
 
 @_jit
@@ -437,9 +421,12 @@ def _take(
     count: int,
     spare: Any,
     entries: Any,
+    offset: int,
     pending: Any,
+    close: Any,
     fine: Any,
     places: Any,
+    sketches: Any,
     query: Any,
     sketch: Any,
     weight: int,
@@ -449,40 +436,78 @@ def _take(
     state: Any,
     totals: Any,
 ) -> None:
-    """Take items into the rows: keys are (cost << 32 | number), entries (items,) by that number.
+    """Take items into the rows: keys are (cost << 32 | number), entries from offset on by number.
 
     Costs above the highest sum are passed over, and what the sketch alone says is too far away.
+    Lists wait in pending (cost, first place, number) for their sketches, and what is left of them
+    for its second codes.
     """
     if state[_FOUND] < k:
         # so that the bound is low from the start
         _sort(keys, spare, count, np.int64(32), np.int64(64))
+    words = fine.shape[1]
     at = np.int64(0)
+    left = np.int64(0)
     while at < count:
         waiting = np.int64(0)
         most = _most(state, shift)
-        while at < count and waiting < _PENDING:
+        while at < count and waiting < _PENDING and left < _PENDING:
             cost = np.int64(keys[at] >> _ITEM_BITS)
-            entry = entries[np.int64(keys[at] & _ITEM)]
+            entry = entries[offset + np.int64(keys[at] & _ITEM)]
             at += 1
             if cost > most:
                 continue
-            number = np.int64(1)
-            if entry & _LISTED:
-                number = np.int64(entry >> _ITEM_BITS)
-            elif cost + weight * _apart_at_least(entry >> _ITEM_BITS, sketch) > most:
-                continue
             begin = np.int64(entry & _BEGIN)
-            # the processor itself foresees what is read of longer lists
-            first = begin * fine.shape[1]
-            for word in range(first, first + min(number * fine.shape[1], _LONG_LIST), 8):
-                _prefetch(fine, word)
-            pending[waiting, 0] = cost
-            pending[waiting, 1] = begin
-            pending[waiting, 2] = number
-            waiting += 1
-        _read(
-            pending, waiting, fine, places, query, weight, shift, k, rows, state, totals
-        )  # fmt: skip
+            if entry & _LISTED:
+                # the processor itself foresees what is read of longer lists
+                number = np.int64(entry >> _ITEM_BITS)
+                if most - cost < _LOOSE * weight:
+                    _prefetch(sketches, begin)
+                    _prefetch(sketches, begin + min(number, FINE_GROUP) - 1)
+                else:
+                    first = begin * words
+                    for word in range(first, first + min(number * words, _LONG_LIST), 8):
+                        _prefetch(fine, word)
+                pending[waiting, 0] = cost
+                pending[waiting, 1] = begin
+                pending[waiting, 2] = number
+                waiting += 1
+            elif cost + weight * np.int64(_popcount((entry >> _ITEM_BITS) ^ sketch)) <= most:
+                _prefetch(fine, begin * words)
+                _prefetch(places, begin)
+                close[left, 0] = cost
+                close[left, 1] = begin
+                left += 1
+        for i in range(waiting):
+            cost = pending[i, 0]
+            begin = pending[i, 1]
+            end = begin + pending[i, 2]
+            state[_WORK] += _READ + _READ_EACH * (end - begin)
+            for group in range(begin, end, FINE_GROUP):
+                if cost > most:
+                    break
+                reach = np.uint64(min((most - cost) // weight if weight else _ALL, _ALL))
+                if words == 2 and reach >= _LOOSE:
+                    mask = _pair_mask(fine, group, query[0], query[1], reach)
+                else:
+                    mask = _sketch_mask(sketches, group, sketch, reach)
+                if end - group < FINE_GROUP:
+                    mask &= (_ONE << np.uint64(end - group)) - _ONE
+                while mask:
+                    place = group + _lowest(mask)
+                    mask &= mask - _ONE
+                    _prefetch(fine, place * words)
+                    _prefetch(places, place)
+                    close[left, 0] = cost
+                    close[left, 1] = place
+                    left += 1
+                if left > _PENDING:
+                    _read(close, left, fine, places, query, weight, shift, k, rows, state, totals)
+                    left = np.int64(0)
+                    most = _most(state, shift)
+        state[_WORK] += _READ * left
+        _read(close, left, fine, places, query, weight, shift, k, rows, state, totals)
+        left = np.int64(0)
 
 
 @_jit
@@ -517,8 +542,10 @@ def _probe_equal(
     queue: Any,
     spare: Any,
     pending: Any,
+    close: Any,
     fine: Any,
     places: Any,
+    sketches: Any,
     fine_query: Any,
     sketch: Any,
     weight: int,
@@ -533,6 +560,7 @@ def _probe_equal(
     Steps and masks are those of ``_probe``; parts and bounds those of ``_new_mask``.
     """
     tables = len(directory)
+    width = len(entries) // tables
     work = np.int64(0)
     for radius in range(len(offsets) - 1):
         last = offsets[radius + 1]
@@ -542,7 +570,7 @@ def _probe_equal(
                 return TOO_DEAR
             base = table * len(query) * stride
             own = _key(query, table * length, length)
-            own_entries = entries[table]
+            offset = table * width
             for t in range(tables):
                 bounds[t] = 0 if t == table else radius + (t < table)
             limit = words.dtype.type(min(_most(state, shift) // equal, bits))
@@ -565,7 +593,7 @@ def _probe_equal(
                     while mask:
                         place = group + _lowest(mask)
                         mask &= mask - _ONE
-                        _prefetch(own_entries, place)
+                        _prefetch(entries, offset + place)
                         apart = np.uint64(0)
                         for w in range(len(query)):
                             other = query[w] ^ words[base + w * stride + place]
@@ -576,8 +604,8 @@ def _probe_equal(
                         waiting += 1
                     if waiting > _QUEUE - WORD_GROUP:
                         _take(
-                            queue, waiting, spare, own_entries, pending, fine, places, fine_query,
-                            sketch, weight, shift, k, rows, state, totals,
+                            queue, waiting, spare, entries, offset, pending, close, fine, places,
+                            sketches, fine_query, sketch, weight, shift, k, rows, state, totals,
                         )  # fmt: skip
                         work += waiting * _NEAR
                         waiting = np.int64(0)
@@ -585,8 +613,8 @@ def _probe_equal(
                         if work + state[_WORK] > budget:
                             return TOO_DEAR
             _take(
-                queue, waiting, spare, own_entries, pending, fine, places, fine_query,
-                sketch, weight, shift, k, rows, state, totals,
+                queue, waiting, spare, entries, offset, pending, close, fine, places, sketches,
+                fine_query, sketch, weight, shift, k, rows, state, totals,
             )  # fmt: skip
             work += waiting * _NEAR
             if tables * radius + table >= min(_most(state, shift) // equal, bits):
@@ -631,6 +659,7 @@ def _costs(
     waiting: int,
     most: int,
     entries: Any,
+    offset: int,
 ) -> Any:
     """Turn places that wait in the queue into keys of what is new and cheap; their number."""
     size = 8 * words.itemsize
@@ -654,7 +683,7 @@ def _costs(
                     new = False
                     break
         if new:
-            _prefetch(entries, place)
+            _prefetch(entries, offset + place)
             queue[kept] = (np.uint64(cost) << _ITEM_BITS) | np.uint64(place)
             kept += 1
     return kept
@@ -682,8 +711,10 @@ def _probe_weighted(
     queue: Any,
     spare: Any,
     pending: Any,
+    close: Any,
     fine: Any,
     places: Any,
+    sketches: Any,
     fine_query: Any,
     sketch: Any,
     weight: int,
@@ -695,6 +726,7 @@ def _probe_weighted(
 ) -> Any:
     """Find the best sums of one query; look-ups and end are those of ``_probe_ranked``."""
     tables = len(directory)
+    width = len(entries) // tables
     room = heaps.shape[1]
     sizes = np.zeros(tables, dtype=np.int64)
     counts = np.zeros(tables, dtype=np.int64)
@@ -748,11 +780,11 @@ def _probe_weighted(
             work += waiting * _NEAR
             waiting = _costs(
                 query, by_bit, words, base, stride, length, table, seen, other, queue, waiting,
-                most, entries[table],
+                most, entries, table * width,
             )  # fmt: skip
             _take(
-                queue, waiting, spare, entries[table], pending, fine, places, fine_query, sketch,
-                weight, shift, k, rows, state, totals,
+                queue, waiting, spare, entries, table * width, pending, close, fine, places,
+                sketches, fine_query, sketch, weight, shift, k, rows, state, totals,
             )  # fmt: skip
             waiting = np.int64(0)
             most = min(most, _most(state, shift))
@@ -805,6 +837,7 @@ def probe_equal_sums(
     entries: Any,
     fine: Any,
     places: Any,
+    sketches: Any,
     found: Any,
     costs: Any,
     fines: Any,
@@ -815,7 +848,7 @@ def probe_equal_sums(
 
     All bits of a query cost the same, and not nothing. queries (n_queries, words), weights
     (n_queries, bits), fine_queries (n_queries, fine words) and fine_weights (n_queries,); done and
-    tally are those of ``probe_nearest``. entries (tables, items) are in the order of the buckets;
+    tally are those of ``probe_nearest``. entries (tables * width,) are in the order of the buckets;
     fine (positions, fine words) and places (positions,) in their own, with FINE_GROUP rows of fine
     more.
     """
@@ -826,6 +859,7 @@ def probe_equal_sums(
     queue = np.empty(_QUEUE + WORD_GROUP, dtype=np.uint64)
     spare = np.empty(_QUEUE + WORD_GROUP, dtype=np.uint64)
     pending = np.empty((_PENDING, 3), dtype=np.int64)
+    close = np.empty((_PENDING + FINE_GROUP + 1, 2), dtype=np.int64)
     rows = np.empty((2 * k + 512, 4), dtype=np.int64)
     state = np.zeros(5, dtype=np.int64)
     totals = np.zeros(LEVELS, dtype=np.int64)
@@ -841,8 +875,8 @@ def probe_equal_sums(
         _begin(totals, state, _MOST_SUM)
         end = _probe_equal(
             queries[q], weights[q, 0], directory, words, stride, masks, offsets, length, bits,
-            budget, lookup, parts, bounds, entries, queue, spare, pending, fine, places,
-            fine_queries[q], sketch, weight, shift, k, rows, state, totals,
+            budget, lookup, parts, bounds, entries, queue, spare, pending, close, fine, places,
+            sketches, fine_queries[q], sketch, weight, shift, k, rows, state, totals,
         )  # fmt: skip
         if end == COMPLETE:
             _finish(rows, state, shift, found[q], costs[q], fines[q])
@@ -872,6 +906,7 @@ def probe_weighted_sums(
     entries: Any,
     fine: Any,
     places: Any,
+    sketches: Any,
     found: Any,
     costs: Any,
     fines: Any,
@@ -886,6 +921,7 @@ def probe_weighted_sums(
     queue = np.empty(_QUEUE + WORD_GROUP, dtype=np.uint64)
     spare = np.empty(_QUEUE + WORD_GROUP, dtype=np.uint64)
     pending = np.empty((_PENDING, 3), dtype=np.int64)
+    close = np.empty((_PENDING + FINE_GROUP + 1, 2), dtype=np.int64)
     rows = np.empty((2 * k + 512, 4), dtype=np.int64)
     state = np.zeros(5, dtype=np.int64)
     totals = np.zeros(LEVELS, dtype=np.int64)
@@ -907,7 +943,8 @@ def probe_weighted_sums(
         end = _probe_weighted(
             queries[q], by_bit, weights[q], directory, words, stride, length, budget, lookup,
             rising, patterns, heaps, looked, seen, planes, other, entries, queue, spare, pending,
-            fine, places, fine_queries[q], sketch, weight, shift, k, rows, state, totals,
+            close, fine, places, sketches, fine_queries[q], sketch, weight, shift, k, rows, state,
+            totals,
         )  # fmt: skip
         if end == COMPLETE:
             _finish(rows, state, shift, found[q], costs[q], fines[q])
@@ -931,6 +968,7 @@ def scan_sums(
     entries: Any,
     fine: Any,
     places: Any,
+    sketches: Any,
     first: int,
     last: int,
     tile: int,
@@ -955,16 +993,17 @@ def scan_sums(
     rated = np.zeros(len(queries), dtype=np.int64)
     equals = np.zeros(len(queries), dtype=np.int64)
     shifts = np.zeros(len(queries), dtype=np.int64)
-    sketches = np.zeros(len(queries), dtype=np.uint64)
+    own_sketches = np.zeros(len(queries), dtype=np.uint64)
     states = np.zeros((len(queries), 5), dtype=np.int64)
     totals = np.zeros((len(queries), LEVELS), dtype=np.int64)
     queue = np.empty(_QUEUE + PLANE_BLOCK, dtype=np.uint64)
     spare = np.empty(_QUEUE + PLANE_BLOCK, dtype=np.uint64)
     pending = np.empty((_PENDING, 3), dtype=np.int64)
+    close = np.empty((_PENDING + FINE_GROUP + 1, 2), dtype=np.int64)
     for q in range(len(queries)):
         _begin(totals[q], states[q], most[q])
         shifts[q] = _shift(weights[q], fine_weights[q], fine.shape[1])
-        sketches[q] = _sketch(fine_queries[q])
+        own_sketches[q] = _sketch(fine_queries[q])
         equals[q] = _equal(weights[q])
         rated[q] = min(most[q], weights[q].sum())
         if not equals[q]:
@@ -1019,14 +1058,15 @@ def scan_sums(
                         waiting += 1
                 if waiting > _QUEUE:
                     _take(
-                        queue, waiting, spare, entries, pending, fine, places, own, sketches[q],
-                        fine_weights[q], shifts[q], k, own_rows, state, own_totals,
+                        queue, waiting, spare, entries, 0, pending, close, fine, places, sketches,
+                        own, own_sketches[q], fine_weights[q], shifts[q], k, own_rows, state,
+                        own_totals,
                     )  # fmt: skip
                     waiting = np.int64(0)
                     limit = min(limit, _most(state, shifts[q]))
             _take(
-                queue, waiting, spare, entries, pending, fine, places, own, sketches[q],
-                fine_weights[q], shifts[q], k, own_rows, state, own_totals,
+                queue, waiting, spare, entries, 0, pending, close, fine, places, sketches,
+                own, own_sketches[q], fine_weights[q], shifts[q], k, own_rows, state, own_totals,
             )  # fmt: skip
             limit = min(limit, _most(state, shifts[q]))
             if not equal and 8 * limit < 7 * rated[q]:

@@ -28,11 +28,13 @@ class SumLayout(NamedTuple):
     Attributes:
         fine: (n + FINE_GROUP, words) second codes, by the first table's buckets.
         places: (n,) their positions.
+        sketches: (n + FINE_GROUP,) their sketches.
         entries: (items,) where the second codes of an item are.
     """
 
     fine: NDArray[np.uint64]
     places: NDArray[np.uint32]
+    sketches: NDArray[np.uint32]
     entries: NDArray[np.uint64]
 
     @property
@@ -52,6 +54,7 @@ def sum_layout(tables: Tables, fine: Bytes, threads: int) -> SumLayout:
         np.cumsum(sizes[order], out=begins[1:])
     places = np.empty(len(fine), dtype=np.uint32)
     words = np.zeros((len(fine) + kernels.FINE_GROUP, -(-fine.shape[1] // 8)), dtype=np.uint64)
+    sketches = np.zeros(len(words), dtype=np.uint32)
     entries = np.empty(tables.items, dtype=np.uint64)
     # whole words are copied several times as fast as bytes
     whole = fine.shape[1] % 8 == 0 and fine.flags.c_contiguous
@@ -72,10 +75,10 @@ def sum_layout(tables: Tables, fine: Bytes, threads: int) -> SumLayout:
                 np.take(source, places[part], axis=0, out=target[part], mode="clip")
             else:
                 target[part] = source[places[part]]
-        kernels.fill_entries(some, where, tables.starts, words, entries)
+        kernels.fill_entries(some, where, tables.starts, words, sketches, entries)
 
     run(fill, split(tables.items, 4 * threads), threads)
-    return SumLayout(words, places, entries)
+    return SumLayout(words, places, sketches, entries)
 
 
 def bucket_entries(tables: Tables, entries: NDArray[np.uint64], threads: int) -> NDArray[np.uint64]:
@@ -102,7 +105,10 @@ def summed_by_buckets(
     from fisherhash.index.engine import multi_index
     from fisherhash.index.engine import sum_kernels as kernels
 
-    codes, weights, own, extra = query_arrays(tables, queries)
+    # similar queries one after the other: what they read is then in the cache
+    order = np.lexsort(queries.codes.T[::-1]) if len(queries.codes) > 1 else None
+    ordered = queries if order is None else queries.part(order)
+    codes, weights, own, extra = query_arrays(tables, ordered)
     results = empty_ranked(len(codes), k)
     done = np.zeros(len(codes), dtype=np.uint8)
     tally = np.zeros(2, dtype=np.int64)
@@ -115,7 +121,7 @@ def summed_by_buckets(
     def job(first: int, last: int) -> None:
         given = (words, weights, own, extra, first, last, tables.directory)
         buckets = (tables.words.reshape(-1), tables.words.shape[2])
-        into = (budget, multi_index.lookup_cost(tables), entries, layout.fine, layout.places)
+        into = (budget, multi_index.lookup_cost(tables), entries.reshape(-1), *layout[:3])
         if equal:
             kernels.probe_equal_sums(
                 *(*given, *buckets, masks, offsets, tables.length, *into, *results, done, tally)
@@ -126,7 +132,10 @@ def summed_by_buckets(
             )
 
     run(job, split(len(codes), min(len(codes), 4 * threads)), threads)
-    return results, done
+    if order is None:
+        return results, done
+    back = np.argsort(order)
+    return Ranked(*(values[back] for values in results)), done[back]
 
 
 def summed_by_scan(
@@ -178,7 +187,7 @@ def summed_by_scan(
         def collect(part: tuple[int, int], *into: NDArray[Any]) -> None:
             scratch = scan.scratch(tables.bits), np.zeros(PLANE_BLOCK, dtype=np.uint8)
             kernels.scan_sums(
-                *(*given, tables.planes, tables.items, layout.entries, layout.fine, layout.places),
+                *(*given, tables.planes, tables.items, layout.entries, *layout[:3]),
                 *(*part, tile, k, *scratch, *into),
             )
 
