@@ -8,6 +8,7 @@ from fisherhash import ImageIndex
 from fisherhash.errors import UsageError
 from fisherhash.index.images import choosing
 from fisherhash.index.images.creating import describe_model, sync_index
+from fisherhash.model import builtin
 
 
 @pytest.fixture
@@ -57,6 +58,7 @@ def test_enough_images_get_codes_of_their_own_which_stay(photos, tmp_path, monke
     with ImageIndex.open(tmp_path / "i") as images:
         assert images.index.bits == 8
         assert describe_model(images.index.model) == "itq, fitted to 13 of its images"
+        assert images.hasher.preprocessing.draft == choosing.DRAFT
         before = {item.key: item.code for item in images.index.items()}
         fingerprint = images.index.fingerprint
         # Codes from fitting are those that the hasher computes.
@@ -90,3 +92,14 @@ def test_unreadable_images_do_not_count(photos, tmp_path):
     report = sync_index(tmp_path / "i", folder, workers=0)
     assert "too few to fit codes to" in report.notes[-1]
     assert len(report.skipped) == 5
+
+
+def test_a_sync_without_new_images_notices_that_the_built_in_hasher_changed(
+    photos, tmp_path, monkeypatch
+):
+    folder = photos(0, 3)
+    sync_index(tmp_path / "i", folder, workers=0)
+    assert sync_index(tmp_path / "i", folder, workers=0).notes == []
+    monkeypatch.setattr(builtin, "fingerprint", lambda name: "another")
+    (note,) = sync_index(tmp_path / "i", folder, workers=0).notes
+    assert "'general2-128' of this version is not the one that made the codes" in note

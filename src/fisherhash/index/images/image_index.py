@@ -148,7 +148,7 @@ class ImageIndex:
             UsageError: there is no such folder, it is another one than before, or it is empty.
         """
         work = self._import(workers)
-        return sync_images(
+        report = sync_images(
             work,
             folder,
             dry_run=dry_run,
@@ -156,6 +156,11 @@ class ImageIndex:
             moved=moved,
             refresh_fields=refresh_fields,
         )
+        # Where an image was encoded, its hasher was loaded and is the right one.
+        if not report.added and not report.updated and _is_outdated(self.index):
+            name = self.index.model["builtin"]
+            report.notes.append(_other_hasher(f"the built-in hasher '{name}'", self.index))
+        return report
 
     def add(
         self,
@@ -510,7 +515,7 @@ def hasher_of(index: Index, *, device: str = "cpu") -> Hasher:
     if "builtin" in index.model:
         # By its name only: a folder of that name may exist here.
         hasher = Hasher.load_builtin(str(index.model["builtin"]), device=device)
-        what = f"the built-in hasher '{index.model['builtin']}' of this version"
+        what = f"the built-in hasher '{index.model['builtin']}'"
     elif index.model:
         folder = index.model_folder()
         if folder is None and "path" in index.model:
@@ -525,11 +530,26 @@ def hasher_of(index: Index, *, device: str = "cpu") -> Hasher:
             "search by --key, or by codes from Python"
         )
     if index.fingerprint not in (None, hasher.fingerprint()):
-        raise FisherhashError(
-            f"{what} is not the one that made the codes of {index.uri}; restore it, or create the "
-            "index again"
-        )
+        raise FisherhashError(_other_hasher(what, index))
     return hasher
+
+
+def _other_hasher(what: str, index: Index) -> str:
+    """The sentence about a hasher that is no longer the one that made the codes of an index."""
+    version = " of this version" if "builtin" in index.model else ""
+    return (
+        f"{what}{version} is not the one that made the codes of {index.uri}; restore it, or create "
+        "the index again"
+    )
+
+
+def _is_outdated(index: Index) -> bool:
+    """Whether a built-in hasher made the codes of an index and has changed since."""
+    from fisherhash.model import builtin
+
+    name = index.model.get("builtin")
+    known = name in builtin.NAMES and index.fingerprint is not None
+    return known and index.fingerprint != builtin.fingerprint(str(name))
 
 
 def _pairs(block: EncodedBlock) -> Iterator[tuple[bytes, bytes | None]]:
