@@ -241,6 +241,14 @@ def test_json_round_trip_with_names_in_any_script_and_in_none(tmp_path):
     assert "Übung" in storage.dump_json({"classes": ["Übung"]})
 
 
+@pytest.mark.gpu
+def test_the_tensors_checksum_does_not_depend_on_the_device():
+    images = torch.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5)
+    tensors = TENSORS | {"images": images.to(memory_format=torch.channels_last)}
+    moved = {name: tensor.cuda() for name, tensor in tensors.items()}
+    assert storage.tensors_checksum(moved) == storage.tensors_checksum(tensors)
+
+
 def test_the_tensors_checksum_knows_names_types_shapes_and_values_but_no_order():
     base = storage.tensors_checksum(TENSORS)
     assert storage.tensors_checksum(dict(reversed(TENSORS.items()))) == base

@@ -45,9 +45,11 @@ class TorchRuntime:
         state = self._backbone.state_dict()
         # PyTorch counts changes in place, but not those of fused optimizers and captured graphs,
         # nor those of tensors made in inference mode: they change the sum.
+        # They are copied together, see storage.flat_values.
+        sums = torch.stack([t.double().sum() for t in state.values()]).tolist() if state else []
         now = [
-            (t.data_ptr(), 0 if t.is_inference() else t._version, float(t.double().sum()))
-            for t in state.values()
+            (t.data_ptr(), 0 if t.is_inference() else t._version, total)
+            for t, total in zip(state.values(), sums, strict=True)
         ]
         if now != self._hashed[0]:
             self._hashed = now, storage.tensors_checksum(state)
@@ -81,7 +83,8 @@ class TorchRuntime:
 
 def on_device(backbone: Backbone, device: torch.device) -> Backbone:
     """Move a backbone to a device, in the channels-last order that convolutions run fastest in."""
-    return backbone.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    # Not blocking: hundreds of small copies would each wait for what else the GPU does.
+    return backbone.to(device, memory_format=torch.channels_last, non_blocking=True)  # type: ignore[call-overload]
 
 
 @torch.inference_mode()

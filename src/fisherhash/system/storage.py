@@ -11,7 +11,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -304,8 +304,30 @@ def tensors_checksum(tensors: Mapping[str, Tensor]) -> str:
     import torch
 
     digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    names = sorted(tensors)
+    values = flat_values([tensors[name] for name in names])
+    for name, flat in zip(names, values, strict=True):
+        digest.update(f"{name} {flat.dtype} {tuple(tensors[name].shape)}\n".encode())
+        digest.update(flat.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def flat_values(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The values (n,) of each of some tensors, on the CPU.
+
+    Those of a GPU are copied together, because each copy waits for what the GPU does, and beside
+    other processes for its turn.
+    """
+    import torch
+
+    found = [tensor.detach().contiguous().flatten() for tensor in tensors]
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for place, tensor in enumerate(found):
+        if tensor.device.type != "cpu":
+            groups.setdefault((tensor.device, tensor.dtype), []).append(place)
+    for places in groups.values():
+        together = torch.cat([found[place] for place in places]).cpu()
+        parts = together.split([len(found[place]) for place in places])
+        for place, part in zip(places, parts, strict=True):
+            found[place] = part
+    return found
