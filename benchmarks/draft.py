@@ -1,14 +1,15 @@
 """What decoding large JPEG files at a part of their size changes, for the hashers that do so.
 
-    python benchmarks/draft.py --data FOLDER [--data …] [--images 1000] [--json FILE]
+    python benchmarks/draft.py --data FOLDER [--data …] [--fit] [--images 1000] [--json FILE]
     python benchmarks/draft.py --files FOLDER [--images 20] [--json FILE]
 
 Images of labelled data are enlarged so that their shorter sides have 1,800 to 3,000 pixels, get
 sensor noise, and become JPEG files. The files are decoded in full, and at 1/2, 1/4 or 1/8 of their
 size as ``Preprocessing.draft`` chooses, for several values of it. Each image queries all others.
 P@10 is the share of the ten nearest that have a label in common with it, expected over ties. A
-difference is that from decoding in full, with its standard error over the queries.
-Enlarged images have less detail than photos of that size.
+difference is that from decoding in full, with its standard error over the queries. Enlarged images
+have less detail than photos of that size. With ``--fit``, the codes are such as ``index sync`` fits
+to the images of a folder.
 
 With ``--files``, processor time per JPEG file of a folder: decoding at each scale, the resize after
 it, and both, with Pillow in the memory that workers have and in the usual one; with simplejpeg,
@@ -43,7 +44,9 @@ from fisherhash.data.processes import MEMORY
 from fisherhash.data.sources import open_data
 from fisherhash.data.splits import hash_order
 from fisherhash.evaluation import evaluate
+from fisherhash.index.images.choosing import DRAFT, FITTED_BITS
 from fisherhash.model import builtin
+from fisherhash.model.itq_fit import fit_itq
 from fisherhash.model.onnx_hasher import OnnxHasher
 from fisherhash.system.storage import dump_json
 
@@ -68,16 +71,26 @@ def enlarged(image: Image.Image, rng: np.random.Generator, noise: np.ndarray) ->
     return file.getvalue()
 
 
-def measure(data: str, count: int) -> dict[str, Any]:
-    """P@10, mAP and the bits that differ, of every way to decode."""
-    hasher, collection = OnnxHasher.from_package(MODEL, device="cpu"), open_data(data)
+def measure(data: str, count: int, *, fitted: bool = False) -> dict[str, Any]:
+    """P@10, mAP and the bits that differ, of every way to decode.
+
+    Args:
+        data: labelled images.
+        count: how many of them.
+        fitted: fit codes to the features of these images, for every way anew; bits that differ are
+            those of one fit.
+    """
+    model, lengths = (builtin.DEFAULT_HASHER, (FITTED_BITS,)) if fitted else (MODEL, LENGTHS)
+    hasher, collection = OnnxHasher.from_package(model, device="cpu"), open_data(data)
+    compute = hasher.runtime.features if fitted else hasher.runtime.logits
+    drafts = (0.0, DRAFT) if fitted else DRAFTS
     chosen = hash_order(list(collection.names), range(len(collection)), seed=0)[:count]
     rng = np.random.default_rng(0)
     noise = rng.normal(0, NOISE, (MOST + 64, MOST + 64)).astype(np.float32)
-    ways = {draft: dataclasses.replace(hasher.preprocessing, draft=draft) for draft in DRAFTS}
-    rows: dict[float, list[np.ndarray]] = {draft: [] for draft in DRAFTS}
-    from_memory: dict[float, list[np.ndarray]] = {draft: [] for draft in DRAFTS}
-    scales: dict[float, Counter[str]] = {draft: Counter() for draft in DRAFTS}
+    ways = {draft: dataclasses.replace(hasher.preprocessing, draft=draft) for draft in drafts}
+    rows: dict[float, list[np.ndarray]] = {draft: [] for draft in drafts}
+    from_memory: dict[float, list[np.ndarray]] = {draft: [] for draft in drafts}
+    scales: dict[float, Counter[str]] = {draft: Counter() for draft in drafts}
     for number in chosen:
         file = enlarged(collection.reader.open(int(number)), rng, noise)
         whole = load_image(file)
@@ -86,26 +99,32 @@ def measure(data: str, count: int) -> dict[str, Any]:
             scales[draft][f"1/{round(whole.height / image.height)}"] += 1
             for source, found in ((image, rows), (whole, from_memory)):
                 pixels = np.ascontiguousarray(way.pixels(source).transpose(2, 0, 1))
-                found[draft].append(hasher.runtime.logits(pixels[None])[0])
+                found[draft].append(compute(pixels[None])[0])
     labels = collection.labels[chosen]
     results: dict[str, Any] = {}
-    for draft in DRAFTS:
+    for draft in drafts:
         results[str(draft)] = {"scales": dict(sorted(scales[draft].items()))}
-        for bits in LENGTHS:
-            here, full, memory = (
-                np.stack(found)[:, :bits] for found in (rows[draft], rows[0.0], from_memory[draft])
-            )
-            scores = scored(here, labels)
-            before = scored(full, labels)
+        for bits in lengths:
+            own, full = np.stack(rows[draft]), np.stack(rows[0.0])
+            logits = fitted_logits(own, bits) if fitted else lambda found, n=bits: found[:, :n]
+            usual = fitted_logits(full, bits) if fitted else logits
+            here, memory = logits(own), logits(np.stack(from_memory[draft]))
+            scores, before = scored(here, labels), scored(usual(full), labels)
             results[str(draft)][str(bits)] = {
                 **{name: round(float(np.nanmean(values)), 4) for name, values in scores.items()},
                 "difference": {
                     name: _with_error(values - before[name]) for name, values in scores.items()
                 },
-                "bits that differ from decoding in full": _differing(here, full),
+                "bits that differ from decoding in full": _differing(here, logits(full)),
                 "bits that differ from an image in memory": _differing(here, memory),
             }
     return {"data": collection.name, "images": len(chosen), "draft": results}
+
+
+def fitted_logits(features: np.ndarray, bits: int) -> Callable[[np.ndarray], np.ndarray]:
+    """The codes that are fitted to features: from features to logits."""
+    weight, offset = fit_itq(features, bits)
+    return lambda found: found @ weight.T + offset
 
 
 def scored(logits: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
@@ -212,17 +231,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--data", action="append", help="labelled images to enlarge")
     parser.add_argument("--files", type=Path, help="a folder of large JPEG files to time")
+    parser.add_argument("--fit", action="store_true", help="fit codes to the images")
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     if given.files is not None:
         result = time_everything(given.files, given.images)
     else:
+        model = f"itq, fitted to features of {builtin.DEFAULT_HASHER}" if given.fit else MODEL
+        network = builtin.DEFAULT_HASHER if given.fit else MODEL
         result = {
             "what": "codes of enlarged images, decoded in full and at a part of their size",
-            "model": MODEL,
-            "fingerprint": builtin.fingerprint(MODEL),
-            "found": [measure(data, given.images) for data in given.data or ()],
+            "model": model,
+            "fingerprint": builtin.fingerprint(network),
+            "found": [measure(data, given.images, fitted=given.fit) for data in given.data or ()],
         }
     text = dump_json(result)
     print(text)

@@ -1,13 +1,18 @@
 """Codes that are fitted without torch."""
 
+import dataclasses
+import hashlib
+import io
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fisherhash import Hasher
 from fisherhash.codes import pack
+from fisherhash.data.images import load_image
 from fisherhash.errors import FisherhashError, NotDefinedError, UsageError
 from fisherhash.model import builtin
 from fisherhash.model.fitted_hasher import FittedHasher
@@ -94,6 +99,28 @@ def test_a_folder_holds_all_of_it(fitted, images, tmp_path):
     assert short.fingerprint() != loaded.fingerprint()
     with pytest.raises(UsageError, match="ONNX Runtime only"):
         Hasher.load(tmp_path / "m", runtime="torch")
+
+
+def test_the_preprocessing_is_a_part_of_it(fitted, tmp_path):
+    how = dataclasses.replace(fitted.preprocessing, draft=1.5)
+    other = FittedHasher(
+        fitted.runtime.decoding(how), fitted.weight, fitted.offset, method="itq", details={}
+    )
+    assert fitted.preprocessing.draft == 0.0
+    # Indexes that were made before a fitted hasher could have its own know this one.
+    sums = f"{fitted.runtime.checksum} {fitted._matrix_sum}"
+    assert fitted.fingerprint() == hashlib.sha256(sums.encode()).hexdigest()
+    assert other.fingerprint() != fitted.fingerprint()
+    other.save(tmp_path / "m")
+    loaded = Hasher.load(tmp_path / "m")
+    assert loaded.preprocessing == how
+    assert loaded.fingerprint() == other.fingerprint()
+    file = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 256, (90, 70, 3), dtype=np.uint8)
+    Image.fromarray(pixels).resize((1400, 1800)).save(file, "JPEG")
+    reduced = how.pixels(load_image(file.getvalue(), enough=how.enough))
+    features = loaded.runtime.features(reduced.transpose(2, 0, 1)[None])
+    assert np.array_equal(loaded.encode(file.getvalue()), pack(loaded.logits_of_rows(features)))
 
 
 def test_vectors_are_encoded_by_the_head(fitted):

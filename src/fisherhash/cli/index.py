@@ -97,7 +97,7 @@ def sync(
     began = time.perf_counter()
     limits.apply()
     count = parse_workers(workers)
-    if not dry_run and not os.path.exists(index):
+    if not (dry_run or "://" in index or os.path.exists(index)):
         # All images of the folder are to be encoded, whatever the modules imported next say.
         start_early(folder, count, [("fisherhash.model.early", "prepare", model or "")])
     from fisherhash.index.images.creating import sync_index

@@ -128,7 +128,11 @@ class FittedHasher(Hasher):
 
     def fingerprint(self) -> str:
         """A checksum of everything that decides a code; an index stores it."""
-        return hashlib.sha256(f"{self.runtime.checksum} {self._matrix_sum}".encode()).hexdigest()
+        parts = [self.runtime.checksum, self._matrix_sum]
+        # The checksum covers the preprocessing that the network came with.
+        if self.preprocessing != Preprocessing.from_config(self.runtime.metadata["preprocessing"]):
+            parts.append(repr(self.preprocessing))
+        return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
     @property
     def _matrix_sum(self) -> str:
@@ -189,7 +193,8 @@ class FittedHasher(Hasher):
         config = read_config(place / CONFIG)
         try:
             matrix = load(storage.read_bytes(place / FITTED_MATRIX))
-            runtime = OnnxRuntime(place / FITTED_NETWORK, device=device)
+            how = Preprocessing.from_config(config["preprocessing"])
+            runtime = OnnxRuntime(place / FITTED_NETWORK, device=device).decoding(how)
             hasher = cls(
                 runtime,
                 matrix["weight"],

@@ -6,6 +6,7 @@ of cores. Several images are computed at the same time, each by a thread of its 
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import importlib.util
@@ -127,6 +128,12 @@ class OnnxRuntime:
         """Number of features per image."""
         shapes = {output.name: output.shape for output in self._session.get_outputs()}
         return int(shapes[FEATURES][1])
+
+    def decoding(self, preprocessing: Preprocessing) -> OnnxRuntime:
+        """The same network behind another preprocessing."""
+        other = copy.copy(self)
+        other.preprocessing = preprocessing
+        return other
 
     @functools.cached_property
     def checksum(self) -> str:

@@ -7,6 +7,7 @@ all kinds of images, once there are enough images to fit them to. What was measu
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ UNFITTED = {64: "general2-64", 128: "general2-128", 256: "general2-256"}
 UNFITTED_BITS = 128
 FIT_SAMPLE = 10_000
 """Images that the codes are fitted to, where there are more."""
+DRAFT = 1.5
+"""How far fitted hashers let the JPEG decoder reduce large files, as the general2 hashers do."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +123,11 @@ def fit_sample(
     from fisherhash.model.runtime import feature_rows
 
     base = OnnxHasher.from_package(builtin.DEFAULT_HASHER, device=device)
+    runtime = base.runtime.decoding(dataclasses.replace(base.preprocessing, draft=DRAFT))
     order = hash_order([file.key for file in files], range(len(files)), seed=0)[:FIT_SAMPLE]
     sample = collection_of(name, [files[i] for i in sorted(order)])
     # Stored on disk: after an interruption the same command goes on from there.
-    rows = feature_rows(base.runtime, sample, workers=workers)  # type: ignore[arg-type]
+    rows = feature_rows(runtime, sample, workers=workers)  # type: ignore[arg-type]
     if len(rows.indices) < min(FEWEST_FITTED, FIT_SAMPLE):
         return None
     length = FITTED_BITS if bits is None else bits
@@ -133,7 +137,7 @@ def fit_sample(
         "data": {"name": name, "images": len(rows.indices), "of": len(files)},
         "options": {"features": f"{base.backbone_name} of {builtin.DEFAULT_HASHER}"},
     }
-    hasher = FittedHasher(base.runtime, weight, offset, method="itq", details=details)
+    hasher = FittedHasher(runtime, weight, offset, method="itq", details=details)
     codes = pack(hasher.logits_of_rows(rows.values))
     pairs = zip(rows.indices, codes, strict=True)
     known: KnownCodes = {sample.names[int(i)]: (code, None) for i, code in pairs}
