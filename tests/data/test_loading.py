@@ -161,7 +161,8 @@ def test_processes_start_early_for_much_work_only(tmp_path, monkeypatch):
     (here,) = decode(data, None, SMALL, workers=0)
     monkeypatch.setattr(processes, "WORTH_STARTING", 0.002)
     # What fails early is not yet an error.
-    processes.start_early(tmp_path, None, [("math", "sqrt", "2"), ("no_such_module", "f", "")])
+    steps = [("math", "sqrt", (2,)), ("no_such_module", "f", ())]
+    processes.start_early(tmp_path, None, lambda images: steps)
     assert processes.waiting() == (0 if sys.platform == "win32" else 2)
     (there,) = decode(data, None, SMALL)
     assert processes.waiting() == 0

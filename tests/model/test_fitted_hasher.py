@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import io
+import json
 import subprocess
 import sys
 
@@ -137,6 +138,16 @@ def test_damage_is_noticed(fitted, tmp_path, name):
     file.write_bytes(data)
     with pytest.raises(FisherhashError):
         Hasher.load(tmp_path / "m").encode(np.zeros((8, 8, 3), np.uint8))
+
+
+def test_an_edited_config_is_noticed(fitted, tmp_path):
+    fitted.save(tmp_path / "m")
+    file = tmp_path / "m" / "config.json"
+    config = json.loads(file.read_text())
+    config["preprocessing"]["draft"] = 1.5
+    file.write_text(json.dumps(config))
+    with pytest.raises(FisherhashError, match=r"config.json is damaged"):
+        Hasher.load(tmp_path / "m")
 
 
 def test_it_works_without_torch(fitted, tmp_path):

@@ -380,10 +380,12 @@ def test_comparing():
     assert dataclasses.astuple(found) == (1, 4, 2, 1, 1, 1.0)
 
 
-def test_a_file_that_was_compared_is_loaded_when_it_is_used(folder):
-    lazy = Hasher.load(folder, runtime="onnx").runtime
-    assert "_session" not in vars(lazy)
+def test_a_file_of_the_package_is_loaded_when_it_is_used(folder):
     eager = OnnxRuntime(folder / "model.onnx")
+    lazy = OnnxRuntime(folder / "model.onnx", checksum=eager.checksum)
+    assert lazy.width == eager.width
+    assert "_session" not in vars(lazy)
+    assert "_session" not in vars(Hasher.load_builtin("general2-64").runtime)
     assert lazy.metadata == eager.metadata
     assert (lazy.checksum, lazy.width, lazy.kind) == (eager.checksum, eager.width, eager.kind)
     pixels = noise(3)
@@ -392,12 +394,29 @@ def test_a_file_that_was_compared_is_loaded_when_it_is_used(folder):
     assert onnx_runtime._stored_metadata(lazy.content()[:-9]) is None
 
 
-@pytest.mark.parametrize("name", ["", "general2-64", "general-64-int8", "some/folder"])
-def test_a_network_that_was_loaded_early_is_used(name, monkeypatch):
+def test_a_model_folder_may_change_after_it_was_loaded(folder):
+    hasher, pixels = Hasher.load(folder, runtime="onnx"), noise(3)
+    expected = OnnxRuntime(folder / "model.onnx").logits(pixels)
+    for file in folder.iterdir():
+        file.unlink()
+    np.testing.assert_array_equal(hasher.runtime.logits(pixels), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "images", "used"),
+    [
+        ("", 999, "general2-128"),
+        ("", 1000, "general-64"),
+        ("general2-64", 2000, "general2-64"),
+        ("general-64-int8", 5, "general-64-int8"),
+        ("some/folder", 5, "general2-64"),
+    ],
+)
+def test_a_network_that_was_loaded_early_is_used(name, images, used, monkeypatch):
     monkeypatch.setattr(onnx_runtime, "_loaded", {})
-    early.prepare(name)
-    assert len(onnx_runtime._loaded) == ("/" not in name)
-    runtime = Hasher.load_builtin(name if "general" in name else "general2-128").runtime
+    early.prepare(name, images)
+    runtime = Hasher.load_builtin(used).runtime
+    assert set(onnx_runtime._loaded) == (set() if "/" in name else {runtime.checksum})
     function = pickle.loads(pickle.dumps(runtime.worker_copy("logits")))
     pixels = noise(1, side=224)
     np.testing.assert_array_equal(function(pixels), runtime.logits(pixels))

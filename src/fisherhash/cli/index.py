@@ -31,7 +31,7 @@ from fisherhash.cli.base import (
     print_json,
     say,
 )
-from fisherhash.data.processes import end_waiting, start_early
+from fisherhash.data.processes import Step, end_waiting, start_early
 from fisherhash.errors import FisherhashError, UsageError, counted, printable, printable_text
 from fisherhash.system.options import parse_pairs
 
@@ -97,12 +97,16 @@ def sync(
     began = time.perf_counter()
     limits.apply()
     count = parse_workers(workers)
-    if not (dry_run or "://" in index or os.path.exists(index)):
-        # All images of the folder are to be encoded, whatever the modules imported next say.
-        start_early(folder, count, [("fisherhash.model.early", "prepare", model or "")])
-    from fisherhash.index.images.creating import sync_index
+
+    def prepared(images: int) -> list[Step]:
+        return [("fisherhash.model.early", "prepare", (model or "", images))]
 
     try:
+        if not (dry_run or "://" in index or os.path.exists(index)):
+            # All images of the folder are to be encoded, whatever the modules imported next say.
+            start_early(folder, count, None if fit or device != "cpu" else prepared)
+        from fisherhash.index.images.creating import sync_index
+
         report = sync_index(
             index,
             folder,

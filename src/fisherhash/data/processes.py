@@ -7,11 +7,12 @@ standard input closes. Nothing here imports anything heavy.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, cast
 
 from fisherhash.system.cores import available_cores
@@ -25,16 +26,24 @@ MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str
 """Environment of a worker: glibc keeps up to 128 MB for the next image. By default it returns the
 memory of every large image to the system, and getting it back takes a third of the time."""
 
+MOST_COUNTED = 2000
+"""Images of a folder that are counted before processes start."""
+
+_MOST_ENTRIES = 20_000
 _USUAL = (".jpg", ".jpeg", ".png", ".webp", ".heic")
 _LEAST_SECONDS, _MOST_BYTES = 0.001, 200e6
 """No image takes less time than this, and no second is enough for more bytes."""
 
 _BOOT = (
-    "import gc, pickle, sys; gc.disable(); sys.path[:], early = pickle.load(sys.stdin.buffer); "
-    "from fisherhash.data.workers import serve; serve(early)"
+    "import gc, os, pickle, sys\n"
+    "gc.disable()\n"
+    "try: sys.path[:], early = pickle.load(sys.stdin.buffer)\n"
+    "except (EOFError, pickle.UnpicklingError): os._exit(0)\n"
+    "from fisherhash.data.workers import serve\n"
+    "serve(early)"
 )
-Step = tuple[str, str, str]
-"""A module, a function in it, and its argument."""
+Step = tuple[str, str, Sequence[str | int]]
+"""A module, a function in it, and its arguments."""
 _waiting: list[subprocess.Popen[bytes]] = []
 
 
@@ -45,42 +54,48 @@ def most_workers() -> int:
 
 
 def start_early(
-    folder: str | os.PathLike[str], count: int | None, early: Sequence[Step] = ()
+    folder: str | os.PathLike[str],
+    count: int | None,
+    early: Callable[[int], Sequence[Step]] | None = None,
 ) -> None:
     """Start processes that wait, if the images of a folder are surely worth it.
 
     Args:
         folder: the images.
-        count: number of processes; None for one per core.
-        early: what they call while they wait.
+        count: number of processes; None for one per core. At most one per core starts early.
+        early: what the processes call while they wait, given the number of images, of which at
+            most ``MOST_COUNTED`` are counted.
     """
-    seconds = 0.0
-    for size in _sizes(folder):
+    seconds, images = 0.0, 0
+    for images, size in enumerate(_sizes(folder), 1):
         seconds += _LEAST_SECONDS + size / _MOST_BYTES
-        if seconds > WORTH_STARTING:
+        if images == MOST_COUNTED:
             break
-    else:
+    if seconds <= WORTH_STARTING:
         return
-    try:
-        for _ in range(most_workers() if count is None else count):
-            _waiting.append(_start(early))
-    except OSError:
-        # Whoever needs it will tell.
-        return
+    most = most_workers()
+    wanted = most if count is None else min(count, max(1, most))
+    steps = early(images) if early else ()
+    # A process that cannot be started is missed, and reported, when there is work for it.
+    with contextlib.suppress(OSError):
+        for _ in range(min(wanted, images)):
+            _waiting.append(_start(steps))
 
 
 def _sizes(folder: str | os.PathLike[str]) -> Iterator[int]:
-    """The bytes of the usual images in and below a folder."""
-    try:
-        entries = list(os.scandir(folder))
-    except OSError:
-        return
-    for entry in entries:
+    """The bytes of the usual images in and below a folder, as far as it is soon looked through."""
+    places, seen = [os.fspath(folder)], 0
+    while places and seen < _MOST_ENTRIES:
         try:
-            if entry.name.lower().endswith(_USUAL):
-                yield entry.stat().st_size
-            elif entry.is_dir(follow_symlinks=False):
-                yield from _sizes(entry.path)
+            with os.scandir(places.pop()) as entries:
+                for entry in entries:
+                    seen += 1
+                    if entry.name.startswith("."):
+                        continue
+                    if entry.name.lower().endswith(_USUAL):
+                        yield entry.stat().st_size
+                    elif entry.is_dir(follow_symlinks=False):
+                        places.append(entry.path)
         except OSError:
             continue
 

@@ -337,9 +337,9 @@ def serve(early: Sequence[Step]) -> None:
     pipe = os.fdopen(os.dup(1), "wb")
     # What a decoder prints must not end up between the answers.
     os.dup2(2, 1)
-    for module, name, argument in early:
+    for module, name, arguments in early:
         with contextlib.suppress(Exception):
-            getattr(importlib.import_module(module), name)(argument)
+            getattr(importlib.import_module(module), name)(*arguments)
     gc.freeze()
     gc.enable()
     try:
@@ -356,6 +356,6 @@ def serve(early: Sequence[Step]) -> None:
                 pipe.flush()
     except EOFError:
         return
-    except (BrokenPipeError, KeyboardInterrupt):
+    except (BrokenPipeError, KeyboardInterrupt, pickle.UnpicklingError):
         # The parent is gone, or going.
         os._exit(0)

@@ -206,6 +206,7 @@ class FittedHasher(Hasher):
             wrong = {
                 FITTED_MATRIX: hasher._matrix_sum != config[MATRIX_SUM],
                 FITTED_NETWORK: runtime.checksum != config[NETWORK_SUM],
+                CONFIG: hasher.fingerprint() != config["fingerprint"],
             }
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
             raise FisherhashError(f"the model in {place} is damaged: {error}") from None

@@ -69,8 +69,9 @@ class OnnxRuntime:
     Args:
         source: the ONNX file, or its bytes.
         device: ``cpu``, ``cuda``, ``cuda:1``, or another execution provider by its name.
-        checksum: SHA-256 of the file, if it was compared already. On a CPU, such a file is loaded
-            when the first image is computed here: never, where worker processes compute all.
+        checksum: SHA-256 of a file that does not change, if it was compared already. On a CPU, such
+            a file is loaded when the first image is computed here: never, where worker processes
+            compute all.
 
     Raises:
         UsageError: the device cannot be used, or the file was not exported by fisherhash.
@@ -126,6 +127,9 @@ class OnnxRuntime:
     @functools.cached_property
     def width(self) -> int:
         """Number of features per image."""
+        head = self.metadata.get("head") or {}
+        if "in_features" in head:
+            return int(head["in_features"])
         shapes = {output.name: output.shape for output in self._session.get_outputs()}
         return int(shapes[FEATURES][1])
 
@@ -223,6 +227,7 @@ class OnnxFunction:
         """
         if self._session is None:
             self._session = _loaded.pop(self._checksum, None)
+            _loaded.clear()
         if self._session is None:
             data = storage.read_bytes(self._path)
             if hashlib.sha256(data).hexdigest() != self._checksum:

@@ -45,7 +45,7 @@ class TorchRuntime:
         state = self._backbone.state_dict()
         # PyTorch counts changes in place, but not those of fused optimizers and captured graphs,
         # nor those of tensors made in inference mode: they change the sum.
-        # They are copied together, see storage.flat_values.
+        # Together, because each copy from a GPU waits for it.
         sums = torch.stack([t.double().sum() for t in state.values()]).tolist() if state else []
         now = [
             (t.data_ptr(), 0 if t.is_inference() else t._version, total)
@@ -83,8 +83,9 @@ class TorchRuntime:
 
 def on_device(backbone: Backbone, device: torch.device) -> Backbone:
     """Move a backbone to a device, in the channels-last order that convolutions run fastest in."""
-    # Not blocking: hundreds of small copies would each wait for what else the GPU does.
-    return backbone.to(device, memory_format=torch.channels_last, non_blocking=True)  # type: ignore[call-overload]
+    # To a GPU without blocking: hundreds of small copies would each wait for what else it does.
+    later = device.type != "cpu"
+    return backbone.to(device, memory_format=torch.channels_last, non_blocking=later)  # type: ignore[call-overload]
 
 
 @torch.inference_mode()

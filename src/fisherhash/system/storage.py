@@ -305,14 +305,14 @@ def tensors_checksum(tensors: Mapping[str, Tensor]) -> str:
 
     digest = hashlib.sha256()
     names = sorted(tensors)
-    values = flat_values([tensors[name] for name in names])
+    values = _flat_values([tensors[name] for name in names])
     for name, flat in zip(names, values, strict=True):
         digest.update(f"{name} {flat.dtype} {tuple(tensors[name].shape)}\n".encode())
         digest.update(flat.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
-def flat_values(tensors: Sequence[Tensor]) -> list[Tensor]:
+def _flat_values(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The values (n,) of each of some tensors, on the CPU.
 
     Those of a GPU are copied together, because each copy waits for what the GPU does, and beside

@@ -103,3 +103,5 @@ def test_a_sync_without_new_images_notices_that_the_built_in_hasher_changed(
     monkeypatch.setattr(builtin, "fingerprint", lambda name: "another")
     (note,) = sync_index(tmp_path / "i", folder, workers=0).notes
     assert "'general2-128' of this version is not the one that made the codes" in note
+    photos(3, 4)
+    assert sync_index(tmp_path / "i", folder, dry_run=True, workers=0).notes == [note]

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from fisherhash.data.folders import ImageFile
     from fisherhash.model.hasher import Hasher
 
-FEWEST_FITTED = 1000
-"""Images from which on fitted codes are better than those of the built-in hasher."""
+FEWEST_FITTED = builtin.FEWEST_FITTED
 FITTED_BITS = 128
 """Length of fitted codes: P@10 is 1 to 4 points above that of 64 bits."""
 UNFITTED = {64: "general2-64", 128: "general2-128", 256: "general2-256"}

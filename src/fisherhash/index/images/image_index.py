@@ -157,7 +157,8 @@ class ImageIndex:
             refresh_fields=refresh_fields,
         )
         # Where an image was encoded, its hasher was loaded and is the right one.
-        if not report.added and not report.updated and _is_outdated(self.index):
+        encoded = not dry_run and (report.added or report.updated)
+        if not encoded and _is_outdated(self.index):
             name = self.index.model["builtin"]
             report.notes.append(_other_hasher(f"the built-in hasher '{name}'", self.index))
         return report

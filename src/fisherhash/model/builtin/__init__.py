@@ -42,6 +42,8 @@ EXPORTED_ONLY = frozenset(NAMES[1:])
 """Those that only ONNX Runtime can run."""
 DEFAULT_HASHER = NAMES[0]
 """The one that is used where no model is named."""
+FEWEST_FITTED = 1000
+"""Images from which on codes that are fitted to them are better than those of a built-in hasher."""
 COPY_HASHER = "copy-256"
 """The one that finds copies of an image."""
 FALSE_PAIRS = "false_pairs"
