@@ -78,6 +78,9 @@ def find_recipe(
         return Recipe(title, {**GRADED, "quantization": 0.1 if several else 0.2}, outputs)
     if many:
         return Recipe(title, APART, _step(2.0, 1.0))
+    if several:
+        cut = {"outputs": max(64, bits), "cut": "between", "learning_rate": 0.005}
+        return Recipe(title, {"initial_centers": "means"}, {**cut, **_step(0.5, 1.0)})
     return Recipe(title, {**GRADED, "affinity": 0.4}, _step(0.25, 1.0))
 
 
