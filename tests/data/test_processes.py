@@ -60,11 +60,13 @@ def test_folders_may_be_nested_deeply(started, tmp_path, monkeypatch):
         except OSError:
             pytest.skip("this file system has no paths of that length")
     write(folder, 1)
-    processes.start_early(tmp_path, None)
-    (folder / "0.jpg").unlink()
-    while folder != tmp_path:  # pytest would remove them one inside the other
-        folder.rmdir()
-        folder = folder.parent
+    try:
+        processes.start_early(tmp_path, None)
+    finally:  # pytest would remove them one inside the other
+        (folder / "0.jpg").unlink()
+        while folder != tmp_path:
+            folder.rmdir()
+            folder = folder.parent
     assert len(started) == 1
 
 
