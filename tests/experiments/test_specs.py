@@ -33,7 +33,12 @@ def test_what_one_row_is_given_every_row_is_given(spec):
         names = {row.method for row in part.rows}
         assert names >= {"classifier", "csq", "orthohash", "dpn", "mihash", "hashnet", "dhn"}
         plain = [row for row in part.rows if not row.class_step]
-        assert [row.stepped() for row in plain] == [row for row in part.rows if row.class_step]
+        signs = [row for row in plain if _head(row).hamming]
+        assert [row.stepped() for row in signs] == [row for row in part.rows if row.class_step]
+
+
+def _head(row):
+    return methods.create(row.method, bits=12, classes=10).head(16)
 
 
 def test_tables_of_one_data_set_share_a_search():

@@ -129,10 +129,7 @@ def _part(column: Column, tuning: Tuning) -> dict[str, Any]:
 
 def _stepped(run: dict[str, Any]) -> dict[str, Any]:
     """A run as the row with the class step has it."""
-    if "evaluation" in run and "class_step" not in run:
-        known = {key: value for key, value in run.items() if key not in RANKINGS}
-        return {**known, "not_defined": "its codes are no signs of logits, so it has no class step"}
-    return {**run, **run.get("class_step", {})}
+    return {**run, **run["class_step"]} if "evaluation" in run else run
 
 
 def _short(run: Mapping[str, Any]) -> dict[str, Any]:

@@ -229,6 +229,8 @@ SINCE = {
     "cibhash": "CIBHash (no labels)",
     "drsch": "DRSCH",
 }
+# Codes that are no signs of logits, which the class step could change.
+WITHOUT_STEP = frozenset({"dqn"})
 
 
 def _dfh(name: str, space: str, *paper: float | None) -> Row:
@@ -237,8 +239,9 @@ def _dfh(name: str, space: str, *paper: float | None) -> Row:
 
 
 def _stepped(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Return rows, each followed by the same with the class step."""
-    return tuple(one for row in rows for one in (row, row.stepped()))
+    """Return rows, each followed by the same with the class step where there is one."""
+    pairs = ((row,) if row.method in WITHOUT_STEP else (row, row.stepped()) for row in rows)
+    return tuple(one for pair in pairs for one in pair)
 
 
 def _everybody(paper: Mapping[str, Numbers]) -> tuple[Row, ...]:
