@@ -18,12 +18,12 @@ from choosing_tables import (
     RESULTS,
     choices_table,
     finetuned_table,
-    first_slug,
     nested_table,
     reproduced,
     shallow_tables,
     short,
 )
+from readme_table import readme_table
 from scale_tables import (
     backends_table,
     billion_table,
@@ -32,7 +32,7 @@ from scale_tables import (
     streaming_table,
 )
 
-from fisherhash import backbones, methods
+from fisherhash import methods
 from fisherhash.errors import counted
 from fisherhash.experiments import report
 from fisherhash.experiments.tables import Table
@@ -128,40 +128,6 @@ def ties_table() -> str:
         f"{result['protocol']['checksum'][:16]}; {result['backbone']} features at "
         f"{result['image_size']} px), mean of {len(next(iter(by_bits.values())))} seeds:\n\n"
         f"{Table([*header, 'ties move it by'], rows).markdown()}\n"
-    )
-
-
-def readme_table() -> str:
-    """Return the reproduced table 2 on CIFAR-10, and where DFH stands on fresh queries."""
-    found = [
-        (result, part)
-        for _, result in reproduced()
-        if result["target"] in ("table2", "table3")
-        for part in result["parts"]
-        if part["runs"] and part["bench"]["backbone"] == backbones.DEFAULT
-        if part["bench"]["finetune"]
-    ]
-    # The table on the first split, while the one on fresh queries lacks some of its methods.
-    shown = {
-        first_slug(part["bench"]): report.part_report(result, part)
-        for result, part in sorted(found, key=lambda one: _is_fresh(one[1]), reverse=True)
-        if part["data"] == "cifar10"
-    }
-    tables = [f"{part.intro}\n\n{part.markdown()}" for part in shown.values()]
-    return "\n\n".join([*tables, *(_fresh(*one) for one in found if _is_fresh(one[1]))]) + "\n"
-
-
-def _is_fresh(part: dict[str, Any]) -> bool:
-    return bool(part["bench"].get("split_seed"))
-
-
-def _fresh(result: dict[str, Any], part: dict[str, Any]) -> str:
-    """Return where DFH stands on the fresh queries of one data set."""
-    verdicts = "\n".join(f"- {line}" for line in report.part_report(result, part).verdicts)
-    run = len({row["method"] for row in part["rows"]})
-    return (
-        f"{part['title']}, on fresh queries, {run} methods, after one search of the same size for "
-        f"every row:\n\n{verdicts}"
     )
 
 

@@ -1,0 +1,93 @@
+"""The results in the README, from results/: every method on every data set, where DFH stands."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from choosing_tables import reproduced
+
+from fisherhash import backbones
+from fisherhash.experiments import report
+from fisherhash.experiments.specs import Row, find_spec
+from fisherhash.experiments.standing import Standing
+from fisherhash.experiments.tables import Table, TableCell
+
+NOTE = (
+    "mAP by Hamming distance, expected over tie order (on tiny100 mAP@1000): means over the seeds, "
+    "with EfficientNet-Lite0 at 128 px, fine-tuned. Bold: the highest of the column. +: with the "
+    "class step, where the method's search on held-out training images preferred it. ‡: has no "
+    "Hamming distance and is ranked by its own, with real-valued queries. –: not run, or not "
+    "defined for several labels."
+)
+
+
+@dataclass(frozen=True)
+class FreshPart:
+    """One data set of a table, measured on fresh queries.
+
+    Attributes:
+        result: the table.
+        part: its part on this data set.
+    """
+
+    result: dict[str, Any]
+    part: dict[str, Any]
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of the part, without those with the class step."""
+        names = {row["name"] for row in self.part["rows"]}
+        parts = find_spec(self.result["target"]).parts
+        known = {row.name: row for one in parts for row in one.rows if not row.class_step}
+        return [row for name, row in known.items() if name in names]
+
+    def chosen(self, row: Row) -> Row:
+        """Return a row, with the class step if that had the higher score on held-out images."""
+        entry = self.result["tuning"][self.part["bench"]["slug"]]["rows"][row.space]
+        scores = [entry[key]["score"] for key in ("winner", "winner_step") if key in entry]
+        return row.stepped() if scores and max(scores) > scores[0] else row
+
+    @property
+    def verdicts(self) -> str:
+        """Where DFH stands on this data set."""
+        said = report.part_report(self.result, self.part).verdicts
+        run = len({row["method"] for row in self.part["rows"]})
+        return f"{self.part['title']}, {run} methods:\n\n" + "\n".join(f"- {line}" for line in said)
+
+
+def readme_table() -> str:
+    """Return every method on the fresh queries of every data set, and where DFH stands."""
+    parts = list(_fresh_parts())
+    return "\n\n".join([_summary(parts).markdown(), *(one.verdicts for one in parts)]) + "\n"
+
+
+def _fresh_parts() -> Iterator[FreshPart]:
+    for _, result in reproduced():
+        for part in result["parts"] if result["target"] in ("table2", "table3") else ():
+            bench = part["bench"]
+            fresh = bench["finetune"] and bench.get("split_seed")
+            if fresh and bench["backbone"] == backbones.DEFAULT:
+                yield FreshPart(result, part)
+
+
+def _summary(parts: list[FreshPart]) -> Table:
+    """Return one line per method, one column per data set and code length."""
+    columns = [(one, bits) for one in parts for bits in one.part["bits"]]
+    header = [f"{one.part['title'].split(' (')[0]}, {bits} bits" for one, bits in columns]
+    lines: dict[str, list[TableCell]] = defaultdict(lambda: [TableCell("–")] * len(columns))
+    for number, (one, bits) in enumerate(columns):
+        scores = Standing(one.part).scores
+        chosen = {row.name: one.chosen(row) for row in one.rows}
+        known = {name: scores[row.name, bits] for name, row in chosen.items()}
+        found = {name: score for name, score in known.items() if score.values}
+        best = max(score.mean for score in found.values() if score.hamming)
+        for name, score in found.items():
+            text = f"{score.mean:.3f}"
+            mark = " +" if chosen[name].class_step else ""
+            first = score.hamming and score.mean == best
+            title = name if score.hamming else f"{name} ‡"
+            lines[title][number] = TableCell(mark, text) if first else TableCell(text + mark)
+    return Table(["method", *header], [[name, *cells] for name, cells in lines.items()], NOTE)
