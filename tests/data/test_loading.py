@@ -100,9 +100,10 @@ def test_bad_requests(mixed, indices, options, words):
         decode(mixed, indices, SMALL, **options)
 
 
-def test_negative_workers(mixed):
-    with pytest.raises(UsageError, match="workers must be 0 or more"):
-        list(decode(mixed, [0], SMALL, workers=-1))
+@pytest.mark.parametrize("workers", [-1, 100_000])
+def test_impossible_numbers_of_workers(mixed, workers):
+    with pytest.raises(UsageError, match="workers must be 0 or more, and at most"):
+        list(decode(mixed, [0], SMALL, workers=workers))
 
 
 def test_cifar_and_sample_readers_go_to_workers(tmp_path, pictures):
