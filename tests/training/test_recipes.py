@@ -1,17 +1,22 @@
 """Recipes: what is chosen for which data, that it can be trained, and what the caller overrides."""
 
+import dataclasses
 import itertools
+import json
 import logging
+from pathlib import Path
 
 import pytest
 
 from fisherhash.codes import MAX_BITS
-from fisherhash.methods import create
+from fisherhash.experiments.specs import BASES
+from fisherhash.methods import create, resolved_options
 from fisherhash.training.fitting import fit, train
 from fisherhash.training.loop import Settings
 from fisherhash.training.recipes import apply_recipe, find_recipe
 from fisherhash.training.settings import MOST_OUTPUTS
 
+RESULTS = Path(__file__).resolve().parents[2] / "results"
 KINDS = list(itertools.product([False, True], [3, 10, 100], [False, True], [8, 48, 256]))
 
 
@@ -30,6 +35,30 @@ def test_every_recipe_names_options_and_settings_that_exist(finetune, classes, s
 
 def test_as_many_outputs_as_bits():
     assert MOST_OUTPUTS == MAX_BITS
+
+
+@pytest.mark.parametrize(
+    ("data", "row", "classes"),
+    [("cifar10-small", "ours", 10), ("coco21", "ours", 21), ("tiny100", "paper", 100)],
+)
+def test_fine_tuning_takes_what_the_search_found(data, row, classes):
+    """Whoever trains with defaults gets the row of the README's table."""
+    stored = json.loads((RESULTS / "tuning-seed1.json").read_text())["benches"]
+    rows = stored[f"{data}-seed1-efficientnet-lite0-128-finetuned"]["rows"]
+    winners = [rows[f"dfh-{row}"][key] for key in ("winner", "winner_step")]
+    best = max(winners, key=lambda winner: winner["score"])
+    others = [rows[f"dfh-{other}"]["winner_step"]["score"] for other in ("ours", "paper")]
+    assert best["score"] >= max(others)
+    several = data == "coco21"
+    recipe = find_recipe("best", finetune=True, classes=classes, several=several, bits=48)
+    found = dict(BASES[f"dfh-{row}"]) | best["options"] | best["settings"]
+    found |= {f"step_{name}": value for name, value in (best.get("class_step") or {}).items()}
+    options, settings = apply_recipe(recipe, {}, Settings())
+    method = create("dfh", bits=48, classes=classes, options=options)
+    ours = resolved_options(method) | dataclasses.asdict(settings)
+    for name, value in found.items():
+        rounded = pytest.approx(value, rel=0.05) if isinstance(value, float) else value
+        assert ours[name] == rounded, name
 
 
 def test_many_classes_are_encoded_with_the_class_step():
