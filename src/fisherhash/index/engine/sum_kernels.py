@@ -52,7 +52,7 @@ from fisherhash.index.engine.kernels import (
     _sort,
     _spread,
 )
-from fisherhash.index.engine.layout import MOST_TABLES, PLANE_BLOCK, WORD_GROUP
+from fisherhash.index.engine.layout import PLANE_BLOCK, WORD_GROUP
 
 LEVELS = 2048
 """Steps in which the sums found so far are counted."""
@@ -69,6 +69,8 @@ _LONG_LIST = 64
 _LOOSE = 8
 # more than second codes can differ by
 _ALL = 1 << 20
+# more effort than there is budget
+_NEVER = 1 << 61
 # in codes that a plain search compares, what it costs to compare a code where all bits cost the
 # same and where they do not
 _COMPARED, _COMPARED_WEIGHTED = 3, 5
@@ -149,25 +151,28 @@ def _typed_new_mask(
     most: Any,
     parts: Any,
     bounds: Any,
+    distances: Any,
 ) -> Any:
     """A bit for each of the WORD_GROUP codes from ``place`` on: is it near, and met only now?
 
     Its distance is at most ``most``, and in each table's part of it at least that of bounds
-    (MOST_TABLES,), or an earlier step has reached it. parts (words, MOST_TABLES) mark the bits of
-    the tables; the codes are those of ``_near_mask``.
+    (tables,), or an earlier step has met it. parts (tables, words) mark the bits of the tables;
+    the codes are those of ``_near_mask``. distances (WORD_GROUP,) receive those of the codes if one
+    of them is near.
     """
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data, marks, least = (
-            _data(context, builder, signature.args[i], args[i]) for i in (0, 5, 6)
+        data, marks, least, into = (
+            _data(context, builder, signature.args[i], args[i]) for i in (0, 5, 6, 7)
         )
         queries = context.make_array(signature.args[3])(context, builder, args[3])
         count = builder.extract_value(queries.shape, 0)
+        tables = builder.extract_value(
+            context.make_array(signature.args[6])(context, builder, args[6]).shape, 0
+        )
         element = context.get_value_type(signature.args[0].dtype)
         group, mask = ir.VectorType(element, WORD_GROUP), ir.IntType(WORD_GROUP)
-        sums = [cgutils.alloca_once(builder, group) for _ in range(1 + MOST_TABLES)]
-        for one in sums:
-            builder.store(ir.Constant(group, None), one)
+        sums = cgutils.alloca_once(builder, group)
 
         def differing(word: Any) -> Any:
             at = builder.add(args[1], builder.mul(word, args[2]))
@@ -175,34 +180,35 @@ def _typed_new_mask(
             own = builder.load(builder.gep(queries.data, [word]))
             return builder.xor(codes, _spread(builder, own, WORD_GROUP))
 
-        def add(one: Any, bits: Any) -> None:
-            builder.store(builder.add(builder.load(one), _popcounts(builder, bits)), one)
+        def add(bits: Any) -> None:
+            builder.store(builder.add(builder.load(sums), _popcounts(builder, bits)), sums)
 
+        builder.store(ir.Constant(group, None), sums)
         with cgutils.for_range(builder, count) as loop:
-            add(sums[0], differing(loop.index))
-        limit = _spread(builder, args[4], WORD_GROUP)
-        near = builder.icmp_unsigned("<=", builder.load(sums[0]), limit)
+            add(differing(loop.index))
+        apart = builder.load(sums)
+        near = builder.icmp_unsigned("<=", apart, _spread(builder, args[4], WORD_GROUP))
         result = cgutils.alloca_once_value(builder, builder.bitcast(near, mask))
-        some = builder.icmp_unsigned("!=", builder.load(result), mask(0))
-        with builder.if_then(some):
-            with cgutils.for_range(builder, count) as loop:
-                other = differing(loop.index)
-                first = builder.mul(loop.index, _I64(MOST_TABLES))
-                for table in range(MOST_TABLES):
-                    at = builder.add(first, _I64(table))
-                    marked = builder.load(builder.gep(marks, [at]))
-                    marked = builder.and_(other, _spread(builder, marked, WORD_GROUP))
-                    add(sums[1 + table], marked)
-            for table in range(MOST_TABLES):
-                bound = builder.load(builder.gep(least, [_I64(table)]))
-                bound = _spread(builder, bound, WORD_GROUP)
-                new = builder.icmp_unsigned(">=", builder.load(sums[1 + table]), bound)
-                new = builder.and_(builder.load(result), builder.bitcast(new, mask))
-                builder.store(new, result)
+        with builder.if_then(builder.icmp_unsigned("!=", builder.load(result), mask(0))):
+            stored = builder.store(apart, builder.bitcast(into, group.as_pointer()))
+            stored.align = 1
+            with cgutils.for_range(builder, tables) as table:
+                bound = builder.load(builder.gep(least, [table.index]))
+                with builder.if_then(builder.icmp_unsigned("!=", bound, element(0))):
+                    builder.store(ir.Constant(group, None), sums)
+                    with cgutils.for_range(builder, count) as loop:
+                        at = builder.add(builder.mul(table.index, count), loop.index)
+                        marked = builder.load(builder.gep(marks, [at]))
+                        marked = _spread(builder, marked, WORD_GROUP)
+                        add(builder.and_(differing(loop.index), marked))
+                    bound = _spread(builder, bound, WORD_GROUP)
+                    new = builder.icmp_unsigned(">=", builder.load(sums), bound)
+                    new = builder.and_(builder.load(result), builder.bitcast(new, mask))
+                    builder.store(new, result)
         return builder.zext(builder.load(result), _I64)
 
     integer = types.int64
-    return types.uint64(words, integer, integer, query, words.dtype, parts, bounds), emit
+    return types.uint64(words, integer, integer, query, words.dtype, parts, bounds, distances), emit
 
 
 def _typed_light_mask(
@@ -524,6 +530,21 @@ def _finish(
 
 
 @_jit
+def _effort(
+    directory: Any, table: int, own: int, masks: Any, offsets: Any, radius: int, lookup: int
+) -> Any:
+    """What it takes to look up all bucket numbers that differ from a table's own in radius bits."""
+    if radius + 1 >= len(offsets):
+        return np.int64(_NEVER)
+    effort = (offsets[radius + 1] - offsets[radius]) * lookup
+    for m in range(offsets[radius], offsets[radius + 1]):
+        number = own ^ np.int64(masks[m])
+        inside = np.int64(directory[table, number + 1]) - np.int64(directory[table, number])
+        effort += inside * _COMPARED
+    return effort
+
+
+@_jit
 def _probe_equal(
     query: Any,
     equal: int,
@@ -537,7 +558,10 @@ def _probe_equal(
     budget: int,
     lookup: int,
     parts: Any,
+    reached: Any,
     bounds: Any,
+    distances: Any,
+    efforts: Any,
     entries: Any,
     queue: Any,
     spare: Any,
@@ -557,69 +581,80 @@ def _probe_equal(
 ) -> Any:
     """Find the best sums of one query whose bits all cost the same; ends like ``_probe``.
 
-    Steps and masks are those of ``_probe``; parts and bounds those of ``_new_mask``.
+    A step looks up the bucket numbers that differ in one bit more than those before, in the table
+    where that takes the least effort. reached (tables,) counts the steps: what has not been met
+    differs in at least that many bits of a table's part. Masks are those of ``_probe``; parts,
+    bounds and distances those of ``_new_mask``.
     """
     tables = len(directory)
     width = len(entries) // tables
+    for table in range(tables):
+        reached[table] = 0
+        own = _key(query, table * length, length)
+        efforts[table] = _effort(directory, table, own, masks, offsets, np.int64(0), lookup)
     work = np.int64(0)
-    for radius in range(len(offsets) - 1):
+    met = np.int64(-1)
+    limit = min(_most(state, shift) // equal, bits)
+    while met < limit:
+        table = np.argmin(efforts)
+        work += efforts[table]
+        if work + state[_WORK] > budget:
+            return TOO_DEAR
+        radius = np.int64(reached[table])
+        for t in range(tables):
+            bounds[t] = reached[t]
+        bounds[table] = 0
+        base = table * len(query) * stride
+        own = _key(query, table * length, length)
+        offset = table * width
         last = offsets[radius + 1]
-        for table in range(tables):
-            work += (last - offsets[radius]) * lookup
-            if work + state[_WORK] > budget:
-                return TOO_DEAR
-            base = table * len(query) * stride
-            own = _key(query, table * length, length)
-            offset = table * width
-            for t in range(tables):
-                bounds[t] = 0 if t == table else radius + (t < table)
-            limit = words.dtype.type(min(_most(state, shift) // equal, bits))
-            waiting = np.int64(0)
-            for m in range(offsets[radius], last):
-                ahead = own ^ np.int64(masks[min(m + 2 * _AHEAD, last - 1)])
-                _prefetch(directory, table * directory.shape[1] + ahead)
-                ahead = own ^ np.int64(masks[min(m + _AHEAD, last - 1)])
-                bucket = base + np.int64(directory[table, ahead])
-                _prefetch(words, bucket)
-                _prefetch(words, bucket + 8)
-                number = own ^ np.int64(masks[m])
-                start = np.int64(directory[table, number])
-                stop = np.int64(directory[table, number + 1])
-                work += (stop - start) * _COMPARED
-                for group in range(start, stop, WORD_GROUP):
-                    mask = _new_mask(words, base + group, stride, query, limit, parts, bounds)
-                    if stop - group < WORD_GROUP:
-                        mask &= (_ONE << np.uint64(stop - group)) - _ONE
-                    while mask:
-                        place = group + _lowest(mask)
-                        mask &= mask - _ONE
-                        _prefetch(entries, offset + place)
-                        apart = np.uint64(0)
-                        for w in range(len(query)):
-                            other = query[w] ^ words[base + w * stride + place]
-                            apart += _popcount(np.uint64(other))
-                        queue[waiting] = (
-                            (np.uint64(equal) * apart) << _ITEM_BITS
-                        ) | np.uint64(place)  # fmt: skip
-                        waiting += 1
-                    if waiting > _QUEUE - WORD_GROUP:
-                        _take(
-                            queue, waiting, spare, entries, offset, pending, close, fine, places,
-                            sketches, fine_query, sketch, weight, shift, k, rows, state, totals,
-                        )  # fmt: skip
-                        work += waiting * _NEAR
-                        waiting = np.int64(0)
-                        limit = words.dtype.type(min(_most(state, shift) // equal, bits))
-                        if work + state[_WORK] > budget:
-                            return TOO_DEAR
-            _take(
-                queue, waiting, spare, entries, offset, pending, close, fine, places, sketches,
-                fine_query, sketch, weight, shift, k, rows, state, totals,
-            )  # fmt: skip
-            work += waiting * _NEAR
-            if tables * radius + table >= min(_most(state, shift) // equal, bits):
-                return COMPLETE
-    return COMPLETE if len(offsets) == length + 2 else TOO_DEAR
+        waiting = np.int64(0)
+        for m in range(offsets[radius], last):
+            ahead = own ^ np.int64(masks[min(m + 2 * _AHEAD, last - 1)])
+            _prefetch(directory, table * directory.shape[1] + ahead)
+            ahead = own ^ np.int64(masks[min(m + _AHEAD, last - 1)])
+            bucket = base + np.int64(directory[table, ahead])
+            _prefetch(words, bucket)
+            _prefetch(words, bucket + 8)
+            number = own ^ np.int64(masks[m])
+            start = np.int64(directory[table, number])
+            stop = np.int64(directory[table, number + 1])
+            for group in range(start, stop, WORD_GROUP):
+                near = words.dtype.type(limit)
+                mask = _new_mask(
+                    words, base + group, stride, query, near, parts, bounds, distances
+                )  # fmt: skip
+                if stop - group < WORD_GROUP:
+                    mask &= (_ONE << np.uint64(stop - group)) - _ONE
+                while mask:
+                    lane = _lowest(mask)
+                    mask &= mask - _ONE
+                    _prefetch(entries, offset + group + lane)
+                    cost = np.uint64(equal) * np.uint64(distances[lane])
+                    queue[waiting] = (cost << _ITEM_BITS) | np.uint64(group + lane)
+                    waiting += 1
+                if waiting > _QUEUE - WORD_GROUP:
+                    _take(
+                        queue, waiting, spare, entries, offset, pending, close, fine, places,
+                        sketches, fine_query, sketch, weight, shift, k, rows, state, totals,
+                    )  # fmt: skip
+                    work += waiting * _NEAR
+                    waiting = np.int64(0)
+                    limit = min(_most(state, shift) // equal, bits)
+                    if work + state[_WORK] > budget:
+                        return TOO_DEAR
+        _take(
+            queue, waiting, spare, entries, offset, pending, close, fine, places, sketches,
+            fine_query, sketch, weight, shift, k, rows, state, totals,
+        )  # fmt: skip
+        work += waiting * _NEAR
+        limit = min(_most(state, shift) // equal, bits)
+        met += 1
+        if radius == length:
+            return COMPLETE
+        reached[table] = radius + 1
+        efforts[table] = _effort(directory, table, own, masks, offsets, radius + 1, lookup)
+    return COMPLETE
 
 
 @_jit
@@ -863,11 +898,14 @@ def probe_equal_sums(
     rows = np.empty((2 * k + 512, 4), dtype=np.int64)
     state = np.zeros(5, dtype=np.int64)
     totals = np.zeros(LEVELS, dtype=np.int64)
-    parts = np.zeros((queries.shape[1], MOST_TABLES), dtype=queries.dtype)
-    bounds = np.zeros(MOST_TABLES, dtype=queries.dtype)
+    parts = np.zeros((tables, queries.shape[1]), dtype=queries.dtype)
+    bounds = np.zeros(tables, dtype=queries.dtype)
+    distances = np.zeros(WORD_GROUP, dtype=queries.dtype)
+    reached = np.zeros(tables, dtype=np.int64)
+    efforts = np.zeros(tables, dtype=np.int64)
     kind: Any = queries.dtype.type
     for bit in range(tables * length):
-        parts[bit // size, bit // length] |= kind(1) << kind(size - 1 - bit % size)
+        parts[bit // length, bit // size] |= kind(1) << kind(size - 1 - bit % size)
     for q in range(first, last):
         weight = fine_weights[q]
         shift = _shift(weights[q], weight, fine.shape[1])
@@ -875,7 +913,7 @@ def probe_equal_sums(
         _begin(totals, state, _MOST_SUM)
         end = _probe_equal(
             queries[q], weights[q, 0], directory, words, stride, masks, offsets, length, bits,
-            budget, lookup, parts, bounds, entries, queue, spare, pending, close, fine, places,
+            budget, lookup, parts, reached, bounds, distances, efforts, entries, queue, spare, pending, close, fine, places,
             sketches, fine_queries[q], sketch, weight, shift, k, rows, state, totals,
         )  # fmt: skip
         if end == COMPLETE:
