@@ -10,7 +10,7 @@ may be ordered by the Hamming distance of a second, finer code.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -54,8 +54,8 @@ class WeightedQueries(NamedTuple):
 
     Attributes:
         codes: (n, bytes) the code that costs nothing.
-        weights: (n, bits) what a differing bit costs, whole numbers with a sum below 2 ** 31; 1
-            without them.
+        weights: (n, bits) what a differing bit costs, whole numbers with a sum below 2 ** 31, or
+            (n, 1) if every bit costs the same; 1 without them.
         fine: (n, fine bytes) second codes, which order items of equal cost.
         fine_weight: (n,) whole numbers: the order is by the sum of the cost and this weight times
             the fine distance instead, then by id.
@@ -70,14 +70,21 @@ class WeightedQueries(NamedTuple):
         """Some of the queries."""
         return WeightedQueries(*(None if value is None else value[rows] for value in self))  # type: ignore[arg-type]
 
+    @property
+    def plain(self) -> bool:
+        """Whether every bit costs the same."""
+        return self.weights is None or self.weights.shape[1] == 1
+
     def distances(self, costs: Numbers) -> NDArray[np.int64] | NDArray[np.float64]:
         """Costs (n, k) as distances: the Hamming distance if all bits weigh the same."""
         if self.weights is None:
             return costs
+        if self.plain:
+            return costs // np.maximum(self.weights, 1)
         bits = self.weights.shape[1]
         found = costs * (bits / np.maximum(self.weights.sum(axis=1, keepdims=True), 1))
-        plain = (self.weights == self.weights[:, :1]).all()
-        return np.rint(found).astype(np.int64) if plain else found
+        equal = (self.weights == self.weights[:, :1]).all()
+        return np.rint(found).astype(np.int64) if equal else found
 
 
 def real_weights(logits: ArrayLike) -> Numbers:
@@ -150,8 +157,10 @@ def ranked_queries(
         return WeightedQueries(own, weights, second)
     check_fine_weight(fine_weight)
     if weights is None:
-        weights = np.full((len(own), bits), PLAIN_COST, dtype=np.int64)
-    return WeightedQueries(own, weights, second, _rounded(fine_weight, weights.sum(axis=1) / bits))
+        each = np.full((len(own), 1), PLAIN_COST)
+        return WeightedQueries(own, each, second, np.full(len(own), rounded_weight(fine_weight)))
+    extra = np.rint(fine_weight * (weights.sum(axis=1) / bits)).astype(np.int64)
+    return WeightedQueries(own, weights, second, extra)
 
 
 def check_fine_weight(fine_weight: float) -> None:
@@ -166,23 +175,20 @@ def rounded_weight(fine_weight: float) -> int:
     >>> rounded_weight(0.25) / PLAIN_COST
     0.25
     """
-    return int(_rounded(fine_weight, np.array([PLAIN_COST]))[0])
-
-
-def _rounded(fine_weight: float, costs: NDArray[Any]) -> Numbers:
-    return np.rint(fine_weight * costs).astype(np.int64)
+    return round(fine_weight * PLAIN_COST)
 
 
 def check_weights(weights: ArrayLike, queries: int, bits: int) -> Numbers:
-    """Weights (queries, bits) of a ranked search."""
+    """Weights (queries, bits) or (queries, 1) of a ranked search."""
     array = np.asarray(weights)
-    if array.shape != (queries, bits) or array.dtype.kind not in "iu":
+    if array.shape not in ((queries, bits), (queries, 1)) or array.dtype.kind not in "iu":
         raise UsageError(
-            f"weights must be whole numbers of shape ({queries}, {bits}), "
+            f"weights must be whole numbers of shape ({queries}, {bits}) or ({queries}, 1), "
             f"got {array.dtype} of shape {array.shape}"
         )
     array = np.ascontiguousarray(array, dtype=np.int64)
-    if array.size and (array.min() < 0 or array.sum(axis=1).max() >= 1 << COST_BITS):
+    most = (1 << COST_BITS) // (bits // array.shape[1])
+    if array.size and (array.min() < 0 or array.sum(axis=1).max() >= most):
         raise UsageError(f"weights must not be negative, and their sum less than 2**{COST_BITS}")
     return array
 
@@ -202,28 +208,26 @@ def ranked_by_numpy(
     if not results.positions.size:
         return results
     step = max(1, _BLOCK_PAIRS // len(codes))
-    columns = None if queries.weights is None else np.ascontiguousarray(codes.T)
     for start in range(0, len(queries.codes), step):
         some = queries.part(slice(start, start + step))
-        plain = hamming(some.codes, codes) if columns is None else None
-        for i in range(len(some.codes)):
-            if plain is not None:
-                row = plain[i].astype(np.int64)
-            else:
-                row = _costs(some.codes[i], some.weights[i], columns)  # type: ignore[index]
+        for i, row in enumerate(_costs(some, codes)):
             found = _best(row, results.positions.shape[1], some.part(slice(i, i + 1)), fine)
             for result, values in zip(results, found, strict=True):
                 result[start + i] = values
     return results
 
 
-def _costs(code: Bytes, weights: Numbers, columns: Bytes) -> Numbers:
-    """Costs of all codes, which are given by their bytes (bytes, n)."""
-    row = np.zeros(columns.shape[1], dtype=np.int64)
-    for byte, column in enumerate(columns):
-        own = weights[8 * byte : 8 * byte + 8]
-        row += ((_BITS[:, : len(own)] ^ _BITS[code[byte], : len(own)]) @ own)[column]
-    return row
+def _costs(queries: WeightedQueries, codes: Bytes) -> Numbers:
+    """Costs (n_queries, n) of all codes."""
+    if queries.weights is None or queries.plain:
+        each = 1 if queries.weights is None else queries.weights
+        return np.multiply(hamming(queries.codes, codes), each, dtype=np.int64)
+    costs = np.zeros((len(queries.codes), len(codes)), dtype=np.int64)
+    for byte, column in enumerate(np.ascontiguousarray(codes.T)):
+        for row, code, weights in zip(costs, queries.codes, queries.weights, strict=True):
+            own = weights[8 * byte : 8 * byte + 8]
+            row += ((_BITS[:, : len(own)] ^ _BITS[code[byte], : len(own)]) @ own)[column]
+    return costs
 
 
 def _best(

@@ -190,6 +190,22 @@ def test_equal_weights_are_the_hamming_distance(path: str) -> None:
         np.testing.assert_array_equal(own.distances(got.costs), distances)
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_one_weight_stands_for_all_bits(path: str) -> None:
+    rng = np.random.default_rng(8)
+    codes, fine = rng.integers(0, 256, (2, 3000, 3), dtype=np.uint8)
+    engine = Engine(codes, 24, path=path, fine=fine)
+    each = np.array([[0], [1], [5], [1 << 26]])
+    for second, extra in ((None, None), (fine[4:8], None), (fine[4:8], np.array([0, 2, 3, 9]))):
+        queries = WeightedQueries(codes[:4], each, second, extra)
+        got = engine.rank(queries, 40)
+        every = np.repeat(each, 24, axis=1)
+        assert_ranked(got, brute(codes[:4], codes, every, 40, second, fine, extra))
+        np.testing.assert_array_equal(
+            queries.distances(got.costs), queries._replace(weights=every).distances(got.costs)
+        )
+
+
 def test_whole_weights_keep_the_order_of_real_ones() -> None:
     rng = np.random.default_rng(3)
     logits = rng.standard_normal((8, 64)) * 10.0 ** rng.integers(-200, 200, (8, 1))
@@ -251,9 +267,11 @@ def summed(
 ) -> WeightedQueries:
     """Queries by sums: equal, few or real weights, and second codes that weigh nothing or all."""
     logits = make(rng, count, bits, 3)
-    kind = data.draw(st.sampled_from(["plain", "few", "real"]))
+    kind = data.draw(st.sampled_from(["none", "plain", "few", "real"]))
     weights = None
-    if kind == "few":
+    if kind == "plain":
+        weights = rng.choice(np.array([0, 1, 6]), (count, 1)).astype(np.int64)
+    elif kind == "few":
         # with zeros: costs and sums tie between different codes
         weights = rng.choice(np.array([0, 1, 2, 6]), (count, bits)).astype(np.int64)
     elif kind == "real":
@@ -323,13 +341,10 @@ def test_buckets_alone_find_the_best_sums(
     assert (len(engine.tables()["starts"]) == 0) is distinct
     # the code itself: a logit of 1 or more per bit
     logits = np.where(unpack(own, bits), 1, -1) * (1 + rng.random((8, bits)))
-    for weights in (None, real_weights(logits)):
-        mean = 3 if weights is None else int(weights.mean())
-        plain = np.full((8, bits), 3)
+    for weights in (np.full((8, 1), 3), np.full((8, bits), 3), real_weights(logits)):
+        mean = int(weights.mean())
         for extra in (0, mean // 3, mean):
-            queries = WeightedQueries(
-                own, plain if weights is None else weights, second, np.full(8, extra)
-            )
+            queries = WeightedQueries(own, weights, second, np.full(8, extra))
             for k in (1, 50):
                 want = ranked_by_numpy(queries, codes, k, fine)
                 assert_ranked(engine.rank(queries, k), want)
@@ -465,7 +480,7 @@ def test_bad_arguments() -> None:
     one = codes[:1]
     engine = Engine(codes, 8, fine=codes)
     ones = np.ones((1, 8), dtype=np.int64)
-    for bad in (ones.astype(float), ones[:, :7], -ones, ones << 30):
+    for bad in (ones.astype(float), ones[:, :7], -ones, ones << 30, ones[:, :1] << 28):
         with pytest.raises(UsageError, match="weights must"):
             engine.rank(WeightedQueries(one, bad), 1)
     with pytest.raises(UsageError, match="second codes must be uint8 of shape"):

@@ -174,12 +174,12 @@ class Engine:
         if weights is not None:
             weights = check_weights(weights, len(codes), self.bits)
         if extra is None:
-            return self._rank(WeightedQueries(codes, weights, fine), k)
+            return self._rank(WeightedQueries(_plain(codes), weights, fine), k)
         if fine is None or extra.shape != (len(codes),) or extra.dtype.kind not in "iu":
             raise UsageError("fine_weight needs second codes, and a whole number per query")
         if extra.size and (extra.min() < 0 or extra.max() >= 1 << (2 * COST_BITS - 10)):
             raise UsageError("fine_weight must not be negative, and not that large")
-        return self._rank(WeightedQueries(codes, weights, fine, extra.astype(np.int64)), k)
+        return self._rank(WeightedQueries(_plain(codes), weights, fine, extra.astype(np.int64)), k)
 
     def _check_fine(self, fine: NDArray[np.uint8], queries: int) -> NDArray[np.uint8]:
         if self.fine is None:
@@ -195,11 +195,10 @@ class Engine:
         summed = queries.fine_weight is not None
         kind, plan = ("sum", self._sum_plan) if summed else ("rank", self._rank_plan)
         # numpy has no fast way to add weights
-        effort = 1 if queries.weights is None else self.codes.shape[1]
+        effort = 1 if queries.plain else self.codes.shape[1]
         count = len(queries.codes)
         if not k or not count or self._is_small(effort * count, kind):
             return ranked_by_numpy(queries, self.codes, k, self.fine)
-        queries = queries._replace(codes=_plain(queries.codes))
         tables = self._ready(count)
         planner.loaded.add(self._kernels(kind))
         budget = self._budget(tables, count, k, plan)
@@ -233,9 +232,9 @@ class Engine:
     def _sum_by_scan(self, tables: Tables, queries: WeightedQueries, k: int) -> Ranked:
         count = min(len(self), 2 * k + _MORE_RANKED)
         codes, weights, second, _ = queries
-        if weights is None or (weights == weights[:, :1]).all():
+        if queries.plain:
             positions, distances = self.search(codes, count)
-            each = 1 if weights is None else weights[:, :1]
+            each = 1 if weights is None else weights
             near = Ranked(positions, distances * each, np.zeros_like(positions))
         else:
             near = self._rank(WeightedQueries(codes, weights), count)

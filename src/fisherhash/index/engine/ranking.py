@@ -31,12 +31,14 @@ def fine_words(codes: Bytes) -> NDArray[np.uint64]:
 
 
 def query_arrays(
-    tables: Tables, queries: WeightedQueries
+    queries: WeightedQueries, bits: int
 ) -> tuple[Bytes, Numbers, NDArray[np.uint64], Numbers]:
-    """Codes, weights, second codes and their weights, as the kernels take them."""
+    """Codes, weights (n, bits), second codes and their weights, as the kernels take them."""
     codes, weights, fine, extra = queries
     if weights is None:
-        weights = np.ones((len(codes), tables.bits), dtype=np.int64)
+        weights = np.ones((len(codes), bits), dtype=np.int64)
+    elif weights.shape[1] < bits:
+        weights = np.repeat(weights, bits, axis=1)
     second = np.zeros((len(codes), 1), np.uint64) if fine is None else fine_words(fine)
     return codes, weights, second, np.zeros(0, np.int64) if extra is None else extra
 
@@ -52,7 +54,7 @@ def ranked_by_scan(
     from fisherhash.index.engine import kernels, scan
     from fisherhash.index.engine.layout import PLANE_BLOCK
 
-    codes, weights, fine_queries, _ = query_arrays(tables, queries)
+    codes, weights, fine_queries, _ = query_arrays(queries, tables.bits)
     results = empty_ranked(len(codes), k)
     tile = max(1, scan.TILE // (PLANE_BLOCK * codes.shape[1]))
 
@@ -106,7 +108,7 @@ def ranked_by_buckets(
     """
     from fisherhash.index.engine import kernels, multi_index
 
-    codes, weights, fine_queries, _ = query_arrays(tables, queries)
+    codes, weights, fine_queries, _ = query_arrays(queries, tables.bits)
     results = empty_ranked(len(codes), k)
     done = np.zeros(len(codes), dtype=np.uint8)
     tally = np.zeros(2, dtype=np.int64)

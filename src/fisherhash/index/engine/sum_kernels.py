@@ -315,9 +315,9 @@ def _most(state: Any, shift: int) -> Any:
 
 
 @_jit
-def _shift(weights: Any, fine_weight: int, words: int) -> Any:
-    """By how many bits sums are shortened to the number of a level."""
-    total = weights.sum() + fine_weight * 64 * words
+def _shift(highest: int, fine_weight: int, words: int) -> Any:
+    """By how many bits sums are shortened to the number of a level; costs are up to ``highest``."""
+    total = highest + fine_weight * 64 * words
     shift = np.int64(0)
     while total >> shift >= LEVELS:
         shift += 1
@@ -530,6 +530,12 @@ def _finish(
 
 
 @_jit
+def _farthest(state: Any, shift: int, equal: int, bits: int) -> Any:
+    """The largest distance of first codes that may still be needed, if all bits cost the same."""
+    return min(_most(state, shift) // equal, bits) if equal else bits
+
+
+@_jit
 def _effort(
     directory: Any, table: int, own: int, masks: Any, offsets: Any, radius: int, lookup: int
 ) -> Any:
@@ -594,7 +600,7 @@ def _probe_equal(
         efforts[table] = _effort(directory, table, own, masks, offsets, np.int64(0), lookup)
     work = np.int64(0)
     met = np.int64(-1)
-    limit = min(_most(state, shift) // equal, bits)
+    limit = _farthest(state, shift, equal, bits)
     while met < limit:
         table = np.argmin(efforts)
         work += efforts[table]
@@ -640,7 +646,7 @@ def _probe_equal(
                     )  # fmt: skip
                     work += waiting * _NEAR
                     waiting = np.int64(0)
-                    limit = min(_most(state, shift) // equal, bits)
+                    limit = _farthest(state, shift, equal, bits)
                     if work + state[_WORK] > budget:
                         return TOO_DEAR
         _take(
@@ -648,7 +654,7 @@ def _probe_equal(
             fine_query, sketch, weight, shift, k, rows, state, totals,
         )  # fmt: skip
         work += waiting * _NEAR
-        limit = min(_most(state, shift) // equal, bits)
+        limit = _farthest(state, shift, equal, bits)
         met += 1
         if radius == length:
             return COMPLETE
@@ -855,18 +861,18 @@ def _equal(weights: Any) -> Any:
 
 @_jit
 def probe_equal_sums(
+    order: Any,
     queries: Any,
     weights: Any,
     fine_queries: Any,
     fine_weights: Any,
-    first: int,
-    last: int,
     directory: Any,
     words: Any,
     stride: int,
+    length: int,
+    bits: int,
     masks: Any,
     offsets: Any,
-    length: int,
     budget: int,
     lookup: int,
     entries: Any,
@@ -879,17 +885,15 @@ def probe_equal_sums(
     done: Any,
     tally: Any,
 ) -> None:
-    """Fill found, costs and fines (n_queries, k) for the queries ``first`` to ``last``.
+    """Fill found, costs and fines (n_queries, k) for the queries whose numbers are in ``order``.
 
-    All bits of a query cost the same, and not nothing. queries (n_queries, words), weights
-    (n_queries, bits), fine_queries (n_queries, fine words) and fine_weights (n_queries,); done and
-    tally are those of ``probe_nearest``. entries (tables * width,) are in the order of the buckets;
-    fine (positions, fine words) and places (positions,) in their own, with FINE_GROUP rows of fine
-    more.
+    queries (n_queries, words), weights (n_queries, 1) of all bits, fine_queries (n_queries, fine
+    words) and fine_weights (n_queries,); done and tally are those of ``probe_nearest``. entries
+    (tables * width,) are in the order of the buckets; fine (positions, fine words) and places
+    (positions,) in their own, with FINE_GROUP rows of fine more.
     """
     k = found.shape[1]
     tables = len(directory)
-    bits = weights.shape[1]
     size = 8 * words.itemsize
     queue = np.empty(_QUEUE + WORD_GROUP, dtype=np.uint64)
     spare = np.empty(_QUEUE + WORD_GROUP, dtype=np.uint64)
@@ -906,15 +910,16 @@ def probe_equal_sums(
     kind: Any = queries.dtype.type
     for bit in range(tables * length):
         parts[bit // length, bit // size] |= kind(1) << kind(size - 1 - bit % size)
-    for q in range(first, last):
+    for q in order:
         weight = fine_weights[q]
-        shift = _shift(weights[q], weight, fine.shape[1])
+        shift = _shift(weights[q, 0] * bits, weight, fine.shape[1])
         sketch = _sketch(fine_queries[q])
         _begin(totals, state, _MOST_SUM)
         end = _probe_equal(
             queries[q], weights[q, 0], directory, words, stride, masks, offsets, length, bits,
-            budget, lookup, parts, reached, bounds, distances, efforts, entries, queue, spare, pending, close, fine, places,
-            sketches, fine_queries[q], sketch, weight, shift, k, rows, state, totals,
+            budget, lookup, parts, reached, bounds, distances, efforts, entries, queue, spare,
+            pending, close, fine, places, sketches, fine_queries[q], sketch, weight, shift, k,
+            rows, state, totals,
         )  # fmt: skip
         if end == COMPLETE:
             _finish(rows, state, shift, found[q], costs[q], fines[q])
@@ -928,12 +933,11 @@ def probe_equal_sums(
 
 @_jit
 def probe_weighted_sums(
+    order: Any,
     queries: Any,
     weights: Any,
     fine_queries: Any,
     fine_weights: Any,
-    first: int,
-    last: int,
     directory: Any,
     words: Any,
     stride: int,
@@ -951,7 +955,7 @@ def probe_weighted_sums(
     done: Any,
     tally: Any,
 ) -> None:
-    """The same for any weights; ``room`` is that of ``probe_ranked``."""
+    """The same for weights (n_queries, bits); ``room`` is that of ``probe_ranked``."""
     k = found.shape[1]
     tables = len(directory)
     bits = weights.shape[1]
@@ -971,9 +975,9 @@ def probe_weighted_sums(
     seen = np.zeros((tables, ((1 << length) + 63) >> 6), dtype=np.uint64)
     planes = np.zeros((_PLANES, queries.shape[1]), dtype=queries.dtype)
     other = np.zeros(queries.shape[1], dtype=queries.dtype)
-    for q in range(first, last):
+    for q in order:
         weight = fine_weights[q]
-        shift = _shift(weights[q], weight, fine.shape[1])
+        shift = _shift(weights[q].sum(), weight, fine.shape[1])
         sketch = _sketch(fine_queries[q])
         _begin(totals, state, _MOST_SUM)
         for bit in range(bits):
@@ -1040,7 +1044,7 @@ def scan_sums(
     close = np.empty((_PENDING + FINE_GROUP + 1, 2), dtype=np.int64)
     for q in range(len(queries)):
         _begin(totals[q], states[q], most[q])
-        shifts[q] = _shift(weights[q], fine_weights[q], fine.shape[1])
+        shifts[q] = _shift(weights[q].sum(), fine_weights[q], fine.shape[1])
         own_sketches[q] = _sketch(fine_queries[q])
         equals[q] = _equal(weights[q])
         rated[q] = min(most[q], weights[q].sum())

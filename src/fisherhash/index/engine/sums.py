@@ -105,37 +105,29 @@ def summed_by_buckets(
     from fisherhash.index.engine import multi_index
     from fisherhash.index.engine import sum_kernels as kernels
 
+    codes, *others = query_arrays(queries, 1 if queries.plain else tables.bits)
+    words = multi_index.query_words(tables, codes)
     # similar queries one after the other: what they read is then in the cache
-    order = np.lexsort(queries.codes.T[::-1]) if len(queries.codes) > 1 else None
-    ordered = queries if order is None else queries.part(order)
-    codes, weights, own, extra = query_arrays(tables, ordered)
+    order = np.argsort(words[:, 0])
     results = empty_ranked(len(codes), k)
     done = np.zeros(len(codes), dtype=np.uint8)
     tally = np.zeros(2, dtype=np.int64)
-    words = multi_index.query_words(tables, codes)
-    offsets, masks = tables.masks
-    room = min(1 << tables.length, MOST_LOOKUPS)
-    # not in one kernel, so that one search does not wait until the other is compiled
-    equal = bool((weights == weights[:, :1]).all() and weights[:, 0].min() > 0)
 
     def job(first: int, last: int) -> None:
-        given = (words, weights, own, extra, first, last, tables.directory)
-        buckets = (tables.words.reshape(-1), tables.words.shape[2])
-        into = (budget, multi_index.lookup_cost(tables), entries.reshape(-1), *layout[:3])
-        if equal:
-            kernels.probe_equal_sums(
-                *(*given, *buckets, masks, offsets, tables.length, *into, *results, done, tally)
-            )
+        given = (order[first:last], words, *others)
+        buckets = (tables.directory, tables.words.reshape(-1), tables.words.shape[2], tables.length)
+        limits = (budget, multi_index.lookup_cost(tables))
+        into = (entries.reshape(-1), *layout[:3], *results, done, tally)
+        # not in one kernel, so that one search does not wait until the other is compiled
+        if queries.plain:
+            offsets, masks = tables.masks
+            kernels.probe_equal_sums(*given, *buckets, tables.bits, masks, offsets, *limits, *into)
         else:
-            kernels.probe_weighted_sums(
-                *(*given, *buckets, tables.length, room, *into, *results, done, tally)
-            )
+            room = min(1 << tables.length, MOST_LOOKUPS)
+            kernels.probe_weighted_sums(*given, *buckets, room, *limits, *into)
 
     run(job, split(len(codes), min(len(codes), 4 * threads)), threads)
-    if order is None:
-        return results, done
-    back = np.argsort(order)
-    return Ranked(*(values[back] for values in results)), done[back]
+    return results, done
 
 
 def summed_by_scan(
@@ -159,7 +151,7 @@ def summed_by_scan(
         layout: the second codes.
         threads: the most threads.
     """
-    codes, weights, own, extra = query_arrays(tables, queries)
+    codes, weights, own, extra = query_arrays(queries, tables.bits)
     sums = near.costs + extra[:, None] * near.fines
     order = np.lexsort((near.positions, sums), axis=1)[:, :k]
     results = Ranked(*(np.take_along_axis(values, order, axis=1) for values in near))
