@@ -62,9 +62,7 @@ FINE_GROUP = 16
 _PLANES = 4
 # items that wait for their entries, and those that wait for their second codes
 _QUEUE = 512
-_PENDING = 128
-# words of second codes that are prefetched of one item
-_LONG_LIST = 64
+_PENDING = 64
 # distances of second codes from which on sketches leave out too few of them
 _LOOSE = 8
 # more than second codes can differ by
@@ -465,18 +463,16 @@ def _take(
                 continue
             begin = np.int64(entry & _BEGIN)
             if entry & _LISTED:
-                # the processor itself foresees what is read of longer lists
-                number = np.int64(entry >> _ITEM_BITS)
-                if most - cost < _LOOSE * weight:
-                    _prefetch(sketches, begin)
-                    _prefetch(sketches, begin + min(number, FINE_GROUP) - 1)
+                # the processor itself foresees what is read beyond the first group
+                if words == 2 and most - cost >= _LOOSE * weight:
+                    for place in range(begin, begin + FINE_GROUP + 1, 4):
+                        _prefetch(fine, 2 * place)
                 else:
-                    first = begin * words
-                    for word in range(first, first + min(number * words, _LONG_LIST), 8):
-                        _prefetch(fine, word)
+                    _prefetch(sketches, begin)
+                    _prefetch(sketches, begin + FINE_GROUP - 1)
                 pending[waiting, 0] = cost
                 pending[waiting, 1] = begin
-                pending[waiting, 2] = number
+                pending[waiting, 2] = np.int64(entry >> _ITEM_BITS)
                 waiting += 1
             elif cost + weight * np.int64(_popcount((entry >> _ITEM_BITS) ^ sketch)) <= most:
                 _prefetch(fine, begin * words)
