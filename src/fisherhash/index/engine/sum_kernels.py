@@ -420,6 +420,24 @@ def _read(
 
 
 @_jit
+def _sift(
+    keys: Any, count: int, entries: Any, offset: int, sketch: Any, weight: int, most: int
+) -> Any:  # fmt: skip
+    """Leave out keys, see ``_take``, that the sketches alone say are too far away; their number.
+
+    Without branches, which no processor could foresee here.
+    """
+    kept = np.int64(0)
+    for i in range(count):
+        entry = entries[offset + np.int64(keys[i] & _ITEM)]
+        apart = np.int64(_popcount((entry >> _ITEM_BITS) ^ sketch))
+        total = np.int64(keys[i] >> _ITEM_BITS) + weight * (0 if entry & _LISTED else apart)
+        keys[kept] = keys[i]
+        kept += total <= most
+    return kept
+
+
+@_jit
 def _take(
     keys: Any,
     count: int,
@@ -442,13 +460,13 @@ def _take(
 ) -> None:
     """Take items into the rows: keys are (cost << 32 | number), entries from offset on by number.
 
-    Costs above the highest sum are passed over, and what the sketch alone says is too far away.
-    Lists wait in pending (cost, first place, number) for their sketches, and what is left of them
-    for its second codes.
+    Costs above the highest sum are passed over. Lists wait in pending (cost, first place, number)
+    for their sketches, and what is left of them for its second codes.
     """
     if state[_FOUND] < k:
         # so that the bound is low from the start
         _sort(keys, spare, count, np.int64(32), np.int64(64))
+    count = _sift(keys, count, entries, offset, sketch, weight, _most(state, shift))
     words = fine.shape[1]
     at = np.int64(0)
     left = np.int64(0)
@@ -474,7 +492,7 @@ def _take(
                 pending[waiting, 1] = begin
                 pending[waiting, 2] = np.int64(entry >> _ITEM_BITS)
                 waiting += 1
-            elif cost + weight * np.int64(_popcount((entry >> _ITEM_BITS) ^ sketch)) <= most:
+            else:
                 _prefetch(fine, begin * words)
                 _prefetch(places, begin)
                 close[left, 0] = cost
