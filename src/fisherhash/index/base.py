@@ -505,8 +505,8 @@ class Index(ABC):
             fine: (n_queries, fine bytes) the queries' second codes, where the index has those;
                 without them, items of equal distance are ordered by id alone.
             fine_weight: order by the sum of the distance and this weight times the fine distance
-                instead, then by id. A weight of 1 makes a bit of the second code count as much as
-                one of the first.
+                instead, then by distance and id. A weight of 1 makes a bit of the second code count
+                as much as one of the first.
         """
         k = whole_number("k", k, 1)
         self._check_model(fingerprint)

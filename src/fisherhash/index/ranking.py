@@ -9,6 +9,7 @@ may be ordered by the Hamming distance of a second, finer code.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
@@ -26,7 +27,7 @@ RANKINGS: tuple[Ranking, ...] = ("hamming", "real")
 
 COST_BITS = 31
 """Costs are below 2 ** COST_BITS."""
-PLAIN_COST = 1 << 16
+PLAIN_COST = 1 << 20
 """The cost of a bit where the second code is weighed against the Hamming distance."""
 _MOST_WEIGHT = 1024
 # pairs of a query and a code that numpy holds at once
@@ -125,7 +126,7 @@ def ranked_queries(
         fine: (n, fine bytes) second codes.
         fine_bits: length of a second code; 0 where the index has none.
         fine_weight: what a differing bit of the second code costs, relative to the mean cost of a
-            bit of the first one.
+            bit of the first one. Equal sums are ordered by the distance of the first code.
     """
     if ranking not in RANKINGS:
         raise UsageError(f"unknown ranking {ranking!r}. Known: {', '.join(RANKINGS)}")
@@ -159,8 +160,8 @@ def ranked_queries(
     if weights is None:
         each = np.full((len(own), 1), PLAIN_COST)
         return WeightedQueries(own, each, second, np.full(len(own), rounded_weight(fine_weight)))
-    extra = np.rint(fine_weight * (weights.sum(axis=1) / bits)).astype(np.int64)
-    return WeightedQueries(own, weights, second, extra)
+    extra = [_below(fine_weight * mean) for mean in (weights.sum(axis=1) / bits).tolist()]
+    return WeightedQueries(own, weights, second, np.array(extra, dtype=np.int64))
 
 
 def check_fine_weight(fine_weight: float) -> None:
@@ -172,10 +173,16 @@ def check_fine_weight(fine_weight: float) -> None:
 def rounded_weight(fine_weight: float) -> int:
     """What a bit of the second code costs where one of the first costs PLAIN_COST.
 
-    >>> rounded_weight(0.25) / PLAIN_COST
-    0.25
+    A little less than it should: so items of equal sums are ordered by the cost of the first code.
+
+    >>> rounded_weight(0.25) == PLAIN_COST // 4 - 1
+    True
     """
-    return round(fine_weight * PLAIN_COST)
+    return _below(fine_weight * PLAIN_COST)
+
+
+def _below(cost: float) -> int:
+    return max(0, math.ceil(cost) - 1)
 
 
 def check_weights(weights: ArrayLike, queries: int, bits: int) -> Numbers:

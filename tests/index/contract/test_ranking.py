@@ -45,7 +45,7 @@ def brute(items, k, *, real=False, fine=False, fine_weight=None):
                 other = int(np.bitwise_count(second ^ QUERY_SECOND[q]).sum())
             rows.append((round(distance, 9), other, id_))
         if fine_weight is not None:
-            rows.sort(key=lambda row: (round(row[0] + fine_weight * row[1], 9), row[2]))
+            rows.sort(key=lambda row: (round(row[0] + fine_weight * row[1], 9), row[0], row[2]))
         else:
             rows.sort()
         found.append([row[2] for row in rows[:k]])

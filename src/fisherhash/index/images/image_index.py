@@ -225,8 +225,8 @@ class ImageIndex:
                 images and vectors. An item of the index and a search within a radius have the
                 Hamming distance.
             fine_weight: where the index has second codes, results are ordered by the distance plus
-                this weight times the fine distance, then by id; 0 leaves the second codes out. None
-                orders by the distance, and by the fine distance inside ties only.
+                this weight times the fine distance, then by distance and id; 0 leaves the second
+                codes out. None orders by the distance, and by the fine distance inside ties only.
             count_ties: also count the items at each distance of a match.
             skip_unreadable: return a result with an ``error`` for an image that cannot be read,
                 rather than raise it.
