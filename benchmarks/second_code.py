@@ -84,9 +84,8 @@ def parts(split: Split, held_out: int) -> tuple[NDArray[np.int64], NDArray[np.in
 def orders(first: Distances, second: Distances, fine_bits: int, *, many: bool) -> dict[str, Any]:
     """Numbers that order the database for each query, by the name of the order."""
     found = {"first code": first, "second code inside ties": first * (1 + fine_bits) + second}
-    if not many:
-        return found | {"sum": first * round(1 / FINE_WEIGHT) + second}
-    return found | {f"sum, 1/{share}": first * share + second for share in WEIGHTS}
+    shares = WEIGHTS if many else (round(1 / FINE_WEIGHT),)
+    return found | {f"sum, 1/{share}": first * share + second for share in shares}
 
 
 def measure(

@@ -54,7 +54,7 @@ def test_from_training_to_a_search_that_orders_ties(run, photos, tmp_path):
     assert code == 0, err
     assert re.match(r" +1 +0.00 +0  a/03.png\n", out)
     assert re.search(r"\d+ images are at distance 0.*; both codes decide which 3 of them", err)
-    assert "Ordered by both codes: the distance of the first plus 1/3 of that of the second" in err
+    assert "Ordered by both codes: the distance of the first plus 1/6 of that of the second" in err
     assert "columns: rank, this sum, distance of the first code, key" in err
     ties = ("search", query, "--index", index, "--ranking", "hamming", "-k", 3)
     code, out, err = run(*ties, "--fine-weight", "ties")
@@ -79,14 +79,14 @@ def test_from_training_to_a_search_that_orders_ties(run, photos, tmp_path):
     rows = [(row["combined"], row["id"]) for row in found["results"]]
     assert rows == sorted(rows)
     assert all(
-        row["combined"] == pytest.approx(row["distance"] + row["fine"] / 3, abs=1e-5)
+        row["combined"] == pytest.approx(row["distance"] + row["fine"] / 6, abs=1e-5)
         for row in found["results"]
     )
     assert found["ties"]
     page = (tmp_path / "page.html").read_text()
     assert "Bits that the model is surer of count more" in page
     assert "both codes decide which" in page
-    assert "Ordered by both codes: the distance of the first plus 1/3" in page
+    assert "Ordered by both codes: the distance of the first plus 1/6" in page
     assert re.search(r"both codes <b>0\.00</b>, first <b>0\.00</b>", page)
 
     code, _, err = run("search", "--index", index, "--key", "a/03.png", "--ranking", "real")

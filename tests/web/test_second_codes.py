@@ -40,7 +40,9 @@ def rows(found):
 
 
 def approximately(wanted):
-    return [(*row[:3], None if row[3] is None else pytest.approx(row[3])) for row in wanted]
+    return [
+        (*row[:3], None if row[3] is None else pytest.approx(row[3], abs=1e-6)) for row in wanted
+    ]
 
 
 def test_the_api_returns_what_the_index_does(double, png):
@@ -67,14 +69,14 @@ def test_the_api_returns_what_the_index_does(double, png):
     assert not any("fine" in one for one in code["results"])
     real = client.search(png, k=9, ranking="real")[0]
     assert [one.combined for one in real] == sorted(one.combined for one in real)
-    assert all(one.combined == pytest.approx(one.distance + one.fine / 3) for one in real)
+    assert all(one.combined == pytest.approx(one.distance + one.fine / 6, abs=1e-6) for one in real)
 
 
 def test_the_page_shows_the_order_of_both_codes(double):
     item = double.images.index.get("cats/03.jpg").id
     (wanted,) = double.images.search(keys=["cats/03.jpg"], k=12)
     page = double.ask(f"/?like={item}&k=12").text
-    assert "nearest first by both codes (first + 1/3 second)" in page
+    assert "nearest first by both codes (first + 1/6 second)" in page
     assert re.findall(r"/images/(\d+)/medium", page) == [str(one.item.id) for one in wanted]
     shown = re.findall(r"both codes </span>([\d.]+) <small>.*?</span>(\d+) bits?</small>", page)
     assert shown == [(f"{one.combined:.1f}", str(one.distance)) for one in wanted]

@@ -378,7 +378,7 @@ def search(
         ranking: hamming counts the bits that differ, real also weighs them by how sure the model is
             of the query's bits; by default what the model's card says is better.
         fine_weight: Where the index has second codes: what one of their bits counts beside one of
-            the first codes; by default 1/3. 0 leaves them out; ties lets them order only what is at
+            the first codes; by default 1/6. 0 leaves them out; ties lets them order only what is at
             the same distance.
         where: Only items that match this filter, label=cat or year>=2020; may be given several
             times, all must match.

@@ -42,7 +42,7 @@ def images(new_uri, album, double):
         yield opened
 
 
-def brute_force(images, code, fine, logits=None, own=None, weight=Fraction(1, 3)):
+def brute_force(images, code, fine, logits=None, own=None, weight=Fraction(1, 6)):
     """(distance, fine distance, id) of every item, in order; without a weight inside ties."""
     rows = []
     for item in images.index.items():
@@ -110,7 +110,7 @@ def test_both_codes_order_results_by_default(images, album, double):
     assert found(ties[1]) == brute_force(images, code, fine, own="cats/01.png", weight=None)
     assert len({match.distance for match in by_image}) < len(by_image)
     keys = images.index.keys()
-    both, inside = (images.search(keys=keys, fine_weight=weight) for weight in (FINE_WEIGHT, None))
+    both, inside = (images.search(keys=keys, fine_weight=weight) for weight in (1, None))
     assert any(found(one) != found(other) for one, other in zip(both, inside, strict=True))
     # 0 leaves the second code out
     (first,) = images.search(query, k=14, fine_weight=0)
@@ -118,7 +118,7 @@ def test_both_codes_order_results_by_default(images, album, double):
     assert plain == sorted(plain)
     # the sum is shown, and grows; where ties alone are ordered there is none
     row, summed = by_image.to_json()["results"][1], [match.combined for match in by_image]
-    assert row["combined"] == pytest.approx(row["distance"] + row["fine"] / 3, abs=1e-6)
+    assert row["combined"] == pytest.approx(row["distance"] + row["fine"] / 6, abs=1e-6)
     assert summed == sorted(summed)
     assert by_image.fine_weight == by_image.to_json()["fine_weight"] == FINE_WEIGHT
     assert ties[0].to_json()["results"][1].keys() - {"combined"} == row.keys() - {"combined"}
@@ -128,7 +128,7 @@ def test_both_codes_order_results_by_default(images, album, double):
         images.search(query, k=14, ranking="real", count_ties=True),
         images.search(query, k=14, ranking="real", count_ties=True, fine_weight=None),
     ):
-        weight = None if real[0].fine_weight is None else Fraction(1, 3)
+        weight = None if real[0].fine_weight is None else Fraction(1, 6)
         assert found(real[0]) == brute_force(images, code, fine, logits, weight=weight)
         assert real[0].ranking == real[0].to_json()["ranking"] == "real"
         # all are shown, so no more are tied than there are matches

@@ -177,8 +177,8 @@ def shown_weight(fine_weight: float) -> str:
 def both_codes(fine_weight: float) -> str:
     """The sentence about an order by both codes.
 
-    >>> both_codes(1 / 3)
-    'Ordered by both codes: the distance of the first plus 1/3 of that of the second'
+    >>> both_codes(1 / 6)
+    'Ordered by both codes: the distance of the first plus 1/6 of that of the second'
     """
     return (
         "Ordered by both codes: the distance of the first plus "
