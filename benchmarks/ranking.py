@@ -8,9 +8,9 @@ other vectors of the same clusters, as a model's do. Rows "random second codes" 
 their second codes are unrelated to the first ones, so that the sum of both has to compare most of
 them. The sum adds a sixth of the second distance, as an ``ImageIndex`` does, or another part. Every
 way answers the same queries in turn; the result is the median over the rounds. The float scans come
-last, because their threads spin for a while after a search. They rank the codes as vectors of -1
-and 1 by their inner product with the queries, which is the order of ``real``: before they are
-timed, the inner products of our answers are compared with theirs.
+last: a search right after one of them takes longer. They rank the codes as vectors of -1 and 1 by
+their inner product with the queries, which is the order of ``real``: before they are timed, the
+inner products of our answers are compared with theirs.
 """
 
 from __future__ import annotations
