@@ -11,7 +11,7 @@ per query, 95 %, where the difference of a query is its mean over the seeds. Two
 results if both have the same ten in the same order; if their second codes are equal, they must.
 
 With ``--held-out``, some database images that were not trained on are the queries, and the sum is
-compared at several weights of the second distance.
+compared at several weights of the second distance, also with real-valued queries.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ K = 10
 BLOCK = 200
 WEIGHTS = (16, 12, 8, 6, 5, 4, 3, 2, 1)
 """Parts of the second distance that a held-out comparison adds: a sixteenth, a twelfth, …"""
-Distances = NDArray[np.int64]
+Distances = NDArray[np.int64] | NDArray[np.float64]
 
 
 def precision(distances: Distances, relevant: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -88,6 +88,18 @@ def orders(first: Distances, second: Distances, fine_bits: int, *, many: bool) -
     return found | {f"sum, 1/{share}": first * share + second for share in shares}
 
 
+def real_distances(logits: NDArray[np.float32], database: NDArray[np.uint8]) -> Distances:
+    """Distances (n, m) that weigh a bit by the query's logit; one of mean weight counts 1.
+
+    >>> real_distances(np.float32([[3, -1]]), np.uint8([[0b10000000], [0b01000000]])).tolist()
+    [[0.0, 2.0]]
+    """
+    weights = np.abs(logits) / np.abs(logits).mean(1, keepdims=True)
+    signs = 2.0 * np.unpackbits(database, axis=1)[:, : logits.shape[1]] - 1.0
+    # Rounded, so that equal sums of weights tie.
+    return np.round((weights.sum(1, keepdims=True) - (weights * np.sign(logits)) @ signs.T) / 2, 6)
+
+
 def measure(
     data: str, bits: int, image_size: int | None, seed: int, held_out: int
 ) -> tuple[dict[str, Any], dict[str, int]]:
@@ -109,6 +121,9 @@ def measure(
     found = trained.hasher.encode_collection(collection, np.arange(len(collection)), cached=True)
     if found.fine is None or len(found.indices) != len(collection):
         raise SystemExit("there is no second code, or an image could not be read")
+    encoded = trained.hasher.encode_collection(collection, queries, cached=True, queries=True)
+    if encoded.queries is None:
+        raise SystemExit("the codes are no signs of logits")
     labels = collection.labels.astype(bool)
     shares: dict[str, list[Any]] = {}
     nearest: dict[str, list[bytes]] = {}
@@ -118,6 +133,10 @@ def measure(
         first = codes.hamming(found.codes[query], found.codes[database]).astype(np.int64)
         second = codes.hamming(found.fine[query], found.fine[database]).astype(np.int64)
         ways = orders(first, second, trained.hasher.fine_bits, many=held_out > 0)
+        if held_out:
+            real = real_distances(encoded.queries[start : start + BLOCK], found.codes[database])
+            ways["real"] = real
+            ways |= {f"real, sum, 1/{share}": real + second / share for share in WEIGHTS}
         for name, distances in ways.items():
             shares.setdefault(name, []).append(precision(distances, relevant))
             if not held_out:

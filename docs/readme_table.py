@@ -16,8 +16,8 @@ from fisherhash.experiments.standing import Standing
 from fisherhash.experiments.tables import Table, TableCell
 
 NOTE = (
-    "mAP by Hamming distance, expected over tie order (on tiny100 mAP@1000): means over the seeds, "
-    "with EfficientNet-Lite0 at 128 px, fine-tuned. Bold: the highest of the column. +: with the "
+    "{metrics} by Hamming distance, expected over tie order: means over the seeds, with "
+    "EfficientNet-Lite0 at 128 px, fine-tuned. Bold: the highest of the column. +: with the "
     "class step, where the method's search on held-out training images preferred it. ‡: has no "
     "Hamming distance and is ranked by its own, with real-valued queries. –: not run, or not "
     "defined for several labels."
@@ -35,6 +35,17 @@ class FreshPart:
 
     result: dict[str, Any]
     part: dict[str, Any]
+
+    @property
+    def title(self) -> str:
+        """The data set in one word."""
+        return self.part["title"].split(" (")[0]
+
+    @property
+    def metric(self) -> str:
+        """What is measured on it, and where."""
+        top = self.part["protocol"]["top"]
+        return f"mAP@{'ALL' if top is None else top} ({self.title})"
 
     @property
     def rows(self) -> list[Row]:
@@ -76,7 +87,7 @@ def _fresh_parts() -> Iterator[FreshPart]:
 def _summary(parts: list[FreshPart]) -> Table:
     """Return one line per method, one column per data set and code length."""
     columns = [(one, bits) for one in parts for bits in one.part["bits"]]
-    header = [f"{one.part['title'].split(' (')[0]}, {bits} bits" for one, bits in columns]
+    header = [f"{one.title}, {bits} bits" for one, bits in columns]
     lines: dict[str, list[TableCell]] = defaultdict(lambda: [TableCell("–")] * len(columns))
     for number, (one, bits) in enumerate(columns):
         scores = Standing(one.part).scores
@@ -90,4 +101,5 @@ def _summary(parts: list[FreshPart]) -> Table:
             first = score.hamming and score.mean == best
             title = name if score.hamming else f"{name} ‡"
             lines[title][number] = TableCell(mark, text) if first else TableCell(text + mark)
-    return Table(["method", *header], [[name, *cells] for name, cells in lines.items()], NOTE)
+    note = NOTE.format(metrics=", ".join(one.metric for one in parts))
+    return Table(["method", *header], [[name, *cells] for name, cells in lines.items()], note)

@@ -794,11 +794,15 @@ def test_the_number_of_workers_changes_no_code(run, photos, model, shared, tmp_p
 
 
 @pytest.mark.parametrize("verb", [["index", "sync"], ["index", "add"], ["encode"], ["check-data"]])
-def test_a_number_of_workers_that_is_none(run, photos, tmp_path, verb):
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [("-2", "--workers must be auto or a whole number, got '-2'"), ("100000", "per core")],
+)
+def test_a_number_of_workers_that_is_none(run, photos, tmp_path, verb, number, words):
     place = [] if len(verb) == 1 else [tmp_path / "new"]
-    code, _, err = run(*verb, *place, photos, "--workers", "-2")
+    code, _, err = run(*verb, *place, photos, "--workers", number)
     assert code == 2
-    assert "--workers must be auto or a whole number, got '-2'" in err
+    assert words in err
     assert not (tmp_path / "new").exists()
 
 

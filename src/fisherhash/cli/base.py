@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from cyclopts import App, Parameter, convert
 
+from fisherhash.data.processes import check_workers
 from fisherhash.errors import UsageError, counted, printable, printable_text
 from fisherhash.system.options import parse_number
 from fisherhash.system.storage import dump_json
@@ -105,6 +106,7 @@ def parse_workers(text: str) -> int | None:
         return None
     if not text.isdecimal():
         raise UsageError(f"--workers must be auto or a whole number, got '{text}'")
+    check_workers(int(text))
     return int(text)
 
 

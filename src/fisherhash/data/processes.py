@@ -15,9 +15,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, cast
 
+from fisherhash.errors import UsageError
 from fisherhash.system.cores import available_cores
 
 MOST_WORKERS = 64
+MOST_PER_CORE = 16
 
 WORTH_STARTING = 1.5
 """Seconds of work below which starting processes takes longer than it saves."""
@@ -51,6 +53,16 @@ def most_workers() -> int:
     """The number of processes for much work; 0 where one process is as fast."""
     cores = available_cores()
     return 0 if cores < 2 or sys.platform == "win32" else min(cores, MOST_WORKERS)
+
+
+def check_workers(workers: int) -> None:
+    """Refuse a number of processes that would only fill the memory."""
+    most = MOST_PER_CORE * available_cores()
+    if not 0 <= workers <= most:
+        raise UsageError(
+            f"workers must be 0 or more, and at most {most} ({MOST_PER_CORE} per core of this "
+            f"machine), got {workers}"
+        )
 
 
 def start_early(

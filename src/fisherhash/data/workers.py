@@ -24,15 +24,20 @@ from typing import IO, cast
 
 from fisherhash.data.collection import Reader
 from fisherhash.data.images import UnreadableImage
-from fisherhash.data.processes import WORTH_STARTING, Step, most_workers, waiting, worker_process
+from fisherhash.data.processes import (
+    WORTH_STARTING,
+    Step,
+    check_workers,
+    most_workers,
+    waiting,
+    worker_process,
+)
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.system.cores import available_cores
 
 MOST_CHUNK = 32
 CHUNK_SECONDS = 0.1
 """Work that a worker is given at a time: more would leave the others idle at the end."""
 
-MOST_PER_CORE = 16
 TIMEOUT = 120.0
 """Seconds without an answer after which a worker counts as hung."""
 
@@ -90,7 +95,7 @@ def run_jobs(
         FisherhashError: worker processes cannot be started, or fail image after image.
     """
     if workers is not None:
-        _check_count(workers)
+        check_workers(workers)
     early = waiting() if workers is None and len(indices) > 1 else 0
     hello = _hello(reader, job) if workers or early else None
     if hello is not None:
@@ -133,16 +138,6 @@ def _probed(times: Sequence[float], left: int) -> bool:
     if len(times) == PROBE_IMAGES or sum(times) >= PROBE_SECONDS:
         return True
     return len(times) >= FEWEST_PROBED and min(times) * left >= CLEARLY_WORTH
-
-
-def _check_count(workers: int) -> None:
-    """Refuse a number of processes that would only fill the memory."""
-    most = MOST_PER_CORE * available_cores()
-    if not 0 <= workers <= most:
-        raise UsageError(
-            f"workers must be 0 or more, and at most {most} ({MOST_PER_CORE} per core of this "
-            f"machine), got {workers}"
-        )
 
 
 def choose_workers(times: Sequence[float], left: int) -> int:

@@ -81,7 +81,7 @@ def find_recipe(
 
 
 def _finetuned(*, many: bool, several: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The best row of DFH in the search on fine-tuned networks: what the README's table shows."""
+    """The hyper-parameters of DFH's best row in the searches on fine-tuned networks."""
     if many:
         weights = {"margin": 1.7, "quantization": 0.17, "intra": 2.2, "relaxation": 0.82}
         rates = {"learning_rate": 0.013, "backbone_rate": 0.75}

@@ -21,7 +21,7 @@ first code alone (``results/ranking-benchmark.json``). With the default lengths 
 train``, 48 and 128 bits, P@10 by class is higher by this sum than with the second code inside ties
 only, and than with the first code alone, on all three sets that were measured
 (``results/second-code.json``, ``second-code-cifar10.json`` and ``second-code-coco21.json``). A
-weight of 1/3 has 0.1 to 0.5 points more (``results/second-code-weights.json``).
+weight of 1/3 has up to 0.5 points more (``results/second-code-weights.json``).
 """
 # items read beyond twice the k wanted, before more are
 _MORE = 64
