@@ -11,13 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fisherhash import backbones
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.evaluation.looking import neighbour_agreement
 from fisherhash.experiments import planning, specs, tuning
+from fisherhash.experiments.planning import make_plan
 from fisherhash.experiments.reproduce import reproduce
 from fisherhash.experiments.request import Request, parse_request
+from fisherhash.experiments.runner import Runner
 from fisherhash.experiments.significance import unpack_shares
 from fisherhash.experiments.tuning import PACKAGED_TUNING, Choice, Tuning
 from fisherhash.system.options import Tuned, options_of
@@ -257,6 +260,48 @@ def test_a_failed_run_is_recorded_and_tried_again(make_request, monkeypatch):
     monkeypatch.setattr(runner, "fit", real)
     healed = reproduce(make_request())
     assert (healed.left, healed.failed) == (0, {})
+
+
+def test_calls_that_share_a_folder_do_not_try_each_other_s_failures_forever(
+    make_request, monkeypatch
+):
+    from fisherhash.experiments import runner
+
+    tried = []
+
+    def broken(*arguments, **options):
+        tried.append(options["method"])
+        raise FisherhashError("the disk is full")
+
+    monkeypatch.setattr(runner, "fit", broken)
+    plan = make_plan(make_request())
+    calls = [
+        Runner(make_request().folder, device=torch.device("cpu"), token=token) for token in "ab"
+    ]
+    for one in (*calls, *calls):
+        one.run(plan.cells)
+    assert len(tried) == 2 * len(plan.cells())
+
+
+def test_a_cuda_error_ends_its_process_and_another_one_goes_on(make_request, monkeypatch, tmp_path):
+    from fisherhash.experiments import reproduce as module
+    from fisherhash.experiments import runner
+
+    def broken(*arguments, **options):
+        raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    real = runner.fit
+    monkeypatch.setattr(runner, "fit", broken)
+    outcome = reproduce(make_request())
+    assert (outcome.left, len(outcome.failed)) == (2, 1)  # the second run was not tried
+    monkeypatch.setattr(runner, "fit", real)
+
+    once = tmp_path / "once"
+    first = f"import os, sys; os.path.exists({str(once)!r}) or (open({str(once)!r}, 'x').close(), "
+    monkeypatch.setattr(module, "_BOOT", f"{first}sys.exit({module.BROKEN})); {module._BOOT}")
+    said: list[str] = []
+    assert reproduce(make_request(jobs=2), say=said.append).left == 0
+    assert sum("another one takes its place" in line for line in said) == 1
 
 
 def test_other_images_are_not_mixed_in(make_request, monkeypatch):

@@ -37,6 +37,9 @@ from fisherhash.system.extras import require_package
 
 logger = logging.getLogger(__name__)
 
+BROKEN = 75
+"""The exit code of a process that a CUDA error has broken: another one takes its place."""
+WATCH_SECONDS = 0.1
 _BOOT = (
     "import json, sys; call = json.loads(sys.argv[1]); sys.path[:] = call['path']; "
     "from fisherhash.experiments.request import exit_code; "
@@ -171,6 +174,8 @@ def work(call: Mapping[str, Any]) -> None:
     runner = Runner(request.folder, device=device, say=say_line, **call["runner"])
     runner.trials_only = request.tune_only
     carry_out(make_plan(request), runner)
+    if runner.broken:
+        sys.exit(BROKEN)
 
 
 def _end_with_parent() -> None:
@@ -188,13 +193,24 @@ def _share(request: Request, runner: Runner) -> None:
     threads = max(1, available_cores() // runner.jobs)
     environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **os.environ}
     command = [sys.executable, "-c", _BOOT, json.dumps(call)]
+    codes: list[int] = []
     # A process ends when its input is closed: at the end of this block, or with this process.
     with contextlib.ExitStack() as stack:
-        processes = [
-            stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, env=environment))
-            for _ in range(runner.jobs)
-        ]
-        codes = [process.wait() for process in processes]
+
+        def start() -> subprocess.Popen[bytes]:
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
+            return stack.enter_context(process)
+
+        running = [start() for _ in range(runner.jobs)]
+        while running:
+            time.sleep(WATCH_SECONDS)
+            for process in [one for one in running if one.poll() is not None]:
+                running.remove(process)
+                if process.returncode == BROKEN and not runner.late:
+                    runner.say("a CUDA error has broken a process; another one takes its place")
+                    running.append(start())
+                else:
+                    codes.append(process.returncode)
     if any(code == UsageError.exit_code for code in codes):
         raise UsageError("the request is wrong; see the message above")
     if ended := sum(code != 0 for code in codes):

@@ -33,6 +33,8 @@ FIRST_GUESS = {("cpu", False): 12.0, ("cuda", False): 6.0, ("cuda", True): 30.0}
 SLOW_GUESS = 3600.0
 POLL_SECONDS = 0.5
 LOOK_SECONDS = 10.0
+CUDA_ERROR = "CUDA error"
+"""Part of the message of an error after which a process cannot use its GPU any more."""
 
 
 def _run_cell(cell: Cell, stage: OpenBench) -> dict[str, Any]:
@@ -77,11 +79,13 @@ class Runner:
         folder: stores the results.
         device: where the runs compute.
         stop_at: the time (of ``time.time``) after which no run starts.
-        token: identifies this call, so that it does not retry what failed in it.
+        token: identifies this call, so that it does not retry what failed in it, even if another
+            call, which shares the folder, does.
         jobs: number of processes that share the folder, for the estimates.
         trials_only: whether nothing will be measured on queries, so that only training images are
             needed.
         say: receives one line per run.
+        broken: whether a CUDA error has made this process useless: whatever it runs next fails too.
     """
 
     folder: Path
@@ -92,6 +96,7 @@ class Runner:
     jobs: int = 1
     trials_only: bool = False
     say: Callable[[str], None] = logger.info
+    broken: bool = field(default=False, init=False)
     _stage: tuple[Bench, OpenBench] | None = field(default=None, init=False)
     _paces: list[float] = field(default_factory=list, init=False)
     _rows: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
@@ -121,7 +126,7 @@ class Runner:
     @property
     def late(self) -> bool:
         """Whether no further run may start."""
-        return self.stop_at is not None and time.time() >= self.stop_at
+        return self.broken or (self.stop_at is not None and time.time() >= self.stop_at)
 
     def prepare(self, cells: Sequence[Cell]) -> None:
         """Fill the caches of each bench that is still needed, before processes share the work."""
@@ -203,7 +208,7 @@ class Runner:
         """Release the open bench."""
         self._stage = None
         gc.collect()
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and not self.broken:
             torch.cuda.empty_cache()
 
     def _attempt(self, cell: Cell, prefix: str, cells: Sequence[Cell]) -> None:
@@ -225,12 +230,13 @@ class Runner:
         except Exception as error:  # one failed run must not end a night of runs
             reason = " ".join(f"{error}".split()) or type(error).__name__
             if cell.measured or not isinstance(error, FisherhashError):
-                failure = {"config": row["config"], "error": reason, "token": self.token}
-                storage.write_file(self._failed_path(cell), storage.dump_json(failure))
+                self._record(cell, reason)
                 self.say(f"{what}: FAILED: {reason}")
                 if not isinstance(error, FisherhashError):
                     logger.exception("%s", what)
-                self.close()
+                self.broken = CUDA_ERROR in reason
+                if not self.broken:
+                    self.close()
                 return
             # Whether a learning rate diverges is what a trial is to find out.
             row["gave_up"] = reason
@@ -244,10 +250,18 @@ class Runner:
         rest = _duration(statistics.mean(self._paces) * left / self.jobs)
         self.say(f"{what}: {_result(row)}, {total:.0f} s; about {rest} left")
 
+    def _record(self, cell: Cell, reason: str) -> None:
+        """Write why a cell failed, and in which calls."""
+        calls = [*self._failed_in(cell), self.token]
+        failure = {"config": cell.config, "error": reason, "calls": list(dict.fromkeys(calls))}
+        storage.write_file(self._failed_path(cell), storage.dump_json(failure))
+
+    def _failed_in(self, cell: Cell) -> Sequence[str]:
+        return (self.failure(cell) or {}).get("calls", ())
+
     def _is_open(self, cell: Cell) -> bool:
         """Return whether a cell has no result yet and did not fail in this call."""
-        failed = (self.failure(cell) or {}).get("token") == self.token
-        return not failed and bool(self.left([cell]))
+        return self.token not in self._failed_in(cell) and bool(self.left([cell]))
 
     def _failed_path(self, cell: Cell) -> Path:
         return self.folder / "failed" / cell.file.replace("/", "_")
