@@ -6,7 +6,7 @@ import torch
 
 from fisherhash.experiments import figures
 from fisherhash.experiments.benches import Bench, OpenBench
-from fisherhash.experiments.illustration import illustration_points
+from fisherhash.experiments.illustration import center_moves, illustration_points
 
 pytest.importorskip("matplotlib")
 
@@ -44,6 +44,8 @@ def test_every_figure_is_drawn_as_png_and_svg(tmp_path):
         "labels": [0, 0, 1],
         "panels": {name: [[1, 1], [1, 2], [-1, 1]] for name in ("a", "b", "c")},
     }
+    step = {key: [3.0, 0.0] for key in ("flips", "center_distance", "center_distance_min")}
+    moves = {"a": {"bits": 8, "classes": 4, "steps": {"as printed": step, "moving": step}}}
     for name, draw in {
         "separable": figures.draw_separable,
         "loss": figures.draw_margin_loss,
@@ -51,6 +53,7 @@ def test_every_figure_is_drawn_as_png_and_svg(tmp_path):
         "margin": lambda f: figures.draw_margins(f, margins),
         "curves": lambda f: figures.draw_curves(f, curves),
         "centres": lambda f: figures.draw_centres(f, points),
+        "moves": lambda f: figures.draw_moves(f, moves),
     }.items():
         svg = figures.save_figure(tmp_path / name, (4, 3), draw)
         assert "<svg" in svg.read_text()
@@ -88,3 +91,13 @@ def test_centres_are_learned_as_the_paper_says():
             common.append(codes[counts.argmax()])
         apart.append(int((common[0] != common[1]).sum()))
     assert apart == [1, 2]
+
+
+def test_printed_centres_stop_after_their_first_step_and_moving_ones_go_on():
+    stage = OpenBench(Bench("sample", None, "tiny", image_size=32), torch.device("cpu"))
+    steps = center_moves(stage)["steps"]
+    first, *later = steps["as printed"]["flips"]
+    assert first > 0
+    assert sum(later) <= 0.05 * first
+    assert sum(steps["moving"]["flips"][1:]) > 4 * sum(later)
+    assert min(steps["moving"]["center_distance_min"]) > 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fisherhash.errors import counted, missing_extra
-from fisherhash.experiments.illustration import illustration_points
+from fisherhash.experiments.illustration import center_moves, illustration_points
 from fisherhash.experiments.specs import CURVE_PART, MARGIN_PART, MODULE_PARTS, Part
 from fisherhash.system import storage
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fisherhash.experiments.benches import Bench
     from fisherhash.experiments.runner import Runner
 
-POINTS_FILE = "centre-learning.json"
+POINTS_FILE, MOVES_FILE = "centre-learning.json", "centre-moves.json"
 COLOURS = ("#c0392b", "#1e8449")
 TOP_RANK = 5000
 MARGINS = (0.0, 0.5, 1.0, 1.5, 2.0)
@@ -47,6 +47,9 @@ def draw_all(results: Mapping[str, Any], benches: Sequence[Bench], runner: Runne
     ]
     if points := _points(benches, folder, runner):
         drawings.append(("centre-learning", (10, 3.7), partial(draw_centres, found=points)))
+    if moves := _moves(benches, folder, runner):
+        size = (9.2, 3.2 * len(moves))
+        drawings.append(("centre-moves", size, partial(draw_moves, found=moves)))
     if modules:
         size = (4.6 * 2, 3.6 * len(modules))
         drawings.append(("modules", size, partial(draw_modules, parts=modules)))
@@ -130,6 +133,27 @@ def draw_centres(figure: Any, found: Mapping[str, Any]) -> None:
             axes.legend(loc="upper left")
 
 
+def draw_moves(figure: Any, found: Mapping[str, Mapping[str, Any]]) -> None:
+    """Draw bits of centres flipped and the centres' distances by epoch, one row per data set."""
+    grid = figure.subplots(len(found), 2, squeeze=False)
+    for (data, one), (left, right) in zip(found.items(), grid, strict=True):
+        for (name, step), colour in zip(one["steps"].items(), COLOURS, strict=True):
+            epochs = np.arange(1, len(step["flips"]) + 1)
+            left.plot(epochs, step["flips"], "o-", ms=4, color=colour)
+            right.plot(epochs, step["center_distance"], color=colour, label=f"{name}, mean")
+            least = step["center_distance_min"]
+            right.plot(epochs, least, "--", color=colour, label=f"{name}, least")
+        title = f"{data}, {one['bits']} bits, {one['classes']} classes"
+        left.set_yscale("symlog", linthresh=1)
+        right.yaxis.get_major_locator().set_params(integer=True)
+        for axes, words in ((left, "bits of centres flipped"), (right, "distance of two centres")):
+            axes.xaxis.get_major_locator().set_params(integer=True)
+            _finish(axes, xlabel="epoch", ylabel=words, title=title)
+            axes.set_ylim(bottom=0)
+    lines, names = grid[0, 1].get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside lower center", ncols=len(names))
+
+
 def _codes_of(points: np.ndarray, labels: np.ndarray) -> str:
     """How far apart the classes' most common codes are, and how many bits agree with them."""
     common, pure = [], []
@@ -210,6 +234,17 @@ def _points(benches: Sequence[Bench], folder: Path, runner: Runner) -> dict[str,
         return None
     found = illustration_points(runner.stage(bench))
     storage.write_file(path, storage.dump_json(found))
+    return found
+
+
+def _moves(benches: Sequence[Bench], folder: Path, runner: Runner) -> dict[str, Any]:
+    """How centres move, by data set, trained once; without those there is no time for."""
+    path = folder / MOVES_FILE
+    found = storage.read_json(path) if path.is_file() else {}
+    for bench in benches:
+        if bench.name not in found and not runner.late:
+            found[bench.name] = center_moves(runner.stage(bench))
+            storage.write_file(path, storage.dump_json(found))
     return found
 
 

@@ -1,4 +1,4 @@
-"""The paper's 2-D illustration of centre learning, actually trained: 2 bits, two classes."""
+"""Small trainings behind two figures: the paper's centre learning in 2-D, and how centres move."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fisherhash.data.loading import Rows
 from fisherhash.data.splits import hash_order
 from fisherhash.errors import FisherhashError
 from fisherhash.experiments.benches import OpenBench
+from fisherhash.experiments.specs import MOVING, PRINTED, Options
 from fisherhash.methods.dfh import DFH
 from fisherhash.model.runtime import feature_rows
 from fisherhash.model.torch_runtime import TorchRuntime, on_device
@@ -23,6 +25,14 @@ _IMAGES = 100
 _PANELS = {"input": "", "intra": "intra", "intra + inter": "intra,inter"}
 _SETTINGS = Settings(epochs=30, batch_size=50, learning_rate=0.003)
 _SEEDS = 100
+_MOVE_BITS = 48
+_MOVE_SETTINGS = Settings(epochs=20)
+_STEPS: dict[str, Options] = {
+    "as printed": PRINTED,
+    "moving": {**PRINTED, **MOVING, "intra": 2.0, "inter": 0.2},
+}
+_METRICS = ("flips", "center_distance", "center_distance_min")
+"""What DFH logs in every epoch: bits of centres flipped, the centres' mean and least distance."""
 
 
 def illustration_points(stage: OpenBench) -> dict[str, Any]:
@@ -31,9 +41,7 @@ def illustration_points(stage: OpenBench) -> dict[str, Any]:
     The head starts at random, at unit scale over all training images. As in the paper's figure,
     the two classes start in neighbouring quadrants: the first seed that does so is used.
     """
-    collection, train = stage.collection, stage.split.train
-    network = on_device(stage.network, stage.device)
-    rows = feature_rows(TorchRuntime(network, stage.device, via_onnx=True), collection, train)
+    collection, rows = stage.collection, _training_features(stage)
     everything = torch.from_numpy(rows.values).to(stage.device)
     where = {int(number): row for row, number in enumerate(rows.indices)}
     drawn: list[int] = []
@@ -73,3 +81,29 @@ def illustration_points(stage: OpenBench) -> dict[str, Any]:
         "seed": seed,
         "panels": {name: outputs(parts, seed).round(4).tolist() for name, parts in _PANELS.items()},
     }
+
+
+def center_moves(stage: OpenBench) -> dict[str, Any]:
+    """Train DFH with the printed centre step and with moving centres, on frozen features.
+
+    Returns:
+        The number of bits, and by step one list per metric with a number for every epoch.
+    """
+    rows = _training_features(stage)
+    features = torch.from_numpy(rows.values).to(stage.device)
+    labels = torch.from_numpy(stage.collection.labels[rows.indices]).float().to(stage.device)
+    found: dict[str, Any] = {"bits": _MOVE_BITS, "classes": labels.shape[1], "steps": {}}
+    for name, options in _STEPS.items():
+        torch.manual_seed(_MOVE_SETTINGS.seed)
+        method = DFH(bits=_MOVE_BITS, classes=labels.shape[1], **options).to(stage.device)
+        head = method.head(features.shape[1]).to(stage.device)
+        head.start(features)
+        history = Loop(method, FrozenImages(features, labels, head), _MOVE_SETTINGS).run()
+        found["steps"][name] = {key: [row[key] for row in history] for key in _METRICS}
+    return found
+
+
+def _training_features(stage: OpenBench) -> Rows:
+    network = on_device(stage.network, stage.device)
+    runtime = TorchRuntime(network, stage.device, via_onnx=True)
+    return feature_rows(runtime, stage.collection, stage.split.train)
