@@ -154,8 +154,8 @@ def test_the_score_is_the_mean_over_the_code_lengths():
 def test_winners_without_and_with_the_class_step():
     entry = search().summary(Done(near, steps))
     full = [trial for trial in entry["trials"] if trial["epochs"] == 20]
-    assert len(entry["trials"]) == 32  # the best with the step lies at an edge
-    assert len(full) == 16
+    assert len(entry["trials"]) == 36  # the best with the step lies at an edge
+    assert len(full) == 20
     best = max(full, key=lambda trial: trial["plain"])
     assert {**entry["winner"]["settings"], **entry["winner"]["options"]} == point_of(best)
     rates = [trial["settings"]["learning_rate"] for trial in full]
@@ -217,6 +217,39 @@ def test_rounds_beyond_the_edge_until_it_turns():
     turned = Done(lambda cell: -abs(math.log(cell.settings.learning_rate / (1.2 * top))))
     assert len(search().beyond(turned)) == 4
     assert "learning_rate" not in search().summary(turned)["winner"]["edges"]
+
+
+def test_the_best_point_is_tried_with_every_way_to_make_bits():
+    """Also where the points of the first round had none of them beside a good rate."""
+
+    def cut_helps(cell):
+        cut = cell.settings.outputs == 128 and cell.settings.cut == "between"
+        return near(cell) + (0.1 if cut else 0.0)
+
+    def way(trial):
+        return trial.point["outputs"], trial.point["outputs"] and trial.point["cut"]
+
+    runner = Done(cut_helps)
+    tried = search().ways(runner)
+    before = [*search().second(runner), *search().third(runner), *search().beyond(runner)]
+    best = max(before, key=lambda trial: trial.plain(runner))
+    every = {(0, 0), *((outputs, cut) for outputs in (64, 128) for cut in ("between", "first"))}
+    assert {way(trial) for trial in tried} == every - {way(best)}
+    assert len(tried) == 4
+    for trial in tried:
+        numbers = {
+            key: value for key, value in trial.point.items() if key not in ("outputs", "cut")
+        }
+        assert numbers.items() <= best.point.items()
+        assert trial.epochs == 20
+    winner = search().summary(runner)["winner"]["settings"]
+    assert (winner["outputs"], winner["cut"]) == (128, "between")
+    # The class step counts as well: the best of both is what a row is shown with.
+    stepped = search().ways(Done(near, steps))
+    assert {trial.point["learning_rate"] for trial in stepped} != {best.point["learning_rate"]}
+    assert search(Row("DQN", "dqn")).ways(Done(near)) == []  # its bits are not made of outputs
+    assert search().ways(Done(lambda cell: None)) == []
+    assert len(search().ways(Done(lambda cell: None), guess=True)) == 4
 
 
 def test_what_lies_at_an_edge():

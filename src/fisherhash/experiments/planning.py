@@ -143,6 +143,7 @@ class Plan:
                 *search.second(runner, guess=True),
                 *search.third(runner, guess=True),
                 *search.beyond(runner),
+                *search.ways(runner, guess=True),
             )
         ]
         return cells_of(trials) + ([] if self.tune_only else self.cells())

@@ -6,7 +6,8 @@ learning rate has one range for all rows. Every row gets the same number of quas
 All of them are trained for a quarter of the epochs, and the best quarter for all epochs, each at
 several code lengths. As many points again are then drawn near the best ones, beyond the range where
 the best lies at its edge. While a winner still lies at an edge with nothing tried beyond it, its
-row gets another such round, at most twice.
+row gets another such round, at most twice. Last, the best point is tried with every other way to
+make bits of outputs: sixteen points are too few to try each of them beside a good learning rate.
 
 A fifth of the training images is held out. Each held-out image is queried against the others: like
 most of a database, they were not trained on. The score is the mean over the code lengths of the
@@ -22,6 +23,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,7 @@ LEARNING_RATES = {False: Tuned(0.001, 1.0, "log"), True: Tuned(0.0005, 0.2, "log
 # A factor of the whole loss is a second learning rate. With 1, the rate means the same in all rows.
 EQUAL_FOR_ALL: Options = {"loss_scale": 1.0}
 OF_HAMMING_CODES = ("outputs", "cut")
+"""The ways to make bits: the settings that the last round tries in every combination."""
 _SETTINGS = {one.name: one for one in options_of(Settings)}
 
 
@@ -119,6 +122,12 @@ class Trial:
     def step(self, runner: Runner) -> dict[str, float] | None:
         """Return the best class step with its score; the first of equal ones."""
         return max(self.steps(runner), key=lambda step: step["score"], default=None)
+
+    def highest(self, runner: Runner) -> float | None:
+        """Return the mean score without or with the class step, whichever is higher."""
+        plain, step = self.plain(runner), self.step(runner)
+        scores = [score for score in (plain, step and step["score"]) if score is not None]
+        return max(scores, default=None)
 
     def ended(self, runner: Runner) -> bool:
         """Return whether every run has a result or failed."""
@@ -246,6 +255,25 @@ class Search:
             found += [self._trial(self._near(one.point, n), self.settings) for one, n in draws]
         return found
 
+    def ways(self, runner: Runner, *, guess: bool = False) -> list[Trial]:
+        """Return the trials of the last round: the best point with every other way to make bits.
+
+        The best of all points, without or with the class step, so that every row gets as many.
+
+        Args:
+            runner: knows the results.
+            guess: take some point while the best is unknown, to count the runs.
+        """
+        if not any(one.name in OF_HAMMING_CODES for one in self.space):
+            return []
+        long = self._numbers(runner)
+        if long and all(trial.ended(runner) for trial in long):
+            best = _ranked([(trial.highest(runner), trial) for trial in long])[:1]
+        else:
+            best = self.first()[:1] if guess else []
+        points = [point for trial in best for point in _other_ways(self.space, trial.point)]
+        return [self._trial(point, self.settings) for point in points]
+
     def known(self, runner: Runner) -> list[Trial]:
         """Return the trials of every round that is known by now; each result may add some."""
         return [*self.first(), *self.long(runner)]
@@ -256,6 +284,10 @@ class Search:
 
     def long(self, runner: Runner) -> list[Trial]:
         """Return the trials with all epochs, as far as they are known by now."""
+        return [*self._numbers(runner), *self.ways(runner)]
+
+    def _numbers(self, runner: Runner) -> list[Trial]:
+        """The same without the last round: the rounds that look for numbers."""
         return [*self.second(runner), *self.third(runner), *self.beyond(runner)]
 
     @property
@@ -449,6 +481,27 @@ def parted(values: Options) -> dict[str, dict[str, Any]]:
         "options": {key: value for key, value in values.items() if key not in _SETTINGS},
         "settings": {key: value for key, value in values.items() if key in _SETTINGS},
     }
+
+
+def _other_ways(space: Sequence[Option], point: Options) -> list[dict[str, Any]]:
+    """Return a point with every other combination of the settings that make bits of outputs.
+
+    >>> space = search_space(Row("", "dpsh"), finetune=True)
+    >>> for other in _other_ways(space, {"outputs": 0, "cut": "first"}):
+    ...     print(other)
+    {'outputs': 64, 'cut': 'between'}
+    {'outputs': 64, 'cut': 'first'}
+    {'outputs': 128, 'cut': 'between'}
+    {'outputs': 128, 'cut': 'first'}
+    """
+    ways = [one for one in space if one.name in OF_HAMMING_CODES and one.tuned]
+    names = [one.name for one in ways]
+    combined = product(*(one.tuned.choices for one in ways if one.tuned))
+    others = [{**point, **dict(zip(names, values, strict=True))} for values in combined]
+    # Bits that are the outputs themselves are not cut, whatever the cut.
+    uncut = [other for other in others if other.get("outputs") == 0]
+    cut = [other for other in others if other.get("outputs") != 0 and other != dict(point)]
+    return [*([] if point.get("outputs") == 0 else uncut[:1]), *cut]
 
 
 def _is_tried(option: Option, value: Any) -> bool:
