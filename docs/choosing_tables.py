@@ -22,47 +22,9 @@ def short(value: float) -> str:
 
 
 def reproduced() -> list[tuple[str, dict[str, Any]]]:
-    """Return the reproduced tables in results/, by file name.
-
-    A part on fresh queries takes the place of the same part on the first split as soon as it has
-    all of its methods.
-    """
+    """Return the reproduced tables in results/, by file name."""
     found = [(path.name, json.loads(path.read_text())) for path in sorted(RESULTS.glob("*.json"))]
-    tables = [(name, one) for name, one in found if isinstance(one, dict) and "target" in one]
-    fresh = {
-        (one["target"], first_slug(part["bench"])): _methods_run(part)
-        for _, one in tables
-        for part in one["parts"]
-        if part["bench"].get("split_seed")
-    }
-    kept = []
-    for name, one in tables:
-        parts = [
-            part
-            for part in one["parts"]
-            if part["bench"].get("split_seed")
-            or _methods_run(part) - fresh.get((one["target"], part["bench"]["slug"]), set())
-        ]
-        if parts:
-            kept.append((name, {**one, "parts": parts, "notes": _notes_on(parts, one["notes"])}))
-    return kept
-
-
-def _notes_on(parts: list[dict[str, Any]], notes: list[str]) -> list[str]:
-    """Return the notes without those on NUS-WIDE where no part is left that it concerns."""
-    shown = any("NUS-WIDE" in part["title"] for part in parts)
-    return [note for note in notes if shown or "NUS-WIDE" not in note]
-
-
-def first_slug(bench: dict[str, Any]) -> str:
-    """Return the slug that the bench has on the first split."""
-    return bench["slug"].replace(f"-seed{bench.get('split_seed', 0)}-", "-")
-
-
-def _methods_run(part: dict[str, Any]) -> set[str]:
-    """Return the methods whose rows have a run."""
-    names = {run["row"] for run in part["runs"]}
-    return {row["method"] for row in part["rows"] if row["name"] in names}
+    return [(name, one) for name, one in found if isinstance(one, dict) and "target" in one]
 
 
 def finetuned_table() -> str:

@@ -54,7 +54,7 @@ def draw_all(results: Mapping[str, Any], benches: Sequence[Bench], runner: Runne
         size = (4.6 * 2, 3.6 * len(modules))
         drawings.append(("modules", size, partial(draw_modules, parts=modules)))
     drawings += [("margin", (5, 3.6), partial(draw_margins, part=part)) for part in margins]
-    drawings += [("pr-curves", (6, 4.2), partial(draw_curves, part=part)) for part in curves]
+    drawings += [("pr-curves", (7.5, 4.2), partial(draw_curves, part=part)) for part in curves]
     return [save_figure(folder / name, size, draw) for name, size, draw in drawings]
 
 
@@ -196,7 +196,7 @@ def draw_curves(figure: Any, part: Mapping[str, Any]) -> None:
     """Draw precision over recall of every method at one code length, mean over the seeds."""
     axes = figure.subplots()
     bits = part["bits"][0]
-    for entry in part["rows"]:
+    for number, entry in enumerate(part["rows"]):
         curves = [one["pr_by_rank"] for one in _measured(part, entry["name"], bits)]
         if not curves:
             continue
@@ -207,10 +207,11 @@ def draw_curves(figure: Any, part: Mapping[str, Any]) -> None:
             for name in ("recall", "precision")
         )
         width = 2.2 if entry["method"] == "dfh" else 1.2
-        axes.plot(recall, precision, lw=width, label=entry["name"])
+        style = ("-", "--", ":")[number // 10 % 3]  # there are ten colours
+        axes.plot(recall, precision, style, color=f"C{number}", lw=width, label=entry["name"])
     title = f"{part['title']}, {bits} bits"
     _finish(axes, xlabel="recall", ylabel="precision", ylim=(0, 1), xlim=(0, 1), title=title)
-    axes.legend()
+    figure.legend(loc="outside right center")
 
 
 def _finish(axes: Any, **properties: Any) -> None:
