@@ -17,7 +17,7 @@ Options = Mapping[str, Any]
 
 # What a search fixes: options and settings that define the row and are not searched. The parts of
 # DFH are tuned separately: what suits all of them may ruin one. DFH (ours) extends the paper by
-# what helped on held-out training images; where centres move (joint, unit, rise) no test saw a gain.
+# what helped on held-out training images; centres that move (joint, unit, rise) showed no gain.
 STILL: Options = {"joint": False, "unit": "one", "rise": 0.0}
 PRINTED: Options = {"initial_centers": "means", "positive_weight": 1.0, **STILL}
 MOVING: Options = {"joint": True, "unit": "outputs", "rise": 1.0}
