@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from fisherhash.experiments import figures
+from fisherhash.experiments import figures, report
 from fisherhash.experiments.benches import Bench, OpenBench
 from fisherhash.experiments.illustration import center_moves, illustration_points
+from fisherhash.experiments.runner import Runner
 
 pytest.importorskip("matplotlib")
 
@@ -64,6 +65,16 @@ def test_every_figure_is_drawn_as_png_and_svg(tmp_path):
     assert again.read_text() == (tmp_path / "margin.svg").read_text()
     assert figures._mean(modules, "P", 12, "recall_at", ranked=True) == pytest.approx(0.55 / 3)
     assert "1 bit apart" in (tmp_path / "centres.svg").read_text()
+
+
+def test_every_figure_has_a_caption(tmp_path, monkeypatch):
+    for name in ("_points", "_moves"):
+        monkeypatch.setattr(figures, name, lambda *arguments: {"cifar10": {}})
+    monkeypatch.setattr(figures, "save_figure", lambda path, size, draw: path)
+    parts = [part(["P", "C"], [12]), part(["m = 0"], [12]), part(["DSDH"], [48])]
+    runner = Runner(tmp_path, device=torch.device("cpu"))
+    drawn = [path.name for path in figures.draw_all({"parts": parts}, [], runner)]
+    assert drawn == list(report.CAPTIONS)
 
 
 def test_results_find_their_figure():

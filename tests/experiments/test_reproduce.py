@@ -283,25 +283,31 @@ def test_calls_that_share_a_folder_do_not_try_each_other_s_failures_forever(
     assert len(tried) == 2 * len(plan.cells())
 
 
-def test_a_cuda_error_ends_its_process_and_another_one_goes_on(make_request, monkeypatch, tmp_path):
+def test_an_error_that_breaks_the_device_ends_the_process_and_another_goes_on(
+    make_request, monkeypatch, tmp_path
+):
     from fisherhash.experiments import reproduce as module
     from fisherhash.experiments import runner
 
     def broken(*arguments, **options):
         raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
 
-    real = runner.fit
-    monkeypatch.setattr(runner, "fit", broken)
-    outcome = reproduce(make_request())
-    assert (outcome.left, len(outcome.failed)) == (2, 1)  # the second run was not tried
-    monkeypatch.setattr(runner, "fit", real)
+    said: list[str] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "fit", broken)
+        outcome = reproduce(make_request(), say=said.append)
+        assert (outcome.left, len(outcome.failed)) == (2, 2)  # the device works: both were tried
+        patched.setattr(Runner, "_works", lambda self: False)
+        outcome = reproduce(make_request(), say=said.append)
+        assert sum("has broken the use of cpu" in line for line in said) == 1
+        assert outcome.left == 2
 
     once = tmp_path / "once"
     first = f"import os, sys; os.path.exists({str(once)!r}) or (open({str(once)!r}, 'x').close(), "
     monkeypatch.setattr(module, "_BOOT", f"{first}sys.exit({module.BROKEN})); {module._BOOT}")
-    said: list[str] = []
+    said.clear()
     assert reproduce(make_request(jobs=2), say=said.append).left == 0
-    assert sum("another one takes its place" in line for line in said) == 1
+    assert said.count("another process takes its place") == 1
 
 
 def test_other_images_are_not_mixed_in(make_request, monkeypatch):

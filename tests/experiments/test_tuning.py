@@ -250,6 +250,7 @@ def test_the_best_point_is_tried_with_every_way_to_make_bits():
     assert search(Row("DQN", "dqn")).ways(Done(near)) == []  # its bits are not made of outputs
     assert search().ways(Done(lambda cell: None)) == []
     assert len(search().ways(Done(lambda cell: None), guess=True)) == 4
+    assert search().ways(Done(lambda cell: math.nan), guess=True) == []  # nothing to go on from
 
 
 def test_what_lies_at_an_edge():

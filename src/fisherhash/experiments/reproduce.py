@@ -38,7 +38,7 @@ from fisherhash.system.extras import require_package
 logger = logging.getLogger(__name__)
 
 BROKEN = 75
-"""The exit code of a process that a CUDA error has broken: another one takes its place."""
+"""The exit code of a process that can no longer use its GPU: another one takes its place."""
 WATCH_SECONDS = 0.1
 _BOOT = (
     "import json, sys; call = json.loads(sys.argv[1]); sys.path[:] = call['path']; "
@@ -175,7 +175,8 @@ def work(call: Mapping[str, Any]) -> None:
     runner.trials_only = request.tune_only
     carry_out(make_plan(request), runner)
     if runner.broken:
-        sys.exit(BROKEN)
+        sys.stderr.flush()
+        os._exit(BROKEN)  # CUDA may abort a process that ends in the usual way
 
 
 def _end_with_parent() -> None:
@@ -187,7 +188,8 @@ def _share(request: Request, runner: Runner) -> None:
     """Start processes that share the work, and wait for them."""
     call = {
         "path": [os.path.abspath(place) if place else os.getcwd() for place in sys.path],
-        "request": dataclasses.asdict(request),
+        # The device by name: a process that starts later must not choose another one.
+        "request": dataclasses.asdict(dataclasses.replace(request, device=str(runner.device))),
         "runner": {"stop_at": runner.stop_at, "token": runner.token, "jobs": runner.jobs},
     }
     threads = max(1, available_cores() // runner.jobs)
@@ -207,7 +209,7 @@ def _share(request: Request, runner: Runner) -> None:
             for process in [one for one in running if one.poll() is not None]:
                 running.remove(process)
                 if process.returncode == BROKEN and not runner.late:
-                    runner.say("a CUDA error has broken a process; another one takes its place")
+                    runner.say("another process takes its place")
                     running.append(start())
                 else:
                     codes.append(process.returncode)

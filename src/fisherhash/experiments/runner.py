@@ -33,8 +33,6 @@ FIRST_GUESS = {("cpu", False): 12.0, ("cuda", False): 6.0, ("cuda", True): 30.0}
 SLOW_GUESS = 3600.0
 POLL_SECONDS = 0.5
 LOOK_SECONDS = 10.0
-CUDA_ERROR = "CUDA error"
-"""Part of the message of an error after which a process cannot use its GPU any more."""
 
 
 def _run_cell(cell: Cell, stage: OpenBench) -> dict[str, Any]:
@@ -85,7 +83,8 @@ class Runner:
         trials_only: whether nothing will be measured on queries, so that only training images are
             needed.
         say: receives one line per run.
-        broken: whether a CUDA error has made this process useless: whatever it runs next fails too.
+        broken: whether an error has made the device useless to this process: all later runs would
+            fail too.
     """
 
     folder: Path
@@ -234,8 +233,10 @@ class Runner:
                 self.say(f"{what}: FAILED: {reason}")
                 if not isinstance(error, FisherhashError):
                     logger.exception("%s", what)
-                self.broken = CUDA_ERROR in reason
-                if not self.broken:
+                self.broken = not self._works()
+                if self.broken:
+                    self.say(f"the error has broken the use of {self.device} in this process")
+                else:
                     self.close()
                 return
             # Whether a learning rate diverges is what a trial is to find out.
@@ -249,6 +250,17 @@ class Runner:
         left = len(self.left(cells))
         rest = _duration(statistics.mean(self._paces) * left / self.jobs)
         self.say(f"{what}: {_result(row)}, {total:.0f} s; about {rest} left")
+
+    def _works(self) -> bool:
+        """Return whether the device still computes, after an error that may have broken it.
+
+        After some errors of CUDA, such as one in the capture of a graph, every later use fails too.
+        """
+        try:
+            float(torch.rand(1, device=self.device))
+        except RuntimeError:
+            return False
+        return True
 
     def _record(self, cell: Cell, reason: str) -> None:
         """Write why a cell failed, and in which calls."""

@@ -267,7 +267,7 @@ class Search:
         if not any(one.name in OF_HAMMING_CODES for one in self.space):
             return []
         long = self._numbers(runner)
-        if long and all(trial.ended(runner) for trial in long):
+        if all(trial.ended(runner) for trial in [*self.first(), *long]):
             best = _ranked([(trial.highest(runner), trial) for trial in long])[:1]
         else:
             best = self.first()[:1] if guess else []
