@@ -1,7 +1,6 @@
 """The command line: data on stdout, talk on stderr, an exit code and a sentence for every fault."""
 
 import csv
-import dataclasses
 import importlib.util
 import json
 import os
@@ -112,7 +111,7 @@ def test_flags_become_settings(run, photos, tmp_path):
         epochs=2, batch_size=8, learning_rate=0.002, optimizer="adamw", weight_decay=0.1,
         schedule="step", dropout=0.0, validation=0.2, validation_every=2, seed=7, fixed_layers=0,
     )  # fmt: skip
-    assert result["settings"] == {"finetune": False, **dataclasses.asdict(expected)}
+    assert result["settings"] == {"finetune": False, **expected.to_json()}
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     assert config["preprocessing"]["size"] == 48
 

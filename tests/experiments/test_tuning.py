@@ -253,6 +253,28 @@ def test_the_best_point_is_tried_with_every_way_to_make_bits():
     assert search().ways(Done(lambda cell: math.nan), guess=True) == []  # nothing to go on from
 
 
+def test_the_best_is_tried_with_a_classifier_beside_the_head():
+    """After the ways to make bits, where the network is trained and the method knows labels."""
+
+    def both_help(cell):
+        cut = cell.settings.outputs == 128 and cell.settings.cut == "between"
+        return near(cell) + 0.1 * cut + 0.1 * (cell.settings.classifier_weight == 2.0)
+
+    live = tuning.Search(GREEDY, FINETUNED, SETTINGS, (12, 48))
+    runner = Done(both_help)
+    tried = live.beside(runner)
+    assert [trial.point["classifier_weight"] for trial in tried] == [*tuning.CLASSIFIER_WEIGHTS]
+    assert {(trial.point["outputs"], trial.point["cut"]) for trial in tried} == {(128, "between")}
+    assert {trial.epochs for trial in tried} == {20}
+    winner = live.summary(runner)["winner"]["settings"]
+    assert (winner["outputs"], winner["classifier_weight"]) == (128, 2.0)
+    assert search().beside(runner) == []  # frozen features
+    without = tuning.Search(Row("CIBHash", "cibhash"), FINETUNED, SETTINGS, (12, 48))
+    assert without.beside(runner) == []
+    assert live.beside(Done(lambda cell: None)) == []
+    assert len(live.beside(Done(lambda cell: None), guess=True)) == 2
+
+
 def test_what_lies_at_an_edge():
     one = next(one for one in search().space if one.name == "learning_rate")
     assert one.edge(0.9)

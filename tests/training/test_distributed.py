@@ -3,6 +3,7 @@
 This file is also the script that the two processes run: see ``main``.
 """
 
+import dataclasses
 import json
 import os
 import socket
@@ -38,6 +39,7 @@ IMAGES, BATCH, CLASSES = 45, 9, 3  # two processes have 5 and 4 images of a batc
 SETTINGS = Settings(
     epochs=4, batch_size=BATCH, learning_rate=0.002, backbone_rate=0.1, schedule="constant"
 )
+BESIDE = dataclasses.replace(SETTINGS, classifier_weight=0.5)
 
 
 class Mixed(Tiny):
@@ -93,9 +95,9 @@ def state_of(loop):
     return state | {"losses": torch.tensor(losses, dtype=torch.float64)}
 
 
-def run_live(name, **options):
+def run_live(name, settings=SETTINGS, **options):
     method, images = live_images(name)
-    loop = Loop(method, images, SETTINGS, **options)
+    loop = Loop(method, images, settings, **options)
     loop.run()
     return state_of(loop)
 
@@ -141,6 +143,7 @@ def main(out, names):
     for name in names:
         found |= {f"live/{name}/{k}": v for k, v in run_live(name).items()}
         found |= {f"frozen/{name}/{k}": v for k, v in run_frozen(name).items()}
+    found |= {f"beside/{k}": v for k, v in run_live("dfh", BESIDE).items()}
     streamed = run_streamed("dfh", out / f"rows-{ranks.rank}")
     found |= {f"streamed/{k}": v for k, v in streamed.items()}
     interrupted(out / "by-two")
@@ -224,6 +227,12 @@ def test_two_processes_train_what_one_trains(pair, doubles, name):
     """After 20 steps: weights, statistics, the optimiser and all of the method's state."""
     assert_close(part(pair[0], f"live/{name}/"), run_live(name))
     assert_close(part(pair[0], f"frozen/{name}/"), run_frozen(name))
+
+
+def test_two_processes_train_a_classifier_beside_the_head(pair, doubles):
+    found = run_live("dfh", BESIDE)
+    assert "classifier.linear.weight" in found
+    assert_close(part(pair[0], "beside/"), found)
 
 
 @pytest.mark.slow

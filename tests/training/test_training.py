@@ -145,7 +145,7 @@ def test_the_folder_says_how_the_model_was_made_and_holds_no_pickle(photos, tmp_
         "skipped": 0,
     }
     assert details["options"]["margin"] == 0.5
-    given = dataclasses.asdict(dataclasses.replace(QUICK, fixed_layers=0))
+    given = dataclasses.replace(QUICK, fixed_layers=0).to_json()
     assert details["settings"] == {"finetune": False, **given}
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert rows == trained.history
@@ -202,14 +202,14 @@ KILLED = """
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("how", ["--frozen", "--finetune"])
+@pytest.mark.parametrize("how", ["--frozen", "--finetune", "--finetune --classifier-weight 1"])
 def test_killed_and_continued_is_the_same_as_never_killed(photos, tmp_path, how, optimizer):
     """SIGKILL in a process of its own, after the second epoch; then the same command again."""
     from fisherhash.cli import main
 
     def command(out):
         settings = "--bits 12 --backbone tiny --epochs 4 --batch-size 8 --learning-rate 0.002"
-        words = ["train", str(photos), "--out", str(out), how, "--optimizer", optimizer]
+        words = ["train", str(photos), "--out", str(out), *how.split(), "--optimizer", optimizer]
         return [*words, *settings.split(), "--validation", "0.2", "--recipe", "paper"]
 
     process = subprocess.Popen(

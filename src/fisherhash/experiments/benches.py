@@ -146,7 +146,7 @@ class Cell:
             "method": self.method,
             "bits": self.bits,
             "options": options,
-            "settings": dataclasses.asdict(self.settings),
+            "settings": self.settings.to_json(),
             # Part of the names of published runs: the wording is fixed.
             "measured": "queries, and real-valued queries"
             if self.measured

@@ -103,7 +103,7 @@ def _part(column: Column, tuning: Tuning) -> dict[str, Any]:
         "title": column.source.title,
         "stands_in": column.source.stands_in and not column.missing,
         "bits": list(column.part.bits),
-        "settings": dataclasses.asdict(column.settings),
+        "settings": column.settings.to_json(),
         "seeds": column.seeds,
         "rows": [],
         "runs": [],

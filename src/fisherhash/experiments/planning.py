@@ -144,6 +144,7 @@ class Plan:
                 *search.third(runner, guess=True),
                 *search.beyond(runner),
                 *search.ways(runner, guess=True),
+                *search.beside(runner, guess=True),
             )
         ]
         return cells_of(trials) + ([] if self.tune_only else self.cells())

@@ -8,6 +8,7 @@ several code lengths. As many points again are then drawn near the best ones, be
 the best lies at its edge. While a winner still lies at an edge with nothing tried beyond it, its
 row gets another such round, at most twice. Last, the best point is tried with every other way to
 make bits of outputs: sixteen points are too few to try each of them beside a good learning rate.
+Where the network is trained, what is best then is tried with a classifier beside the head, too.
 
 A fifth of the training images is held out. Each held-out image is queried against the others: like
 most of a database, they were not trained on. The score is the mean over the code lengths of the
@@ -60,7 +61,9 @@ LEARNING_RATES = {False: Tuned(0.001, 1.0, "log"), True: Tuned(0.0005, 0.2, "log
 # A factor of the whole loss is a second learning rate. With 1, the rate means the same in all rows.
 EQUAL_FOR_ALL: Options = {"loss_scale": 1.0}
 OF_HAMMING_CODES = ("outputs", "cut")
-"""The ways to make bits: the settings that the last round tries in every combination."""
+"""The ways to make bits: the settings that a late round tries in every combination."""
+CLASSIFIER_WEIGHTS = (0.5, 2.0)
+"""What the last round tries where the network is trained and the method knows labels."""
 _SETTINGS = {one.name: one for one in options_of(Settings)}
 
 
@@ -125,9 +128,9 @@ class Trial:
 
     def highest(self, runner: Runner) -> float | None:
         """Return the mean score without or with the class step, whichever is higher."""
-        plain, step = self.plain(runner), self.step(runner)
-        scores = [score for score in (plain, step and step["score"]) if score is not None]
-        return max(scores, default=None)
+        step = self.step(runner)
+        scores = (self.plain(runner), None if step is None else step["score"])
+        return max((score for score in scores if score is not None), default=None)
 
     def ended(self, runner: Runner) -> bool:
         """Return whether every run has a result or failed."""
@@ -256,7 +259,7 @@ class Search:
         return found
 
     def ways(self, runner: Runner, *, guess: bool = False) -> list[Trial]:
-        """Return the trials of the last round: the best point with every other way to make bits.
+        """Return the trials of a late round: the best point with every other way to make bits.
 
         The best of all points, without or with the class step, so that every row gets as many.
 
@@ -266,12 +269,27 @@ class Search:
         """
         if not any(one.name in OF_HAMMING_CODES for one in self.space):
             return []
-        long = self._numbers(runner)
-        if all(trial.ended(runner) for trial in [*self.first(), *long]):
-            best = _ranked([(trial.highest(runner), trial) for trial in long])[:1]
-        else:
-            best = self.first()[:1] if guess else []
+        best = self._highest(self._numbers(runner), runner, guess=guess)
         points = [point for trial in best for point in _other_ways(self.space, trial.point)]
+        return [self._trial(point, self.settings) for point in points]
+
+    def beside(self, runner: Runner, *, guess: bool = False) -> list[Trial]:
+        """Return the trials of the last round: the best of all with a classifier beside the head.
+
+        Args:
+            runner: knows the results.
+            guess: as for :meth:`ways`.
+        """
+        learns = methods.find(self.row.method).info.supervision != "none"
+        if not (self.bench.finetune and learns):
+            return []
+        trials = [*self._numbers(runner), *self.ways(runner)]
+        best = self._highest(trials, runner, guess=guess)
+        points = [
+            {**trial.point, "classifier_weight": weight}
+            for trial in best
+            for weight in CLASSIFIER_WEIGHTS
+        ]
         return [self._trial(point, self.settings) for point in points]
 
     def known(self, runner: Runner) -> list[Trial]:
@@ -284,7 +302,7 @@ class Search:
 
     def long(self, runner: Runner) -> list[Trial]:
         """Return the trials with all epochs, as far as they are known by now."""
-        return [*self._numbers(runner), *self.ways(runner)]
+        return [*self._numbers(runner), *self.ways(runner), *self.beside(runner)]
 
     def _numbers(self, runner: Runner) -> list[Trial]:
         """The same without the last round: the rounds that look for numbers."""
@@ -304,6 +322,12 @@ class Search:
         if not all(trial.ended(runner) for trial in trials):
             return list(trials) if guess else []
         return _in_turns(_by_plain(trials, runner), _by_step(trials, runner))
+
+    def _highest(self, trials: Sequence[Trial], runner: Runner, *, guess: bool) -> list[Trial]:
+        """Return the best of trials, without or with the class step; none before all end."""
+        if not all(trial.ended(runner) for trial in [*self.first(), *trials]):
+            return self.first()[:1] if guess else []
+        return _ranked([(trial.highest(runner), trial) for trial in trials])[:1]
 
     def _near(self, point: Options, number: int) -> dict[str, Any]:
         """Return a point near another: its numbers moved a little, its choices as they are.
@@ -418,7 +442,7 @@ def summarise(searches: Sequence[Search], runner: Runner) -> dict[str, Any]:
         entry = {
             "bench": search.bench.to_json(),
             "seed": settings.seed,
-            "settings": dataclasses.asdict(settings),
+            "settings": settings.to_json(),
             "rows": {},
         }
         rows = found.setdefault(search.bench.slug, entry)["rows"]

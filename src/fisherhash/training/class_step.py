@@ -16,12 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from fisherhash.methods._pairs import TrainingLabels, class_proportions
+from fisherhash.methods._pairs import TrainingLabels
 from fisherhash.model.finished_heads import ClassStepHead
 from fisherhash.model.head_base import Head
+from fisherhash.training.classifier import classification_loss
 
 DROPOUT = 0.5
 EPOCHS = 30
@@ -106,7 +106,6 @@ def fit_classifier(
     generator = torch.Generator(inputs.device).manual_seed(seed)
     order = torch.Generator().manual_seed(seed)
     count, size = len(inputs), min(BATCH, len(inputs))
-    wanted = labels.float() if several else class_proportions(labels.float())
     weight = torch.zeros(labels.shape[1], inputs.shape[1], device=inputs.device)
     bias = torch.zeros(labels.shape[1], device=inputs.device)
     with torch.enable_grad():
@@ -122,10 +121,7 @@ def fit_classifier(
             keep = torch.rand(size, inputs.shape[1], generator=generator, device=inputs.device)
             batch = inputs[rows] * (keep >= DROPOUT) / (1.0 - DROPOUT)
             scores = batch @ weight.T + bias
-            if several:
-                loss = F.binary_cross_entropy_with_logits(scores, wanted[rows])
-            else:
-                loss = F.cross_entropy(scores, wanted[rows])
+            loss = classification_loss(scores, labels[rows], several=several)
             optimizer.zero_grad()
             loss.backward()
             optimizer.param_groups[0]["lr"] = RATE * (1.0 - step / len(batches))

@@ -122,7 +122,7 @@ def fit_features(
         "options": methods.resolved_options(learner),
         "dimensions": network.features,
         "finetune": False,
-        "settings": dataclasses.asdict(settings),
+        "settings": settings.to_json(),
         "data": collection.name,
         "labels": hashlib.sha256(collection.labels.tobytes()).hexdigest()[:16],
         "features": collection.reader.fingerprint()[:16],

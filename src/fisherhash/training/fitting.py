@@ -297,7 +297,7 @@ def fit(
         "backbone": network.name,
         "image_size": network.preprocessing.size,
         "finetune": live,
-        "settings": dataclasses.asdict(settings),
+        "settings": settings.to_json(),
         "data": collection.name,
         "split": split.checksum if split else None,
         # What the names above stand for: the pixels and the first weights.
@@ -324,6 +324,7 @@ def fit(
     if folder is not None:
         ranks.on_first(partial(check_resumable, folder, identity, overwrite=overwrite))
     check_settings(learner, network.features, bits, settings)
+    check_classifier(settings, live=live, labels=split is not None)
 
     torch.manual_seed(settings.seed)
     with ranks.in_turn():
@@ -400,6 +401,13 @@ def check_settings(
         raise UsageError(
             f"{name} is not trained by gradient; it takes neither outputs nor a class step"
         )
+
+
+def check_classifier(settings: Settings, *, live: bool, labels: bool) -> None:
+    """Refuse a classifier beside the head that would have nothing to train, or to learn from."""
+    if settings.classifier_weight and not (live and labels):
+        what = "a network that is trained; use --finetune" if not live else "labels"
+        raise UsageError(f"classifier_weight needs {what}, or leave it at 0")
 
 
 def unmeasurable(name: str) -> UsageError:

@@ -22,6 +22,7 @@ from fisherhash.system import storage
 from fisherhash.system.progress import progress
 from fisherhash.training.captured import GraphStep
 from fisherhash.training.checkpoints import checkpoint_files, is_unfinished, read_checkpoint
+from fisherhash.training.classifier import find_classifier
 from fisherhash.training.images import FrozenImages, LiveImages, evaluation_mode
 from fisherhash.training.settings import Settings
 
@@ -67,6 +68,9 @@ class Loop:
         self._total = settings.epochs * self.steps
         # A method's own weights (such as a classifier) are trained and saved like the head's.
         self.modules: dict[str, nn.Module] = {**images.modules, "method": self.method}
+        self.classifier = find_classifier(images, settings)
+        if self.classifier is not None:
+            self.modules["classifier"] = self.classifier
         self.ranks = images.ranks
         images.draws = self.ranks.draws(self.size)
         self.optimizer = _optimizer(self.modules, settings, self.device)
@@ -156,6 +160,9 @@ class Loop:
         outputs = self.images.head(own.features)
         whole = self.ranks.whole(outputs, own, index, self.images.labels)
         terms = self.method(whole.outputs, whole.batch)
+        if self.classifier is not None:
+            inputs = self.images.head.standardise(whole.batch.features)
+            terms = self.classifier(terms, inputs, whole.batch.labels)
         self.optimizer.zero_grad(set_to_none=True)
         self.ranks.backward(terms["loss"], whole, self._parameters)
         self.optimizer.step()

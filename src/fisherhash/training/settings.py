@@ -6,12 +6,13 @@ Imports no torch: the command line is generated from these classes.
 # Annotations stay types, not strings: the command line subclasses these classes elsewhere.
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from fisherhash.errors import unknown_name
 from fisherhash.system.options import Range, Tuned, check_options, options_of, parse_pairs
 
+LATER = frozenset({"classifier_weight"})
 MOST_OUTPUTS = 1024
 """As many as bits, see codes.py, which imports numpy: the command line must start without it."""
 
@@ -43,6 +44,9 @@ class Settings:
             bits are then cut from them. 0 for as many as bits.
         cut: How bits are cut from more outputs: so that images between two classes get codes
             between those of the classes, or as the first outputs' signs.
+        classifier_weight: When fine-tuning: weight of the loss of a linear classifier of the same
+            features, in units of the method's loss in the first step. It is trained with the
+            network, so that the features tell classes apart, and dropped in the end. 0 for none.
         step_weight: Weight mu of the class step b = sgn(u + mu s C p), with which a classifier's
             estimate p of an image's classes pulls its logits u to the class centres C; s is the
             mean of |u|. 0 for none.
@@ -65,12 +69,28 @@ class Settings:
     validation_every: Annotated[int, Range(1, 100_000)] = 1
     outputs: Annotated[int, Range(0, MOST_OUTPUTS), Tuned(choices=(0, 64, 128))] = 0
     cut: Annotated[Literal["between", "first"], Tuned(choices=("between", "first"))] = "between"
+    classifier_weight: Annotated[float, Range(0, 1e3)] = 0.0
     step_weight: Annotated[float, Range(0, 1e3)] = 0.0
     step_sharpness: Annotated[float, Range(0, 1e3)] = 1.0
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
 
     def __post_init__(self) -> None:
         check_options(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return its values; those of later versions only if they are not the default.
+
+        Names of published runs, and checkpoints of earlier versions, do not have them.
+
+        >>> "classifier_weight" in Settings().to_json()
+        False
+        """
+        return {
+            one.name: value
+            for one in fields(self)
+            for value in [getattr(self, one.name)]
+            if one.name not in LATER or value != one.default
+        }
 
     def rate(self, done: float) -> float:
         """The learning rate as a share of the highest, after a share ``done`` of all steps.
