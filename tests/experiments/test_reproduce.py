@@ -16,13 +16,13 @@ import torch
 from fisherhash import backbones
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.evaluation.looking import neighbour_agreement
-from fisherhash.experiments import planning, specs, tuning
+from fisherhash.experiments import planning, search_space, specs
 from fisherhash.experiments.planning import make_plan
 from fisherhash.experiments.reproduce import reproduce
 from fisherhash.experiments.request import Request, parse_request
 from fisherhash.experiments.runner import Runner
 from fisherhash.experiments.significance import unpack_shares
-from fisherhash.experiments.tuning import PACKAGED_TUNING, Choice, Tuning
+from fisherhash.experiments.winners import PACKAGED_TUNING, Choice, Tuning
 from fisherhash.system.options import Tuned, options_of
 from fisherhash.training.settings import parse_settings
 
@@ -93,7 +93,7 @@ def test_unseen_classes_take_the_tuning_of_all_classes(make_request, tmp_path, m
 def quick_search(monkeypatch):
     """Without the cut, which takes seconds, and without rates at which training diverges."""
     for live in (False, True):
-        monkeypatch.setitem(tuning.LEARNING_RATES, live, Tuned(0.001, 0.02, "log"))
+        monkeypatch.setitem(search_space.LEARNING_RATES, live, Tuned(0.001, 0.02, "log"))
     for name in ("dpsh", "csq"):
         monkeypatch.setitem(specs.BASES, name, {"outputs": 0, "cut": "first"})
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import pytest
 
 from fisherhash import methods
-from fisherhash.experiments import specs, tuning
+from fisherhash.experiments import search_space, specs, tuning, winners
 from fisherhash.experiments.benches import Bench
 from fisherhash.experiments.planning import make_plan, open_cells
 from fisherhash.experiments.reproduce import reproduce
@@ -102,7 +102,7 @@ def test_every_row_gets_as_many_points_within_the_declared_ranges(name, finetune
     assert {len(trial.cells) for trial in trials} == {2}
     for trial in trials:
         cell = trial.cells[0]
-        options = {**tuning.parted(row.base)["options"], **cell.options}
+        options = {**search_space.parted(row.base)["options"], **cell.options}
         methods.create(row.method, bits=12, classes=10, options=options)
 
 
@@ -123,8 +123,8 @@ def test_points_are_stable_and_more_begin_with_fewer():
 
 def test_a_wider_range_makes_new_points(monkeypatch):
     before = search().first()
-    wide = {False: Tuned(0.0001, 10.0, "log"), True: tuning.LEARNING_RATES[True]}
-    monkeypatch.setattr(tuning, "LEARNING_RATES", wide)
+    wide = {False: Tuned(0.0001, 10.0, "log"), True: search_space.LEARNING_RATES[True]}
+    monkeypatch.setattr(search_space, "LEARNING_RATES", wide)
     files = {cell.file for trial in before for cell in trial.cells}
     assert files.isdisjoint(cell.file for trial in search().first() for cell in trial.cells)
 
@@ -163,7 +163,7 @@ def test_winners_without_and_with_the_class_step():
     assert entry["winner_step"]["class_step"] == {"weight": 1.0, "sharpness": 0.5}
     every = [trial["settings"]["learning_rate"] for trial in entry["trials"]]
     assert max(every) in rates  # the best with the step reached the later rounds
-    stored = tuning.Tuning({BENCH.slug: {"rows": {"greedyhash": entry}}})
+    stored = winners.Tuning({BENCH.slug: {"rows": {"greedyhash": entry}}})
     plain, stepped = stored.choice(BENCH, GREEDY), stored.choice(BENCH, GREEDY.stepped())
     assert plain.class_step is None
     assert stepped.class_step == {"weight": 1.0, "sharpness": 0.5}
@@ -193,7 +193,7 @@ def test_a_winner_at_an_edge_is_followed_beyond_it():
     high = search().summary(Done(lambda cell: cell.settings.learning_rate))
     full = [t["settings"]["learning_rate"] for t in high["trials"] if t["epochs"] == 20]
     top = high["winner"]["settings"]["learning_rate"]
-    assert top == max(full) > tuning.LEARNING_RATES[False].most
+    assert top == max(full) > search_space.LEARNING_RATES[False].most
     assert "learning_rate" in high["winner"]["edges"]
     # Once the score falls beyond the edge, nothing is left to widen.
     most = max(t["settings"]["learning_rate"] for t in high["trials"] if t["epochs"] == 5)
@@ -322,9 +322,9 @@ def test_files_are_merged_row_by_row(tmp_path):
     path = tmp_path / "tuning.json"
     first = {"rows": {"a": {"winner": {"options": {"x": 1}, "settings": {}}}}}
     second = {"rows": {"greedyhash": {"winner": {"options": {}, "settings": {}}}}}
-    tuning.Tuning({BENCH.slug: first}).save(path)
-    tuning.Tuning({BENCH.slug: second, "other": second}).save(path)
-    found = tuning.Tuning.load(path)
+    winners.Tuning({BENCH.slug: first}).save(path)
+    winners.Tuning({BENCH.slug: second, "other": second}).save(path)
+    found = winners.Tuning.load(path)
     assert found.benches[BENCH.slug]["rows"].keys() == {"a", "greedyhash"}
     assert found.choice(BENCH, GREEDY).tuned
     assert not found.choice(BENCH, GREEDY.stepped()).tuned

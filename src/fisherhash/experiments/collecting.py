@@ -11,10 +11,11 @@ from typing import Any
 from fisherhash.experiments.benches import Bench, Cell
 from fisherhash.experiments.planning import Column, Plan, row_values
 from fisherhash.experiments.runner import Runner
+from fisherhash.experiments.search_space import parted
 from fisherhash.experiments.significance import unpack_shares
 from fisherhash.experiments.specs import Row
 from fisherhash.experiments.standing import RANKINGS, QueryValues, Standing
-from fisherhash.experiments.tuning import UNTUNED, Tuning, parted
+from fisherhash.experiments.winners import UNTUNED, Tuning
 
 # Parts of a run that its table stores once for all runs, or not at all.
 DROPPED = ("config", "protocol", "method", "images", "weights", "class_step")

@@ -21,7 +21,7 @@ from fisherhash.experiments.reproduce import Outcome, carry_out, publish
 from fisherhash.experiments.runner import Runner, check_same
 from fisherhash.experiments.specs import Part, Row, Source, Spec
 from fisherhash.experiments.standing import Standing
-from fisherhash.experiments.tuning import Tuning
+from fisherhash.experiments.winners import Tuning
 from fisherhash.system import storage
 from fisherhash.system.devices import choose_device
 from fisherhash.training.settings import NetworkOptions, Settings

@@ -14,19 +14,11 @@ from fisherhash.errors import UsageError
 from fisherhash.experiments.benches import Bench, Cell, locate
 from fisherhash.experiments.request import Request
 from fisherhash.experiments.runner import Runner
+from fisherhash.experiments.search_space import parted, search_space
 from fisherhash.experiments.specs import Part, Row, Source, Spec, find_spec
-from fisherhash.experiments.tuning import (
-    PACKAGED_TUNING,
-    POINTS,
-    TUNING_FILE,
-    Choice,
-    Search,
-    Tuning,
-    cells_of,
-    parted,
-    search_space,
-    summarise,
-)
+from fisherhash.experiments.trials import cells_of
+from fisherhash.experiments.tuning import POINTS, Search
+from fisherhash.experiments.winners import PACKAGED_TUNING, TUNING_FILE, Choice, Tuning, summarise
 from fisherhash.system.devices import choose_device
 from fisherhash.training.settings import Settings
 

@@ -28,7 +28,7 @@ from fisherhash.experiments.planning import Column, Plan, make_plan, open_cells
 from fisherhash.experiments.request import Request, say_line
 from fisherhash.experiments.runner import Runner
 from fisherhash.experiments.tables import dump_results
-from fisherhash.experiments.tuning import TUNING_FILE
+from fisherhash.experiments.winners import TUNING_FILE
 from fisherhash.system import storage
 from fisherhash.system.cache import DATA_VARIABLE
 from fisherhash.system.cores import available_cores

@@ -21,24 +21,28 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import product
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from fisherhash import methods
-from fisherhash.errors import FisherhashError
 from fisherhash.experiments.benches import Bench, Cell
 from fisherhash.experiments.runner import Runner
+from fisherhash.experiments.search_space import (
+    EQUAL_FOR_ALL,
+    OF_HAMMING_CODES,
+    is_further,
+    is_tried,
+    other_ways,
+    parted,
+    search_space,
+)
 from fisherhash.experiments.specs import Options, Row
-from fisherhash.experiments.tables import dump_results
-from fisherhash.system import storage
-from fisherhash.system.options import Option, Tuned, options_of
+from fisherhash.experiments.trials import Trial, by_plain, by_step, in_turns, ranked
+from fisherhash.system.options import Option
 from fisherhash.training.settings import Settings
 
 POINTS = 16
@@ -49,102 +53,9 @@ NEAR = 0.1
 MOST_BEYOND = 2
 """Rounds beyond the edges at most: a loss that is best with a weight of 0 has no end to find."""
 HELD_OUT = 0.2
-TUNING_FILE = "tuning.json"
-PACKAGED_TUNING = Path(__file__).parent / "tunings" / "quick.json"
-"""The winners that are part of the package."""
 
-# By whether the network is trained. Wide, because a loss that is a mean over pairs has gradients
-# ten times smaller than a cross-entropy: rates from 0.0005 to 0.1 won in results/tuning-seed1, the
-# lowest where a network that knew the classes was best left alone, which backbone_rate does now.
-LEARNING_RATES = {False: Tuned(0.001, 1.0, "log"), True: Tuned(0.0005, 0.2, "log")}
-
-# A factor of the whole loss is a second learning rate. With 1, the rate means the same in all rows.
-EQUAL_FOR_ALL: Options = {"loss_scale": 1.0}
-OF_HAMMING_CODES = ("outputs", "cut")
-"""The ways to make bits: the settings that a late round tries in every combination."""
 CLASSIFIER_WEIGHTS = (0.5, 2.0)
 """What the last round tries where the network is trained and the method knows labels."""
-_SETTINGS = {one.name: one for one in options_of(Settings)}
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What a row is trained with, beyond what defines the row.
-
-    Attributes:
-        options: hyper-parameters of the method.
-        settings: training settings.
-        class_step: weight and sharpness of the class step; None without it.
-        tuned: whether a search chose them; False for the defaults.
-        edges: those that lie at an edge of the range that was searched.
-    """
-
-    options: Mapping[str, Any]
-    settings: Mapping[str, Any]
-    class_step: Mapping[str, float] | None = None
-    tuned: bool = True
-    edges: Sequence[str] = ()
-
-
-UNTUNED = Choice({}, {}, tuned=False)
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One point of a search, trained for some epochs at every code length of the search.
-
-    Attributes:
-        point: what the point changes, settings and options.
-        epochs: passes over the training images.
-        cells: one run per code length.
-    """
-
-    point: Options
-    epochs: int
-    cells: tuple[Cell, ...]
-
-    def plain(self, runner: Runner) -> float | None:
-        """Return the mean score of the codes; None where a run has none."""
-        found = self._found(runner)
-        return _mean([one.get("plain") for one in found])
-
-    def steps(self, runner: Runner) -> list[dict[str, float]]:
-        """Return weight, sharpness and mean score of each class step that every run measured."""
-        kinds: dict[tuple[float, float], list[float | None]] = {}
-        found = self._found(runner)
-        for one in found:
-            for step in one.get("steps", ()):
-                kinds.setdefault((step["weight"], step["sharpness"]), []).append(step["score"])
-        means = {kind: _mean(s) for kind, s in kinds.items() if len(s) == len(found)}
-        return [
-            {"weight": weight, "sharpness": sharpness, "score": score}
-            for (weight, sharpness), score in means.items()
-            if score is not None
-        ]
-
-    def step(self, runner: Runner) -> dict[str, float] | None:
-        """Return the best class step with its score; the first of equal ones."""
-        return max(self.steps(runner), key=lambda step: step["score"], default=None)
-
-    def highest(self, runner: Runner) -> float | None:
-        """Return the mean score without or with the class step, whichever is higher."""
-        step = self.step(runner)
-        scores = (self.plain(runner), None if step is None else step["score"])
-        return max((score for score in scores if score is not None), default=None)
-
-    def ended(self, runner: Runner) -> bool:
-        """Return whether every run has a result or failed."""
-        return all(runner.ended(cell) for cell in self.cells)
-
-    def to_json(self, runner: Runner) -> dict[str, Any]:
-        """Return the point with its scores."""
-        found = {**parted(self.point), "epochs": self.epochs, "plain": self.plain(runner)}
-        if step := self.step(runner):
-            found["step"] = step
-        return found
-
-    def _found(self, runner: Runner) -> list[Mapping[str, Any]]:
-        return [(runner.row(cell) or {}).get("validation") or {} for cell in self.cells]
 
 
 @dataclass(frozen=True)
@@ -195,7 +106,7 @@ class Search:
             if number % 2 == 0:
                 guessed = [one for one in self.space if one.name in own]
                 values |= {
-                    one.name: own[one.name] for one in guessed if _is_tried(one, own[one.name])
+                    one.name: own[one.name] for one in guessed if is_tried(one, own[one.name])
                 }
             points.append(values)
         return points
@@ -270,7 +181,7 @@ class Search:
         if not any(one.name in OF_HAMMING_CODES for one in self.space):
             return []
         best = self._highest(self._numbers(runner), runner, guess=guess)
-        points = [point for trial in best for point in _other_ways(self.space, trial.point)]
+        points = [point for trial in best for point in other_ways(self.space, trial.point)]
         return [self._trial(point, self.settings) for point in points]
 
     def beside(self, runner: Runner, *, guess: bool = False) -> list[Trial]:
@@ -321,13 +232,13 @@ class Search:
         """Return trials, the best without and with the class step in turns; none before all end."""
         if not all(trial.ended(runner) for trial in trials):
             return list(trials) if guess else []
-        return _in_turns(_by_plain(trials, runner), _by_step(trials, runner))
+        return in_turns(by_plain(trials, runner), by_step(trials, runner))
 
     def _highest(self, trials: Sequence[Trial], runner: Runner, *, guess: bool) -> list[Trial]:
         """Return the best of trials, without or with the class step; none before all end."""
         if not all(trial.ended(runner) for trial in [*self.first(), *trials]):
             return self.first()[:1] if guess else []
-        return _ranked([(trial.highest(runner), trial) for trial in trials])[:1]
+        return ranked([(trial.highest(runner), trial) for trial in trials])[:1]
 
     def _near(self, point: Options, number: int) -> dict[str, Any]:
         """Return a point near another: its numbers moved a little, its choices as they are.
@@ -357,9 +268,9 @@ class Search:
         if near and all(trial.ended(runner) for trial in near):
             # A winner at an edge is marked, and counts until the rounds beyond the edge are run.
             long = [trial for trial in self.long(runner) if trial.ended(runner)]
-            for plain in _by_plain(long, runner)[:1]:
+            for plain in by_plain(long, runner)[:1]:
                 entry["winner"] = self._winner(plain, plain.plain(runner), long)
-            for stepped in _by_step(long, runner)[:1]:
+            for stepped in by_step(long, runner)[:1]:
                 step = dict(stepped.step(runner) or {})
                 entry["winner_step"] = self._winner(stepped, step.pop("score"), long)
                 entry["winner_step"]["class_step"] = step
@@ -375,12 +286,12 @@ class Search:
             one.name
             for one in self.space
             if one.edge(trial.point[one.name])
-            and not any(_further(one, trial.point, other.point) for other in others)
+            and not any(is_further(one, trial.point, other.point) for other in others)
         ]
 
     def _firsts(self, trials: Sequence[Trial], runner: Runner) -> list[Trial]:
         """Return the best without the class step and the best with it; one where they are equal."""
-        return _in_turns(_by_plain(trials, runner)[:1], _by_step(trials, runner)[:1])
+        return in_turns(by_plain(trials, runner)[:1], by_step(trials, runner)[:1])
 
     def _equal(self) -> Options:
         known = methods.hyper_parameters(methods.find(self.row.method))
@@ -406,166 +317,3 @@ class Search:
             for bits in self.bits
         )
         return Trial(point, settings.epochs, cells)
-
-
-def search_space(row: Row, *, finetune: bool) -> tuple[Option, ...]:
-    """Return what is searched for a row: what its method and the settings declare, and the rate.
-
-    Without what the row fixes or does not use. A method with a closed form has no settings to
-    search, and codes without a Hamming distance are not cut.
-    """
-    kind = methods.find(row.method)
-    own = [one for one in options_of(kind) if one.tuned]
-    shared: list[Option] = []
-    if issubclass(kind, methods.HashMethod):
-        rate = dataclasses.replace(_SETTINGS["learning_rate"], tuned=LEARNING_RATES[finetune])
-        others = [one for one in _SETTINGS.values() if one.tuned and one.name != rate.name]
-        if not finetune:
-            others = [one for one in others if one.name != "backbone_rate"]
-        if not kind(bits=8, classes=2).head(1).hamming:
-            others = [one for one in others if one.name not in OF_HAMMING_CODES]
-        shared = [rate, *others]
-    found = [one for one in [*shared, *own] if one.name not in {*row.base, *row.idle}]
-    return tuple(found)
-
-
-def cells_of(trials: Any) -> list[Cell]:
-    """Return the runs of some trials, each once."""
-    return list({cell.file: cell for trial in trials for cell in trial.cells}.values())
-
-
-def summarise(searches: Sequence[Search], runner: Runner) -> dict[str, Any]:
-    """Return what was searched on each bench, by its slug, as JSON."""
-    found: dict[str, Any] = {}
-    for search in searches:
-        settings = dataclasses.replace(search.settings, validation=HELD_OUT)
-        entry = {
-            "bench": search.bench.to_json(),
-            "seed": settings.seed,
-            "settings": settings.to_json(),
-            "rows": {},
-        }
-        rows = found.setdefault(search.bench.slug, entry)["rows"]
-        rows[search.row.space] = search.summary(runner)
-    return found
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """The winners by bench and row.
-
-    Attributes:
-        benches: what was searched, by the slug of the bench.
-    """
-
-    benches: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def load(cls, path: Path) -> Tuning:
-        """Read a file."""
-        benches = storage.read_json(path).get("benches")
-        if not isinstance(benches, dict):
-            raise FisherhashError(f"{path} is not a tuning file: it has no 'benches'")
-        return cls(benches)
-
-    def save(self, path: Path) -> None:
-        """Write the winners into a file; other searches' entries in it stay."""
-        benches = Tuning.load(path).benches if path.is_file() else {}
-        for slug, bench in self.benches.items():
-            rows = benches.get(slug, {}).get("rows", {})
-            benches[slug] = {**bench, "rows": {**rows, **bench["rows"]}}
-        storage.write_file(path, dump_results({"benches": benches}))
-
-    def choice(self, bench: Bench, row: Row) -> Choice:
-        """Return what a row is trained with on a bench; the defaults where nothing was searched.
-
-        A winner that was found with other fixed options than the row has now does not count.
-        """
-        # Nothing is searched with held-out classes: the search with all of them has to do.
-        known = self.benches.get(bench.slug) or self.benches.get(bench.with_all_classes.slug, {})
-        entry = known.get("rows", {}).get(row.space, {})
-        winner = entry.get("winner_step" if row.class_step else "winner")
-        if winner is None or entry.get("base", {}) != row.base:
-            return UNTUNED
-        return Choice(
-            winner["options"],
-            winner["settings"],
-            winner.get("class_step"),
-            edges=winner.get("edges", ()),
-        )
-
-
-def parted(values: Options) -> dict[str, dict[str, Any]]:
-    """Split values into options of a method and settings of the training.
-
-    >>> parted({"margin": 2.0, "learning_rate": 0.1})
-    {'options': {'margin': 2.0}, 'settings': {'learning_rate': 0.1}}
-    """
-    return {
-        "options": {key: value for key, value in values.items() if key not in _SETTINGS},
-        "settings": {key: value for key, value in values.items() if key in _SETTINGS},
-    }
-
-
-def _other_ways(space: Sequence[Option], point: Options) -> list[dict[str, Any]]:
-    """Return a point with every other combination of the settings that make bits of outputs.
-
-    >>> space = search_space(Row("", "dpsh"), finetune=True)
-    >>> for other in _other_ways(space, {"outputs": 0, "cut": "first"}):
-    ...     print(other)
-    {'outputs': 64, 'cut': 'between'}
-    {'outputs': 64, 'cut': 'first'}
-    {'outputs': 128, 'cut': 'between'}
-    {'outputs': 128, 'cut': 'first'}
-    """
-    ways = [one for one in space if one.name in OF_HAMMING_CODES and one.tuned]
-    names = [one.name for one in ways]
-    combined = product(*(one.tuned.choices for one in ways if one.tuned))
-    others = [{**point, **dict(zip(names, values, strict=True))} for values in combined]
-    # Bits that are the outputs themselves are not cut, whatever the cut.
-    uncut = [other for other in others if other.get("outputs") == 0]
-    cut = [other for other in others if other.get("outputs") != 0 and other != dict(point)]
-    return [*([] if point.get("outputs") == 0 else uncut[:1]), *cut]
-
-
-def _is_tried(option: Option, value: Any) -> bool:
-    """Return whether a search may try a value: any number, or one of the choices."""
-    choices = option.tuned.choices if option.tuned else ()
-    return not choices or value in choices
-
-
-def _further(option: Option, point: Options, other: Options) -> bool:
-    """Return whether another point lies beyond a point at an edge of an option's range."""
-    if option.tuned is None:
-        return False
-    share, beyond = (option.tuned.share(one[option.name]) for one in (point, other))
-    return beyond > share if share > 0.5 else beyond < share
-
-
-def _mean(scores: Sequence[float | None]) -> float | None:
-    known = [score for score in scores if score is not None and math.isfinite(score)]
-    return math.fsum(known) / len(known) if scores and len(known) == len(scores) else None
-
-
-def _by_plain(trials: Sequence[Trial], runner: Runner) -> list[Trial]:
-    return _ranked([(trial.plain(runner), trial) for trial in trials])
-
-
-def _by_step(trials: Sequence[Trial], runner: Runner) -> list[Trial]:
-    return _ranked([((trial.step(runner) or {}).get("score"), trial) for trial in trials])
-
-
-def _ranked(scored: Sequence[tuple[float | None, Trial]]) -> list[Trial]:
-    """Return the trials that have a score, the best first; equal ones stay in order."""
-    known = [(score, trial) for score, trial in scored if score is not None]
-    return [trial for _, trial in sorted(known, key=lambda one: -one[0])]
-
-
-def _in_turns(first: Sequence[Trial], second: Sequence[Trial]) -> list[Trial]:
-    """Return the trials of two rankings, alternately, each once."""
-    found: dict[int, Trial] = {}
-    for place in range(max(len(first), len(second))):
-        for ranking in (first, second):
-            if place < len(ranking):
-                found.setdefault(id(ranking[place]), ranking[place])
-    return list(found.values())

@@ -1,0 +1,107 @@
+"""The trials of a search: one point each, with their scores on held-out images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fisherhash.experiments.benches import Cell
+from fisherhash.experiments.runner import Runner
+from fisherhash.experiments.search_space import parted
+from fisherhash.experiments.specs import Options
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One point of a search, trained for some epochs at every code length of the search.
+
+    Attributes:
+        point: what the point changes, settings and options.
+        epochs: passes over the training images.
+        cells: one run per code length.
+    """
+
+    point: Options
+    epochs: int
+    cells: tuple[Cell, ...]
+
+    def plain(self, runner: Runner) -> float | None:
+        """Return the mean score of the codes; None where a run has none."""
+        found = self._found(runner)
+        return _mean([one.get("plain") for one in found])
+
+    def steps(self, runner: Runner) -> list[dict[str, float]]:
+        """Return weight, sharpness and mean score of each class step that every run measured."""
+        kinds: dict[tuple[float, float], list[float | None]] = {}
+        found = self._found(runner)
+        for one in found:
+            for step in one.get("steps", ()):
+                kinds.setdefault((step["weight"], step["sharpness"]), []).append(step["score"])
+        means = {kind: _mean(s) for kind, s in kinds.items() if len(s) == len(found)}
+        return [
+            {"weight": weight, "sharpness": sharpness, "score": score}
+            for (weight, sharpness), score in means.items()
+            if score is not None
+        ]
+
+    def step(self, runner: Runner) -> dict[str, float] | None:
+        """Return the best class step with its score; the first of equal ones."""
+        return max(self.steps(runner), key=lambda step: step["score"], default=None)
+
+    def highest(self, runner: Runner) -> float | None:
+        """Return the mean score without or with the class step, whichever is higher."""
+        step = self.step(runner)
+        scores = (self.plain(runner), None if step is None else step["score"])
+        return max((score for score in scores if score is not None), default=None)
+
+    def ended(self, runner: Runner) -> bool:
+        """Return whether every run has a result or failed."""
+        return all(runner.ended(cell) for cell in self.cells)
+
+    def to_json(self, runner: Runner) -> dict[str, Any]:
+        """Return the point with its scores."""
+        found = {**parted(self.point), "epochs": self.epochs, "plain": self.plain(runner)}
+        if step := self.step(runner):
+            found["step"] = step
+        return found
+
+    def _found(self, runner: Runner) -> list[Mapping[str, Any]]:
+        return [(runner.row(cell) or {}).get("validation") or {} for cell in self.cells]
+
+
+def cells_of(trials: Any) -> list[Cell]:
+    """Return the runs of some trials, each once."""
+    return list({cell.file: cell for trial in trials for cell in trial.cells}.values())
+
+
+def _mean(scores: Sequence[float | None]) -> float | None:
+    known = [score for score in scores if score is not None and math.isfinite(score)]
+    return math.fsum(known) / len(known) if scores and len(known) == len(scores) else None
+
+
+def by_plain(trials: Sequence[Trial], runner: Runner) -> list[Trial]:
+    """Return the trials that have a score without the class step, the best first."""
+    return ranked([(trial.plain(runner), trial) for trial in trials])
+
+
+def by_step(trials: Sequence[Trial], runner: Runner) -> list[Trial]:
+    """Return the trials that have a score with the class step, the best first."""
+    return ranked([((trial.step(runner) or {}).get("score"), trial) for trial in trials])
+
+
+def ranked(scored: Sequence[tuple[float | None, Trial]]) -> list[Trial]:
+    """Return the trials that have a score, the best first; equal ones stay in order."""
+    known = [(score, trial) for score, trial in scored if score is not None]
+    return [trial for _, trial in sorted(known, key=lambda one: -one[0])]
+
+
+def in_turns(first: Sequence[Trial], second: Sequence[Trial]) -> list[Trial]:
+    """Return the trials of two rankings, alternately, each once."""
+    found: dict[int, Trial] = {}
+    for place in range(max(len(first), len(second))):
+        for ranking in (first, second):
+            if place < len(ranking):
+                found.setdefault(id(ranking[place]), ranking[place])
+    return list(found.values())
