@@ -258,7 +258,7 @@ def test_the_best_is_tried_with_a_classifier_beside_the_head():
 
     def both_help(cell):
         cut = cell.settings.outputs == 128 and cell.settings.cut == "between"
-        return near(cell) + 0.1 * cut + 0.1 * (cell.settings.classifier_weight == 2.0)
+        return near(cell) + 0.1 * cut + 0.1 * (cell.settings.classifier_weight == 0.5)
 
     live = tuning.Search(GREEDY, FINETUNED, SETTINGS, (12, 48))
     runner = Done(both_help)
@@ -267,7 +267,7 @@ def test_the_best_is_tried_with_a_classifier_beside_the_head():
     assert {(trial.point["outputs"], trial.point["cut"]) for trial in tried} == {(128, "between")}
     assert {trial.epochs for trial in tried} == {20}
     winner = live.summary(runner)["winner"]["settings"]
-    assert (winner["outputs"], winner["classifier_weight"]) == (128, 2.0)
+    assert (winner["outputs"], winner["classifier_weight"]) == (128, 0.5)
     assert search().beside(runner) == []  # frozen features
     without = tuning.Search(Row("CIBHash", "cibhash"), FINETUNED, SETTINGS, (12, 48))
     assert without.beside(runner) == []

@@ -54,7 +54,7 @@ MOST_BEYOND = 2
 """Rounds beyond the edges at most: a loss that is best with a weight of 0 has no end to find."""
 HELD_OUT = 0.2
 
-CLASSIFIER_WEIGHTS = (0.5, 2.0)
+CLASSIFIER_WEIGHTS = (0.2, 0.5)
 """What the last round tries where the network is trained and the method knows labels."""
 
 
