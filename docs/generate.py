@@ -32,7 +32,7 @@ from scale_tables import (
     streaming_table,
 )
 
-from fisherhash import methods
+from fisherhash import backbones, methods
 from fisherhash.errors import counted
 from fisherhash.experiments import report
 from fisherhash.experiments.tables import Table
@@ -175,10 +175,21 @@ def _rate(engines: list[dict[str, Any]], name: str) -> str:
 def reproduced_tables() -> str:
     """Return every reproduced table with its verdicts and tie bounds."""
     blocks = [
-        f"{report.markdown(result, level=3)}\nFrom `results/{name}`.\n"
+        f"{report.markdown(_titled(result), level=3)}\nFrom `results/{name}`.\n"
         for name, result in reproduced()
     ]
     return "\n".join(blocks) or "Not run yet.\n"
+
+
+def _titled(result: dict[str, Any]) -> dict[str, Any]:
+    """Return a table whose title says what sets it apart from others of the same target."""
+    bench = result["parts"][0]["bench"]
+    words = [result["title"], "fine-tuned" if bench["finetune"] else "frozen features"]
+    if bench["backbone"] != backbones.DEFAULT:
+        words.append(backbones.info(bench["backbone"]).title)
+    if not bench.get("split_seed"):
+        words.append("first queries, earlier search")
+    return {**result, "title": " – ".join([words[0], ", ".join(words[1:])])}
 
 
 def encoding_table() -> str:
