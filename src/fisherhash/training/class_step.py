@@ -21,7 +21,7 @@ from torch import Tensor
 from fisherhash.methods._pairs import TrainingLabels
 from fisherhash.model.finished_heads import ClassStepHead
 from fisherhash.model.head_base import Head
-from fisherhash.training.classifier import classification_loss
+from fisherhash.training.side_classifier import classification_loss
 
 DROPOUT = 0.5
 EPOCHS = 30

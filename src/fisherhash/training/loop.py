@@ -22,9 +22,9 @@ from fisherhash.system import storage
 from fisherhash.system.progress import progress
 from fisherhash.training.captured import GraphStep
 from fisherhash.training.checkpoints import checkpoint_files, is_unfinished, read_checkpoint
-from fisherhash.training.classifier import find_classifier
 from fisherhash.training.images import FrozenImages, LiveImages, evaluation_mode
 from fisherhash.training.settings import Settings
+from fisherhash.training.side_classifier import find_side_classifier
 
 __all__ = ["METRICS", "FrozenImages", "LiveImages", "Loop", "evaluation_mode"]
 
@@ -68,7 +68,7 @@ class Loop:
         self._total = settings.epochs * self.steps
         # A method's own weights (such as a classifier) are trained and saved like the head's.
         self.modules: dict[str, nn.Module] = {**images.modules, "method": self.method}
-        self.classifier = find_classifier(images, settings)
+        self.classifier = find_side_classifier(images, settings)
         if self.classifier is not None:
             self.modules["classifier"] = self.classifier
         self.ranks = images.ranks

@@ -9,11 +9,15 @@ import torch.nn.functional as F
 from fisherhash.backbones.tiny import Tiny
 from fisherhash.errors import UsageError
 from fisherhash.methods import create
-from fisherhash.training.classifier import Classifier, classification_loss, find_classifier
 from fisherhash.training.fitting import fit
 from fisherhash.training.images import FrozenImages, LiveImages
 from fisherhash.training.loop import Loop
 from fisherhash.training.settings import Settings
+from fisherhash.training.side_classifier import (
+    SideClassifier,
+    classification_loss,
+    find_side_classifier,
+)
 
 SETTINGS = Settings(epochs=3, batch_size=8, learning_rate=0.01, classifier_weight=0.5, dropout=0.0)
 
@@ -43,14 +47,14 @@ def test_the_loss_is_cross_entropy_of_one_class_or_of_each():
 @pytest.mark.parametrize("scale", [1e-3, 1.0, -50.0])
 def test_its_weight_is_in_units_of_the_first_loss(scale):
     images = live_images()
-    classifier = Classifier(images, SETTINGS)
+    classifier = SideClassifier(images, SETTINGS)
     terms = {"loss": torch.tensor(scale), "pair": torch.tensor(1.0)}
     first = classifier(terms, torch.randn(24, images.head.in_features), images.labels)
     assert first["pair"] is terms["pair"]
     assert first["loss"].item() == pytest.approx(scale + 0.5 * abs(scale), rel=1e-5)
     # The units of the first step stay, also after a checkpoint.
     unit = float(classifier.unit)
-    again = Classifier(images, SETTINGS)
+    again = SideClassifier(images, SETTINGS)
     again.load_state_dict(classifier.state_dict())
     for one in (classifier, again):
         one({"loss": torch.tensor(7.0)}, torch.randn(24, images.head.in_features), images.labels)
@@ -60,8 +64,8 @@ def test_its_weight_is_in_units_of_the_first_loss(scale):
 def test_several_labels_are_predicted_one_by_one():
     labels = torch.eye(3)[torch.arange(24) % 3]
     labels[0] = 1.0
-    assert Classifier(live_images(labels), SETTINGS).several
-    assert not Classifier(live_images(), SETTINGS).several
+    assert SideClassifier(live_images(labels), SETTINGS).several
+    assert not SideClassifier(live_images(), SETTINGS).several
 
 
 def test_it_trains_the_network():
@@ -83,9 +87,11 @@ def test_it_trains_the_network():
 def test_frozen_features_have_none():
     images = live_images()
     frozen = FrozenImages(images.features(), images.labels, images.head)
-    assert find_classifier(frozen, SETTINGS) is None
-    assert find_classifier(images, dataclasses.replace(SETTINGS, classifier_weight=0.0)) is None
-    assert find_classifier(images, SETTINGS) is not None
+    assert find_side_classifier(frozen, SETTINGS) is None
+    assert (
+        find_side_classifier(images, dataclasses.replace(SETTINGS, classifier_weight=0.0)) is None
+    )
+    assert find_side_classifier(images, SETTINGS) is not None
 
 
 def test_without_a_network_to_train_it_is_refused(photos):

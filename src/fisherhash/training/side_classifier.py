@@ -24,7 +24,7 @@ def classification_loss(scores: Tensor, labels: Tensor, *, several: bool) -> Ten
     return F.cross_entropy(scores, class_proportions(labels.float()))
 
 
-class Classifier(nn.Module):
+class SideClassifier(nn.Module):
     """Makes the network tell classes apart, whatever the method asks of it; not part of a hasher.
 
     A loss of pairs or of centres need not lead to features from which the classes can be read,
@@ -70,7 +70,7 @@ class Classifier(nn.Module):
         return {**terms, "classifier": found, "loss": loss}
 
 
-def find_classifier(images: FrozenImages, settings: Settings) -> Classifier | None:
+def find_side_classifier(images: FrozenImages, settings: Settings) -> SideClassifier | None:
     """Return a classifier where one is wanted and there is a network to train; else None."""
     wanted = settings.classifier_weight > 0 and "backbone" in images.modules
-    return Classifier(images, settings) if wanted else None
+    return SideClassifier(images, settings) if wanted else None
