@@ -15,6 +15,7 @@ from fisherhash.training.loop import Loop
 from fisherhash.training.settings import Settings
 from fisherhash.training.side_classifier import (
     SideClassifier,
+    class_targets,
     classification_loss,
     find_side_classifier,
 )
@@ -38,8 +39,10 @@ def test_the_loss_is_cross_entropy_of_one_class_or_of_each():
     scores = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
     one, several = torch.eye(2), torch.tensor([[1.0, 1.0], [0.0, 1.0]])
     expected = F.cross_entropy(scores, torch.tensor([0, 1]))
-    torch.testing.assert_close(classification_loss(scores, one, several=False), expected)
-    found = classification_loss(scores, several, several=True)
+    for labels in (one, 7 * one):  # shares of the classes, whatever the labels sum to
+        targets = class_targets(labels, several=False)
+        torch.testing.assert_close(classification_loss(scores, targets, several=False), expected)
+    found = classification_loss(scores, class_targets(several, several=True), several=True)
     by_hand = -torch.where(several > 0, scores.sigmoid().log(), (1 - scores.sigmoid()).log()).mean()
     torch.testing.assert_close(found, by_hand)
 
@@ -95,7 +98,7 @@ def test_frozen_features_have_none():
 
 
 def test_without_a_network_to_train_it_is_refused(photos):
-    with pytest.raises(UsageError, match="classifier_weight needs a network that is trained"):
+    with pytest.raises(UsageError, match="classifier_weight is for a network that is trained"):
         fit(photos, bits=8, backbone="tiny", finetune=False, settings=SETTINGS)
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fisherhash import backbones, methods
 from fisherhash.data.collection import Collection
 from fisherhash.data.lists import is_list_folder
+from fisherhash.data.loading import Rows
 from fisherhash.data.pixels import PixelBank, pixel_rows
 from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import NAMED, open_data
@@ -205,19 +206,21 @@ class OpenBench:
         """Features of queries and database by the initial network, where classes are held out."""
         if self.unseen is None or self.trials_only:
             return None
-        query, database = (self._features(part) for part in (self.split.query, self.split.database))
+        parts = (self.split.query, self.split.database)
+        query, database = (self.features(part).values for part in parts)
         # Images that cannot be read are left out of both, and the rows no longer correspond.
         whole = len(query) == len(self.split.query) and len(database) == len(self.split.database)
         return (query, database) if whole else None
 
-    def _features(self, wanted: NDArray[np.int64]) -> NDArray[np.float32]:
+    def features(self, wanted: NDArray[np.int64]) -> Rows:
+        """Features of images by the initial network, computed once and stored on disk."""
         network = on_device(self.network, self.device)
         runtime = TorchRuntime(network, self.device, via_onnx=True)
-        return feature_rows(runtime, self.collection, wanted).values
+        return feature_rows(runtime, self.collection, wanted)
 
     def prepare(self) -> None:
         """Fill the caches that every run reads, so that processes do not fill them twice."""
-        self._features(self.split.train if self.finetune else self.numbers)
+        self.features(self.split.train if self.finetune else self.numbers)
         _ = self.reference
         if self.finetune:
             pixel_rows(self.collection, self.numbers, self.network.preprocessing)

@@ -9,14 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fisherhash.data.loading import Rows
 from fisherhash.data.splits import hash_order
 from fisherhash.errors import FisherhashError
 from fisherhash.experiments.benches import OpenBench
 from fisherhash.experiments.specs import MOVING, PRINTED, Options
 from fisherhash.methods.dfh import DFH
-from fisherhash.model.runtime import feature_rows
-from fisherhash.model.torch_runtime import TorchRuntime, on_device
 from fisherhash.training.loop import FrozenImages, Loop
 from fisherhash.training.settings import Settings
 
@@ -41,7 +38,7 @@ def illustration_points(stage: OpenBench) -> dict[str, Any]:
     The head starts at random, at unit scale over all training images. As in the paper's figure,
     the two classes start in neighbouring quadrants: the first seed that does so is used.
     """
-    collection, rows = stage.collection, _training_features(stage)
+    collection, rows = stage.collection, stage.features(stage.split.train)
     everything = torch.from_numpy(rows.values).to(stage.device)
     where = {int(number): row for row, number in enumerate(rows.indices)}
     drawn: list[int] = []
@@ -89,7 +86,7 @@ def center_moves(stage: OpenBench) -> dict[str, Any]:
     Returns:
         The number of bits, and by step one list per metric with a number for every epoch.
     """
-    rows = _training_features(stage)
+    rows = stage.features(stage.split.train)
     features = torch.from_numpy(rows.values).to(stage.device)
     labels = torch.from_numpy(stage.collection.labels[rows.indices]).float().to(stage.device)
     found: dict[str, Any] = {"bits": _MOVE_BITS, "classes": labels.shape[1], "steps": {}}
@@ -101,9 +98,3 @@ def center_moves(stage: OpenBench) -> dict[str, Any]:
         history = Loop(method, FrozenImages(features, labels, head), _MOVE_SETTINGS).run()
         found["steps"][name] = {key: [row[key] for row in history] for key in _METRICS}
     return found
-
-
-def _training_features(stage: OpenBench) -> Rows:
-    network = on_device(stage.network, stage.device)
-    runtime = TorchRuntime(network, stage.device, via_onnx=True)
-    return feature_rows(runtime, stage.collection, stage.split.train)

@@ -21,7 +21,7 @@ from torch import Tensor
 from fisherhash.methods._pairs import TrainingLabels
 from fisherhash.model.finished_heads import ClassStepHead
 from fisherhash.model.head_base import Head
-from fisherhash.training.side_classifier import classification_loss
+from fisherhash.training.side_classifier import class_targets, classification_loss
 
 DROPOUT = 0.5
 EPOCHS = 30
@@ -106,6 +106,7 @@ def fit_classifier(
     generator = torch.Generator(inputs.device).manual_seed(seed)
     order = torch.Generator().manual_seed(seed)
     count, size = len(inputs), min(BATCH, len(inputs))
+    targets = class_targets(labels, several=several)
     weight = torch.zeros(labels.shape[1], inputs.shape[1], device=inputs.device)
     bias = torch.zeros(labels.shape[1], device=inputs.device)
     with torch.enable_grad():
@@ -121,7 +122,7 @@ def fit_classifier(
             keep = torch.rand(size, inputs.shape[1], generator=generator, device=inputs.device)
             batch = inputs[rows] * (keep >= DROPOUT) / (1.0 - DROPOUT)
             scores = batch @ weight.T + bias
-            loss = classification_loss(scores, labels[rows], several=several)
+            loss = classification_loss(scores, targets[rows], several=several)
             optimizer.zero_grad()
             loss.backward()
             optimizer.param_groups[0]["lr"] = RATE * (1.0 - step / len(batches))

@@ -323,8 +323,7 @@ def fit(
         identity[FEATURES_BY] = begun
     if folder is not None:
         ranks.on_first(partial(check_resumable, folder, identity, overwrite=overwrite))
-    check_settings(learner, network.features, bits, settings)
-    check_classifier(settings, live=live, labels=split is not None)
+    check_settings(learner, network.features, bits, settings, live=live)
 
     torch.manual_seed(settings.seed)
     with ranks.in_turn():
@@ -391,23 +390,33 @@ def fit(
 
 
 def check_settings(
-    learner: HashMethod | methods.FeatureMethod, width: int, bits: int, settings: Settings
+    learner: HashMethod | methods.FeatureMethod,
+    width: int,
+    bits: int,
+    settings: Settings,
+    *,
+    live: bool = False,
 ) -> None:
-    """Refuse settings that a method has no use for; ``width`` is that of the features."""
+    """Refuse settings that a method has no use for.
+
+    Args:
+        learner: the method.
+        width: of the features.
+        bits: length of the codes.
+        settings: what to check.
+        live: whether a network is trained.
+    """
     name = learner.info.name
+    if settings.classifier_weight and not live:
+        raise UsageError(
+            "classifier_weight is for a network that is trained; use --finetune, or leave it at 0"
+        )
     if isinstance(learner, HashMethod) and settings.outputs:
         check_cut(name, learner.head(width), bits, settings)
     elif not isinstance(learner, HashMethod) and (settings.outputs or settings.step_weight):
         raise UsageError(
             f"{name} is not trained by gradient; it takes neither outputs nor a class step"
         )
-
-
-def check_classifier(settings: Settings, *, live: bool, labels: bool) -> None:
-    """Refuse a classifier beside the head that would have nothing to train, or to learn from."""
-    if settings.classifier_weight and not (live and labels):
-        what = "a network that is trained; use --finetune" if not live else "labels"
-        raise UsageError(f"classifier_weight needs {what}, or leave it at 0")
 
 
 def unmeasurable(name: str) -> UsageError:

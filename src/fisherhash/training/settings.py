@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 from fisherhash.errors import unknown_name
 from fisherhash.system.options import Range, Tuned, check_options, options_of, parse_pairs
 
-LATER = frozenset({"classifier_weight"})
+ADDED = frozenset({"classifier_weight"})
+"""Settings that runs were named and stored without before there were these settings."""
 MOST_OUTPUTS = 1024
 """As many as bits, see codes.py, which imports numpy: the command line must start without it."""
 
@@ -89,7 +90,7 @@ class Settings:
             one.name: value
             for one in fields(self)
             for value in [getattr(self, one.name)]
-            if one.name not in LATER or value != one.default
+            if one.name not in ADDED or value != one.default
         }
 
     def rate(self, done: float) -> float:

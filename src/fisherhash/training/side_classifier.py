@@ -11,17 +11,21 @@ from fisherhash.training.images import FrozenImages
 from fisherhash.training.settings import Settings
 
 
-def classification_loss(scores: Tensor, labels: Tensor, *, several: bool) -> Tensor:
-    """Return the cross-entropy of scores (n, classes) with labels 0 or 1.
+def class_targets(labels: Tensor, *, several: bool) -> Tensor:
+    """Return what a classifier is to predict of images with labels (n, classes) 0 or 1.
 
     Args:
-        scores: (n, classes).
         labels: (n, classes).
         several: whether every class is predicted by itself, not one class per image.
     """
+    return labels.float() if several else class_proportions(labels.float())
+
+
+def classification_loss(scores: Tensor, targets: Tensor, *, several: bool) -> Tensor:
+    """Return the cross-entropy of scores (n, classes) with :func:`class_targets`."""
     if several:
-        return F.binary_cross_entropy_with_logits(scores, labels.float())
-    return F.cross_entropy(scores, class_proportions(labels.float()))
+        return F.binary_cross_entropy_with_logits(scores, targets)
+    return F.cross_entropy(scores, targets)
 
 
 class SideClassifier(nn.Module):
@@ -60,7 +64,8 @@ class SideClassifier(nn.Module):
         """
         # Not a layer: processes that train together see the whole batch here, not their share.
         scores = self.linear(F.dropout(features, self.dropout, self.training))
-        found = classification_loss(scores, labels, several=self.several)
+        targets = class_targets(labels, several=self.several)
+        found = classification_loss(scores, targets, several=self.several)
         if not self._measured:
             # In Python, once: the steps that are captured as a graph come later.
             if not bool(self.unit):
