@@ -180,7 +180,7 @@ def make_plan(request: Request) -> Plan:
             source.data,
             source.protocol,
             "tiny" if rehearse else request.backbone,
-            request.weights,
+            None if rehearse else request.weights,
             32 if rehearse else request.image_size or IMAGE_SIZE,
             live,
             REHEARSAL_IMAGES if rehearse else 0,
