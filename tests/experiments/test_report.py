@@ -264,13 +264,13 @@ def test_winners_at_an_edge_are_on_the_page():
         "space": {"margin": {"least": 0, "most": 4, "scale": "linear"}},
         "trials": [{"options": {"margin": 3.9}, "settings": {}, "epochs": 5, "plain": None}],
         "winner": {**winner, "edges": ["margin"]},
-        "winner_step": {**winner, "edges": [], "class_step": {"weight": 0.5, "sharpness": 2.0}},
+        "winner_step": {**winner, "edges": ["step_sharpness"], "class_step": {"weight": 0.5, "sharpness": 2.0}},
     }
     made["tuning"] = {"bench": {"rows": {"dfh-paper": entry}}}
     page = report.html_page(made)
     assert "Tuned to an edge of the range that was searched: DFH (margin)." in page
     assert "margin 3.9 ⚠: 0.700" in page
-    assert "class step: weight 0.5, sharpness 2" in page
+    assert "step_weight 0.5, step_sharpness 2 ⚠" in page
     assert "16 points, 1 trials, 3 without a score" in page
     assert "margin 0–4" in page
     assert "no score" in page

@@ -1,6 +1,7 @@
 """Tuning: the same points for every process, the best quarter trained longer, the best one wins."""
 
 import dataclasses
+import itertools
 import json
 import math
 from typing import Annotated
@@ -282,6 +283,29 @@ def test_what_lies_at_an_edge():
     assert not one.edge(0.03)
     natural = dataclasses.replace(one, range=Range(0.001, 1.0))
     assert not natural.edge(0.9)  # it cannot be moved further out
+
+
+@pytest.mark.parametrize(
+    ("weight", "sharpness", "edges"),
+    [
+        (1.0, 1.0, []),
+        (0.25, 1.0, []),  # next to the least weight lies no step at all
+        (4.0, 1.0, ["step_weight"]),
+        (1.0, 0.25, ["step_sharpness"]),
+        (4.0, 4.0, ["step_weight", "step_sharpness"]),
+    ],
+)
+def test_a_class_step_at_an_end_of_its_grid_is_marked(weight, sharpness, edges):
+    def grid(cell):
+        pairs = itertools.product((0.25, 1.0, 4.0), repeat=2)
+        return [
+            {"weight": w, "sharpness": s, "score": near(cell) + ((w, s) == (weight, sharpness))}
+            for w, s in pairs
+        ]
+
+    winner = search().summary(Done(near, grid))["winner_step"]
+    assert winner["class_step"] == {"weight": weight, "sharpness": sharpness}
+    assert [name for name in winner["edges"] if name.startswith("step_")] == edges
 
 
 def test_diverged_trials_have_no_score_and_are_counted():

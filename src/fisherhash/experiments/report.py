@@ -290,10 +290,9 @@ def _winner(winner: Mapping[str, Any] | None) -> str:
     if winner is None:
         return "none yet"
     edges = winner.get("edges", ())
-    values = {**winner["settings"], **winner["options"]}
+    step = {f"step_{key}": f"{value:g}" for key, value in (winner.get("class_step") or {}).items()}
+    values = {**winner["settings"], **winner["options"], **step}
     words = [f"{key} {value}" + (" ⚠" if key in edges else "") for key, value in values.items()]
-    if step := winner.get("class_step"):
-        words.append(f"class step: weight {step['weight']:g}, sharpness {step['sharpness']:g}")
     score = f": {winner['score']:.3f}" if winner.get("score") is not None else ""
     return ", ".join(words) + score
 

@@ -50,6 +50,21 @@ class Trial:
         """Return the best class step with its score; the first of equal ones."""
         return max(self.steps(runner), key=lambda step: step["score"], default=None)
 
+    def step_edges(self, runner: Runner) -> list[str]:
+        """Return which numbers of the best class step lie at an end of those that were measured.
+
+        The least weight is no end: without the step, the weight is 0, and that was measured, too.
+        """
+        steps, best = self.steps(runner), self.step(runner)
+        if best is None:
+            return []
+        found = []
+        for name in ("weight", "sharpness"):
+            values = {step[name] for step in steps}
+            ends = {max(values)} if name == "weight" else {min(values), max(values)}
+            found += [f"step_{name}"] if best[name] in ends else []
+        return found
+
     def highest(self, runner: Runner) -> float | None:
         """Return the mean score without or with the class step, whichever is higher."""
         step = self.step(runner)

@@ -274,6 +274,7 @@ class Search:
                 step = dict(stepped.step(runner) or {})
                 entry["winner_step"] = self._winner(stepped, step.pop("score"), long)
                 entry["winner_step"]["class_step"] = step
+                entry["winner_step"]["edges"] += stepped.step_edges(runner)
         return entry
 
     def _winner(self, trial: Trial, score: float | None, others: Sequence[Trial]) -> dict[str, Any]:

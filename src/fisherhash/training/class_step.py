@@ -44,10 +44,12 @@ class ClassStep:
     sharpness: float
 
 
+WEIGHTS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+SHARPNESSES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
 GRID = tuple(
     ClassStep(weight, sharpness)
-    for weight in (0.25, 0.5, 1.0, 2.0, 4.0)
-    for sharpness in (0.25, 0.5, 1.0, 2.0)
+    for weight in WEIGHTS
+    for sharpness in SHARPNESSES
 )
 """The steps that are tried on held-out images."""
 
