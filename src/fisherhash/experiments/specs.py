@@ -36,20 +36,21 @@ BASES: dict[str, Options] = {
     "dfh-moving": {**PRINTED, **SIGNS, **MOVING},
     "dfh-separated": {**PRINTED, **SIGNS},
 }
+SEPARATION = ("separation", "separation_margin")
 # Options without effect in a row, which its search leaves alone.
 IDLE: dict[str, tuple[str, ...]] = {
-    "dfh-paper": ("affinity", "separation"),
+    "dfh-paper": ("affinity", *SEPARATION),
     "dfh-ours": ("relaxation",),
-    "dfh-p": ("affinity", "separation", "margin", "intra", "inter", "relaxation", "center_step"),
-    "dfh-pm": ("affinity", "separation", "intra", "inter", "relaxation", "center_step"),
-    "dfh-pmi": ("affinity", "separation", "inter"),
-    "dfh-c": ("affinity", "separation", "margin", "quantization"),
-    "dfh-pc": ("affinity", "separation", "margin"),
-    "dfh-printed": ("affinity", "separation", "cut"),
-    "dfh-graded": ("cut", "separation"),
-    "dfh-balanced": ("affinity", "separation", "cut"),
-    "dfh-moving": ("affinity", "separation", "cut"),
-    "dfh-separated": ("affinity", "cut"),
+    "dfh-p": ("affinity", *SEPARATION, "margin", "intra", "inter", "relaxation", "center_step"),
+    "dfh-pm": ("affinity", *SEPARATION, "intra", "inter", "relaxation", "center_step"),
+    "dfh-pmi": ("affinity", *SEPARATION, "inter"),
+    "dfh-c": ("affinity", *SEPARATION, "margin", "quantization"),
+    "dfh-pc": ("affinity", *SEPARATION, "margin"),
+    "dfh-printed": ("affinity", *SEPARATION, "cut"),
+    "dfh-graded": ("cut", *SEPARATION),
+    "dfh-balanced": ("affinity", *SEPARATION, "cut"),
+    "dfh-moving": ("affinity", *SEPARATION, "cut"),
+    "dfh-separated": ("affinity", "cut", "separation_margin"),
 }
 
 

@@ -102,6 +102,8 @@ class DFH(MemoryMethod):
     * ``separation``: the U-step above pulls an image to its own centre, and no centre pushes it
       away. With weight lambda it also minimises the cross-entropy between y_i and the softmax over
       m of sqrt(K) cos(u_i, c_m), so that an image is nearer to its own centre than to any other.
+      ``separation_margin`` is taken from the cosines to the image's own centres, as the margin m
+      is from theta: otherwise the term stops learning as soon as the order is right.
 
     Two means that help are open to every method and belong to the training settings: ``outputs``,
     more outputs than bits, from which the bits are cut; and the class step, which gives new images
@@ -136,6 +138,7 @@ class DFH(MemoryMethod):
             book that does not depend on the data; or ``graded`` by how similar the classes look.
         affinity: a, how much graded centres follow the classes' similarity; 0 is not at all.
         separation: lambda, the weight of being nearer to the own centre than to the others.
+        separation_margin: By how much nearer, as a difference of cosines.
     """
 
     info = MethodInfo(
@@ -148,7 +151,7 @@ class DFH(MemoryMethod):
     )
 
     moved: ClassVar[Mapping[str, str]] = {"width": "outputs", "cut": "cut"}
-    added: ClassVar[frozenset[str]] = frozenset({"separation"})
+    added: ClassVar[frozenset[str]] = frozenset({"separation", "separation_margin"})
 
     parts: str = "pair,margin,intra,inter"
     margin: Annotated[float, Range(least=0), Tuned(0.0, 4.0)] = 1.0
@@ -171,6 +174,7 @@ class DFH(MemoryMethod):
     ] = "means"
     affinity: Annotated[float, Range(least=0, most=1), Tuned(0.0, 1.0)] = 0.5
     separation: Annotated[float, Range(least=0), Tuned(0.0, 10.0)] = 0.0
+    separation_margin: Annotated[float, Range(least=0), Tuned(0.0, 0.6)] = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -258,8 +262,10 @@ class DFH(MemoryMethod):
             )
             terms["loss"] = terms["loss"] + terms["pair"]
         if self.separation > 0 and self._mu > 0:
-            # The norm of a centre is sqrt(K).
+            # The norm of a centre is sqrt(K), and cosines are scaled by it.
             scores = F.normalize(outputs.float(), dim=1) @ self.centers
+            own = batch.labels.float() * self.bits**0.5
+            scores = scores - self.separation_margin * own
             terms["separation"] = F.cross_entropy(scores, proportions)
             terms["loss"] = terms["loss"] + self.separation * terms["separation"]
         return terms
