@@ -264,7 +264,11 @@ def test_winners_at_an_edge_are_on_the_page():
         "space": {"margin": {"least": 0, "most": 4, "scale": "linear"}},
         "trials": [{"options": {"margin": 3.9}, "settings": {}, "epochs": 5, "plain": None}],
         "winner": {**winner, "edges": ["margin"]},
-        "winner_step": {**winner, "edges": ["step_sharpness"], "class_step": {"weight": 0.5, "sharpness": 2.0}},
+        "winner_step": {
+            **winner,
+            "edges": ["step_sharpness"],
+            "class_step": {"weight": 0.5, "sharpness": 2.0},
+        },
     }
     made["tuning"] = {"bench": {"rows": {"dfh-paper": entry}}}
     page = report.html_page(made)
