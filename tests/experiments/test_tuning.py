@@ -264,11 +264,16 @@ def test_the_best_is_tried_with_a_classifier_beside_the_head():
     live = tuning.Search(GREEDY, FINETUNED, SETTINGS, (12, 48))
     runner = Done(both_help)
     tried = live.beside(runner)
-    assert [trial.point["classifier_weight"] for trial in tried] == [*tuning.CLASSIFIER_WEIGHTS]
+    # The largest weight was the best, so one more was tried.
+    assert [trial.point["classifier_weight"] for trial in tried] == [0.2, 0.5, 1.0]
     assert {(trial.point["outputs"], trial.point["cut"]) for trial in tried} == {(128, "between")}
     assert {trial.epochs for trial in tried} == {20}
     winner = live.summary(runner)["winner"]["settings"]
     assert (winner["outputs"], winner["classifier_weight"]) == (128, 0.5)
+    more = live.beside(Done(lambda cell: near(cell) + cell.settings.classifier_weight))
+    assert [trial.point["classifier_weight"] for trial in more] == [0.2, 0.5, 1.0, 2.0]
+    none = live.beside(Done(lambda cell: near(cell) - cell.settings.classifier_weight))
+    assert len(none) == len(tuning.CLASSIFIER_WEIGHTS)
     assert search().beside(runner) == []  # frozen features
     without = tuning.Search(Row("CIBHash", "cibhash"), FINETUNED, SETTINGS, (12, 48))
     assert without.beside(runner) == []

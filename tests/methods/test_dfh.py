@@ -79,11 +79,12 @@ def test_loss_is_the_printed_objective(margin, weight):
     assert float(terms["loss"]) == pytest.approx(pair + 0.3 * quantization, rel=1e-5)
 
 
-def test_separation_is_the_cross_entropy_of_the_cosines_to_all_centres():
+@pytest.mark.parametrize("margin", [0.0, 0.3])
+def test_separation_is_the_cross_entropy_of_the_cosines_to_all_centres(margin):
     outputs, labels = toy()
     labels[0, 1] = 1  # an image with two labels
     without = started(outputs, labels)
-    method = started(outputs, labels, separation=2.5)
+    method = started(outputs, labels, separation=2.5, separation_margin=margin)
     index = [0, 5, 7, 11]
     expected = 0.0
     for i in index:
@@ -91,7 +92,8 @@ def test_separation_is_the_cross_entropy_of_the_cosines_to_all_centres():
         cosines = [
             float(outputs[i] @ c) / float(outputs[i].norm() * c.norm()) for c in method.centers.T
         ]
-        scores = [math.sqrt(outputs.shape[1]) * cosine for cosine in cosines]
+        closer = [cosine - margin * float(y) for cosine, y in zip(cosines, labels[i], strict=True)]
+        scores = [math.sqrt(outputs.shape[1]) * cosine for cosine in closer]
         total = sum(math.exp(score) for score in scores)
         log_shares = [math.log(math.exp(score) / total) for score in scores]
         expected -= sum(float(y) * share for y, share in zip(own, log_shares, strict=True))

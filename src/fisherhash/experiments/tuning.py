@@ -51,11 +51,11 @@ SHORTER = 4
 NEAR = 0.1
 """The standard deviation of a point of the third round, as a share of the range."""
 MOST_BEYOND = 2
-"""Rounds beyond the edges at most: a loss that is best with a weight of 0 has no end to find."""
+"""Rounds beyond an edge at most: a loss that is best with a weight of 0 has no end to find."""
 HELD_OUT = 0.2
 
 CLASSIFIER_WEIGHTS = (0.2, 0.5)
-"""What the last round tries where the network is trained and the method knows labels."""
+"""What the last round tries first where the network is trained and the method knows labels."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +187,8 @@ class Search:
     def beside(self, runner: Runner, *, guess: bool = False) -> list[Trial]:
         """Return the trials of the last round: the best of all with a classifier beside the head.
 
+        While the largest weight is the best, one twice as large follows, at most twice.
+
         Args:
             runner: knows the results.
             guess: as for :meth:`ways`.
@@ -195,13 +197,20 @@ class Search:
         if not (self.bench.finetune and learns):
             return []
         trials = [*self._numbers(runner), *self.ways(runner)]
-        best = self._highest(trials, runner, guess=guess)
-        points = [
-            {**trial.point, "classifier_weight": weight}
-            for trial in best
-            for weight in CLASSIFIER_WEIGHTS
-        ]
-        return [self._trial(point, self.settings) for point in points]
+        found: list[Trial] = []
+        for best in self._highest(trials, runner, guess=guess):
+            weights = list(CLASSIFIER_WEIGHTS)
+            found = [self._beside(best, weight) for weight in weights]
+            for _ in range(0 if guess else MOST_BEYOND):
+                if self._highest([*trials, *found], runner, guess=False) != found[-1:]:
+                    break
+                weights.append(2 * weights[-1])
+                found.append(self._beside(best, weights[-1]))
+        return found
+
+    def _beside(self, trial: Trial, weight: float) -> Trial:
+        """Return a trial of the same point with a classifier beside the head."""
+        return self._trial({**trial.point, "classifier_weight": weight}, self.settings)
 
     def known(self, runner: Runner) -> list[Trial]:
         """Return the trials of every round that is known by now; each result may add some."""
