@@ -17,10 +17,10 @@ from fisherhash.experiments.tables import Table, TableCell
 
 NOTE = (
     "{metrics} by Hamming distance, expected over tie order: means over the seeds, with "
-    "EfficientNet-Lite0 at 128 px, fine-tuned. Bold: the highest of the column. +: with the "
-    "class step, where the method's search on held-out training images preferred it. ‡: has no "
-    "Hamming distance and is ranked by its own, with real-valued queries. –: not run, or not "
-    "defined for several labels."
+    "EfficientNet-Lite0 (where it is named, SqueezeNet 1.0) at 128 px, fine-tuned. Bold: the "
+    "highest of the column. +: with the class step, where the method's search on held-out training "
+    "images preferred it. ‡: has no Hamming distance and is ranked by its own, with real-valued "
+    "queries. –: not run, or not defined for several labels."
 )
 
 
@@ -37,9 +37,16 @@ class FreshPart:
     part: dict[str, Any]
 
     @property
+    def usual(self) -> bool:
+        """Whether it was measured with the default network."""
+        return self.part["bench"]["backbone"] == backbones.DEFAULT
+
+    @property
     def title(self) -> str:
-        """The data set in one word."""
-        return self.part["title"].split(" (")[0]
+        """The data set in one word, and the network if it is not the default."""
+        name = self.part["title"].split(" (")[0]
+        network = backbones.info(self.part["bench"]["backbone"]).title.split(" (")[0]
+        return name if self.usual else f"{name} with {network}"
 
     @property
     def metric(self) -> str:
@@ -66,21 +73,20 @@ class FreshPart:
         """Where DFH stands on this data set."""
         said = report.part_report(self.result, self.part).verdicts
         run = len({row["method"] for row in self.part["rows"]})
-        return f"{self.part['title']}, {run} methods:\n\n" + "\n".join(f"- {line}" for line in said)
+        title = self.part["title"] if self.usual else self.title
+        return f"{title}, {run} methods:\n\n" + "\n".join(f"- {line}" for line in said)
 
 
 def readme_table() -> str:
     """Return every method on the fresh queries of every data set, and where DFH stands."""
-    parts = list(_fresh_parts())
+    parts = sorted(_fresh_parts(), key=lambda one: not one.usual)
     return "\n\n".join([_summary(parts).markdown(), *(one.verdicts for one in parts)]) + "\n"
 
 
 def _fresh_parts() -> Iterator[FreshPart]:
     for _, result in reproduced():
         for part in result["parts"] if result["target"] in ("table2", "table3") else ():
-            bench = part["bench"]
-            fresh = bench["finetune"] and bench.get("split_seed")
-            if fresh and bench["backbone"] == backbones.DEFAULT:
+            if part["bench"]["finetune"] and part["bench"].get("split_seed"):
                 yield FreshPart(result, part)
 
 
@@ -101,5 +107,5 @@ def _summary(parts: list[FreshPart]) -> Table:
             first = score.hamming and score.mean == best
             title = name if score.hamming else f"{name} ‡"
             lines[title][number] = TableCell(mark, text) if first else TableCell(text + mark)
-    note = NOTE.format(metrics=", ".join(one.metric for one in parts))
+    note = NOTE.format(metrics=", ".join(one.metric for one in parts if one.usual))
     return Table(["method", *header], [[name, *cells] for name, cells in lines.items()], note)
