@@ -17,10 +17,10 @@ from fisherhash.experiments.tables import Table, TableCell
 
 NOTE = (
     "{metrics} by Hamming distance, expected over tie order: means over the seeds, with "
-    "EfficientNet-Lite0 (where it is named, SqueezeNet 1.0) at 128 px, fine-tuned. Bold: the "
-    "highest of the column. +: with the class step, where the method's search on held-out training "
-    "images preferred it. ‡: has no Hamming distance and is ranked by its own, with real-valued "
-    "queries. –: not run, or not defined for several labels."
+    "EfficientNet-Lite0{others} at 128 px, fine-tuned. Bold: the highest of the column. +: with "
+    "the class step, where the method's search on held-out training images preferred it. ‡: has no "
+    "Hamming distance and is ranked by its own, with real-valued queries. –: not run, or not "
+    "defined for several labels."
 )
 
 
@@ -45,8 +45,12 @@ class FreshPart:
     def title(self) -> str:
         """The data set in one word, and the network if it is not the default."""
         name = self.part["title"].split(" (")[0]
-        network = backbones.info(self.part["bench"]["backbone"]).title.split(" (")[0]
-        return name if self.usual else f"{name} with {network}"
+        return name if self.usual else f"{name} with {self.network}"
+
+    @property
+    def network(self) -> str:
+        """The network without its year."""
+        return backbones.info(self.part["bench"]["backbone"]).title.split(" (")[0]
 
     @property
     def metric(self) -> str:
@@ -73,7 +77,7 @@ class FreshPart:
         """Where DFH stands on this data set."""
         said = report.part_report(self.result, self.part).verdicts
         run = len({row["method"] for row in self.part["rows"]})
-        title = self.part["title"] if self.usual else self.title
+        title = self.part["title"] + ("" if self.usual else f" with {self.network}")
         return f"{title}, {run} methods:\n\n" + "\n".join(f"- {line}" for line in said)
 
 
@@ -107,5 +111,8 @@ def _summary(parts: list[FreshPart]) -> Table:
             first = score.hamming and score.mean == best
             title = name if score.hamming else f"{name} ‡"
             lines[title][number] = TableCell(mark, text) if first else TableCell(text + mark)
-    note = NOTE.format(metrics=", ".join(one.metric for one in parts if one.usual))
+    others = sorted({one.network for one in parts if not one.usual})
+    named = f" ({' or '.join(others)} where it is named)" if others else ""
+    metrics = ", ".join(one.metric for one in parts if one.usual)
+    note = NOTE.format(metrics=metrics, others=named)
     return Table(["method", *header], [[name, *cells] for name, cells in lines.items()], note)

@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pytest
 
 from fisherhash import methods
 from fisherhash.data.protocols import resolve
@@ -57,11 +58,12 @@ def test_where_data_is(data_folder, monkeypatch):
         (data_folder / "nuswide21").rename(data_folder / "coco21")
 
 
-def test_a_later_option_at_its_default_does_not_change_the_name():
+@pytest.mark.parametrize("name", ["separation", "separation_margin"])
+def test_a_later_option_at_its_default_does_not_change_the_name(name):
     plain = Cell(BENCH, "dfh", 12, Settings())
-    assert "separation" in methods.find("dfh").added
-    assert "separation" not in plain.config["options"]
-    assert Cell(BENCH, "dfh", 12, Settings(), {"separation": 0.0}).file == plain.file
-    other = Cell(BENCH, "dfh", 12, Settings(), {"separation": 3.0})
-    assert other.config["options"]["separation"] == 3.0
+    assert name in methods.find("dfh").added
+    assert name not in plain.config["options"]
+    assert Cell(BENCH, "dfh", 12, Settings(), {name: 0.0}).file == plain.file
+    other = Cell(BENCH, "dfh", 12, Settings(), {name: 0.5})
+    assert other.config["options"][name] == 0.5
     assert other.file != plain.file

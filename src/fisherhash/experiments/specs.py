@@ -37,7 +37,7 @@ BASES: dict[str, Options] = {
     "dfh-separated": {**PRINTED, **SIGNS},
 }
 SEPARATION = ("separation", "separation_margin")
-# Options without effect in a row, which its search leaves alone.
+# Options that the search of a row leaves alone: without effect, or not part of the row.
 IDLE: dict[str, tuple[str, ...]] = {
     "dfh-paper": ("affinity", *SEPARATION),
     "dfh-ours": ("relaxation",),

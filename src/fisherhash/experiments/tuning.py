@@ -6,9 +6,10 @@ learning rate has one range for all rows. Every row gets the same number of quas
 All of them are trained for a quarter of the epochs, and the best quarter for all epochs, each at
 several code lengths. As many points again are then drawn near the best ones, beyond the range where
 the best lies at its edge. While a winner still lies at an edge with nothing tried beyond it, its
-row gets another such round, at most twice. Last, the best point is tried with every other way to
+row gets another such round, at most twice. Then the best point is tried with every other way to
 make bits of outputs: sixteen points are too few to try each of them beside a good learning rate.
-Where the network is trained, what is best then is tried with a classifier beside the head, too.
+Last, where the network is trained and the method knows labels, what is best by then is tried with a
+classifier beside the head, with larger weights while the largest is the best.
 
 A fifth of the training images is held out. Each held-out image is queried against the others: like
 most of a database, they were not trained on. The score is the mean over the code lengths of the
@@ -51,7 +52,7 @@ SHORTER = 4
 NEAR = 0.1
 """The standard deviation of a point of the third round, as a share of the range."""
 MOST_BEYOND = 2
-"""Rounds beyond an edge at most: a loss that is best with a weight of 0 has no end to find."""
+"""Rounds beyond an edge, or larger weights of a classifier, at most: some have no end to find."""
 HELD_OUT = 0.2
 
 CLASSIFIER_WEIGHTS = (0.2, 0.5)
@@ -197,15 +198,12 @@ class Search:
         if not (self.bench.finetune and learns):
             return []
         trials = [*self._numbers(runner), *self.ways(runner)]
-        found: list[Trial] = []
-        for best in self._highest(trials, runner, guess=guess):
-            weights = list(CLASSIFIER_WEIGHTS)
-            found = [self._beside(best, weight) for weight in weights]
-            for _ in range(0 if guess else MOST_BEYOND):
-                if self._highest([*trials, *found], runner, guess=False) != found[-1:]:
-                    break
-                weights.append(2 * weights[-1])
-                found.append(self._beside(best, weights[-1]))
+        best = self._highest(trials, runner, guess=guess)
+        found = [self._beside(trial, weight) for trial in best for weight in CLASSIFIER_WEIGHTS]
+        for doubled in range(1, 1 if guess else MOST_BEYOND + 1):
+            if not found or self._highest([*trials, *found], runner, guess=False) != found[-1:]:
+                break
+            found.append(self._beside(best[0], CLASSIFIER_WEIGHTS[-1] * 2**doubled))
         return found
 
     def _beside(self, trial: Trial, weight: float) -> Trial:
@@ -225,7 +223,7 @@ class Search:
         return [*self._numbers(runner), *self.ways(runner), *self.beside(runner)]
 
     def _numbers(self, runner: Runner) -> list[Trial]:
-        """The same without the last round: the rounds that look for numbers."""
+        """The same without the last two rounds: the rounds that look for numbers."""
         return [*self.second(runner), *self.third(runner), *self.beyond(runner)]
 
     @property

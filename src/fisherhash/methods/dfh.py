@@ -102,8 +102,8 @@ class DFH(MemoryMethod):
     * ``separation``: the U-step above pulls an image to its own centre, and no centre pushes it
       away. With weight lambda it also minimises the cross-entropy between y_i and the softmax over
       m of sqrt(K) cos(u_i, c_m), so that an image is nearer to its own centre than to any other.
-      ``separation_margin`` is taken from the cosines to the image's own centres, as the margin m
-      is from theta: otherwise the term stops learning as soon as the order is right.
+      With ``separation_margin`` q the scores are sqrt(K) (cos(u_i, c_m) - q) for the image's own
+      classes. Without it the term has hardly any gradient once the order is right.
 
     Two means that help are open to every method and belong to the training settings: ``outputs``,
     more outputs than bits, from which the bits are cut; and the class step, which gives new images
@@ -138,7 +138,8 @@ class DFH(MemoryMethod):
             book that does not depend on the data; or ``graded`` by how similar the classes look.
         affinity: a, how much graded centres follow the classes' similarity; 0 is not at all.
         separation: lambda, the weight of being nearer to the own centre than to the others.
-        separation_margin: By how much nearer, as a difference of cosines.
+        separation_margin: q, by how much nearer, as a difference of cosines; without effect where
+            ``separation`` is 0.
     """
 
     info = MethodInfo(
