@@ -9,7 +9,8 @@ from typing import Annotated
 import pytest
 
 from fisherhash import methods
-from fisherhash.experiments import search_space, specs, tuning, winners
+from fisherhash.errors import UsageError
+from fisherhash.experiments import search_space, specs, trials, tuning, winners
 from fisherhash.experiments.benches import Bench
 from fisherhash.experiments.planning import make_plan, open_cells
 from fisherhash.experiments.reproduce import reproduce
@@ -45,6 +46,9 @@ class Done:
 
     def ended(self, cell):
         return self.row(cell) is not None
+
+    def identity(self, bench, cells):
+        return None
 
 
 def near(cell):
@@ -408,3 +412,84 @@ def test_no_row_waits_for_the_search_of_another(make_request):
     everything = open_cells(plan, bench, Done(near))
     assert runs(everything) == {"dpsh", "csq"}
     assert {c.file for c in everything if c.measured} == {c.file for c in plan.cells(bench)}
+
+
+def test_trials_that_a_search_recorded_are_not_repeated():
+    """As the JSON of a table holds them; all rounds go on from there as from the runs."""
+    live = tuning.Search(GREEDY, FINETUNED, SETTINGS, (12, 48))
+    entry = json.loads(json.dumps(live.summary(Done(near, steps))))
+    nothing = Done(lambda cell: None)
+    again = dataclasses.replace(live, recorded=trials.recorded_trials(entry))
+    assert trials.cells_of(again.known(nothing)) == []
+    assert again.summary(nothing) == entry
+    assert {trial["step"]["weight"] for trial in entry["trials"]} == {1.0}
+    # One of them is missing: its runs, and nothing else, until it is known what it adds.
+    lost = {**entry, "trials": entry["trials"][:-1]}
+    short = dataclasses.replace(live, recorded=trials.recorded_trials(lost))
+    cells = trials.cells_of(short.known(nothing))
+    assert [cell.bits for cell in cells] == [12, 48]
+    assert {cell.settings.classifier_weight for cell in cells} == {0.5}
+    assert short.summary(Done(near, steps)) == entry
+
+
+def test_a_trial_that_an_error_ended_is_tried_again():
+    """One that diverged is not: it has given its answer."""
+
+    class Broken(Done):
+        def failure(self, cell):
+            return {"error": "CUDA error"} if cell.settings.learning_rate > 0.05 else None
+
+        def ended(self, cell):
+            return self.row(cell) is not None or self.failure(cell) is not None
+
+    def wild(cell):
+        rate = cell.settings.learning_rate
+        return None if rate > 0.05 else math.nan if rate > 0.02 else near(cell)
+
+    entry = search().summary(Broken(wild))
+    failed = [trial for trial in entry["trials"] if "failed" in trial]
+    assert failed
+    assert {trial["failed"] for trial in failed} == {"CUDA error"}
+    assert all(trial["settings"]["learning_rate"] > 0.05 for trial in failed)
+    known = [point_of(trial) for trial in trials.recorded_trials(entry).values()]
+    assert len(known) == len(entry["trials"]) - len(failed)
+    assert any(0.02 < point["learning_rate"] <= 0.05 for point in known)
+
+
+def test_a_recorded_class_step_at_an_end_of_its_grid_stays_marked():
+    def grid(cell):
+        pairs = itertools.product((0.25, 1.0, 4.0), repeat=2)
+        return [{"weight": w, "sharpness": s, "score": w + near(cell)} for w, s in pairs]
+
+    entry = search().summary(Done(near, grid))
+    again = dataclasses.replace(search(), recorded=trials.recorded_trials(entry))
+    winner = again.summary(Done(lambda cell: None))["winner_step"]
+    assert "step_weight" in winner["edges"]
+    assert winner == entry["winner_step"]
+
+
+def test_a_search_goes_on_from_the_file_of_an_earlier_one(make_request, tmp_path):
+    asked = {"tune": True, "tune_only": True, "points": 4, "only": ["coco21", "csq"]}
+    settings = {"epochs": 4}
+    first = reproduce(make_request(**asked, settings=settings, out=str(tmp_path / "first")))
+    file = first.page.parent / "tuning.json"
+    earlier = json.loads(file.read_text())
+    (bench,) = earlier["benches"].values()
+    assert {*bench["identity"]} == {"protocol", "images", "weights"}
+    said = []
+    request = make_request(
+        **asked, settings=settings, tuning=str(file), out=str(tmp_path / "second")
+    )
+    second = reproduce(request, say=said.append)
+    assert not list((tmp_path / "second").glob("trials/*/*"))
+    assert json.loads((tmp_path / "second" / "tuning.json").read_text()) == earlier
+    assert any("trials of" in line and "will not be repeated" in line for line in said)
+    assert second.left == 0
+    # Other settings make other trials, other weights too: both are refused.
+    with pytest.raises(UsageError, match=r"different settings; choose another --tuning"):
+        reproduce(dataclasses.replace(request, settings={"epochs": 5}))
+    bench["identity"]["weights"] = "0" * 16
+    del bench["rows"]["csq"]["trials"][0]
+    file.write_text(json.dumps(earlier))
+    with pytest.raises(UsageError, match=r"different weights; choose another --tuning"):
+        reproduce(dataclasses.replace(request, out=str(tmp_path / "third")))

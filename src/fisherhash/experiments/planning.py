@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,7 @@ class Plan:
         columns: its parts with the data of this machine.
         tuning: the hyper-parameters to train with; a search replaces them.
         searches: the searches to run first.
+        recorded: the images and weights of earlier searches whose trials count, by bench.
         tune_only: whether nothing but the searches is run.
     """
 
@@ -69,6 +70,7 @@ class Plan:
     columns: Sequence[Column]
     tuning: Tuning
     searches: Sequence[Search] = ()
+    recorded: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tune_only: bool = False
 
     @property
@@ -192,8 +194,9 @@ def make_plan(request: Request) -> Plan:
         more = request.first_seeds or (0 if few or request.seeds else DEFAULT_FIRST_SEEDS)
         columns.append(Column(part, source, bench, settings, seeds, more, missing=not present))
     if request.tune:
-        searches = _searches(columns, request.trial_epochs, request.points or POINTS)
-        return Plan(spec, columns, Tuning(), searches, request.tune_only)
+        earlier = Tuning.load(Path(request.tuning)) if request.tuning else Tuning()
+        searches = _searches(columns, request.trial_epochs, request.points or POINTS, earlier)
+        return Plan(spec, columns, Tuning(), searches, earlier.identities, request.tune_only)
     own = request.folder / TUNING_FILE
     path = request.tuning or (own if own.is_file() else PACKAGED_TUNING)
     return Plan(spec, columns, Tuning.load(Path(path)))
@@ -204,8 +207,10 @@ def fixed_layers(backbone: str, live: bool) -> int:
     return backbones.early_layers(backbone) if live else 0
 
 
-def _searches(columns: Sequence[Column], epochs: int | None, points: int) -> list[Search]:
-    """One search per bench and space, for the rows of all parts."""
+def _searches(
+    columns: Sequence[Column], epochs: int | None, points: int, earlier: Tuning
+) -> list[Search]:
+    """One search per bench and space, for the rows of all parts; trials of earlier ones count."""
     found: dict[tuple[Bench, str], Search] = {}
     for column in columns:
         settings = column.settings
@@ -215,6 +220,7 @@ def _searches(columns: Sequence[Column], epochs: int | None, points: int) -> lis
             if column.missing or not search_space(row, finetune=column.bench.finetune):
                 continue
             search = Search(row, column.bench, settings, column.part.tuning_bits, points)
+            search = dataclasses.replace(search, recorded=earlier.recorded(search))
             found.setdefault((column.bench, row.space), search)
     return list(found.values())
 

@@ -85,9 +85,11 @@ def reproduce(request: Request, *, say: Callable[[str], None] = logger.info) -> 
         require_package("matplotlib", "plots", "drawing the figures")
     runner = Runner(folder, device=choose_device(request.device), stop_at=stop_at, say=say)
     runner.jobs = request.jobs or _usual_jobs(plan, runner)
-    runner.trials_only = plan.tune_only
+    runner.trials_only, runner.recorded = plan.tune_only, plan.recorded
     for column in plan.columns:
         say(_describe(column))
+    if count := sum(len(search.recorded) for search in plan.searches):
+        say(f"{counted(count, 'trial')} of {request.tuning} will not be repeated")
     if not plan.benches:
         names = sorted({source.data for column in plan.columns for source in column.part.sources})
         raise UsageError(
@@ -172,8 +174,9 @@ def work(call: Mapping[str, Any]) -> None:
     request = Request(**call["request"])
     device = choose_device(request.device)
     runner = Runner(request.folder, device=device, say=say_line, **call["runner"])
-    runner.trials_only = request.tune_only
-    carry_out(make_plan(request), runner)
+    plan = make_plan(request)
+    runner.trials_only, runner.recorded = plan.tune_only, plan.recorded
+    carry_out(plan, runner)
     if runner.broken:
         sys.stderr.flush()
         os._exit(BROKEN)  # CUDA may abort a process that ends in the usual way

@@ -47,7 +47,8 @@ class Request(NetworkOptions):
         tune_only: Search, and run nothing of the table.
         points: Points that are searched for each row; by default 16.
         trial_epochs: Epochs of the longest trials; by default as many as in the table.
-        tuning: A tuning.json of an earlier search.
+        tuning: A tuning.json of an earlier search: its winners are used or, with --tune, its trials
+            are not repeated.
         settings: A training setting, the same for all methods, such as epochs=30; may be repeated.
         rehearse: Use a tiny network on few images, to check that everything works.
     """

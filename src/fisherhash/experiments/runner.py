@@ -82,6 +82,7 @@ class Runner:
         jobs: number of processes that share the folder, for the estimates.
         trials_only: whether nothing will be measured on queries, so that only training images are
             needed.
+        recorded: the images, splits and weights of an earlier search's trials, by bench.
         say: receives one line per run.
         broken: whether an error has made the device useless to this process: all later runs would
             fail too.
@@ -94,6 +95,7 @@ class Runner:
     token: str = field(default_factory=lambda: f"{time.time_ns()}")
     jobs: int = 1
     trials_only: bool = False
+    recorded: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     say: Callable[[str], None] = logger.info
     broken: bool = field(default=False, init=False)
     _stage: tuple[Bench, OpenBench] | None = field(default=None, init=False)
@@ -117,6 +119,13 @@ class Runner:
     def ended(self, cell: Cell) -> bool:
         """Return whether a cell has a result, or failed at its last attempt."""
         return self.row(cell) is not None or self.failure(cell) is not None
+
+    def identity(self, bench: Bench, cells: Sequence[Cell]) -> Mapping[str, Any] | None:
+        """Return what identifies the images and the network of a bench; None before any result."""
+        if bench.slug in self.recorded:
+            return self.recorded[bench.slug]
+        rows = (self.row(cell) for cell in cells)
+        return next((images_and_weights(row) for row in rows if row is not None), None)
 
     def left(self, cells: Sequence[Cell]) -> list[Cell]:
         """Return the cells without a result."""
@@ -194,14 +203,14 @@ class Runner:
 
     def _check_same(self, bench: Bench, stage: OpenBench) -> None:
         """Refuse results of other images, splits or weights under the same names."""
+        now = images_and_weights(stage.identity)
         for kind in ("runs", "trials"):
             for path in sorted((self.folder / kind / bench.slug).glob("*.json"))[:1]:
-                # Of a split the checksum: the wording of its notes may change between versions.
-                found, now = (
-                    {**one, "protocol": (one.get("protocol") or {}).get("checksum")}
-                    for one in (storage.read_json(path), stage.identity)
-                )
+                found = images_and_weights(storage.read_json(path))
                 check_same(found, now, f"{path.parent} holds runs")
+        if found := self.recorded.get(bench.slug):
+            what = f"the recorded trials of {bench.slug} were run"
+            check_same(found, now, what, instead="another --tuning")
 
     def close(self) -> None:
         """Release the open bench."""
@@ -288,16 +297,26 @@ class Runner:
         return {key: statistics.mean(paces) for key, paces in found.items()}
 
 
-def check_same(found: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
+def images_and_weights(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what identifies the images, the split and the initial network of a run."""
+    # Of a split the checksum: the wording of its notes may change between versions.
+    checksum = (row.get("protocol") or {}).get("checksum")
+    return {"protocol": checksum, **{key: row.get(key) for key in ("images", "weights")}}
+
+
+def check_same(
+    found: Mapping[str, Any], now: Mapping[str, Any], what: str, *, instead: str = "another --out"
+) -> None:
     """Refuse to continue what was made with other values under the same names.
 
     Args:
-        found: what the folder holds.
-        now: what it would have to hold.
-        what: the beginning of the message: the folder and its content.
+        found: what is there.
+        now: what would have to be there.
+        what: the beginning of the message: the folder or the file, and its content.
+        instead: what the user can choose.
     """
     if differ := [key for key in now if found.get(key) != now[key]]:
-        raise UsageError(f"{what} with different {', '.join(differ)}; choose another --out")
+        raise UsageError(f"{what} with different {', '.join(differ)}; choose {instead}")
 
 
 def _result(row: dict[str, Any]) -> str:

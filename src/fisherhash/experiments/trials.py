@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,15 +21,19 @@ class Trial:
     Attributes:
         point: what the point changes, settings and options.
         epochs: passes over the training images.
-        cells: one run per code length.
+        cells: one run per code length; none where an earlier search recorded the scores.
+        recorded: what the earlier search recorded, as :meth:`to_json` returns it.
     """
 
     point: Options
     epochs: int
-    cells: tuple[Cell, ...]
+    cells: tuple[Cell, ...] = ()
+    recorded: Mapping[str, Any] | None = None
 
     def plain(self, runner: Runner) -> float | None:
         """Return the mean score of the codes; None where a run has none."""
+        if self.recorded is not None:
+            return self.recorded["plain"]
         found = self._found(runner)
         return _mean([one.get("plain") for one in found])
 
@@ -48,6 +53,8 @@ class Trial:
 
     def step(self, runner: Runner) -> dict[str, float] | None:
         """Return the best class step with its score; the first of equal ones."""
+        if self.recorded is not None:
+            return self.recorded.get("step")
         return max(self.steps(runner), key=lambda step: step["score"], default=None)
 
     def step_edges(self, runner: Runner) -> list[str]:
@@ -55,6 +62,8 @@ class Trial:
 
         The least weight is no end: without the step, the weight is 0, and that was measured, too.
         """
+        if self.recorded is not None:
+            return list(self.recorded.get("step_edges", ()))
         steps, best = self.steps(runner), self.step(runner)
         if best is None:
             return []
@@ -77,13 +86,42 @@ class Trial:
 
     def to_json(self, runner: Runner) -> dict[str, Any]:
         """Return the point with its scores."""
+        if self.recorded is not None:
+            return dict(self.recorded)
         found = {**parted(self.point), "epochs": self.epochs, "plain": self.plain(runner)}
         if step := self.step(runner):
             found["step"] = step
+        if edges := self.step_edges(runner):
+            found["step_edges"] = edges
+        # A later search tries it again, where one that diverged has given its answer.
+        if failures := [one["error"] for one in map(runner.failure, self.cells) if one]:
+            found["failed"] = failures[0]
         return found
 
     def _found(self, runner: Runner) -> list[Mapping[str, Any]]:
         return [(runner.row(cell) or {}).get("validation") or {} for cell in self.cells]
+
+
+def recorded_trials(entry: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the trials that a search recorded, by point and epochs; none of those that failed.
+
+    Args:
+        entry: what :meth:`Search.summary` returned.
+    """
+    return {
+        trial_key({**one["settings"], **one["options"]}, one["epochs"]): one
+        for one in entry["trials"]
+        if "failed" not in one
+    }
+
+
+def trial_key(point: Options, epochs: int) -> str:
+    """Return a name for a point that was trained for some epochs.
+
+    >>> trial_key({"b": 1, "a": 0.5}, 20)
+    '[20, {"a": 0.5, "b": 1}]'
+    """
+    return json.dumps([epochs, dict(point)], sort_keys=True)
 
 
 def cells_of(trials: Any) -> list[Cell]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,14 @@ from fisherhash.experiments.search_space import (
     search_space,
 )
 from fisherhash.experiments.specs import Options, Row
-from fisherhash.experiments.trials import Trial, by_plain, by_step, in_turns, ranked
+from fisherhash.experiments.trials import (
+    Trial,
+    by_plain,
+    by_step,
+    in_turns,
+    ranked,
+    trial_key,
+)
 from fisherhash.system.options import Option
 from fisherhash.training.settings import Settings
 
@@ -69,6 +76,7 @@ class Search:
         settings: how the trials of the last round are trained.
         bits: the code lengths.
         points: number of quasi-random points.
+        recorded: trials of an earlier search, by :func:`trial_key`; they are not run again.
     """
 
     row: Row
@@ -76,6 +84,7 @@ class Search:
     settings: Settings
     bits: tuple[int, ...]
     points: int = POINTS
+    recorded: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def space(self) -> tuple[Option, ...]:
@@ -306,6 +315,8 @@ class Search:
         return {key: value for key, value in EQUAL_FOR_ALL.items() if key in known}
 
     def _trial(self, point: Options, settings: Settings) -> Trial:
+        if (known := self.recorded.get(trial_key(point, settings.epochs))) is not None:
+            return Trial(point, settings.epochs, recorded=known)
         own = parted({**self._equal(), **point, **self.row.base})
         words = ", ".join(f"{key} {value}" for key, value in point.items())
         settings = dataclasses.replace(

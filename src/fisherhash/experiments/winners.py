@@ -10,9 +10,10 @@ from typing import Any
 
 from fisherhash.errors import FisherhashError
 from fisherhash.experiments.benches import Bench
-from fisherhash.experiments.runner import Runner
+from fisherhash.experiments.runner import Runner, check_same
 from fisherhash.experiments.specs import Row
 from fisherhash.experiments.tables import dump_results
+from fisherhash.experiments.trials import cells_of, recorded_trials
 from fisherhash.experiments.tuning import HELD_OUT, Search
 from fisherhash.system import storage
 
@@ -47,16 +48,23 @@ def summarise(searches: Sequence[Search], runner: Runner) -> dict[str, Any]:
     """Return what was searched on each bench, by its slug, as JSON."""
     found: dict[str, Any] = {}
     for search in searches:
-        settings = dataclasses.replace(search.settings, validation=HELD_OUT)
-        entry = {
-            "bench": search.bench.to_json(),
-            "seed": settings.seed,
-            "settings": settings.to_json(),
-            "rows": {},
-        }
-        rows = found.setdefault(search.bench.slug, entry)["rows"]
-        rows[search.row.space] = search.summary(runner)
+        head = _head(search) | {"identity": None, "rows": {}}
+        entry = found.setdefault(search.bench.slug, head)
+        entry["rows"][search.row.space] = search.summary(runner)
+        if entry["identity"] is None:
+            trials = search.known(runner)
+            entry["identity"] = runner.identity(search.bench, cells_of(trials))
     return found
+
+
+def _head(search: Search) -> dict[str, Any]:
+    """Return what all searches of a bench share."""
+    settings = dataclasses.replace(search.settings, validation=HELD_OUT)
+    return {
+        "bench": search.bench.to_json(),
+        "seed": settings.seed,
+        "settings": settings.to_json(),
+    }
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,33 @@ class Tuning:
             rows = benches.get(slug, {}).get("rows", {})
             benches[slug] = {**bench, "rows": {**rows, **bench["rows"]}}
         storage.write_file(path, dump_results({"benches": benches}))
+
+    @property
+    def identities(self) -> dict[str, Mapping[str, Any]]:
+        """The images, split and weights of the trials of each bench, where they are known."""
+        known = {slug: bench.get("identity") for slug, bench in self.benches.items()}
+        return {slug: one for slug, one in known.items() if one}
+
+    def recorded(self, search: Search) -> dict[str, Mapping[str, Any]]:
+        """Return the trials of an earlier search that count for this one, by their key.
+
+        Those of a row that was searched at other code lengths, or with other fixed options, do not.
+
+        Raises:
+            UsageError: the bench was searched in another way.
+        """
+        bench = self.benches.get(search.bench.slug)
+        if bench is None:
+            return {}
+        check_same(
+            bench,
+            _head(search),
+            f"the recorded trials of {search.bench.slug} were run",
+            instead="another --tuning",
+        )
+        entry = bench["rows"].get(search.row.space, {"trials": ()})
+        mine = {"bits": list(search.bits), "base": dict(search.row.base)}
+        return recorded_trials(entry) if mine.items() <= entry.items() else {}
 
     def choice(self, bench: Bench, row: Row) -> Choice:
         """Return what a row is trained with on a bench; the defaults where nothing was searched.
