@@ -181,6 +181,31 @@ def reproduced_tables() -> str:
     return "\n".join(blocks) or "Not run yet.\n"
 
 
+def searches_page() -> str:
+    """Return the page on the searches of every row: ranges, trials, winners."""
+    result = _load("tuning-seed1")
+    if result is None:
+        return "Not run yet.\n"
+    blocks = []
+    for slug, found in result["benches"].items():
+        settings, table = found["settings"], report.winners_table(found).markdown()
+        epochs = counted(settings["epochs"], "epoch")
+        blocks.append(f"## {slug}\n\nAll epochs: {epochs}.\n\n{table}\n")
+    return "\n".join([SEARCHES, *blocks])
+
+
+SEARCHES = """# The searches
+
+Every row of the tables on [The paper's tables and figures](reproduce.md) was searched as
+[described there](reproduce.md#how-rows-are-tuned), on held-out training images. Below are, for each
+data set and network, the ranges, the number of trials, and the winners without and with the class
+step, with their mean scores at two code lengths. A point without a score diverged: the loss became
+infinite or not a number. Where a winner lies at an edge, more points were tried beyond it, so the
+number of trials differs. ⚠ marks a winner at an edge of its range with nothing tried beyond it, or
+at a border of the grid of the class step. Every trial is in `results/tuning-seed1.json`.
+"""
+
+
 def _titled(result: dict[str, Any]) -> dict[str, Any]:
     """Return a table whose title says what sets it apart from others of the same target."""
     bench = result["parts"][0]["bench"]
@@ -283,6 +308,7 @@ def generated() -> dict[Path, str]:
     """Return the expected content of every generated file."""
     docs = ROOT / "docs"
     files = {docs / "methods" / "README.md": method_index()}
+    files[docs / "searches.md"] = searches_page()
     for name, method in methods.registry().items():
         files[docs / "methods" / f"{name}.md"] = method_page(method)
     for path, mark, content in (

@@ -49,6 +49,19 @@ def test_queries_alone_are_a_paired_test():
     assert found.queries == 200
 
 
+def test_queries_never_make_a_difference_more_certain():
+    """With their many degrees of freedom they would narrow the interval of three seeds."""
+    rng = np.random.default_rng(0)
+    one, other = [0.80, 0.82, 0.84], [0.75, 0.75, 0.75]
+    same = rng.normal(0.8, 0.1, 1000)
+    near = [same + rng.normal(0.0, 0.001, 1000) for _ in range(6)]
+    alone = difference(one, other)
+    found = difference(one, other, (near[:3], near[3:]))
+    assert found.half == alone.half
+    wide = [rng.random(30) for _ in range(6)]
+    assert difference(one, other, (wide[:3], wide[3:])).half > alone.half
+
+
 def test_one_seed_says_nothing():
     found = difference([0.9], [0.1, 0.2])
     assert found.mean == pytest.approx(0.75)

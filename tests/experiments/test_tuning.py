@@ -387,7 +387,7 @@ def test_a_new_method_is_tuned_with_nothing_to_add(make_request, monkeypatch):
     assert run["options"]["strength"] == entry["winner"]["options"]["strength"]
     page = outcome.page.read_text()
     assert "strength 0.5–2 (log)" in page
-    assert "flavour sweet | sour" in page
+    assert "flavour sweet / sour" in page
     again = reproduce(request)
     assert again.left == 0
     assert again.results == outcome.results

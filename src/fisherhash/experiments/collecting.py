@@ -14,7 +14,7 @@ from fisherhash.experiments.runner import Runner
 from fisherhash.experiments.search_space import parted
 from fisherhash.experiments.significance import unpack_shares
 from fisherhash.experiments.specs import Row
-from fisherhash.experiments.standing import RANKINGS, QueryValues, Standing
+from fisherhash.experiments.standing import HAMMING_RANKING, RANKINGS, QueryValues, Standing
 from fisherhash.experiments.winners import UNTUNED, Tuning
 
 # Parts of a run that its table stores once for all runs, or not at all.
@@ -25,7 +25,6 @@ DROPPED_METRICS = ("distances", "bit_statistics", "pr_by_radius", "average_preci
 def collect(plan: Plan, runner: Runner) -> dict[str, Any]:
     """Collect the finished and failed runs of a table."""
     parts = [collect_part(plan, column, runner) for column in plan.columns]
-    found = plan.tuning.benches
     return {
         "target": plan.spec.name,
         "title": plan.spec.title,
@@ -33,13 +32,22 @@ def collect(plan: Plan, runner: Runner) -> dict[str, Any]:
         "kind": plan.spec.kind,
         "notes": list(plan.spec.notes),
         "parts": parts,
-        "tuning": {slug: found[slug] for slug in _searched(plan) if slug in found},
+        "tuning": _searches(plan),
     }
 
 
-def _searched(plan: Plan) -> list[str]:
-    """The names of the benches whose hyper-parameters a plan takes."""
-    return list(dict.fromkeys(bench.with_all_classes.slug for bench in plan.benches))
+def _searches(plan: Plan) -> dict[str, Any]:
+    """The searches that the rows of a plan take their hyper-parameters from, by bench."""
+    found: dict[str, Any] = {}
+    for column in plan.columns:
+        slug = column.bench.with_all_classes.slug
+        if column.missing or slug not in plan.tuning.benches:
+            continue
+        known = plan.tuning.benches[slug]
+        spaces = {row.space for row in column.part.rows}
+        rows = {space: entry for space, entry in known["rows"].items() if space in spaces}
+        found.setdefault(slug, {**known, "rows": {}})["rows"].update(rows)
+    return found
 
 
 def collect_part(plan: Plan, column: Column, runner: Runner) -> dict[str, Any]:
@@ -52,12 +60,21 @@ def collect_part(plan: Plan, column: Column, runner: Runner) -> dict[str, Any]:
                 entry.setdefault(key, run[key])
         if row.class_step:
             run = _stepped(run)
-        for key in RANKINGS:
-            if text := run.get(key, {}).get("average_precision"):
+        for key, measured in _rankings(run).items():
+            if text := measured.get("average_precision"):
                 queries.setdefault((row.name, bits, key), []).append(unpack_shares(text))
         entry["runs"].append({"row": row.name, **_short(run)})
-    entry["tests"] = Standing(entry, queries).tests()
+    entry["tests"] = Standing(entry, queries).tests(plan.spec.name)
     return entry
+
+
+def _rankings(run: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return what a run measured, by the key of the ranking in which it competes."""
+    found = {key: run[key] for key in RANKINGS if key in run}
+    # Codes without a Hamming distance compete with the others' real-valued queries.
+    if found.get("evaluation", {}).get("ranking", HAMMING_RANKING) != HAMMING_RANKING:
+        found["real_queries"] = found["evaluation"]
+    return found
 
 
 def known_cells(plan: Plan, runner: Runner) -> list[Cell]:
@@ -122,6 +139,8 @@ def _part(column: Column, tuning: Tuning) -> dict[str, Any]:
         }
         if row.class_step:
             line["class_step"] = choice.class_step
+        if choice.score is not None:
+            line["held_out"] = round(choice.score, 6)
         if choice.edges:
             line["edges"] = list(choice.edges)
         entry["rows"].append(line)

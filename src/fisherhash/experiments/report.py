@@ -124,7 +124,7 @@ def html_page(results: Mapping[str, Any], figures: Sequence[Path] = ()) -> str:
         image = f'<img class="plot" src="data:image/svg+xml;base64,{data}" alt="{escape(title)}">'
         blocks.append(pages.section(title, image, name=path.stem))
     tuning = "".join(
-        f"<h3>{escape(slug)}</h3>{_winners_table(found).html()}"
+        f"<h3>{escape(slug)}</h3>{winners_table(found).html()}"
         f"<details><summary>Every trial</summary>{_trials_table(found).html()}</details>"
         for slug, found in results["tuning"].items()
     )
@@ -267,14 +267,20 @@ def _agreement_table(part: Mapping[str, Any]) -> Table | None:
     return Table(["method", *(f"{bits} bits" for bits in part["bits"])], lines)
 
 
-def _winners_table(found: Mapping[str, Any]) -> Table:
-    """What was searched for each row and what won, without and with the class step."""
+def winners_table(found: Mapping[str, Any]) -> Table:
+    """Return what was searched for each row and what won, without and with the class step.
+
+    Args:
+        found: the searches of one bench, from a tuning file.
+    """
     rows = []
     for name, entry in found["rows"].items():
         trials = [trial for trial in entry["trials"] if "plain" in trial]
-        counts = f"{entry.get('points', len(entry['trials']))} points, {len(trials)} trials"
-        if none := entry.get("without_score"):
-            counts += f", {none} without a score"
+        shortest = min((trial["epochs"] for trial in trials), default=0)
+        first = [trial for trial in trials if trial["epochs"] == shortest]
+        counts = f"{len(first)} points, {len(trials)} trials"
+        if none := sum(trial["plain"] is None for trial in first):
+            counts += f"; {none} of the points without a score"
         ranges = "; ".join(
             f"{key} {_range(space)}"
             for key, space in entry["space"].items()
@@ -299,7 +305,7 @@ def _winner(winner: Mapping[str, Any] | None) -> str:
 
 def _range(space: Mapping[str, Any]) -> str:
     if "choices" in space:
-        return " | ".join(str(choice) for choice in space["choices"])
+        return " / ".join(str(choice) for choice in space["choices"])
     return f"{space['least']:g}–{space['most']:g}" + (" (log)" if space["scale"] == "log" else "")
 
 

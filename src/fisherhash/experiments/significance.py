@@ -10,12 +10,14 @@ is
 where s_a and s_b are the deviations of the mean average precision over the seeds, and s_q is the
 deviation, over the queries, of the difference of average precision, averaged over the seeds. Both
 rows answer the same queries, so the test is paired over them. Seeds are not paired: a seed means
-other initial weights in every method. s_q contains some of the noise of the seeds, so the interval
-is rather too wide than too narrow. The difference over its error follows Student's t with the
-degrees of freedom of Welch and Satterthwaite.
+other initial weights in every method. s_q contains some of the noise of the seeds. The difference
+over its error follows Student's t with the degrees of freedom of Welch and Satterthwaite. Three
+seeds alone have so few of them that the interval of the seeds can be the wider one; then it counts,
+because a further source of chance makes nothing more certain.
 
 A row is first if it is ahead of every other one at 95 %. No correction for the number of rows is
-needed, because all of these tests must succeed.
+needed for that, because all of these tests must succeed. That a row is behind the best is not
+corrected either, though the best of many equal rows is ahead of some of them by luck.
 """
 
 from __future__ import annotations
@@ -54,6 +56,11 @@ class Difference:
         """Whether the first row is ahead at the level of confidence."""
         return self.mean - self.half > 0
 
+    @property
+    def behind(self) -> bool:
+        """Whether the first row is behind the other at the level of confidence."""
+        return self.mean + self.half < 0
+
 
 def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> float:
     """Return half of the width of the interval of a mean; infinite with fewer than two values.
@@ -86,21 +93,26 @@ def difference(
         return Difference(mean, math.inf)
     # Each part: a variance, the number of values it was computed from.
     parts = [(statistics.variance(values), len(values)) for values in (one, other)]
-    count = 0
+    half, count = _half(parts, confidence), 0
     if queries is not None:
         gaps = np.mean(queries[0], axis=0) - np.mean(queries[1], axis=0)
         gaps = gaps[~np.isnan(gaps)]
         count = len(gaps)
         if count > 1:
-            parts.append((float(gaps.var(ddof=1)), count))
+            half = max(half, _half([*parts, (float(gaps.var(ddof=1)), count)], confidence))
+    return Difference(mean, half, count)
+
+
+def _half(parts: Sequence[tuple[float, int]], confidence: float) -> float:
+    """Return half of the width of an interval from variances and their numbers of values."""
     shares = [variance / number for variance, number in parts]
     total = sum(shares)
     if total == 0:
-        return Difference(mean, 0.0, count)
+        return 0.0
     freedom = total**2 / sum(
         share**2 / (number - 1) for share, (_, number) in zip(shares, parts, strict=True)
     )
-    return Difference(mean, t_quantile(confidence, freedom) * math.sqrt(total), count)
+    return t_quantile(confidence, freedom) * math.sqrt(total)
 
 
 def t_quantile(confidence: float, freedom: float) -> float:

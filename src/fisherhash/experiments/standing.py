@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -103,11 +104,24 @@ class Contest:
         """Return how far a row is ahead of another, as tested on the runs or as stored."""
         if (known := self._tests.get((bits, name, other))) is not None:
             return known
+        if (known := self._tests.get((bits, other, name))) is not None:
+            return dataclasses.replace(known, mean=-known.mean)
         one, two = (self.rivals[row, bits].values for row in (name, other))
         values = [self._queries.get((row, bits, self.ranking), []) for row in (name, other)]
         shapes = {array.shape for arrays in values for array in arrays}
         paired = (values[0], values[1]) if all(values) and len(shapes) == 1 else None
         return difference(one, two, paired)
+
+    def chosen(self, names: Sequence[str], bits: int) -> str | None:
+        """Return the one of some rows that held-out images prefer; None where none was run.
+
+        The queries must not choose among them; where nothing was searched, their means do.
+        """
+        ran = [name for name in names if (name, bits) in self.rivals]
+        held_out = {row["name"]: row.get("held_out") for row in self.part["rows"]}
+        if all(held_out[name] is not None for name in ran):
+            return max(ran, key=lambda name: held_out[name], default=None)
+        return max(ran, key=lambda name: self.rivals[name, bits].mean, default=None)
 
     def others(self, name: str, bits: int) -> list[str]:
         """Return the competing rows at a code length, except one."""
@@ -127,18 +141,34 @@ class Contest:
             return []
         return [row for row in self.others(top, bits) if not self.gap(top, row, bits).ahead]
 
-    def tests(self) -> list[dict[str, Any]]:
-        """Return the test of the best row against every other one at each code length, as JSON."""
+    def tests(self, target: str = "") -> list[dict[str, Any]]:
+        """Return the tests that a report needs, as JSON.
+
+        The best row and DFH's row are compared with every other one.
+
+        Args:
+            target: the table; that of the parts of DFH compares neighbouring rows, that of its
+                additions every row with the first.
+        """
         found = []
         for bits in self.part["bits"]:
-            top = self.best(bits)
-            for other in self.others(top, bits) if top is not None else ():
-                gap = self.gap(str(top), other, bits)
+            known = [name for name, own in self.rivals if own == bits]
+            dfh = [row["name"] for row in self.part["rows"] if row["method"] == "dfh"]
+            tops = dict.fromkeys([self.best(bits), self.chosen(dfh, bits)])
+            pairs = [
+                (top, one) for top in tops if top is not None for one in self.others(top, bits)
+            ]
+            if target == "table1":
+                pairs += [(b, a) for a, b in pairwise(known)]
+            elif target == "ablation":
+                pairs += [(name, known[0]) for name in known[1:]]
+            for name, other in dict.fromkeys(pairs):
+                gap = self.gap(name, other, bits)
                 found.append(
                     {
                         "ranking": self.ranking,
                         "bits": bits,
-                        "row": top,
+                        "row": name,
                         "other": other,
                         "ahead": round(gap.mean, 6),
                         "half": round(gap.half, 6) if math.isfinite(gap.half) else None,
@@ -166,9 +196,9 @@ class Standing:
         self.hamming, self.real = self.contests.values()
         self.scores = self.hamming.scores
 
-    def tests(self) -> list[dict[str, Any]]:
-        """Return the tests of both rankings, as JSON."""
-        return [test for contest in self.contests.values() for test in contest.tests()]
+    def tests(self, target: str = "") -> list[dict[str, Any]]:
+        """Return the tests of both rankings that the report of a table needs, as JSON."""
+        return [test for contest in self.contests.values() for test in contest.tests(target)]
 
     def leaders(self) -> set[tuple[str, int]]:
         """Return the rows and code lengths that are best, or not told from the best, in either."""
@@ -216,40 +246,37 @@ class Standing:
         return said
 
     def _place(self, contest: Contest, own: Sequence[str], bits: int) -> str | None:
-        """Where the best row of DFH stands in a ranking; None where nothing is to compare."""
-        ran = [name for name in own if (name, bits) in contest.rivals]
-        if not ran or all(name in own for name, length in contest.rivals if length == bits):
+        """Where DFH stands in a ranking; None where nothing is to compare."""
+        top = contest.chosen(own, bits)
+        rivals = [name for name in contest.others(top or "", bits) if name not in own]
+        if top is None or not rivals:
             return None
-        top = max(ran, key=lambda name: contest.rivals[name, bits].mean)
-        best = contest.best(bits) or top
-        score = contest.rivals[top, bits]
-        alone = [name for name in contest.level(bits) if len(contest.rivals[name, bits].values) < 2]
-        level = [name for name in contest.level(bits) if name not in (*own, *alone)]
-        if best == top:
-            rival = max(
-                (name for name in contest.others(top, bits) if name not in own),
-                key=lambda name: contest.rivals[name, bits].mean,
-            )
-            ahead = f"{_points(contest.gap(top, rival, bits))} ahead of {rival}"
+        rival = max(rivals, key=lambda name: contest.rivals[name, bits].mean)
+        score, gap = contest.rivals[top, bits], contest.gap(top, rival, bits)
+        alone = [name for name in rivals if len(contest.rivals[name, bits].values) < 2]
+        gaps = {name: contest.gap(top, name, bits) for name in rivals if name not in alone}
+        level = [name for name, one in gaps.items() if not one.ahead]
+        ahead, best = f"{_points(gap)} ahead of {rival}", contest.best(bits) == top
+        if gap.mean >= 0:
             text = f"is first, {ahead}"
             if level:
-                text = f"has the highest mean and is level with {', '.join(level)} ({ahead})"
+                text = "has the highest mean and " * best
+                text += f"is level with {', '.join(level)} ({ahead})"
             if alone:
                 text += f" ({', '.join(alone)}: one seed, no test)"
             if not contest.tested(bits):
-                text = f"has the highest mean, {ahead} (one seed, no test)"
+                text = f"{'has the highest mean' if best else 'is'}, {ahead} (one seed, no test)"
         else:
-            gap = contest.gap(best, top, bits)
-            behind = f"{_points(gap)} behind {best}"
-            text = f"is {behind}" if gap.ahead else f"is level with {best} ({behind})"
+            behind = f"{_points(gap)} behind {rival}"
+            text = f"is {behind}" if gap.behind else f"is level with {rival} ({behind})"
             if not contest.tested(bits):
                 text = f"is {behind} (one seed, no test)"
         few = len(score.values) < self.part["seeds"]
         text += f" ({len(score.values)} of {self.part['seeds']} seeds)" if few else ""
         if contest is self.hamming and score.paper is not None and not self.part["stands_in"]:
-            gap, number = score.gap_to_paper, f"the paper's {score.paper:.3f}"
-            missed = f"; it MISSES {number} by {-gap:.1f} points"
-            text += missed if gap < 0 else f"; it reaches {number}"
+            above, number = score.gap_to_paper, f"the paper's {score.paper:.3f}"
+            missed = f"; it MISSES {number} by {-above:.1f} points"
+            text += missed if above < 0 else f"; it reaches {number}"
         where = "" if contest is self.hamming else ", real-valued queries"
         return f"{bits} bits{where}: {top} {text}."
 

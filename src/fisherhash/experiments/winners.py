@@ -32,6 +32,7 @@ class Choice:
         class_step: weight and sharpness of the class step; None without it.
         tuned: whether a search chose them; False for the defaults.
         edges: those that lie at an edge of the range that was searched.
+        score: on held-out images; None where nothing was searched.
     """
 
     options: Mapping[str, Any]
@@ -39,6 +40,7 @@ class Choice:
     class_step: Mapping[str, float] | None = None
     tuned: bool = True
     edges: Sequence[str] = ()
+    score: float | None = None
 
 
 UNTUNED = Choice({}, {}, tuned=False)
@@ -136,4 +138,5 @@ class Tuning:
             winner["settings"],
             winner.get("class_step"),
             edges=winner.get("edges", ()),
+            score=winner.get("score"),
         )
