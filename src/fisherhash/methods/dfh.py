@@ -97,21 +97,22 @@ class DFH(MemoryMethod):
       the first features, measured from the mean of all, and a the ``affinity``. -1/(M-1) is what M
       equally distant codes can reach; -1, as printed, cannot be reached for M > 2. C starts at the
       best of several local minima of ||C^T C - A||_F^2.
-    * ``positive_weight``, because with M classes one pair in M is similar; and
-      ``initial_centers="far-apart"``.
+    * ``initial_centers="far-apart"``: C starts at a code book whose words are far from each other.
+    * ``positive_weight`` balances the pairs: with M classes only one pair in M is similar.
     * ``separation``: the U-step above pulls an image to its own centre, and no centre pushes it
-      away. With weight lambda it also minimises the cross-entropy between y_i and the softmax over
-      m of sqrt(K) cos(u_i, c_m), so that an image is nearer to its own centre than to any other.
-      With ``separation_margin`` q the scores are sqrt(K) (cos(u_i, c_m) - q) for the image's own
-      classes. Without it the term has hardly any gradient once the order is right.
+      away. With weight lambda it also minimises the cross-entropy between y_i and the softmax,
+      over the centres c, of sqrt(K) cos(u_i, c), so that an image is nearer to its own centre than
+      to any other. With ``separation_margin`` q the scores are sqrt(K) (cos(u_i, c) - q) for the
+      centres of the image's own classes. Without it the term has hardly any gradient once the
+      order is right.
 
-    Two means that help are open to every method and belong to the training settings: ``outputs``,
-    more outputs than bits, from which the bits are cut; and the class step, which gives new images
-    the code sgn(u + mu s C p), the B-step above with estimated classes
-    (``training/class_step.py``).
+    Two techniques are open to every method and belong to the training settings: ``outputs``, more
+    outputs than bits, from which the bits are cut; and the class step, which gives new images the
+    code sgn(u + mu s C p), the B-step above with estimated classes (``training/class_step.py``).
 
-    The paper tunes its weights by cross-validation and prints none of them. We checked the defaults
-    below on a held-out fifth of CIFAR-10's 5,000 training images, at 12 and 48 bits.
+    The paper tunes its weights by cross-validation and prints none of them. The defaults below were
+    checked on a held-out fifth of CIFAR-10's 5,000 training images, at 12 and 48 bits
+    (``results/dfh-design-validation.json``).
 
     Args:
         bits: K.
