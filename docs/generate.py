@@ -35,6 +35,7 @@ from scale_tables import (
 from fisherhash import backbones, methods
 from fisherhash.errors import counted
 from fisherhash.experiments import report
+from fisherhash.experiments.specs import SPECS, Row, find_spec
 from fisherhash.experiments.tables import Table
 
 ROOT = RESULTS.parent
@@ -182,27 +183,70 @@ def reproduced_tables() -> str:
 
 
 def searches_page() -> str:
-    """Return the page on the searches of every row: ranges, trials, winners."""
+    """Return the page on the searches of every row: counts, winners, ranges."""
     result = _load("tuning-seed1")
     if result is None:
-        return "Not run yet.\n"
-    blocks = []
-    for slug, found in result["benches"].items():
-        settings, table = found["settings"], report.winners_table(found).markdown()
-        epochs = counted(settings["epochs"], "epoch")
-        blocks.append(f"## {slug}\n\nAll epochs: {epochs}.\n\n{table}\n")
+        return "# The searches\n\nNot run yet.\n"
+    names = {row.space: row.name for row in _searched_rows()}
+    blocks, ranges = [], dict[str, str]()
+    for found in result["benches"].values():
+        bench, counts, winners = found["bench"], [], []
+        for space, entry in found["rows"].items():
+            name = names[space]
+            shortest = min(trial["epochs"] for trial in entry["trials"])
+            first = [trial for trial in entry["trials"] if trial["epochs"] == shortest]
+            live = sum(trial["plain"] is not None for trial in first)
+            best = [entry.get(key) for key in ("winner", "winner_step")]
+            edges = dict.fromkeys(edge for one in best if one for edge in one["edges"])
+            scores = [f"{one['score']:.3f}" if one else "–" for one in best]
+            counts.append([name, f"{live} of {len(first)}", str(len(entry["trials"])), *scores])
+            counts[-1].append(", ".join(f"`{edge}`" for edge in edges) or "–")
+            winners.append([name, *(_values(one) for one in best)])
+            ranges[name] = report.ranges(entry["space"], without=("learning_rate",))
+        header = ["row", "live points", "trials", "best", "with the class step", "at an edge"]
+        way = "fine-tuned" if bench["finetune"] else "frozen features"
+        network = backbones.info(bench["backbone"]).title.split(" (")[0]
+        title = f"{bench['data']}, {network}, {way}"
+        blocks.append(f"## {title}\n\n{Table(header, counts).markdown()}\n")
+        blocks.append("The winners:\n")
+        table = Table(["row", "without the class step", "with it"], winners)
+        blocks.append(f"{table.markdown()}\n")
+    table = Table(["row", "searched"], [[name, text] for name, text in ranges.items()])
+    blocks.append(f"## Ranges\n\n{RANGES}\n{table.markdown()}\n")
     return "\n".join([SEARCHES, *blocks])
+
+
+def _searched_rows() -> list[Row]:
+    """Return one row of every search."""
+    specs = [find_spec("table2"), *SPECS.values()]  # a row's name in the main table comes first
+    rows = [row for spec in specs for part in spec.parts for row in part.rows]
+    return list({row.space: row for row in reversed(rows) if not row.class_step}.values())
+
+
+def _values(winner: dict[str, Any] | None) -> str:
+    """Return the values of a winner that its row does not fix, with its class step."""
+    if winner is None:
+        return "–"
+    step = {f"step_{key}": value for key, value in (winner.get("class_step") or {}).items()}
+    values = {**winner["settings"], **winner["options"], **step}
+    return ", ".join(f"{key} {value}" for key, value in values.items())
 
 
 SEARCHES = """# The searches
 
 Every row of the tables on [The paper's tables and figures](reproduce.md) was searched as
-[described there](reproduce.md#how-rows-are-tuned), on held-out training images. Below are, for each
-data set and network, the ranges, the number of trials, and the winners without and with the class
-step, with their mean scores at two code lengths. A point without a score diverged: the loss became
-infinite or not a number. Where a winner lies at an edge, more points were tried beyond it, so the
-number of trials differs. ⚠ marks a winner at an edge of its range with nothing tried beyond it, or
-at a border of the grid of the class step. Every trial is in `results/tuning-seed1.json`.
+[described there](reproduce.md#how-rows-are-tuned), on held-out training images. Each data set and
+network has two tables below. The first counts the quasi-random points that have a score (*live*:
+in the others the loss became infinite or not a number) and all trials, of which a row has more
+where its winner lay at an edge; then come the best scores, the mean of mAP at two code lengths.
+*At an edge* names what the best has at an edge of its range with nothing tried beyond it, or at a
+border of the grid of the class step. The second table has the winners. All trials are in
+`results/tuning-seed1.json`.
+"""
+
+RANGES = """Beside these, the learning rate was searched for every row that has one: from 0.0005 to
+0.2 where the network is trained, from 0.001 to 1 on frozen features, both on a logarithmic scale.
+Rows that were searched in several ways have the last one here.
 """
 
 

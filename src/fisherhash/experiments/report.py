@@ -124,7 +124,7 @@ def html_page(results: Mapping[str, Any], figures: Sequence[Path] = ()) -> str:
         image = f'<img class="plot" src="data:image/svg+xml;base64,{data}" alt="{escape(title)}">'
         blocks.append(pages.section(title, image, name=path.stem))
     tuning = "".join(
-        f"<h3>{escape(slug)}</h3>{winners_table(found).html()}"
+        f"<h3>{escape(slug)}</h3>{_winners_table(found).html()}"
         f"<details><summary>Every trial</summary>{_trials_table(found).html()}</details>"
         for slug, found in results["tuning"].items()
     )
@@ -267,12 +267,8 @@ def _agreement_table(part: Mapping[str, Any]) -> Table | None:
     return Table(["method", *(f"{bits} bits" for bits in part["bits"])], lines)
 
 
-def winners_table(found: Mapping[str, Any]) -> Table:
-    """Return what was searched for each row and what won, without and with the class step.
-
-    Args:
-        found: the searches of one bench, from a tuning file.
-    """
+def _winners_table(found: Mapping[str, Any]) -> Table:
+    """What was searched for each row and what won, without and with the class step."""
     rows = []
     for name, entry in found["rows"].items():
         trials = [trial for trial in entry["trials"] if "plain" in trial]
@@ -281,15 +277,24 @@ def winners_table(found: Mapping[str, Any]) -> Table:
         counts = f"{len(first)} points, {len(trials)} trials"
         if none := sum(trial["plain"] is None for trial in first):
             counts += f"; {none} of the points without a score"
-        ranges = "; ".join(
-            f"{key} {_range(space)}"
-            for key, space in entry["space"].items()
-            if isinstance(space, dict)
-        )
         winners = [_winner(entry.get(key)) for key in ("winner", "winner_step")]
-        rows.append([name, counts, ranges, *winners])
+        rows.append([name, counts, ranges(entry["space"]), *winners])
     header = ["row", "trials", "searched", "best", "best with the class step"]
     return Table(header, rows, "⚠: at the edge of its range.")
+
+
+def ranges(space: Mapping[str, Any], *, without: Sequence[str] = ()) -> str:
+    """Return the ranges of a search in words.
+
+    Args:
+        space: the ranges by name, from a tuning file.
+        without: names to leave out.
+
+    >>> ranges({"rate": {"least": 0.1, "most": 1.0, "scale": "log"}, "cut": {"choices": [1, 2]}})
+    'rate 0.1–1 (log); cut 1 / 2'
+    """
+    known = {key: one for key, one in space.items() if isinstance(one, dict)}
+    return "; ".join(f"{key} {_range(one)}" for key, one in known.items() if key not in without)
 
 
 def _winner(winner: Mapping[str, Any] | None) -> str:
