@@ -17,6 +17,7 @@ from fisherhash.experiments.reproduce import reproduce
 from fisherhash.experiments.specs import Row
 from fisherhash.methods import base
 from fisherhash.system.options import Range, Tuned, options_of
+from fisherhash.training import class_step
 from fisherhash.training.settings import Settings
 
 BENCH = Bench("cifar10", "cifar10-small", image_size=128)
@@ -416,8 +417,17 @@ def test_no_row_waits_for_the_search_of_another(make_request):
 
 def test_trials_that_a_search_recorded_are_not_repeated():
     """As the JSON of a table holds them; all rounds go on from there as from the runs."""
+
+    def inside(cell):
+        """Every step of the grid; the best is not at its border."""
+        return [
+            dataclasses.asdict(one)
+            | {"score": near(cell) + ((one.weight, one.sharpness) == (1, 1))}
+            for one in class_step.GRID
+        ]
+
     live = tuning.Search(GREEDY, FINETUNED, SETTINGS, (12, 48))
-    entry = json.loads(json.dumps(live.summary(Done(near, steps))))
+    entry = json.loads(json.dumps(live.summary(Done(near, inside))))
     nothing = Done(lambda cell: None)
     again = dataclasses.replace(live, recorded=trials.recorded_trials(entry))
     assert trials.cells_of(again.known(nothing)) == []
@@ -429,7 +439,7 @@ def test_trials_that_a_search_recorded_are_not_repeated():
     cells = trials.cells_of(short.known(nothing))
     assert [cell.bits for cell in cells] == [12, 48]
     assert {cell.settings.classifier_weight for cell in cells} == {0.5}
-    assert short.summary(Done(near, steps)) == entry
+    assert short.summary(Done(near, inside)) == entry
 
 
 def test_a_trial_that_an_error_ended_is_tried_again():
@@ -458,14 +468,35 @@ def test_a_trial_that_an_error_ended_is_tried_again():
 
 def test_a_recorded_class_step_at_an_end_of_its_grid_stays_marked():
     def grid(cell):
-        pairs = itertools.product((0.25, 1.0, 4.0), repeat=2)
-        return [{"weight": w, "sharpness": s, "score": w + near(cell)} for w, s in pairs]
+        pairs = itertools.product((0.25, 1.0, max(class_step.WEIGHTS)), (0.5, 1.0, 2.0))
+        best = (max(class_step.WEIGHTS), 1.0)
+        return [
+            {"weight": w, "sharpness": s, "score": near(cell) + ((w, s) == best)} for w, s in pairs
+        ]
 
     entry = search().summary(Done(near, grid))
     again = dataclasses.replace(search(), recorded=trials.recorded_trials(entry))
     winner = again.summary(Done(lambda cell: None))["winner_step"]
     assert "step_weight" in winner["edges"]
     assert winner == entry["winner_step"]
+
+
+def test_a_winner_at_the_border_of_a_smaller_grid_is_tried_again():
+    def grid(cell):
+        pairs = itertools.product((0.25, 1.0, 4.0), (0.5, 1.0, 2.0))
+        return [{"weight": w, "sharpness": s, "score": s + near(cell)} for w, s in pairs]
+
+    entry = search().summary(Done(near, grid))
+    best = entry["winner_step"]
+    assert best["edges"] == ["step_sharpness"]
+    assert max(class_step.SHARPNESSES) > best["class_step"]["sharpness"]
+    again = dataclasses.replace(search(), recorded=trials.recorded_trials(entry))
+    (trial,) = [one for one in again.known(Done(lambda cell: None)) if one.cells]
+    assert trial.point == {**best["settings"], **best["options"]}
+    # Where the grid has not grown, there is nothing to find.
+    for one in entry["trials"]:
+        one["step"]["sharpness"] = max(class_step.SHARPNESSES)
+    assert len(trials.recorded_trials(entry)) == len(entry["trials"])
 
 
 def test_a_search_goes_on_from_the_file_of_an_earlier_one(make_request, tmp_path):

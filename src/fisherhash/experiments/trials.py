@@ -12,6 +12,7 @@ from fisherhash.experiments.benches import Cell
 from fisherhash.experiments.runner import Runner
 from fisherhash.experiments.search_space import parted
 from fisherhash.experiments.specs import Options
+from fisherhash.training.class_step import SHARPNESSES, WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -103,16 +104,30 @@ class Trial:
 
 
 def recorded_trials(entry: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the trials that a search recorded, by point and epochs; none of those that failed.
+    """Return the trials that a search recorded and that need not be repeated, by point and epochs.
+
+    Those that an error ended are tried again. So is the winner with the class step, if its step lay
+    at a border of a smaller grid than today's: beyond it may lie a better one.
 
     Args:
         entry: what :meth:`Search.summary` returned.
     """
+    winner = entry.get("winner_step", {})
+    best = {**winner.get("settings", {}), **winner.get("options", {})}
     return {
-        trial_key({**one["settings"], **one["options"]}, one["epochs"]): one
+        trial_key(point, one["epochs"]): one
         for one in entry["trials"]
+        for point in [{**one["settings"], **one["options"]}]
         if "failed" not in one
+        if not (point.items() <= best.items() and _has_more_beyond(one))
     }
+
+
+def _has_more_beyond(trial: Mapping[str, Any]) -> bool:
+    """Return whether a trial's best class step lies at a border that today's grid goes beyond."""
+    ends = {"weight": {max(WEIGHTS)}, "sharpness": {min(SHARPNESSES), max(SHARPNESSES)}}
+    edges = [edge.removeprefix("step_") for edge in trial.get("step_edges", ())]
+    return any(trial["step"][edge] not in ends[edge] for edge in edges)
 
 
 def trial_key(point: Options, epochs: int) -> str:
