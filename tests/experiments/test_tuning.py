@@ -499,7 +499,9 @@ def test_a_winner_at_the_border_of_a_smaller_grid_is_tried_again():
     assert len(trials.recorded_trials(entry)) == len(entry["trials"])
 
 
-def test_a_search_goes_on_from_the_file_of_an_earlier_one(make_request, tmp_path):
+def test_a_search_goes_on_from_the_file_of_an_earlier_one(make_request, tmp_path, monkeypatch):
+    # Without the cut, which takes seconds.
+    monkeypatch.setitem(specs.BASES, "csq", {"outputs": 0, "cut": "first"})
     asked = {"tune": True, "tune_only": True, "points": 4, "only": ["coco21", "csq"]}
     settings = {"epochs": 4}
     first = reproduce(make_request(**asked, settings=settings, out=str(tmp_path / "first")))
