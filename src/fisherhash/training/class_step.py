@@ -45,7 +45,7 @@ class ClassStep:
 
 
 WEIGHTS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-SHARPNESSES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
+SHARPNESSES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 GRID = tuple(ClassStep(weight, sharpness) for weight in WEIGHTS for sharpness in SHARPNESSES)
 """The steps that are tried on held-out images."""
 

@@ -76,7 +76,7 @@ def find_recipe(
         return Recipe(title, APART, _step(2.0, 1.0))
     if several:
         cut = {"outputs": max(64, bits), "learning_rate": 0.005}
-        return Recipe(title, {"initial_centers": "means"}, {**cut, **_step(0.5, 1.0)})
+        return Recipe(title, {"initial_centers": "means"}, {**cut, **_step(0.5, 8.0)})
     return Recipe(title, {**GRADED, "affinity": 0.4}, _step(0.25, 1.0))
 
 
