@@ -76,7 +76,8 @@ class FreshPart:
     def verdicts(self) -> str:
         """Where DFH stands on this data set."""
         said = report.part_report(self.result, self.part).verdicts
-        run = len({row["method"] for row in self.part["rows"]})
+        measured = {run["row"] for run in self.part["runs"] if "evaluation" in run}
+        run = len({row["method"] for row in self.part["rows"] if row["name"] in measured})
         title = self.part["title"] + ("" if self.usual else f" with {self.network}")
         return f"{title}, {run} methods:\n\n" + "\n".join(f"- {line}" for line in said)
 
