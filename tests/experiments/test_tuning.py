@@ -9,7 +9,7 @@ from typing import Annotated
 import pytest
 
 from fisherhash import methods
-from fisherhash.errors import UsageError
+from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.experiments import search_space, specs, trials, tuning, winners
 from fisherhash.experiments.benches import Bench
 from fisherhash.experiments.planning import make_plan, open_cells
@@ -519,8 +519,14 @@ def test_a_search_goes_on_from_the_file_of_an_earlier_one(make_request, tmp_path
     assert any("trials of" in line and "will not be repeated" in line for line in said)
     assert second.left == 0
     # Other settings make other trials, other weights too: both are refused.
-    with pytest.raises(UsageError, match=r"different settings; choose another --tuning"):
+    with pytest.raises(UsageError, match=r"settings \(epochs: 4 there, 5 here\); choose another"):
         reproduce(dataclasses.replace(request, settings={"epochs": 5}))
+    for wrong, said_of in (
+        ("none.json", "there is no file"),
+        (second.page, "is damaged"),
+    ):
+        with pytest.raises(FisherhashError, match=said_of):
+            reproduce(dataclasses.replace(request, tuning=str(wrong)))
     bench["identity"]["weights"] = "0" * 16
     del bench["rows"]["csq"]["trials"][0]
     file.write_text(json.dumps(earlier))

@@ -315,8 +315,23 @@ def check_same(
         what: the beginning of the message: the folder or the file, and its content.
         instead: what the user can choose.
     """
-    if differ := [key for key in now if found.get(key) != now[key]]:
+    if differ := [
+        _named(key, found.get(key), now[key]) for key in now if found.get(key) != now[key]
+    ]:
         raise UsageError(f"{what} with different {', '.join(differ)}; choose {instead}")
+
+
+def _named(key: str, there: Any, here: Any) -> str:
+    """Return what differs: a key, or what of its value where that has keys, too.
+
+    >>> _named("settings", {"epochs": 20, "seed": 0}, {"epochs": 5, "seed": 0})
+    'settings (epochs: 20 there, 5 here)'
+    """
+    if not (isinstance(there, Mapping) and isinstance(here, Mapping)):
+        return key
+    names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+    words = [f"{name}: {there.get(name)} there, {here.get(name)} here" for name in names]
+    return f"{key} ({'; '.join(words)})"
 
 
 def _result(row: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fisherhash.errors import FisherhashError
+from fisherhash.errors import UsageError
 from fisherhash.experiments.benches import Bench
 from fisherhash.experiments.runner import Runner, check_same
 from fisherhash.experiments.specs import Row
@@ -82,9 +82,11 @@ class Tuning:
     @classmethod
     def load(cls, path: Path) -> Tuning:
         """Read a file."""
+        if not path.is_file():
+            raise UsageError(f"there is no file '{path}'")
         benches = storage.read_json(path).get("benches")
         if not isinstance(benches, dict):
-            raise FisherhashError(f"{path} is not a tuning file: it has no 'benches'")
+            raise UsageError(f"{path} is not a tuning file: it has no 'benches'")
         return cls(benches)
 
     def save(self, path: Path) -> None:
