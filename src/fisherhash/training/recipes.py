@@ -73,7 +73,8 @@ def find_recipe(
         options, settings = _finetuned(many=many, several=several)
         return Recipe(title, options, {**settings, "outputs": max(settings["outputs"], bits)})
     if many:
-        return Recipe(title, APART, _step(2.0, 1.0))
+        # Few bits cannot tell so many centres apart by themselves.
+        return Recipe(title, APART, _step(2.0 if bits < 24 else 1.0, 1.0))
     if several:
         cut = {"outputs": max(64, bits), "learning_rate": 0.005}
         return Recipe(title, {"initial_centers": "means"}, {**cut, **_step(0.5, 8.0)})
