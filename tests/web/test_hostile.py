@@ -20,18 +20,27 @@ JSON = {"Accept": "application/json"}
 
 
 def raw(served, data, *, wait=5.0):
-    """What the server answers to some bytes."""
-    with socket.create_connection(("127.0.0.1", served.port), timeout=wait) as connection:
-        connection.sendall(data)
-        parts = []
+    """What the server answers to some bytes.
+
+    A server that refuses what it has not read to the end resets the connection, and its answer may
+    be lost on the way: then the bytes are sent again.
+    """
+    for _ in range(20):
+        answer = b""
         try:
-            while part := connection.recv(65536):
-                parts.append(part)
-                if b"\r\n\r\n" in b"".join(parts) and b"content-length: 0" in b"".join(parts):
-                    break
+            with socket.create_connection(("127.0.0.1", served.port), timeout=wait) as connection:
+                connection.sendall(data)
+                while part := connection.recv(65536):
+                    answer += part
+                    if b"\r\n\r\n" in answer and b"content-length: 0" in answer:
+                        break
         except TimeoutError:
-            pass
-        return b"".join(parts)
+            return answer
+        except (ConnectionResetError, BrokenPipeError):
+            if not answer:
+                continue
+        return answer
+    raise AssertionError("the server answered nothing in 20 attempts")
 
 
 def refused(answer):
