@@ -193,8 +193,7 @@ def searches_page() -> str:
         bench, counts, winners = found["bench"], [], []
         for space, entry in found["rows"].items():
             name = names[space]
-            shortest = min(trial["epochs"] for trial in entry["trials"])
-            first = [trial for trial in entry["trials"] if trial["epochs"] == shortest]
+            first = report.first_round(entry["trials"])
             live = sum(trial["plain"] is not None for trial in first)
             best = [entry.get(key) for key in ("winner", "winner_step")]
             edges = dict.fromkeys(edge for one in best if one for edge in one["edges"])

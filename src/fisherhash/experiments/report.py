@@ -272,8 +272,7 @@ def _winners_table(found: Mapping[str, Any]) -> Table:
     rows = []
     for name, entry in found["rows"].items():
         trials = [trial for trial in entry["trials"] if "plain" in trial]
-        shortest = min((trial["epochs"] for trial in trials), default=0)
-        first = [trial for trial in trials if trial["epochs"] == shortest]
+        first = first_round(trials)
         counts = f"{len(first)} points, {len(trials)} trials"
         if none := sum(trial["plain"] is None for trial in first):
             counts += f"; {none} of the points without a score"
@@ -281,6 +280,16 @@ def _winners_table(found: Mapping[str, Any]) -> Table:
         rows.append([name, counts, ranges(entry["space"]), *winners])
     header = ["row", "trials", "searched", "best", "best with the class step"]
     return Table(header, rows, "⚠: at the edge of its range.")
+
+
+def first_round(trials: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the trials of the quasi-random points: those with the fewest epochs.
+
+    >>> first_round([{"epochs": 5}, {"epochs": 20}])
+    [{'epochs': 5}]
+    """
+    shortest = min((trial["epochs"] for trial in trials), default=0)
+    return [trial for trial in trials if trial["epochs"] == shortest]
 
 
 def ranges(space: Mapping[str, Any], *, without: Sequence[str] = ()) -> str:
