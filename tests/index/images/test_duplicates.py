@@ -237,6 +237,17 @@ def test_the_best_image_is_the_largest_then_the_oldest(changed):
         DuplicateSearch(changed).find(keep="worst")
 
 
+def test_each_part_of_a_group_that_was_split_keeps_its_best_image(new_index, tmp_path):
+    sizes = {"a-large": 400, "a-small": 100, "b-small": 80, "b-large": 300}
+    for name, size in sizes.items():
+        photo(1 if name.startswith("a") else 2).resize((size, size)).save(tmp_path / f"{name}.png")
+    new_index.add([Entry(name, [1], path=tmp_path / f"{name}.png") for name in sizes])
+    found = DuplicateSearch(new_index).find(keep="best", confirm=True)
+    names = [[match.name for match in group] for group in found.groups]
+    assert names == [["a-large", "a-small"], ["b-large", "b-small"]]
+    assert all(group.confirmed for group in found.groups)
+
+
 def test_the_script_moves_what_is_confirmed_and_deletes_nothing(changed, tmp_path):
     found = DuplicateSearch(changed).find(keep="best", confirm=True)
     target = tmp_path / "to 'move'"

@@ -153,14 +153,16 @@ class DuplicateSearch:
 
 
 def best_first(items: Sequence[Item], folder: str | None) -> list[Item]:
-    """The item to keep before all others: the most pixels, then the oldest file, then the id."""
+    """The items to keep first: the most pixels, then the oldest file, then the id.
+
+    All of them are in order, since a group may be split, and then each part keeps its first.
+    """
 
     def worth(item: Item) -> tuple[int, float, int]:
         age = float("inf") if item.mtime_ns is None else item.mtime_ns
         return -pixel_count(image_path(item, folder)), age, item.id
 
-    best = min(items, key=worth)
-    return [best, *(item for item in items if item is not best)]
+    return sorted(items, key=worth)
 
 
 def _matches(items: Sequence[Item], folder: str | None, *, compare_files: bool) -> list[Match]:
