@@ -118,6 +118,9 @@ def test_add_remove_and_facts(images, album, tmp_path):
     assert images.remove(where="label=dogs") == 4
     with pytest.raises(UsageError, match=r"top\.png"):
         images.remove(["top.png"])
+    for empty in ([], (), {}):
+        with pytest.raises(UsageError, match="an empty filter matches every item"):
+            images.remove(where=empty)
     (album / "bad.png").write_bytes(b"x")
     assert len(images.sync(album).added) == 5
     facts = images.info()

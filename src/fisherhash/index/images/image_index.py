@@ -22,6 +22,7 @@ import numpy as np
 
 from fisherhash.errors import FisherhashError, UsageError, counted
 from fisherhash.index.base import Index, Problem, Uri
+from fisherhash.index.filters import parse_filter
 from fisherhash.index.images.copies import CODES, DuplicateCode, copy_codes, has_files
 from fisherhash.index.images.duplicates import Duplicates, Keep
 from fisherhash.index.images.labels import where_labels
@@ -188,8 +189,11 @@ class ImageIndex:
         No image file is touched.
 
         Raises:
-            UsageError: there is no item with one of the keys; nothing is removed.
+            UsageError: there is no item with one of the keys, or the filter is empty; nothing is
+                removed.
         """
+        if where is not None and not parse_filter(where).conditions:
+            raise UsageError("an empty filter matches every item")
         ids = None if where is None else self.index.ids(where_labels(self.index, where))
         return self.index.remove(keys, ids=ids)
 
