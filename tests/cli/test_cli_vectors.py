@@ -70,6 +70,9 @@ def test_codes_in_a_file_and_on_the_screen(here, run):
         assert (int(found["bits"]), found["names"][59]) == (16, "59")
     out = run(*words("encode --features x.npy --model m"))[1]
     assert out.splitlines()[59] == f"{expected[59].tobytes().hex()}  59"
+    out, err = run(*words("encode --features x.npy --model m --bits 8"))[1:]
+    assert out.splitlines()[59] == f"{expected[59, :1].tobytes().hex()}  59"
+    assert "not trained for codes of 8 bits" in err
     listed = json.loads(run(*words("encode --features x.npy --model m --json"))[1])
     assert listed["codes"][59] == {"name": "59", "code": expected[59].tobytes().hex()}
 

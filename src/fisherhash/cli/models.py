@@ -255,7 +255,6 @@ def encode(
     from fisherhash import codes
     from fisherhash.data.loading import skipped_csv
     from fisherhash.data.sources import open_paths
-    from fisherhash.model.hasher import Hasher
     from fisherhash.system import storage
 
     if images and features is not None:
@@ -269,16 +268,11 @@ def encode(
     limits.apply()
     processes = parse_workers(workers)
     if features is not None:
-        encode_vectors(features, Hasher.load(model, device=device), out, json=json)
+        encode_vectors(features, _load_cut(model, bits, device), out, json=json)
         return
     collection = open_paths(images)
     notes(collection.notes)
-    hasher = Hasher.load(model, device=device)
-    if bits is not None:
-        trained_for = (hasher.bits, *hasher.details.get("nested", ()))
-        hasher = hasher.truncated(bits)
-        if bits not in trained_for:
-            say(f"the model was not trained for codes of {bits} bits; expect them to be worse")
+    hasher = _load_cut(model, bits, device)
     hasher.check_takes_images()
     if out is None and not json:
         _print_codes(hasher, collection, processes)
@@ -303,6 +297,19 @@ def encode(
     _say_skipped(encoded.skipped)
     if not names:
         raise FisherhashError("no image could be read")
+
+
+def _load_cut(model: str | None, bits: int | None, device: str) -> Hasher:
+    """Load a hasher; with ``bits`` its codes are cut to their first bits."""
+    from fisherhash.model.hasher import Hasher
+
+    hasher = Hasher.load(model, device=device)
+    if bits is None:
+        return hasher
+    cut = hasher.truncated(bits)
+    if bits not in (hasher.bits, *hasher.details.get("nested", ())):
+        say(f"the model was not trained for codes of {bits} bits; expect them to be worse")
+    return cut
 
 
 def _print_codes(hasher: Hasher, collection: Collection, workers: int | None) -> None:
