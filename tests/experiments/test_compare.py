@@ -84,6 +84,24 @@ def test_a_wrong_request_is_an_error_and_not_a_dash(photos, tmp_path):
     assert "–" not in compare(photos, network=TINY, **arguments).table
 
 
+def test_a_setting_that_one_method_has_no_use_for_does_not_end_the_comparison(photos, tmp_path):
+    result = compare(
+        photos,
+        out=tmp_path / "out",
+        names=["dfh", "itq", "sdh"],
+        bits=[8],
+        network=TINY,
+        settings=Settings(epochs=2, step_weight=1.0),
+    )
+    lines = {line.split(" |")[0]: line for line in reversed(result.table.splitlines())}
+    assert "–" in lines["| itq"]
+    assert "–" in lines["| sdh"]
+    assert "0." in lines["| dfh"]
+    assert any(
+        "neither outputs nor a class step" in run.get("not_defined", "") for run in runs(result)
+    )
+
+
 def test_other_images_or_weights_are_not_mixed_in(photos, tmp_path):
     arguments = {"out": tmp_path / "out", "names": ["lsh"], "bits": [8], **QUICK}
     compare(photos, **arguments)

@@ -399,6 +399,8 @@ def check_settings(
 ) -> None:
     """Refuse settings that a method has no use for.
 
+    What one method has no use for may suit another, so a comparison goes on: it is not defined.
+
     Args:
         learner: the method.
         width: of the features.
@@ -414,7 +416,7 @@ def check_settings(
     if isinstance(learner, HashMethod) and settings.outputs:
         check_cut(name, learner.head(width), bits, settings)
     elif not isinstance(learner, HashMethod) and (settings.outputs or settings.step_weight):
-        raise UsageError(
+        raise NotDefinedError(
             f"{name} is not trained by gradient; it takes neither outputs nor a class step"
         )
 
