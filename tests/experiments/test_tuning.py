@@ -518,6 +518,10 @@ def test_a_search_goes_on_from_the_file_of_an_earlier_one(make_request, tmp_path
     assert json.loads((tmp_path / "second" / "tuning.json").read_text()) == earlier
     assert any("trials of" in line and "will not be repeated" in line for line in said)
     assert second.left == 0
+    # One folder has one file of winners, which names the settings of all of them once.
+    mixed = make_request(**asked, settings={"epochs": 5}, out=str(tmp_path / "first"))
+    with pytest.raises(UsageError, match=r"tuning.json has searches that were run with different "):
+        reproduce(mixed)
     # Other settings make other trials, other weights too: both are refused.
     with pytest.raises(UsageError, match=r"settings \(epochs: 4 there, 5 here\); choose another"):
         reproduce(dataclasses.replace(request, settings={"epochs": 5}))

@@ -28,7 +28,7 @@ from fisherhash.experiments.planning import Column, Plan, make_plan, open_cells
 from fisherhash.experiments.request import Request, say_line
 from fisherhash.experiments.runner import Runner
 from fisherhash.experiments.tables import dump_results
-from fisherhash.experiments.winners import TUNING_FILE
+from fisherhash.experiments.winners import TUNING_FILE, Tuning
 from fisherhash.system import storage
 from fisherhash.system.cache import DATA_VARIABLE
 from fisherhash.system.cores import available_cores
@@ -81,6 +81,9 @@ def reproduce(request: Request, *, say: Callable[[str], None] = logger.info) -> 
         raise UsageError(f"{folder} is a file; choose another --out")
     stop_at = None if request.minutes is None else time.time() + 60 * request.minutes
     plan = make_plan(request)
+    if plan.searches and (folder / TUNING_FILE).is_file():
+        # The winners are written into the same file, under the settings of all of them.
+        Tuning.load(folder / TUNING_FILE).check_joins(plan.searches, str(folder / TUNING_FILE))
     if plan.spec.kind == "figures":
         require_package("matplotlib", "plots", "drawing the figures")
     runner = Runner(folder, device=choose_device(request.device), stop_at=stop_at, say=say)

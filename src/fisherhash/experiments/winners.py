@@ -97,6 +97,17 @@ class Tuning:
             benches[slug] = {**bench, "rows": {**rows, **bench["rows"]}}
         storage.write_file(path, dump_results({"benches": benches}))
 
+    def check_joins(self, searches: Sequence[Search], where: str) -> None:
+        """Refuse searches that were run in another way than those of the same bench in here.
+
+        Args:
+            searches: what is to be searched.
+            where: the file of these winners.
+        """
+        for search in searches:
+            if (bench := self.benches.get(search.bench.slug)) is not None:
+                check_same(bench, _head(search), f"{where} has searches that were run")
+
     @property
     def identities(self) -> dict[str, Mapping[str, Any]]:
         """The images, split and weights of the trials of each bench, where they are known."""
