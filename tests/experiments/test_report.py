@@ -123,13 +123,18 @@ def test_intervals_of_scores():
         (
             [0.8, 0.8, 0.8],
             False,
-            "3.0 ± 0.0 points behind other; it MISSES the paper's 0.850 by 5.0",
+            "is behind other; the mean of other is 3.0 ± 0.0 points higher; "
+            "it MISSES the paper's 0.850 by 5.0",
         ),
-        ([0.8, 0.8, 0.8], True, "12 bits: DFH is 3.0 ± 0.0 points behind other."),
+        (
+            [0.8, 0.8, 0.8],
+            True,
+            "12 bits: DFH is behind other; the mean of other is 3.0 ± 0.0 points higher.",
+        ),
         (
             [0.80, 0.82, 0.84],
             False,
-            "DFH is level with other (1.0 ± 5.0 points behind other)",
+            "DFH is level with other; the mean of other is 1.0 ± 5.0 points higher",
         ),
     ],
 )
@@ -137,7 +142,10 @@ def test_verdicts(values, stands_in, sentence):
     made = part({"DFH": values, "other": [0.83, 0.83, 0.83]}, stands_in=stands_in, paper=0.85)
     said, *below = verdicts(made)
     assert sentence in said
-    missed = [] if stands_in else ["Below the paper's own number: other at 12 bits (-2.0 points)."]
+    gap = 100 * np.mean(values) - 85
+    own = "" if gap > 0 else f"DFH at 12 bits ({gap:+.1f} points), "
+    words = f"Below the paper's own number, no class step: {own}other at 12 bits (-2.0 points)."
+    missed = [] if stands_in else [words]
     assert below == missed
 
 
@@ -198,11 +206,11 @@ def test_held_out_images_choose_among_the_rows_of_dfh():
     named = {(test["row"], test["other"]) for test in made["tests"]}
     assert {("DFH", "other"), ("DFH", "far"), ("DFH (b)", "other")} <= named
     (said,) = verdicts(made)
-    assert "12 bits: DFH is level with other (2.0 ± 3.0 points behind other)" in said
+    assert "12 bits: DFH is level with other; the mean of other is 2.0 ± 3.0 points higher" in said
     made["tests"] = [
         {**test, "half": 0.001} for test in made["tests"] if (test["row"], test["other"]) in named
     ]
-    assert "DFH is 2.0 ± 0.1 points behind other" in verdicts(made)[0]
+    assert "DFH is behind other; the mean of other is 2.0 ± 0.1 points higher" in verdicts(made)[0]
     # Level with another method, below its own other row.
     for run in made["runs"]:
         if run["row"] == "other":
@@ -238,10 +246,10 @@ def test_every_difference_that_a_table_names_is_tested_over_queries(target, want
 def test_table_1_s_order():
     made = part({"DFH a": [0.5, 0.5], "DFH b": [0.6, 0.6], "DFH c": [0.7, 0.7]})
     (said,) = verdicts(made, "table1")
-    assert "order is reproduced (steps of +10.0, then +10.0 points)" in said
+    assert "are in the paper's order (+10.0 ± 0.0, then +10.0 ± 0.0 points)" in said
     made = part({"DFH a": [0.5, 0.5], "DFH b": [0.4, 0.4], "DFH c": [0.7, 0.7]})
     (said,) = verdicts(made, "table1")
-    assert "NOT reproduced" in said
+    assert "are NOT in the paper's order" in said
     made = part({"DFH a": [0.5, 0.6], "DFH b": [0.6, 0.6], "DFH c": [0.7, 0.7]})
     assert "though a step is within its 95 % interval" in verdicts(made, "table1")[0]
 

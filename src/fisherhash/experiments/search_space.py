@@ -13,7 +13,7 @@ from fisherhash.system.options import Option, Tuned, options_of
 from fisherhash.training.settings import Settings
 
 # By whether the network is trained. Wide, because a loss that is a mean over pairs has gradients
-# ten times smaller than a cross-entropy: rates from 0.0005 to 0.1 won in results/tuning-seed1, the
+# ten times smaller than a cross-entropy: rates from 0.0005 to 0.2 won in results/tuning-seed1, the
 # lowest where a network that knew the classes was best left alone, which backbone_rate does now.
 LEARNING_RATES = {False: Tuned(0.001, 1.0, "log"), True: Tuned(0.0005, 0.2, "log")}
 

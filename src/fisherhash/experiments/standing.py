@@ -238,11 +238,11 @@ class Standing:
             said += [place for place in places if place is not None]
         missed = [
             f"{name} at {bits} bits ({gap:+.1f} points)"
-            for name, bits in product(others, self.part["bits"])
+            for name, bits in product([*own, *others], self.part["bits"])
             if (gap := self.scores[name, bits].gap_to_paper) < 0
         ]
         if missed and not self.part["stands_in"]:
-            said.append(f"Below the paper's own number: {', '.join(missed)}.")
+            said.append(f"Below the paper's own number, no class step: {', '.join(missed)}.")
         return said
 
     def _place(self, contest: Contest, own: Sequence[str], bits: int) -> str | None:
@@ -267,10 +267,13 @@ class Standing:
             if not contest.tested(bits):
                 text = f"{'has the highest mean' if best else 'is'}, {ahead} (one seed, no test)"
         else:
-            behind = f"{_points(gap)} behind {rival}"
-            text = f"is {behind}" if gap.behind else f"is level with {rival} ({behind})"
+            better = [name for name, one in gaps.items() if one.behind]
+            level = [name for name in level if name not in better]
+            places = [f"behind {', '.join(better)}"] * bool(better)
+            places += [f"level with {', '.join(level)}"] * bool(level)
+            text = f"is {' and '.join(places)}; the mean of {rival} is {_points(gap)} higher"
             if not contest.tested(bits):
-                text = f"is {behind} (one seed, no test)"
+                text = f"is {_points(gap)} behind {rival} (one seed, no test)"
         few = len(score.values) < self.part["seeds"]
         text += f" ({len(score.values)} of {self.part['seeds']} seeds)" if few else ""
         if contest is self.hamming and score.paper is not None and not self.part["stands_in"]:
@@ -286,11 +289,11 @@ class Standing:
         if not all((name, bits) in self.hamming.rivals for name in names):
             return f"{bits} bits: not all rows were run."
         steps = [self.hamming.gap(b, a, bits) for a, b in pairwise(names)]
-        verdict = "is reproduced" if all(step.mean > 0 for step in steps) else "is NOT reproduced"
+        verdict = "are" if all(step.mean > 0 for step in steps) else "are NOT"
         close = any(abs(step.mean) <= step.half for step in steps)
         doubt = ", though a step is within its 95 % interval" if close else ""
-        moves = ", then ".join(f"{100 * step.mean:+.1f}" for step in steps)
-        return f"{bits} bits: the paper's order {verdict}{doubt} (steps of {moves} points)."
+        moves = ", then ".join(_signed(step) for step in steps)
+        return f"{bits} bits: the means {verdict} in the paper's order{doubt} ({moves} points)."
 
     def _additions(self, bits: int) -> str:
         """What each row adds to the first one."""
