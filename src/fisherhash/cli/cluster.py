@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from fisherhash.cli.base import Json
-from fisherhash.cli.index import _report, index_app
+from fisherhash.cli.index import index_app, report_sync
 from fisherhash.system.extras import require_package
 
 
@@ -42,4 +42,4 @@ def ingest(
     from fisherhash.index.images.ingesting import ingest_images
 
     report = ingest_images(index, source, model=model, address=ray, workers=workers, device=device)
-    _report(report, index, began, as_json=json)
+    report_sync(report, index, began, as_json=json)

@@ -68,10 +68,6 @@ def compare(
 @app.command(help_flags=[], version_flags=[])
 def reproduce(*words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> None:
     """Run a table or the figures of the DFH paper on the data of this machine."""
-    from fisherhash.experiments.__main__ import print_outcome
-    from fisherhash.experiments.request import parse_request, say_line
+    from fisherhash.experiments.__main__ import run_command
 
-    request, as_json = parse_request(words, command="fisherhash reproduce")
-    from fisherhash.experiments import reproduce as tables
-
-    print_outcome(tables.reproduce(request, say=say_line), as_json=as_json)
+    run_command(words, command="fisherhash reproduce")

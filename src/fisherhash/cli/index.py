@@ -123,7 +123,7 @@ def sync(
     finally:
         end_waiting()
     if not dry_run:
-        _report(report, index, began, as_json=json)
+        report_sync(report, index, began, as_json=json)
         if watch:
             _watch(index, folder, device, count, as_json=json)
         return
@@ -183,7 +183,7 @@ def add(
             metadata=_metadata(meta),
             device=device,
         )
-        _report(added, index, began, as_json=json)
+        report_sync(added, index, began, as_json=json)
         return
     if keys is not None:
         raise UsageError("--keys goes with --features; the key of an image is its path")
@@ -198,7 +198,7 @@ def add(
         device=device,
         workers=parse_workers(workers),
     )
-    _report(report, index, began, as_json=json)
+    report_sync(report, index, began, as_json=json)
     if report.skipped and not (report.added or report.updated or report.unchanged):
         raise FisherhashError("no image could be read")
 
@@ -528,7 +528,8 @@ def _queries(images: Sequence[str], index: str | None, *, has_keys: bool) -> tup
     return list(open_paths(images).names), index
 
 
-def _report(report: SyncReport, index: str, began: float, *, as_json: bool) -> None:
+def report_sync(report: SyncReport, index: str, began: float, *, as_json: bool) -> None:
+    """Print what a sync changed, and which images it skipped."""
     notes(report.notes)
     shown = report.skipped[: max(report.named, min(LISTED, report.new_skipped))]
     for skip in shown:
@@ -550,7 +551,7 @@ def _watch(index: str, folder: Path, device: str, workers: int | None, *, as_jso
 
     say(f"watching {folder}; Ctrl-C ends it")
     for report in watch_folder(index, folder, device=device, workers=workers, say=say):
-        _report(report, index, time.perf_counter(), as_json=as_json)
+        report_sync(report, index, time.perf_counter(), as_json=as_json)
 
 
 def _planned(changes: dict[str, list[str]]) -> Iterator[str]:

@@ -37,8 +37,8 @@ class HashNet(HashMethod):
     * Stages are epochs: beta = sqrt(1 + (beta_end^2 - 1) t) with t the share of the training that
       is over. That is the authors' released schedule, sqrt(1 + 0.005 t) over t = 10,000 steps in 50
       stages, which ends at 7.1, for training of any length. In the paper beta goes to infinity.
-    * Where a network is fine-tuned, beta rises twice: over the epochs that train the head alone, and
-      again from 1 over those that train the network.
+    * Where a network is fine-tuned, beta rises twice: over the epochs that train the head alone,
+      and again from 1 over those that train the network.
 
     Args:
         bits: K.

@@ -27,9 +27,9 @@ FEWEST_BITS = 8
 MOST_IMAGES = 20_000
 """Training images that the second code is fitted to."""
 COMPARED = 1000
-"""Queries with which the rankings are compared."""
+"""Images with which the rankings are compared."""
 FEWEST_HELD_OUT = 100
-"""With fewer images of the database that were not trained on, the split's queries are compared."""
+"""With fewer images of the database that were not trained on, nothing is compared."""
 LEAST_GAIN = 0.001
 """The gain in mAP from which on real-valued queries are worth being the default."""
 
@@ -92,37 +92,24 @@ def compare_rankings(
         cached: whether the features are stored on disk.
         seed: of the choice of images.
     """
-
-    def chosen(numbers: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-        return np.sort(hash_order(collection.names, numbers.tolist(), seed)[:most])
-
     fresh = np.setdiff1d(split.database, np.concatenate([split.train, split.query]))
     if len(fresh) < FEWEST_HELD_OUT:
         return {}
-    queries = database = chosen(fresh, COMPARED)
-    wanted = np.union1d(queries, database)
-    found = hasher.encode_collection(collection, wanted, cached=cached, queries=True)
-    rows = np.full(len(collection), -1, dtype=np.int64)
-    rows[found.indices] = np.arange(len(found.indices))
-    own, others = (rows[part][rows[part] >= 0] for part in (queries, database))
+    chosen = np.sort(hash_order(collection.names, fresh.tolist(), seed)[:COMPARED])
+    found = hasher.encode_collection(collection, chosen, cached=cached, queries=True)
     labels = collection.labels[found.indices]
-    real = None if found.queries is None else found.queries[own]
-    codes = (found.codes[own], found.codes[others])
-    encoded = EncodedSplit(*codes, labels[own], labels[others], hasher.head, [], real)
-    places = np.full(len(found.indices), -1, dtype=np.int64)
-    places[others] = np.arange(len(others))
+    encoded = EncodedSplit(found.codes, found.codes, labels, labels, hasher.head, [], found.queries)
+    itself = np.arange(len(labels))
     share = held_out_top(split)
-    top = None if share is None else max(10, round(share * max(1, len(others) - 1)))
+    top = None if share is None else max(10, round(share * max(1, len(labels) - 1)))
     scores = {
-        way: float(
-            measure(encoded, top=top, self_index=places[own], real_queries=way == "real").map
-        )
+        way: float(measure(encoded, top=top, self_index=itself, real_queries=way == "real").map)
         for way in WAYS
     }
     better = "real" if scores["real"] > scores["hamming"] + LEAST_GAIN else "hamming"
     return {
         "default": better,
         **{f"mAP, {way}": round(score, 4) for way, score in scores.items()},
-        "queries": len(own),
-        "images": len(others),
+        "queries": len(labels),
+        "images": len(labels),
     }

@@ -6,10 +6,8 @@ images.index/
   catalogue.spare       the catalogue's small tables once more, for repair
   head                  number of the last commit
   codes/NNNNNN.codes    packed codes, only appended to; NNNNNN.ids or NNNNNN.runs where ids are
-                        not implied
-  codes/NNNNNN.codes    packed codes, only appended to; NNNNNN.ids where ids are not implied;
-                        beside each, "-sums": checksums of its small blocks, for repair;
-                        "-copy": a second copy of the runs, for repair
+                        not implied; beside each, "-sums": checksums of its small blocks, and
+                        "-copy": a second copy of the runs, both for repair
   tables/               search tables, built when they help; may be deleted at any time
   model/                the model that makes its codes, if the index carries it
   lock                  held by the one writer
