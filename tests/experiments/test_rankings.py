@@ -18,7 +18,7 @@ def trained(method, **settings):
 
 def test_every_number_is_that_of_the_training():
     made, settings = trained("csq", **STEP)
-    found = measure_rankings(made, settings)
+    found = measure_rankings([(made, settings)])[0]
     wanted = made.measurements(ClassStep(2.0, 0.5))
     names = {
         "hamming": found["evaluation"],
@@ -33,12 +33,12 @@ def test_every_number_is_that_of_the_training():
             close = pytest.approx(expected, abs=1e-9) if isinstance(expected, float) else expected
             assert names[name][key] == close
     assert len({round(one["map"], 6) for one in names.values()}) == 4
-    plain = measure_rankings(*trained("csq"))
+    plain = measure_rankings([trained("csq")])[0]
     assert plain.keys() == {"evaluation", "real_queries"}
     assert plain["evaluation"]["map"] == pytest.approx(found["evaluation"]["map"])
 
 
 def test_codes_without_a_hamming_distance_have_one_ranking_and_no_step():
-    found = measure_rankings(*trained("dqn"))
+    found = measure_rankings([trained("dqn")])[0]
     assert found.keys() == {"evaluation"}
-    assert measure_rankings(*trained("dqn", **STEP)).keys() == {"evaluation"}
+    assert measure_rankings([trained("dqn", **STEP)])[0].keys() == {"evaluation"}

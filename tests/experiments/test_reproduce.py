@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fisherhash import backbones
-from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.errors import FisherhashError, NotDefinedError, UsageError
 from fisherhash.evaluation.looking import neighbour_agreement
 from fisherhash.experiments import planning, search_space, specs
 from fisherhash.experiments.planning import make_plan
@@ -245,6 +245,94 @@ def test_no_run_starts_after_the_time(make_request):
     assert outcome.left == 2
     assert "not run [0.752]" in outcome.table
     assert reproduce(make_request()).left == 0
+
+
+def shared_table(make_request, tmp_path, name, bits):
+    """A table of rows whose lengths and class steps may share trainings, in its own folder."""
+    entries = {
+        "csq": {"outputs": 40, "cut": "between"},
+        "dpsh": {"outputs": 40, "cut": "first"},
+    }
+    (column,) = make_plan(make_request()).columns
+    rows = {
+        space: {
+            "trials": [],
+            "space": {},
+            "winner": {"options": {}, "settings": settings},
+            "winner_step": {
+                "options": {},
+                "settings": {**settings, "cut": "between"},
+                "class_step": {"weight": 2.0, "sharpness": 0.5},
+            },
+        }
+        for space, settings in entries.items()
+    }
+    tuning = tmp_path / "tuning.json"
+    tuning.write_text(json.dumps({"benches": {column.bench.slug: {"rows": rows}}}))
+    only = ["coco21", *bits, "dpsh", "csq"]
+    out = str(tmp_path / name)
+    return make_request(only=only, out=out, tuning=str(tuning))
+
+
+def test_rows_and_lengths_share_trainings_and_have_the_numbers_of_their_own(
+    make_request, tmp_path, monkeypatch
+):
+    from fisherhash.experiments import runner
+
+    real, calls = runner.fit, []
+
+    def counted(*arguments, **options):
+        calls.append(len(options["endings"]))
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(runner, "fit", counted)
+    together = reproduce(shared_table(make_request, tmp_path, "together", ["12", "24"]))
+    # CSQ: one row serves both, at two lengths; DPSH: two rows at two lengths.
+    assert calls == [3, 1]
+    assert (together.left, together.failed) == (0, {})
+    alone = [
+        reproduce(shared_table(make_request, tmp_path, f"alone{n}", [bits]))
+        for n, bits in enumerate(["12", "24"])
+    ]
+    found = {(run["row"], run["bits"]): run for run in together.results["parts"][0]["runs"]}
+    assert len(found) == 8
+    for one in alone:
+        for run in one.results["parts"][0]["runs"]:
+            for ranking in ("evaluation", "real_queries"):
+                assert found[run["row"], run["bits"]][ranking] == run[ranking]
+    rows = [json.loads(path.read_text()) for path in runs(together.page.parent)]
+    assert sorted(row["of_one_training"] for row in rows) == [2, 2, 4, 4, 4, 4]
+
+
+def test_a_training_that_fails_fails_for_all_that_share_it(make_request, tmp_path, monkeypatch):
+    from fisherhash.experiments import runner
+
+    def broken(*arguments, **options):
+        raise FisherhashError("the disk is full")
+
+    monkeypatch.setattr(runner, "fit", broken)
+    outcome = reproduce(shared_table(make_request, tmp_path, "out", ["12", "24"]))
+    assert len(outcome.failed) == outcome.left == 6
+
+
+def test_what_one_of_several_cannot_have_the_others_get(make_request, tmp_path, monkeypatch):
+    from fisherhash.experiments import runner
+
+    real = runner.fit
+
+    def picky(*arguments, **options):
+        lengths = {options["bits"], *(bits for bits, _ in options["endings"])}
+        if 24 in lengths:
+            raise NotDefinedError("not at 24 bits")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(runner, "fit", picky)
+    outcome = reproduce(shared_table(make_request, tmp_path, "out", ["12", "24"]))
+    assert (outcome.left, outcome.failed) == (0, {})
+    rows = [json.loads(path.read_text()) for path in runs(outcome.page.parent)]
+    assert {row["bits"] for row in rows if "evaluation" in row} == {12}
+    assert {row["not_defined"] for row in rows if row["bits"] == 24} == {"not at 24 bits"}
+    assert all(row["images"] for row in rows)
 
 
 def test_a_failed_run_is_recorded_and_tried_again(make_request, monkeypatch):

@@ -184,3 +184,48 @@ def test_options_of_earlier_versions_are_settings_now(photos):
     found = trained(photos, options={"width": 20, "cut": "outputs"}, settings=settings)
     assert found.hasher.head.inner.bits == 20
     assert found.hasher.details["settings"]["outputs"] == 20
+
+
+@pytest.mark.parametrize("finetune", [False, True])
+def test_one_training_ends_as_trainings_of_their_own_would(photos, finetune):
+    """To the last bit: a table may share what only its bits, cuts and class steps set apart."""
+    ways = [
+        (BITS, QUICK),
+        (BITS, dataclasses.replace(QUICK, cut="first", step_weight=2.0)),
+        (8, dataclasses.replace(QUICK, step_weight=0.5, step_sharpness=2.0)),
+        (8, dataclasses.replace(QUICK, cut="first")),
+    ]
+    together = trained(photos, finetune=finetune, endings=ways[1:])
+    for found, (bits, settings) in zip([together, *together.others], ways, strict=True):
+        alone = trained(photos, finetune=finetune, bits=bits, settings=settings)
+        for part in ("head", "backbone"):
+            one, other = (getattr(each.hasher, part) for each in (found, alone))
+            assert same(one.state_dict(), other.state_dict())
+        assert found.hasher.head.config() == alone.hasher.head.config()
+        assert same(found.step.state_dict(), alone.step.state_dict())
+        assert found.history[-1]["validation"] == alone.history[-1]["validation"]
+        assert found.history[-1]["validation_map"] == alone.history[-1]["validation_map"]
+        assert found.evaluate().map == alone.evaluate().map
+
+
+@pytest.mark.parametrize(
+    ("bits", "changes", "sentence"),
+    [
+        (BITS, {"learning_rate": 0.1}, "may differ in its bits, its cut and its class step"),
+        (BITS, {"seed": 1}, "may differ in its bits, its cut and its class step"),
+        (24, {"cut": "first"}, "24 bits cannot be the signs of the first 20 outputs"),
+    ],
+)
+def test_an_ending_that_a_training_cannot_have_is_refused(photos, bits, changes, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        trained(photos, endings=[(bits, dataclasses.replace(QUICK, **changes))])
+
+
+def test_outputs_that_are_the_bits_end_in_one_length(photos):
+    plain = dataclasses.replace(QUICK, outputs=0)
+    with pytest.raises(UsageError, match="12 outputs cannot end as 8 bits; set outputs"):
+        trained(photos, settings=plain, endings=[(8, plain)])
+    found = trained(
+        photos, settings=plain, endings=[(BITS, dataclasses.replace(plain, cut="first"))]
+    )
+    assert same(found.others[0].hasher.head.state_dict(), found.hasher.head.state_dict())

@@ -119,6 +119,18 @@ class Cell:
         folder = "runs" if self.measured else "trials"
         return f"{folder}/{self.bench.slug}/{self.method}-{self.bits}-{self.seed}-{mark}.json"
 
+    @functools.cached_property
+    def training(self) -> str:
+        """A name that all runs share whose networks and heads are trained alike.
+
+        What is made of the outputs afterwards may differ: the cut, the class step and, where there
+        are more outputs than bits, the bits.
+        """
+        settings = self.settings.of_training
+        bits = 0 if settings.outputs else self.bits
+        config = {**self.config, "bits": bits, "settings": settings.to_json()}
+        return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+
     @property
     def seed(self) -> int:
         """The seed of its settings."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from fisherhash.errors import UsageError
 from fisherhash.evaluation.by_code import precision_by_code
 from fisherhash.evaluation.looking import neighbour_agreement
 from fisherhash.experiments.significance import pack_shares
+from fisherhash.model.head_base import Head
 from fisherhash.training.fitting import Trained
 from fisherhash.training.measuring import EncodedSplit, encode_heads, measure
 from fisherhash.training.settings import Settings
@@ -21,59 +23,70 @@ Reference = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
 def measure_rankings(
-    trained: Trained,
-    settings: Settings,
+    trainings: Sequence[tuple[Trained, Settings]],
     bank: PixelBank | None = None,
     *,
     reference: Reference | None = None,
-) -> dict[str, Any]:
+) -> list[dict[str, Any]]:
     """Measure codes by Hamming distance and with real-valued queries, as JSON.
 
     A training with the class step is measured without it too. Average precision per query is
     packed into text.
 
     Args:
-        trained: the training.
-        settings: how it was trained.
+        trainings: endings of one training, each with its settings; the images are encoded once.
         bank: the pixels of the split's images.
         reference: float features of the queries and the database; the agreement with them inside
             the classes is added to ``evaluation`` as ``agreement``.
 
     Returns:
-        ``evaluation`` (by Hamming distance) and ``real_queries``; with the class step, the same
-        two under ``class_step``. Codes without a Hamming distance have ``evaluation`` alone, by
-        their own distance: they are no signs that a step could change.
+        For each ending ``evaluation`` (by Hamming distance) and ``real_queries``; with the class
+        step, the same two under ``class_step``. Codes without a Hamming distance have
+        ``evaluation`` alone, by their own distance: they are no signs that a step could change.
     """
-    if trained.split is None:
-        raise UsageError(f"'{trained.collection.name}' has no labels to measure with")
-    heads = [trained.plain_head]
-    if settings.step_weight > 0 and trained.step is not None:
-        heads.append(trained.step.with_step(settings.step_weight, settings.step_sharpness))
-    live = trained.finetuned
-    rows = []
-    for encoded in encode_heads(
-        trained.hasher,
-        trained.collection,
-        trained.split,
-        dict.fromkeys(heads, True),
+    first = trainings[0][0]
+    if first.split is None:
+        raise UsageError(f"'{first.collection.name}' has no labels to measure with")
+    heads: list[list[Head]] = []
+    for trained, settings in trainings:
+        own = [trained.plain_head]
+        if settings.step_weight > 0 and trained.step is not None:
+            own.append(trained.step.with_step(settings.step_weight, settings.step_sharpness))
+        heads.append(own)
+    live = first.finetuned
+    encoded = encode_heads(
+        first.hasher,
+        first.collection,
+        first.split,
+        dict.fromkeys((head for own in heads for head in own), True),
         cached=not live,
         bank=bank if live else None,
-    ):
-        by_codes = measure(encoded, top=trained.split.top)
-        found = by_codes.to_json()
-        if reference is not None and encoded.head.hamming:
-            codes = encoded.query_codes, encoded.database_codes
-            labels = encoded.query_labels, encoded.database_labels
-            agreement = neighbour_agreement(*codes, *reference, *labels, bits=encoded.head.bits)
-            found["agreement"] = agreement.to_json()
-        found["average_precision"] = pack_shares(by_codes.average_precision)
-        row = {"evaluation": found}
-        if encoded.head.hamming:
-            device = trained.hasher.device
-            row["real_queries"] = _real_queries(encoded, trained.split.top, device)
-        rows.append(row)
-    plain, *stepped = rows
-    return plain | ({"class_step": stepped[0]} if stepped else {})
+    )
+    top, device = first.split.top, first.hasher.device
+    rows = {one.head: _measured(one, top, device, reference) for one in encoded}
+    found = []
+    for plain, *stepped in heads:
+        step = {"class_step": rows[stepped[0]]} if stepped else {}
+        found.append(rows[plain] | step)
+    return found
+
+
+def _measured(
+    encoded: EncodedSplit, top: int | None, device: torch.device, reference: Reference | None
+) -> dict[str, Any]:
+    """Measure one head in both rankings."""
+    by_codes = measure(encoded, top=top)
+    found = by_codes.to_json()
+    if reference is not None and encoded.head.hamming:
+        codes = encoded.query_codes, encoded.database_codes
+        labels = encoded.query_labels, encoded.database_labels
+        agreement = neighbour_agreement(*codes, *reference, *labels, bits=encoded.head.bits)
+        found["agreement"] = agreement.to_json()
+    found["average_precision"] = pack_shares(by_codes.average_precision)
+    row = {"evaluation": found}
+    if encoded.head.hamming:
+        row["real_queries"] = _real_queries(encoded, top, device)
+    return row
 
 
 def _real_queries(encoded: EncodedSplit, top: int | None, device: torch.device) -> dict[str, Any]:

@@ -35,10 +35,20 @@ POLL_SECONDS = 0.5
 LOOK_SECONDS = 10.0
 
 
-def _run_cell(cell: Cell, stage: OpenBench) -> dict[str, Any]:
-    """Train and measure one cell; returns the part of its result that only a run can tell."""
+def _run_cells(cells: Sequence[Cell], stage: OpenBench) -> list[dict[str, Any]]:
+    """Train once and measure all cells; returns what only a run can tell of each.
+
+    Args:
+        cells: cells of one training, see :attr:`Cell.training`.
+        stage: the images and the network.
+    """
+    cell = cells[0]
     # Before training, because it is about the network as it was.
     reference = stage.reference if cell.measured else None
+    endings = [
+        (one.bits, dataclasses.replace(one.settings, validation_every=one.settings.epochs))
+        for one in cells
+    ]
     trained = fit(
         stage.collection,
         method=cell.method,
@@ -47,26 +57,33 @@ def _run_cell(cell: Cell, stage: OpenBench) -> dict[str, Any]:
         backbone=stage.network,
         finetune=stage.finetune,
         protocol=stage.split,
-        settings=dataclasses.replace(cell.settings, validation_every=cell.settings.epochs),
+        settings=endings[0][1],
         device=str(stage.device),
         bank=stage.bank,
+        endings=endings[1:],
     )
-    row: dict[str, Any] = {
-        "options": methods.resolved_options(trained.method),
-        "features_by": trained.features_by,
-    }
+    every = [trained, *trained.others]
+    rows: list[dict[str, Any]] = [
+        {"options": methods.resolved_options(one.method), "features_by": one.features_by}
+        for one in every
+    ]
     began = time.perf_counter()
-    last = trained.history[-1] if trained.history else None
     if cell.measured:
         if stage.unseen is not None:
-            trained = dataclasses.replace(trained, collection=stage.unseen)
-        row |= measure_rankings(trained, cell.settings, stage.bank, reference=reference)
-    elif last is not None:
-        row["validation"] = last.pop("validation", None) or {"plain": last["validation_map"]}
+            every = [dataclasses.replace(one, collection=stage.unseen) for one in every]
+        ended = [(one, own.settings) for one, own in zip(every, cells, strict=True)]
+        measured = measure_rankings(ended, stage.bank, reference=reference)
+        rows = [row | found for row, found in zip(rows, measured, strict=True)]
     seconds = trained.seconds | {"measuring": time.perf_counter() - began}
-    row["seconds"] = {name: round(value, 3) for name, value in seconds.items()}
-    row["history"] = last
-    return row
+    for row, one in zip(rows, every, strict=True):
+        last = one.history[-1] if one.history else None
+        if not cell.measured and last is not None:
+            row["validation"] = last.pop("validation", None) or {"plain": last["validation_map"]}
+        row["seconds"] = {name: round(value, 3) for name, value in seconds.items()}
+        row["history"] = last
+        if len(cells) > 1:
+            row["of_one_training"] = len(cells)
+    return rows
 
 
 @dataclass
@@ -167,10 +184,12 @@ class Runner:
         for number, cell in todo:
             if self.late or time.monotonic() > until:
                 return True
-            with claims.claim(cell.file) as ours:
+            with claims.claim(cell.training) as ours:
                 # Another process may have ended it since the list was made.
                 if ours and self._is_open(cell):
-                    self._attempt(cell, f"[{number}/{len(cells)}]", cells)
+                    alike = [one for _, one in todo if one.training == cell.training]
+                    group = [one for one in alike if self._is_open(one)]
+                    self._attempt(group, f"[{number}/{len(cells)}]", cells)
                     worked = True
         if todo and not worked:
             time.sleep(POLL_SECONDS)
@@ -219,26 +238,31 @@ class Runner:
         if self.device.type == "cuda" and not self.broken:
             torch.cuda.empty_cache()
 
-    def _attempt(self, cell: Cell, prefix: str, cells: Sequence[Cell]) -> None:
+    def _attempt(self, group: Sequence[Cell], prefix: str, cells: Sequence[Cell]) -> None:
+        """Run cells that one training serves, and write what becomes of each."""
+        cell = group[0]
         what = f"{prefix} {cell.full_title}"
+        if len(group) > 1:
+            what += f" and {len(group) - 1} more of this training"
         began = time.perf_counter()
-        row: dict[str, Any] = {"method": cell.method, "bits": cell.bits, "seed": cell.seed}
-        row["config"] = cell.config
         try:
-            stage = self.stage(cell.bench)
-            row |= stage.identity
-            row |= _run_cell(cell, stage)
-        except NotDefinedError as error:
-            row["not_defined"] = str(error)
-        except UsageError as error:
-            if cell.measured or self._stage is None:
+            found = _run_cells(group, self.stage(cell.bench))
+        except (NotDefinedError, UsageError) as error:
+            if len(group) > 1:
+                # What one of them cannot have, such as its cut, the others may have.
+                for one in group:
+                    self._attempt([one], prefix, cells)
+                return
+            undefined = isinstance(error, NotDefinedError)
+            if self._stage is None or (cell.measured and not undefined):
                 raise
             # Two values of a quasi-random point may not go together.
-            row["gave_up"] = str(error)
+            found = [{"not_defined" if undefined else "gave_up": str(error)}]
         except Exception as error:  # one failed run must not end a night of runs
             reason = " ".join(f"{error}".split()) or type(error).__name__
             if cell.measured or not isinstance(error, FisherhashError):
-                self._record(cell, reason)
+                for one in group:
+                    self._record(one, reason)
                 self.say(f"{what}: FAILED: {reason}")
                 if not isinstance(error, FisherhashError):
                     logger.exception("%s", what)
@@ -249,16 +273,23 @@ class Runner:
                     self.close()
                 return
             # Whether a learning rate diverges is what a trial is to find out.
-            row["gave_up"] = reason
-        total = time.perf_counter() - began
-        row["seconds"] = row.get("seconds", {}) | {"total": round(total, 3)}
+            found = [{"gave_up": reason} for _ in group]
+        seconds = time.perf_counter() - began
+        rows = [self._row(*one, seconds / len(group)) for one in zip(group, found, strict=True)]
+        self._paces += [seconds / len(group)] * len(group)
+        left = len(self.left(cells))
+        rest = _duration(statistics.mean(self._paces) * left / self.jobs)
+        self.say(f"{what}: {_result(rows[0])}, {seconds:.0f} s; about {rest} left")
+
+    def _row(self, cell: Cell, found: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Write what became of a cell, in its share of the time; returns it."""
+        row = {"method": cell.method, "bits": cell.bits, "seed": cell.seed, "config": cell.config}
+        row |= {**self.stage(cell.bench).identity, **found}
+        row["seconds"] = row.get("seconds", {}) | {"total": round(seconds, 3)}
         row |= {"device": device_name(self.device), "jobs": self.jobs, "versions": versions()}
         storage.write_file(self.folder / cell.file, storage.dump_json(row))
         self._failed_path(cell).unlink(missing_ok=True)
-        self._paces.append(total)
-        left = len(self.left(cells))
-        rest = _duration(statistics.mean(self._paces) * left / self.jobs)
-        self.say(f"{what}: {_result(row)}, {total:.0f} s; about {rest} left")
+        return row
 
     def _works(self) -> bool:
         """Return whether the device still computes, after an error that may have broken it.

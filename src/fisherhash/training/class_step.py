@@ -58,6 +58,7 @@ def fit_class_step(
     *,
     centers: Tensor | None = None,
     seed: int = 0,
+    scorer: ClassStepHead | None = None,
 ) -> ClassStepHead:
     """Return a head that adds the class step to a trained head; its weight is 0 at first.
 
@@ -68,6 +69,8 @@ def fit_class_step(
         centers: (classes, bits) the class centres; by default the signs of the class means of the
             logits.
         seed: of the classifier's order and dropout.
+        scorer: a class step that was fitted to the same features, labels and seed: its classifier
+            is taken, which does not depend on the head.
     """
     classes = labels.shape[1]
     several = bool((labels.sum(1) > 1).any())
@@ -81,9 +84,12 @@ def fit_class_step(
         known.fill(labels)
         centers = torch.where(known.means(logits) > 0, 1.0, -1.0).T
     found.centers.copy_(centers)
-    weight, bias = fit_classifier(found.standardise(features), labels, several=several, seed=seed)
-    found.scores_weight.copy_(weight)
-    found.scores_bias.copy_(bias)
+    if scorer is None:
+        fitted = fit_classifier(found.standardise(features), labels, several=several, seed=seed)
+    else:
+        fitted = scorer.scores_weight, scorer.scores_bias
+    found.scores_weight.copy_(fitted[0])
+    found.scores_bias.copy_(fitted[1])
     return found
 
 

@@ -35,7 +35,7 @@ from fisherhash.methods import HashMethod
 from fisherhash.model.torch_hasher import TorchHasher
 from fisherhash.training.checkpoints import check_resumable
 from fisherhash.training.distributed import join
-from fisherhash.training.finishing import Ending
+from fisherhash.training.finishing import Ending, Endings
 from fisherhash.training.fitting import (
     Trained,
     check_settings,
@@ -141,8 +141,9 @@ def fit_features(
         if isinstance(learner, HashMethod):
             ending = Ending(learner, bits, settings, None)
             rows = Rows(values, np.arange(len(values)), [])
+            endings = Endings([ending])
             history = train_rows(
-                ending, network, collection, rows, False, None, place, folder, identity
+                endings, network, collection, rows, False, None, place, folder, identity
             )
             head, step = ending.head, ending.step
         else:

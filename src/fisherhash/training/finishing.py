@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fisherhash.errors import NotDefinedError, UsageError
@@ -33,42 +35,56 @@ class Ending:
         bits: length of the codes.
         settings: how it is trained.
         top: the K of the mAP of held-out images.
+        head: the final head; before the end of the training, the one that is trained.
+        step: the head with the class step, whether or not it is the final one.
+        row: what :meth:`validate` measured last.
     """
 
     learner: HashMethod
     bits: int
     settings: Settings
     top: float | None
+    head: Head = field(init=False)
     step: ClassStepHead | None = field(default=None, init=False)
+    row: dict[str, Any] = field(default_factory=dict, init=False)
 
-    def begin(self, head: Head) -> None:
-        """Start from the head that is to be trained."""
-        self.head = head
-
-    def finish(self, images: FrozenImages) -> None:
-        """Make the final head from the trained one, with the training images."""
-        labels = images.labels
+    @property
+    def has_step(self) -> bool:
+        """Whether the class step is wanted, and the codes are such that it can change them."""
         wanted = self.settings.step_weight > 0 or self.settings.validation > 0
-        step = wanted and self.head.hamming and bool(labels.any())
-        if not self.settings.outputs and not step:
-            return
-        with evaluation_mode(self.head):
-            features, labels = images.sample()
-        features = features.float()
-        if self.settings.outputs:
-            self.head = cut_bits(self.head, features, labels, bits=self.bits, how=self.settings.cut)
-        if step:
-            centers = cut_centers(self.learner, self.head)
-            fitted = fit_class_step(
-                self.head, features, labels, centers=centers, seed=self.settings.seed
+        return wanted and self.head.hamming
+
+    def finish(
+        self, head: Head, features: Tensor, labels: Tensor, scorer: ClassStepHead | None
+    ) -> ClassStepHead | None:
+        """Make the final head: the class step is added.
+
+        Args:
+            head: computes the bits.
+            features: (n, d) final features of the training images.
+            labels: (n, classes).
+            scorer: a class step on the same features, whose classifier is used again.
+
+        Returns:
+            The class step, if one was fitted.
+        """
+        self.head = head
+        if self.has_step and bool(labels.any()):
+            self.step = fit_class_step(
+                head,
+                features,
+                labels,
+                centers=cut_centers(self.learner, head),
+                seed=self.settings.seed,
+                scorer=scorer,
             )
-            self.step = fitted
             if self.settings.step_weight > 0:
-                self.head = fitted.with_step(
+                self.head = self.step.with_step(
                     self.settings.step_weight, self.settings.step_sharpness
                 )
+        return self.step
 
-    def validate(self, images: FrozenImages) -> dict[str, Any]:
+    def validate(self, features: Tensor, labels: NDArray[np.uint8]) -> dict[str, Any]:
         """mAP of held-out images, each a query against the others.
 
         Not against the images trained on: most images of a protocol's database were not trained on,
@@ -76,13 +92,9 @@ class Ending:
         """
         head = self.head
         with evaluation_mode(head):
-            features = images.features().float()
-            labels = images.labels.cpu().numpy().astype(np.uint8)
-            row: dict[str, Any] = {
-                "validation_map": held_out_map(head, features, labels, top=self.top)
-            }
+            self.row = {"validation_map": held_out_map(head, features, labels, top=self.top)}
             if self.step is None:
-                return row
+                return self.row
             inner, scores = self.step.inner.logits(features), self.step.scores(features)
             plain = held_out_map(self.step.inner, features, labels, top=self.top)
             # Together, because each copy from a GPU waits for it.
@@ -97,7 +109,56 @@ class Ending:
                 | {"score": held_out_map(self.step, logits, labels, top=self.top, encoded=True)}
                 for one, logits in zip(GRID, stepped, strict=True)
             ]
-            return row | {"validation": {"plain": plain, "steps": steps}}
+            self.row["validation"] = {"plain": plain, "steps": steps}
+            return self.row
+
+
+class Endings:
+    """The endings of one training: other lengths and cuts of the same outputs, other class steps.
+
+    Features are computed once for all, and one classifier is fitted.
+
+    Args:
+        every: the endings; the training is described by the first.
+    """
+
+    def __init__(self, every: Sequence[Ending]) -> None:
+        self.every = tuple(every)
+        self.learner, self.settings = every[0].learner, every[0].settings
+
+    def begin(self, head: Head) -> None:
+        """Start from the head that is to be trained."""
+        for ending in self.every:
+            ending.head = head
+
+    def finish(self, images: FrozenImages) -> None:
+        """Make the final heads from the trained one, with the training images."""
+        step = bool(images.labels.any()) and any(ending.has_step for ending in self.every)
+        if not self.settings.outputs and not step:
+            return
+        with evaluation_mode(self.every[0].head):
+            features, labels = images.sample()
+        features = features.float()
+        heads: dict[Any, Head] = {}
+        scorer = None
+        for ending in self.every:
+            way = (ending.bits, ending.settings.cut)
+            if way not in heads:
+                heads[way] = self._cut(ending, features, labels)
+            scorer = ending.finish(heads[way], features, labels, scorer) or scorer
+
+    def _cut(self, ending: Ending, features: Tensor, labels: Tensor) -> Head:
+        if not self.settings.outputs:
+            return ending.head
+        return cut_bits(ending.head, features, labels, bits=ending.bits, how=ending.settings.cut)
+
+    def validate(self, images: FrozenImages) -> dict[str, Any]:
+        """Measure held-out images with every ending; returns what the first one measured."""
+        with evaluation_mode(self.every[0].head):
+            features = images.features().float()
+        labels = images.labels.cpu().numpy().astype(np.uint8)
+        found = [ending.validate(features, labels) for ending in self.every]
+        return found[0]
 
 
 def check_cut(method: str, head: Head, bits: int, settings: Settings) -> None:

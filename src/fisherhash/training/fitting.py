@@ -46,7 +46,7 @@ from fisherhash.system.options import options_of
 from fisherhash.training.checkpoints import check_resumable, discard_checkpoint
 from fisherhash.training.class_step import ClassStep
 from fisherhash.training.distributed import current_ranks, join
-from fisherhash.training.finishing import Ending, check_cut
+from fisherhash.training.finishing import Ending, Endings, check_cut
 from fisherhash.training.looking import measure_agreement
 from fisherhash.training.loop import METRICS, FrozenImages, LiveImages, Loop
 from fisherhash.training.measuring import SPLIT_FILE, WAYS, encode_heads, held_out_top, measure
@@ -82,6 +82,7 @@ class Trained:
         unseen: the measurement of a second training on classes that this one held out.
         step: the head with the class step, whatever the hasher uses; None where there is none.
         ranking: how searches in an index rank best, and the measurements that say so.
+        others: what the same training ended in besides, see the ``endings`` of :func:`fit`.
     """
 
     hasher: TorchHasher
@@ -98,6 +99,7 @@ class Trained:
     unseen: Evaluation | None = None
     step: ClassStepHead | None = None
     ranking: dict[str, Any] = field(default_factory=dict)
+    others: list[Trained] = field(default_factory=list)
 
     def evaluate(self, *, bank: PixelBank | None = None) -> Evaluation:
         """mAP of the split's queries against its database; ``bank`` holds their pixels."""
@@ -197,6 +199,7 @@ def fit(
     stream: bool | None = None,
     unseen: bool = False,
     fine_bits: int = 0,
+    endings: Sequence[tuple[int, Settings]] = (),
 ) -> Trained:
     """Train a hasher on a data set.
 
@@ -231,6 +234,9 @@ def fit(
         fine_bits: length of a second code, fitted to the same features without labels, by which an
             index orders results, too; 0 for none. The rankings are then compared, too.
             :func:`train` makes one by default, and ``fit`` none.
+        endings: bits and settings of other hashers that the same training can end in, for a grid
+            of trainings: other bits or another cut of its outputs, another class step. They are
+            returned as :attr:`Trained.others`; nothing of them is written to ``out``.
 
     Raises:
         UsageError: a name, a number or a folder is wrong, or the data has no labels to learn from.
@@ -286,7 +292,9 @@ def fit(
     given = copy.deepcopy(backbone) if isinstance(backbone, nn.Module) else backbone
     network = backbones.create(given, weights=weights, image_size=image_size)
     if settings.fixed_layers < 0:
-        settings = dataclasses.replace(settings, fixed_layers=network.early if live else 0)
+        fixed = network.early if live else 0
+        settings = dataclasses.replace(settings, fixed_layers=fixed)
+        endings = [(n, dataclasses.replace(other, fixed_layers=fixed)) for n, other in endings]
     if live:
         network.fix(settings.fixed_layers)
     runtime = TorchRuntime(on_device(network, place), place, via_onnx=True)
@@ -324,6 +332,8 @@ def fit(
     if folder is not None:
         ranks.on_first(partial(check_resumable, folder, identity, overwrite=overwrite))
     check_settings(learner, network.features, bits, settings, live=live)
+    for ending in endings:
+        check_ending(learner, network.features, (bits, settings), ending)
 
     torch.manual_seed(settings.seed)
     with ranks.in_turn():
@@ -341,12 +351,14 @@ def fit(
     extracted = time.perf_counter()
 
     history: list[dict[str, Any]] = []
-    step: ClassStepHead | None = None
+    every: list[Ending] = []
     if isinstance(learner, HashMethod):
         top = None if split is None else held_out_top(split)
-        ending = Ending(learner, bits, settings, top)
-        history = train_rows(ending, network, collection, rows, live, bank, place, folder, identity)
-        head, step = ending.head, ending.step
+        every = [Ending(learner, *one, top) for one in [(bits, settings), *endings]]
+        history = train_rows(
+            Endings(every), network, collection, rows, live, bank, place, folder, identity
+        )
+        head = every[0].head
     else:
         labels = torch.from_numpy(collection.labels[rows.indices]).float().to(place)
         head = learner.fit(torch.from_numpy(rows.values).to(place), labels, seed=settings.seed)
@@ -362,8 +374,9 @@ def fit(
         seconds,
         finetuned=live,
         features_by=rows.kind,
-        step=step,
+        step=every[0].step if every else None,
     )
+    trained.others = [_other(trained, ending) for ending in every[1:]]
     if fine_bits and head.hamming:
         began = time.perf_counter()
         where: dict[str, Any] = {"cached": not live, "seed": settings.seed}
@@ -464,8 +477,42 @@ def moved_options(
     return kept, dataclasses.replace(settings, **changes)
 
 
+def check_ending(
+    learner: HashMethod | methods.FeatureMethod,
+    width: int,
+    training: tuple[int, Settings],
+    ending: tuple[int, Settings],
+) -> None:
+    """Refuse an ending that a training cannot have.
+
+    Args:
+        learner: the method.
+        width: of the features.
+        training: the bits that a training is for, and how it trains.
+        ending: the bits and settings of another hasher that it is to end in.
+    """
+    (bits, settings), (other_bits, other) = training, ending
+    if other.of_training != settings.of_training or not isinstance(learner, HashMethod):
+        raise UsageError(
+            "another ending of a training may differ in its bits, its cut and its class step"
+        )
+    if other_bits != bits and not settings.outputs:
+        raise UsageError(
+            f"{bits} outputs cannot end as {other_bits} bits; set outputs, and the bits are cut"
+        )
+    check_settings(learner, width, other_bits, other, live=True)
+
+
+def _other(trained: Trained, ending: Ending) -> Trained:
+    """Return what a training ended in besides what is already known of it."""
+    hasher = dataclasses.replace(trained.hasher, head=ending.head)
+    # The last row of the history has what held-out images say about this ending.
+    history = [*trained.history[:-1], *({**row, **ending.row} for row in trained.history[-1:])]
+    return dataclasses.replace(trained, hasher=hasher, history=history, step=ending.step, others=[])
+
+
 def train_rows(
-    ending: Ending,
+    ending: Endings,
     network: Backbone,
     collection: Collection,
     rows: Rows,

@@ -6,7 +6,7 @@ Imports no torch: the command line is generated from these classes.
 # Annotations stay types, not strings: the command line subclasses these classes elsewhere.
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
 from fisherhash.errors import unknown_name
@@ -14,6 +14,8 @@ from fisherhash.system.options import Range, Tuned, check_options, options_of, p
 
 ADDED = frozenset({"classifier_weight"})
 """Settings that runs were named and stored without before there were these settings."""
+AFTERWARDS = ("cut", "step_weight", "step_sharpness")
+"""Settings that the training does not depend on, only what is made of its outputs."""
 MOST_OUTPUTS = 1024
 """As many as bits, see codes.py, which imports numpy: the command line must start without it."""
 
@@ -93,6 +95,11 @@ class Settings:
             if one.name not in ADDED or value != one.default
         }
 
+    @property
+    def of_training(self) -> "Settings":
+        """The same without what is made of the trained outputs afterwards: cut and class step."""
+        return replace(self, **{name: _DEFAULTS[name] for name in AFTERWARDS})
+
     def rate(self, done: float) -> float:
         """The learning rate as a share of the highest, after a share ``done`` of all steps.
 
@@ -107,6 +114,9 @@ class Settings:
         if done < warm:
             return 0.04 + 0.96 * (1 - math.cos(math.pi * done / warm)) / 2
         return (1 + math.cos(math.pi * (done - warm) / (1 - warm))) / 2
+
+
+_DEFAULTS = {one.name: one.default for one in fields(Settings)}
 
 
 @dataclass(frozen=True)
