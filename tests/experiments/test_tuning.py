@@ -276,7 +276,8 @@ def test_the_best_is_tried_with_a_classifier_beside_the_head():
     winner = live.summary(runner)["winner"]["settings"]
     assert (winner["outputs"], winner["classifier_weight"]) == (128, 0.5)
     more = live.beside(Done(lambda cell: near(cell) + cell.settings.classifier_weight))
-    assert [trial.point["classifier_weight"] for trial in more] == [0.2, 0.5, 1.0, 2.0]
+    weights = [trial.point["classifier_weight"] for trial in more]
+    assert weights == [0.2, 0.5, 1.0, 2.0, 4.0, 8.0]
     none = live.beside(Done(lambda cell: near(cell) - cell.settings.classifier_weight))
     assert len(none) == len(tuning.CLASSIFIER_WEIGHTS)
     assert search().beside(runner) == []  # frozen features
@@ -284,6 +285,37 @@ def test_the_best_is_tried_with_a_classifier_beside_the_head():
     assert without.beside(runner) == []
     assert live.beside(Done(lambda cell: None)) == []
     assert len(live.beside(Done(lambda cell: None), guess=True)) == 2
+
+
+def test_a_larger_classifier_follows_while_it_is_best_in_either_ranking():
+    """The largest weight of a winner is an edge like any other, until a larger one was tried."""
+
+    def steps(cell):
+        score = near(cell) - cell.settings.classifier_weight
+        return [{"weight": 1.0, "sharpness": 1.0, "score": score}]
+
+    def plain(cell):
+        return near(cell) + 0.01 * min(cell.settings.classifier_weight, 1.0)
+
+    live = tuning.Search(GREEDY, FINETUNED, SETTINGS, (12, 48))
+    runner = Done(plain, steps)
+    # Without the class step 1 is the best and 2 is not; with it, none is.
+    assert [one.point["classifier_weight"] for one in live.beside(runner)] == [0.2, 0.5, 1.0, 2.0]
+    entry = live.summary(runner)
+    assert entry["winner"]["settings"]["classifier_weight"] == 1.0
+    assert "classifier_weight" not in entry["winner"]["edges"] + entry["winner_step"]["edges"]
+    rising = live.summary(Done(lambda cell: near(cell) + cell.settings.classifier_weight))
+    assert "classifier_weight" in rising["winner"]["edges"]
+
+
+def test_a_search_ends_after_the_last_round_that_is_wanted():
+    live = tuning.Search(GREEDY, FINETUNED, SETTINGS, (12, 48))
+    runner = Done(near)
+    numbers, ways = (dataclasses.replace(live, last_round=name) for name in ("numbers", "ways"))
+    assert numbers.ways(runner) == numbers.beside(runner) == ways.beside(runner) == []
+    assert ways.ways(runner) == live.ways(runner) != []
+    assert numbers.known(runner) == live.known(runner)[: len(numbers.known(runner))]
+    assert "winner" in numbers.summary(runner)
 
 
 def test_what_lies_at_an_edge():

@@ -12,7 +12,7 @@ from typing import Any
 from fisherhash import backbones
 from fisherhash.errors import UsageError
 from fisherhash.experiments.benches import Bench, Cell, locate
-from fisherhash.experiments.request import Request
+from fisherhash.experiments.request import ROUNDS, Request
 from fisherhash.experiments.runner import Runner
 from fisherhash.experiments.search_space import parted, search_space
 from fisherhash.experiments.specs import Part, Row, Source, Spec, find_spec
@@ -163,8 +163,8 @@ def row_values(row: Row, choice: Choice) -> dict[str, Any]:
 def make_plan(request: Request) -> Plan:
     """Plan the requested parts of a table with the data of this machine."""
     spec = find_spec(request.target)
-    for name in ("trial_epochs", "points", "tune_only"):
-        if getattr(request, name) and not request.tune:
+    for name in ("trial_epochs", "points", "last_round", "tune_only"):
+        if getattr(request, name) not in (None, False, ROUNDS[-1]) and not request.tune:
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"{flag} needs a search; add --tune, or leave it out")
     live, rehearse = request.finetune, request.rehearse
@@ -195,7 +195,7 @@ def make_plan(request: Request) -> Plan:
         columns.append(Column(part, source, bench, settings, seeds, more, missing=not present))
     if request.tune:
         earlier = Tuning.load(Path(request.tuning)) if request.tuning else Tuning()
-        searches = _searches(columns, request.trial_epochs, request.points or POINTS, earlier)
+        searches = _searches(columns, request, earlier)
         return Plan(spec, columns, Tuning(), searches, earlier.identities, request.tune_only)
     own = request.folder / TUNING_FILE
     path = request.tuning or (own if own.is_file() else PACKAGED_TUNING)
@@ -207,10 +207,9 @@ def fixed_layers(backbone: str, live: bool) -> int:
     return backbones.early_layers(backbone) if live else 0
 
 
-def _searches(
-    columns: Sequence[Column], epochs: int | None, points: int, earlier: Tuning
-) -> list[Search]:
+def _searches(columns: Sequence[Column], request: Request, earlier: Tuning) -> list[Search]:
     """One search per bench and space, for the rows of all parts; trials of earlier ones count."""
+    epochs, points = request.trial_epochs, request.points or POINTS
     found: dict[tuple[Bench, str], Search] = {}
     for column in columns:
         settings = column.settings
@@ -220,7 +219,9 @@ def _searches(
             if column.missing or not search_space(row, finetune=column.bench.finetune):
                 continue
             search = Search(row, column.bench, settings, column.part.tuning_bits, points)
-            search = dataclasses.replace(search, recorded=earlier.recorded(search))
+            search = dataclasses.replace(
+                search, last_round=request.last_round, recorded=earlier.recorded(search)
+            )
             found.setdefault((column.bench, row.space), search)
     return list(found.values())
 

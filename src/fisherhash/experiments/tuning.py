@@ -31,6 +31,7 @@ import torch
 
 from fisherhash import methods
 from fisherhash.experiments.benches import Bench, Cell
+from fisherhash.experiments.request import ROUNDS
 from fisherhash.experiments.runner import Runner
 from fisherhash.experiments.search_space import (
     EQUAL_FOR_ALL,
@@ -59,11 +60,13 @@ SHORTER = 4
 NEAR = 0.1
 """The standard deviation of a point of the third round, as a share of the range."""
 MOST_BEYOND = 2
-"""Rounds beyond an edge, or larger weights of a classifier, at most: some have no end to find."""
+"""Rounds beyond an edge at most: some have no end to find."""
 HELD_OUT = 0.2
 
 CLASSIFIER_WEIGHTS = (0.2, 0.5)
 """What the last round tries first where the network is trained and the method knows labels."""
+MOST_DOUBLED = 4
+"""How often the largest weight is doubled at most, while it is the best."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ class Search:
         settings: how the trials of the last round are trained.
         bits: the code lengths.
         points: number of quasi-random points.
+        last_round: one of ``ROUNDS``, the last that is run.
         recorded: trials of an earlier search, by :func:`trial_key`; they are not run again.
     """
 
@@ -84,6 +88,7 @@ class Search:
     settings: Settings
     bits: tuple[int, ...]
     points: int = POINTS
+    last_round: str = ROUNDS[-1]
     recorded: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
@@ -188,7 +193,8 @@ class Search:
             runner: knows the results.
             guess: take some point while the best is unknown, to count the runs.
         """
-        if not any(one.name in OF_HAMMING_CODES for one in self.space):
+        cut = any(one.name in OF_HAMMING_CODES for one in self.space)
+        if not cut or self.last_round == "numbers":
             return []
         best = self._highest(self._numbers(runner), runner, guess=guess)
         points = [point for trial in best for point in other_ways(self.space, trial.point)]
@@ -197,20 +203,22 @@ class Search:
     def beside(self, runner: Runner, *, guess: bool = False) -> list[Trial]:
         """Return the trials of the last round: the best of all with a classifier beside the head.
 
-        While the largest weight is the best, one twice as large follows, at most twice.
+        While the largest weight is the best without the class step or with it, one twice as large
+        follows, at most four times.
 
         Args:
             runner: knows the results.
             guess: as for :meth:`ways`.
         """
         learns = methods.find(self.row.method).info.supervision != "none"
-        if not (self.bench.finetune and learns):
+        if not (self.bench.finetune and learns and self.last_round == "beside"):
             return []
         trials = [*self._numbers(runner), *self.ways(runner)]
         best = self._highest(trials, runner, guess=guess)
         found = [self._beside(trial, weight) for trial in best for weight in CLASSIFIER_WEIGHTS]
-        for doubled in range(1, 1 if guess else MOST_BEYOND + 1):
-            if not found or self._highest([*trials, *found], runner, guess=False) != found[-1:]:
+        for doubled in range(1, 1 if guess else MOST_DOUBLED + 1):
+            ended = bool(found) and all(trial.ended(runner) for trial in found)
+            if not ended or found[-1] not in self._firsts([*trials, *found], runner):
                 break
             found.append(self._beside(best[0], CLASSIFIER_WEIGHTS[-1] * 2**doubled))
         return found
@@ -299,12 +307,16 @@ class Search:
 
     def _edges(self, trial: Trial, others: Sequence[Trial]) -> list[str]:
         """Return what lies at an edge of its range with nothing tried beyond it."""
-        return [
+        edges = [
             one.name
             for one in self.space
             if one.edge(trial.point[one.name])
             and not any(is_further(one, trial.point, other.point) for other in others)
         ]
+        weight = trial.point.get("classifier_weight", 0.0)
+        if 0.0 < weight == max(other.point.get("classifier_weight", 0.0) for other in others):
+            edges.append("classifier_weight")
+        return edges
 
     def _firsts(self, trials: Sequence[Trial], runner: Runner) -> list[Trial]:
         """Return the best without the class step and the best with it; one where they are equal."""
