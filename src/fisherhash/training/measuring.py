@@ -6,7 +6,7 @@ Imports no torch: an exported model is measured without it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from fisherhash.model.head_base import Head
 
     AnyHead = Head | ExportedHead
-    Outputs = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+    Rows = NDArray[np.float32]
+    Logits = Callable[[Rows], list[Rows]]
+    Queries = Callable[[Any, Rows], Rows]
 
 SPLIT_FILE = "split.json"
 """The split of a trained model, in its folder."""
@@ -108,7 +110,7 @@ def encode_heads(
         cached: store the features on disk.
         bank: the pixels of the images, if they are in memory; nothing is stored then.
     """
-    ways = {head: _outputs(hasher, head) for head in heads}
+    logits_of, queries_of = _outputs(hasher, list(heads))
     wanted = np.unique(np.concatenate([split.query, split.database]))
     source, block = collection, 256
     if bank is not None:
@@ -119,18 +121,17 @@ def encode_heads(
     is_query[split.query] = True
     indices: list[NDArray[np.int64]] = []
     skipped: list[Skipped] = []
-    packed = {head: [np.empty((0, code_bytes(head.bits)), dtype=np.uint8)] for head in ways}
-    real: dict[AnyHead, list[NDArray[np.float32]]] = {head: [] for head in ways}
+    packed = {head: [np.empty((0, code_bytes(head.bits)), dtype=np.uint8)] for head in heads}
+    real: dict[AnyHead, list[NDArray[np.float32]]] = {head: [] for head in heads}
     # Cached features have a bar of their own.
     quiet = nullcontext(lambda _: None)
     with quiet if cached else progress(f"encoding {collection.name}", len(wanted)) as advance:
         for rows in hasher.row_blocks(source, wanted, block, cached):
             chosen = is_query[rows.indices]
-            for head, (logits_of, queries_of) in ways.items():
-                logits = logits_of(rows.values)
+            for head, logits in zip(heads, logits_of(rows.values), strict=True):
                 packed[head].append(pack(logits))
-                if queries_of is not None:
-                    real[head].append(queries_of(rows.values[chosen]))
+                if not head.hamming:
+                    real[head].append(queries_of(head, rows.values[chosen]))
                 elif heads[head]:
                     real[head].append(logits[chosen])
             indices.append(rows.indices)
@@ -152,17 +153,30 @@ def encode_heads(
     return encoded
 
 
-def _outputs(hasher: Hasher, head: Any) -> tuple[Outputs, Outputs | None]:
-    """What computes the logits of a head from rows, and its real-valued queries.
+def _outputs(hasher: Hasher, heads: Sequence[Any]) -> tuple[Logits, Queries]:
+    """What computes the logits of every head from rows, and a head's real-valued queries.
 
-    Where codes have a Hamming distance, the logits are the queries.
+    Only a head without a Hamming distance has other queries than its logits.
     """
-    if isinstance(head, ExportedHead):
-        return hasher.logits_of_rows, None if head.hamming else hasher.queries_of_rows
+    if isinstance(heads[0], ExportedHead):
+        return lambda rows: [hasher.logits_of_rows(rows)], lambda _, rows: hasher.queries_of_rows(
+            rows
+        )
+    import torch
+
     from fisherhash.model.torch_runtime import in_fixed_batches
 
-    batches = functools.partial(functools.partial, in_fixed_batches, device=hasher.device)  # type: ignore[attr-defined]
-    return batches(head.logits), None if head.hamming else batches(head.query)
+    ends = np.cumsum([head.bits for head in heads])[:-1]
+    batches = functools.partial(in_fixed_batches, device=hasher.device)  # type: ignore[attr-defined]
+
+    def together(values: Tensor) -> Tensor:
+        # One copy to a GPU and one from it, each of which waits for it, whatever the heads.
+        return torch.cat([head.logits(values) for head in heads], dim=1)
+
+    return (
+        lambda rows: np.split(batches(together, rows), ends, axis=1),
+        lambda head, rows: batches(head.query, rows),
+    )
 
 
 def held_out_top(split: Split) -> float | None:
@@ -233,4 +247,10 @@ def measure(
         ranking = f"distance of the {head.kind} head"
         return metrics(blocks, *labels, top=top, self_index=self_index, ranking=ranking)
     codes = encoded.query_codes, encoded.database_codes
-    return evaluate(*codes, *labels, bits=head.bits, top=top, self_index=self_index)
+    where: dict[str, Any] = {}
+    if (
+        not isinstance(head, ExportedHead)
+        and (device := next(head.buffers()).device).type == "cuda"
+    ):
+        where = {"backend": "torch", "device": str(device)}
+    return evaluate(*codes, *labels, bits=head.bits, top=top, self_index=self_index, **where)
