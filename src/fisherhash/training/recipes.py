@@ -84,10 +84,10 @@ def find_recipe(
 def _finetuned(*, many: bool, several: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """The hyper-parameters of DFH's best row in the searches on fine-tuned networks."""
     if many:
-        weights = {"margin": 1.7, "quantization": 0.17, "intra": 2.2, "relaxation": 0.82}
-        rates = {"learning_rate": 0.013, "backbone_rate": 0.75}
-        cut = {"outputs": 64, "cut": "first"}
-        return {"initial_centers": "means", **weights}, {**rates, **cut, **_step(0.25, 2.0)}
+        weights = {"quantization": 0.042, "intra": 1.4, "inter": 3.1}
+        separation = {"separation": 0.93, "separation_margin": 0.093}
+        rates = {"learning_rate": 0.0124, "backbone_rate": 1.1, "outputs": 64}
+        return {**APART, **weights, **separation}, {**rates, **_step(0.5, 1.0)}
     if several:
         rates = {"learning_rate": 0.018, "backbone_rate": 0.43}
         cut = {"outputs": 128, "cut": "first"}
