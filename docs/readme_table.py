@@ -10,9 +10,9 @@ from typing import Any
 from choosing_tables import reproduced
 
 from fisherhash import backbones
-from fisherhash.experiments import report
+from fisherhash.experiments.places import Place, signed
 from fisherhash.experiments.specs import Row, find_spec
-from fisherhash.experiments.standing import Standing
+from fisherhash.experiments.standing import RANKINGS, Standing
 from fisherhash.experiments.tables import Table, TableCell
 
 NOTE = (
@@ -21,6 +21,12 @@ NOTE = (
     "the class step, where the method's search on held-out training images preferred it. ‡: has no "
     "Hamming distance and is ranked by its own, with real-valued queries. –: not run, or not "
     "defined for several labels."
+)
+
+PLACES_NOTE = (
+    "The best row of DFH and, in brackets, the highest row of all other methods: how many points "
+    "DFH is ahead of it, with the 95 % interval. First: ahead of every other row. Level: no test "
+    "tells the two apart, or DFH from some other row. Behind: a test says that some row is ahead."
 )
 
 
@@ -72,20 +78,11 @@ class FreshPart:
         scores = [entry[key]["score"] for key in ("winner", "winner_step") if key in entry]
         return row.stepped() if scores and max(scores) > scores[0] else row
 
-    @property
-    def verdicts(self) -> str:
-        """Where DFH stands on this data set."""
-        said = report.part_report(self.result, self.part).verdicts
-        measured = {run["row"] for run in self.part["runs"] if "evaluation" in run}
-        run = len({row["method"] for row in self.part["rows"] if row["name"] in measured})
-        title = self.part["title"] + ("" if self.usual else f" with {self.network}")
-        return f"{title}, {run} methods:\n\n" + "\n".join(f"- {line}" for line in said)
-
 
 def readme_table() -> str:
-    """Return every method on the fresh queries of every data set, and where DFH stands."""
+    """Return where DFH stands on the fresh queries of every data set, and every method."""
     parts = sorted(_fresh_parts(), key=lambda one: not one.usual)
-    return "\n\n".join([_summary(parts).markdown(), *(one.verdicts for one in parts)]) + "\n"
+    return f"{_places(parts).markdown()}\n\n{_summary(parts).markdown()}\n"
 
 
 def _fresh_parts() -> Iterator[FreshPart]:
@@ -93,6 +90,24 @@ def _fresh_parts() -> Iterator[FreshPart]:
         for part in result["parts"] if result["target"] in ("table2", "table3") else ():
             if part["bench"]["finetune"] and part["bench"].get("split_seed"):
                 yield FreshPart(result, part)
+
+
+def _places(parts: list[FreshPart]) -> Table:
+    """Return one line per data set and code length: where DFH stands in both rankings."""
+    lines = []
+    for one in parts:
+        places = {(place.ranking, place.bits): place for place in Standing(one.part).places()}
+        for bits in one.part["bits"]:
+            cells = [_place(places[ranking, bits]) for ranking in RANKINGS]
+            lines.append([f"{one.title}, {bits} bits", *cells])
+    return Table(["", "by Hamming distance", "with real-valued queries"], lines, PLACES_NOTE)
+
+
+def _place(place: Place) -> TableCell:
+    """Return where DFH stands in a column, bold where it is behind."""
+    rest = f", {signed(place.gap)} ({place.rival})"
+    behind = place.verdict == "behind"
+    return TableCell(rest, place.verdict) if behind else TableCell(place.verdict + rest)
 
 
 def _summary(parts: list[FreshPart]) -> Table:

@@ -277,7 +277,7 @@ def test_the_best_is_tried_with_a_classifier_beside_the_head():
     assert (winner["outputs"], winner["classifier_weight"]) == (128, 0.5)
     more = live.beside(Done(lambda cell: near(cell) + cell.settings.classifier_weight))
     weights = [trial.point["classifier_weight"] for trial in more]
-    assert weights == [0.2, 0.5, 1.0, 2.0, 4.0, 8.0]
+    assert weights == [0.2, 0.5, *(2.0**power for power in range(7))]
     none = live.beside(Done(lambda cell: near(cell) - cell.settings.classifier_weight))
     assert len(none) == len(tuning.CLASSIFIER_WEIGHTS)
     assert search().beside(runner) == []  # frozen features
@@ -348,6 +348,19 @@ def test_a_class_step_at_an_end_of_its_grid_is_marked(weight, sharpness, edges):
     winner = search().summary(Done(near, grid))["winner_step"]
     assert winner["class_step"] == {"weight": weight, "sharpness": sharpness}
     assert [name for name in winner["edges"] if name.startswith("step_")] == edges
+
+
+def test_a_class_step_that_no_larger_one_would_change_lies_at_no_end():
+    def limit(cell):
+        return [
+            dataclasses.asdict(one)
+            | {"score": near(cell) + (one.weight == one.sharpness == class_step.LIMIT)}
+            for one in class_step.GRID
+        ]
+
+    winner = search().summary(Done(near, limit))["winner_step"]
+    assert winner["class_step"] == {"weight": class_step.LIMIT, "sharpness": class_step.LIMIT}
+    assert not [name for name in winner["edges"] if name.startswith("step_")]
 
 
 def test_diverged_trials_have_no_score_and_are_counted():
@@ -500,8 +513,8 @@ def test_a_trial_that_an_error_ended_is_tried_again():
 
 def test_a_recorded_class_step_at_an_end_of_its_grid_stays_marked():
     def grid(cell):
-        pairs = itertools.product((0.25, 1.0, max(class_step.WEIGHTS)), (0.5, 1.0, 2.0))
-        best = (max(class_step.WEIGHTS), 1.0)
+        pairs = itertools.product((0.25, 1.0, 2.0), (min(class_step.SHARPNESSES), 1.0, 2.0))
+        best = (1.0, min(class_step.SHARPNESSES))
         return [
             {"weight": w, "sharpness": s, "score": near(cell) + ((w, s) == best)} for w, s in pairs
         ]
@@ -509,7 +522,7 @@ def test_a_recorded_class_step_at_an_end_of_its_grid_stays_marked():
     entry = search().summary(Done(near, grid))
     again = dataclasses.replace(search(), recorded=trials.recorded_trials(entry))
     winner = again.summary(Done(lambda cell: None))["winner_step"]
-    assert "step_weight" in winner["edges"]
+    assert "step_sharpness" in winner["edges"]
     assert winner == entry["winner_step"]
 
 

@@ -12,7 +12,13 @@ from fisherhash.evaluation import evaluate
 from fisherhash.methods import create
 from fisherhash.model.finished_heads import ClassStepHead
 from fisherhash.model.heads import LinearHead, ProductHead
-from fisherhash.training.class_step import GRID, ClassStep, fit_class_step, fit_classifier
+from fisherhash.training.class_step import (
+    GRID,
+    LIMIT,
+    ClassStep,
+    fit_class_step,
+    fit_classifier,
+)
 from fisherhash.training.fitting import fit
 from fisherhash.training.loop import FrozenImages, Loop, Settings
 from fisherhash.training.measuring import held_out_map, held_out_top
@@ -120,6 +126,27 @@ def test_a_seed_gives_one_classifier():
     one, two = (fit_classifier(features, labels, several=False, seed=s) for s in (0, 0))
     assert torch.equal(one[0], two[0])
     assert not torch.equal(one[0], fit_classifier(features, labels, several=False, seed=1)[0])
+
+
+def test_beyond_the_upper_ends_of_the_grid_codes_hardly_change():
+    """So a best step that lies there lies at no edge."""
+    features, labels = clusters(noise=1.0)
+    found = fit_class_step(plain_head(features), features, labels)
+    with torch.no_grad():
+
+        def code(weight, sharpness):
+            return found.with_step(weight, sharpness).logits(features) > 0
+
+        def changed(one, other):
+            return float((one != other).float().mean())
+
+        for other in (0.0625, 1.0, LIMIT):
+            assert changed(code(LIMIT, other), code(100 * LIMIT, other)) < 0.002
+            assert changed(code(other, LIMIT), code(other, 100 * LIMIT)) < 0.002
+        assert changed(code(1.0, 1.0), code(2.0, 1.0)) > 0.02
+        # Both together: every image has the code of its most likely class.
+        likely = found.scores(features).argmax(1)
+        assert torch.equal(code(LIMIT, LIMIT), found.centers[likely] > 0)
 
 
 def test_codes_without_a_hamming_distance_have_no_step():

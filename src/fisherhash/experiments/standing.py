@@ -11,6 +11,7 @@ from itertools import pairwise, product
 from typing import Any
 
 from fisherhash.errors import counted
+from fisherhash.experiments.places import Place, signed
 from fisherhash.experiments.significance import Difference, Floats, difference, t_interval
 
 HAMMING_RANKING = "Hamming distance"
@@ -232,10 +233,7 @@ class Standing:
         others = [row["name"] for row in rows if row["method"] != "dfh"]
         if not own or not others:
             return []
-        said = []
-        for contest in self.contests.values():
-            places = [self._place(contest, own, bits) for bits in self.part["bits"]]
-            said += [place for place in places if place is not None]
+        said = [place.sentence for place in self.places()]
         missed = [
             f"{name} at {bits} bits ({gap:+.1f} points)"
             for name, bits in product([*own, *others], self.part["bits"])
@@ -245,43 +243,42 @@ class Standing:
             said.append(f"Below the paper's own number, no class step: {', '.join(missed)}.")
         return said
 
-    def _place(self, contest: Contest, own: Sequence[str], bits: int) -> str | None:
-        """Where DFH stands in a ranking; None where nothing is to compare."""
+    def places(self) -> list[Place]:
+        """Return where the best row of DFH stands in every column of both rankings."""
+        own = [row["name"] for row in self.part["rows"] if row["method"] == "dfh"]
+        found = [
+            self._place(contest, own, bits)
+            for contest in self.contests.values()
+            for bits in self.part["bits"]
+        ]
+        return [place for place in found if place is not None]
+
+    def _place(self, contest: Contest, own: Sequence[str], bits: int) -> Place | None:
         top = contest.chosen(own, bits)
         rivals = [name for name in contest.others(top or "", bits) if name not in own]
         if top is None or not rivals:
             return None
         rival = max(rivals, key=lambda name: contest.rivals[name, bits].mean)
-        score, gap = contest.rivals[top, bits], contest.gap(top, rival, bits)
         alone = [name for name in rivals if len(contest.rivals[name, bits].values) < 2]
         gaps = {name: contest.gap(top, name, bits) for name in rivals if name not in alone}
-        level = [name for name, one in gaps.items() if not one.ahead]
-        ahead, best = f"{_points(gap)} ahead of {rival}", contest.best(bits) == top
-        if gap.mean >= 0:
-            text = f"is first, {ahead}"
-            if level:
-                text = "has the highest mean and " * best
-                text += f"is level with {', '.join(level)} ({ahead})"
-            if alone:
-                text += f" ({', '.join(alone)}: one seed, no test)"
-            if not contest.tested(bits):
-                text = f"{'has the highest mean' if best else 'is'}, {ahead} (one seed, no test)"
-        else:
-            better = [name for name, one in gaps.items() if one.behind]
-            level = [name for name in level if name not in better]
-            places = [f"behind {', '.join(better)}"] * bool(better)
-            places += [f"level with {', '.join(level)}"] * bool(level)
-            text = f"is {' and '.join(places)}; the mean of {rival} is {_points(gap)} higher"
-            if not contest.tested(bits):
-                text = f"is {_points(gap)} behind {rival} (one seed, no test)"
+        score = contest.rivals[top, bits]
         few = len(score.values) < self.part["seeds"]
-        text += f" ({len(score.values)} of {self.part['seeds']} seeds)" if few else ""
-        if contest is self.hamming and score.paper is not None and not self.part["stands_in"]:
-            above, number = score.gap_to_paper, f"the paper's {score.paper:.3f}"
-            missed = f"; it MISSES {number} by {-above:.1f} points"
-            text += missed if above < 0 else f"; it reaches {number}"
-        where = "" if contest is self.hamming else ", real-valued queries"
-        return f"{bits} bits{where}: {top} {text}."
+        printed = contest is self.hamming and not self.part["stands_in"]
+        return Place(
+            contest.ranking,
+            bits,
+            top,
+            rival,
+            contest.gap(top, rival, bits),
+            highest=contest.best(bits) == top,
+            ahead=tuple(name for name, one in gaps.items() if one.behind),
+            level=tuple(n for n, one in gaps.items() if not one.ahead and not one.behind),
+            alone=tuple(alone),
+            tested=contest.tested(bits),
+            seeds=f"{len(score.values)} of {self.part['seeds']} seeds" if few else "",
+            paper=score.paper if printed else None,
+            gap_to_paper=score.gap_to_paper,
+        )
 
     def _order(self, bits: int) -> str:
         """Whether the rows of table 1 grow in the paper's order."""
@@ -292,7 +289,7 @@ class Standing:
         verdict = "are" if all(step.mean > 0 for step in steps) else "are NOT"
         close = any(abs(step.mean) <= step.half for step in steps)
         doubt = ", though a step is within its 95 % interval" if close else ""
-        moves = ", then ".join(_signed(step) for step in steps)
+        moves = ", then ".join(signed(step) for step in steps)
         return f"{bits} bits: the means {verdict} in the paper's order{doubt} ({moves} points)."
 
     def _additions(self, bits: int) -> str:
@@ -302,19 +299,8 @@ class Standing:
         if first not in known or len(known) < 2:
             return f"{bits} bits: not all rows were run."
         gaps = {name: self.hamming.gap(name, first, bits) for name in known if name != first}
-        words = [f"{name} {_signed(gap)}" for name, gap in gaps.items()]
+        words = [f"{name} {signed(gap)}" for name, gap in gaps.items()]
         return f"{bits} bits, against {first}, in points: {'; '.join(words)}."
-
-
-def _points(gap: Difference) -> str:
-    """A difference in points with its interval."""
-    size = f"{100 * abs(gap.mean):.1f}"
-    return f"{size} ± {100 * gap.half:.1f} points" if math.isfinite(gap.half) else f"{size} points"
-
-
-def _signed(gap: Difference) -> str:
-    interval = f" ± {100 * gap.half:.1f}" if math.isfinite(gap.half) else ""
-    return f"{100 * gap.mean:+.1f}{interval}"
 
 
 def _score(part: Mapping[str, Any], row: Mapping[str, Any], number: int, ranking: str) -> Score:

@@ -12,7 +12,7 @@ from fisherhash.experiments.benches import Cell
 from fisherhash.experiments.runner import Runner
 from fisherhash.experiments.search_space import parted
 from fisherhash.experiments.specs import Options
-from fisherhash.training.class_step import SHARPNESSES, WEIGHTS
+from fisherhash.training.class_step import LIMIT, SHARPNESSES, WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ class Trial:
         """Return which numbers of the best class step lie at an end of those that were measured.
 
         The least weight is no end: without the step, the weight is 0, and that was measured, too.
+        Nor is the greatest number where it is so large that a larger one changes hardly a bit.
         """
         if self.recorded is not None:
             return list(self.recorded.get("step_edges", ()))
@@ -72,7 +73,7 @@ class Trial:
         for name in ("weight", "sharpness"):
             values = {step[name] for step in steps}
             ends = {max(values)} if name == "weight" else {min(values), max(values)}
-            found += [f"step_{name}"] if best[name] in ends else []
+            found += [f"step_{name}"] if best[name] in ends - {LIMIT} else []
         return found
 
     def highest(self, runner: Runner) -> float | None:

@@ -65,7 +65,7 @@ HELD_OUT = 0.2
 
 CLASSIFIER_WEIGHTS = (0.2, 0.5)
 """What the last round tries first where the network is trained and the method knows labels."""
-MOST_DOUBLED = 4
+MOST_DOUBLED = 7
 """How often the largest weight is doubled at most, while it is the best."""
 
 
@@ -204,7 +204,7 @@ class Search:
         """Return the trials of the last round: the best of all with a classifier beside the head.
 
         While the largest weight is the best without the class step or with it, one twice as large
-        follows, at most four times.
+        follows, at most seven times.
 
         Args:
             runner: knows the results.

@@ -44,10 +44,12 @@ class ClassStep:
     sharpness: float
 
 
-WEIGHTS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-SHARPNESSES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+LIMIT = 1000.0
+"""As a weight: the code is that of the estimated classes alone. As a sharpness: of one class."""
+WEIGHTS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, LIMIT)
+SHARPNESSES = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, LIMIT)
 GRID = tuple(ClassStep(weight, sharpness) for weight in WEIGHTS for sharpness in SHARPNESSES)
-"""The steps that are tried on held-out images."""
+"""The steps that are tried on held-out images. Beyond its upper ends hardly a bit changes."""
 
 
 @torch.no_grad()

@@ -1,0 +1,107 @@
+"""Where a row stands among the others of its column, and the sentence that says so."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fisherhash.experiments.significance import Difference
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the best row of DFH stands at one code length, in one ranking.
+
+    Attributes:
+        ranking: the key of the ranking in a run.
+        bits: the code length.
+        row: the row of DFH that held-out images prefer.
+        rival: the row of another method with the highest mean.
+        gap: how far the row is ahead of the rival.
+        highest: whether the row has the highest mean of all.
+        ahead: rows of other methods that a test says are ahead of it.
+        level: rows of other methods that no test tells from it.
+        alone: rows with one seed, which no test compares.
+        tested: whether there are enough seeds for a test at all.
+        seeds: how many seeds there are, where some are missing.
+        paper: the number that the paper prints, where it is comparable.
+        gap_to_paper: points above that number.
+    """
+
+    ranking: str
+    bits: int
+    row: str
+    rival: str
+    gap: Difference
+    highest: bool = False
+    ahead: tuple[str, ...] = ()
+    level: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()
+    tested: bool = True
+    seeds: str = ""
+    paper: float | None = None
+    gap_to_paper: float = math.nan
+
+    @property
+    def verdict(self) -> str:
+        """One word: first, level or behind; highest or lower where there is no test."""
+        if not self.tested:
+            return "highest" if self.gap.mean >= 0 else "lower"
+        if self.ahead:
+            return "behind"
+        return "level" if self.level else "first"
+
+    @property
+    def sentence(self) -> str:
+        """Where the row stands, with every row that is ahead of it and every one that is level."""
+        text = self._ahead if self.gap.mean >= 0 else self._behind
+        text += f" ({self.seeds})" if self.seeds else ""
+        if self.paper is not None:
+            number = f"the paper's {self.paper:.3f}"
+            missed = f"; it MISSES {number} by {-self.gap_to_paper:.1f} points"
+            text += missed if self.gap_to_paper < 0 else f"; it reaches {number}"
+        where = "" if self.ranking == "evaluation" else ", real-valued queries"
+        return f"{self.bits} bits{where}: {self.row} {text}."
+
+    @property
+    def _ahead(self) -> str:
+        ahead = f"{points(self.gap)} ahead of {self.rival}"
+        if not self.tested:
+            return (
+                f"{'has the highest mean' if self.highest else 'is'}, {ahead} (one seed, no test)"
+            )
+        text = f"is first, {ahead}"
+        if self.level:
+            text = "has the highest mean and " * self.highest
+            text += f"is level with {', '.join(self.level)} ({ahead})"
+        if self.alone:
+            text += f" ({', '.join(self.alone)}: one seed, no test)"
+        return text
+
+    @property
+    def _behind(self) -> str:
+        if not self.tested:
+            return f"is {points(self.gap)} behind {self.rival} (one seed, no test)"
+        places = [f"behind {', '.join(self.ahead)}"] * bool(self.ahead)
+        places += [f"level with {', '.join(self.level)}"] * bool(self.level)
+        return f"is {' and '.join(places)}; the mean of {self.rival} is {points(self.gap)} higher"
+
+
+def points(gap: Difference) -> str:
+    """Return the size of a difference in points, with its interval.
+
+    >>> points(Difference(-0.0123, 0.004))
+    '1.2 ± 0.4 points'
+    """
+    size = f"{100 * abs(gap.mean):.1f}"
+    return f"{size} ± {100 * gap.half:.1f} points" if math.isfinite(gap.half) else f"{size} points"
+
+
+def signed(gap: Difference) -> str:
+    """Return a difference in points with its sign and its interval.
+
+    >>> signed(Difference(0.0123, 0.004))
+    '+1.2 ± 0.4'
+    """
+    interval = f" ± {100 * gap.half:.1f}" if math.isfinite(gap.half) else ""
+    return f"{100 * gap.mean:+.1f}{interval}"
