@@ -67,9 +67,8 @@ class Place:
     def _ahead(self) -> str:
         ahead = f"{points(self.gap)} ahead of {self.rival}"
         if not self.tested:
-            return (
-                f"{'has the highest mean' if self.highest else 'is'}, {ahead} (one seed, no test)"
-            )
+            text = f"has the highest mean, {ahead}" if self.highest else f"is {ahead}"
+            return f"{text} (one seed, no test)"
         text = f"is first, {ahead}"
         if self.level:
             text = "has the highest mean and " * self.highest
