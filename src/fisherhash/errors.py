@@ -22,6 +22,10 @@ class NotDefinedError(UsageError):
     """A method is not defined for this data or code length; a comparison prints a dash."""
 
 
+class DivergedError(FisherhashError):
+    """A loss became infinite or not a number."""
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """Return an error for a name that is not in ``known``, with the nearest one that is.
 

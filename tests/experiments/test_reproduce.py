@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from fisherhash import backbones
-from fisherhash.errors import FisherhashError, NotDefinedError, UsageError
+from fisherhash.errors import DivergedError, FisherhashError, NotDefinedError, UsageError
 from fisherhash.evaluation.looking import neighbour_agreement
 from fisherhash.experiments import planning, search_space, specs
 from fisherhash.experiments.planning import make_plan
@@ -301,18 +302,117 @@ def test_rows_and_lengths_share_trainings_and_have_the_numbers_of_their_own(
             for ranking in ("evaluation", "real_queries"):
                 assert found[run["row"], run["bits"]][ranking] == run[ranking]
     rows = [json.loads(path.read_text()) for path in runs(together.page.parent)]
-    assert sorted(row["of_one_training"] for row in rows) == [2, 2, 4, 4, 4, 4]
+    assert sorted(row["shared_by"] for row in rows) == [2, 2, 4, 4, 4, 4]
 
 
-def test_a_training_that_fails_fails_for_all_that_share_it(make_request, tmp_path, monkeypatch):
+def test_a_part_of_what_shares_a_training_is_run_again_alone(make_request, tmp_path, monkeypatch):
     from fisherhash.experiments import runner
 
-    def broken(*arguments, **options):
-        raise FisherhashError("the disk is full")
+    request = shared_table(make_request, tmp_path, "out", ["12", "24"])
+    folder = reproduce(request).page.parent
+    lost = next(path for path in runs(folder) if json.loads(path.read_text())["bits"] == 24)
+    before = json.loads(lost.read_text())
+    lost.unlink()
+    real, calls = runner.fit, []
 
-    monkeypatch.setattr(runner, "fit", broken)
+    def counted(*arguments, **options):
+        calls.append(len(options["endings"]))
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(runner, "fit", counted)
+    assert reproduce(request).left == 0
+    assert calls == [0]
+    after = json.loads(lost.read_text())
+    for key in ("evaluation", "real_queries", "config"):
+        assert after[key] == before[key]
+
+
+def test_processes_share_a_table_whose_rows_share_trainings(make_request, tmp_path):
+    one = reproduce(shared_table(make_request, tmp_path, "one", ["12", "24"]))
+    shared = shared_table(make_request, tmp_path, "two", ["12", "24"])
+    two = reproduce(dataclasses.replace(shared, jobs=2))
+    assert (two.left, two.failed) == (0, {})
+
+    def scores(outcome):
+        (part,) = outcome.results["parts"]
+        return {(r["row"], r["bits"]): r["evaluation"]["map"] for r in part["runs"]}
+
+    assert scores(one) == scores(two)
+    assert len(runs(two.page.parent)) == 6
+
+
+def test_trials_that_share_a_training_have_scores_of_their_own(
+    make_request, quick_search, monkeypatch
+):
+    monkeypatch.setitem(specs.BASES, "csq", {"outputs": 64, "cut": "between"})
+    only = ["coco21", "12", "csq"]
+    given = {"tune": True, "tune_only": True, "points": 4, "only": only, "last_round": "numbers"}
+    folder = reproduce(make_request(**given)).page.parent
+    found = [json.loads(path.read_text()) for path in runs(folder, "trials")]
+    assert {(row["bits"], row["shared_by"]) for row in found} == {(12, 2), (48, 2)}
+    scores = defaultdict(dict)
+    for row in found:
+        rate = row["config"]["settings"]["learning_rate"]
+        scores[rate][row["bits"]] = row["validation"]
+    assert all(one[12] != one[48] for one in scores.values())
+
+
+def test_an_ending_that_fails_leaves_the_others_alone(make_request, tmp_path, monkeypatch):
+    """Now, in the next call, and in a search, where a trial that gave up is never tried again."""
+    from fisherhash.experiments import runner
+
+    real = runner.measure_rankings
+
+    def broken(trainings, *arguments, **options):
+        if any(trained.hasher.bits == 24 for trained, _ in trainings):
+            raise FisherhashError("logits hold NaN")
+        return real(trainings, *arguments, **options)
+
+    request = shared_table(make_request, tmp_path, "out", ["12", "24"])
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "measure_rankings", broken)
+        for _ in range(2):
+            outcome = reproduce(request)
+            assert len(outcome.failed) == outcome.left == 3
+            assert set(outcome.failed.values()) == {"logits hold NaN"}
+    rows = [json.loads(path.read_text()) for path in runs(outcome.page.parent)]
+    assert {row["bits"] for row in rows} == {12}
+    assert reproduce(request).left == 0
+
+
+def test_a_training_that_diverges_diverges_for_all_that_share_it(
+    make_request, tmp_path, monkeypatch
+):
+    from fisherhash.experiments import runner
+
+    calls = []
+
+    def diverging(*arguments, **options):
+        calls.append(options["endings"])
+        raise DivergedError("the loss became nan")
+
+    monkeypatch.setattr(runner, "fit", diverging)
     outcome = reproduce(shared_table(make_request, tmp_path, "out", ["12", "24"]))
     assert len(outcome.failed) == outcome.left == 6
+    assert len(calls) == 2
+
+
+def test_no_single_run_starts_after_the_time(make_request, tmp_path, monkeypatch):
+    from fisherhash.experiments import runner
+
+    calls = []
+
+    def late(*arguments, **options):
+        calls.append(options["bits"])
+        call.stop_at = 0.0
+        raise FisherhashError("the disk is full")
+
+    monkeypatch.setattr(runner, "fit", late)
+    request = shared_table(make_request, tmp_path, "out", ["12", "24"])
+    call = Runner(request.folder, device=torch.device("cpu"))
+    call.run(make_plan(request).cells)
+    assert len(calls) == 1
+    assert not list((request.folder / "failed").glob("*"))
 
 
 def test_what_one_of_several_cannot_have_the_others_get(make_request, tmp_path, monkeypatch):

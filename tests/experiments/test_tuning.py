@@ -14,6 +14,7 @@ from fisherhash.experiments import search_space, specs, trials, tuning, winners
 from fisherhash.experiments.benches import Bench
 from fisherhash.experiments.planning import make_plan, open_cells
 from fisherhash.experiments.reproduce import reproduce
+from fisherhash.experiments.request import ROUNDS
 from fisherhash.experiments.specs import Row
 from fisherhash.methods import base
 from fisherhash.system.options import Range, Tuned, options_of
@@ -311,11 +312,12 @@ def test_a_larger_classifier_follows_while_it_is_best_in_either_ranking():
 def test_a_search_ends_after_the_last_round_that_is_wanted():
     live = tuning.Search(GREEDY, FINETUNED, SETTINGS, (12, 48))
     runner = Done(near)
-    numbers, ways = (dataclasses.replace(live, last_round=name) for name in ("numbers", "ways"))
+    numbers, ways = (dataclasses.replace(live, last_round=name) for name in ("numbers", "cuts"))
     assert numbers.ways(runner) == numbers.beside(runner) == ways.beside(runner) == []
     assert ways.ways(runner) == live.ways(runner) != []
     assert numbers.known(runner) == live.known(runner)[: len(numbers.known(runner))]
     assert "winner" in numbers.summary(runner)
+    assert [one.summary(runner)["last_round"] for one in (numbers, ways, live)] == list(ROUNDS)
 
 
 def test_what_lies_at_an_edge():

@@ -229,3 +229,9 @@ def test_outputs_that_are_the_bits_end_in_one_length(photos):
         photos, settings=plain, endings=[(BITS, dataclasses.replace(plain, cut="first"))]
     )
     assert same(found.others[0].hasher.head.state_dict(), found.hasher.head.state_dict())
+
+
+def test_endings_are_for_a_training_alone(photos, tmp_path):
+    for more in ({"out": tmp_path / "m"}, {"measured": True}, {"recipe": "best"}):
+        with pytest.raises(UsageError, match="endings do not go together with recipe, out"):
+            trained(photos, endings=[(8, QUICK)], **more)

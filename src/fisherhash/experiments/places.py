@@ -1,4 +1,4 @@
-"""Where a row stands among the others of its column, and the sentence that says so."""
+"""Where DFH stands in a column of a table, and the sentence that says so."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fisherhash.experiments.significance import Difference
 
 @dataclass(frozen=True)
 class Place:
-    """Where the best row of DFH stands at one code length, in one ranking.
+    """Where a row of DFH stands at one code length, in one ranking.
 
     Attributes:
         ranking: the key of the ranking in a run.
@@ -19,9 +19,9 @@ class Place:
         rival: the row of another method with the highest mean.
         gap: how far the row is ahead of the rival.
         highest: whether the row has the highest mean of all.
-        ahead: rows of other methods that a test says are ahead of it.
-        level: rows of other methods that no test tells from it.
-        alone: rows with one seed, which no test compares.
+        rows_ahead: rows of other methods that a test says are ahead of it.
+        rows_level: rows of other methods that no test tells from it.
+        untested: rows with one seed, which no test compares.
         tested: whether there are enough seeds for a test at all.
         seeds: how many seeds there are, where some are missing.
         paper: the number that the paper prints, where it is comparable.
@@ -34,9 +34,9 @@ class Place:
     rival: str
     gap: Difference
     highest: bool = False
-    ahead: tuple[str, ...] = ()
-    level: tuple[str, ...] = ()
-    alone: tuple[str, ...] = ()
+    rows_ahead: tuple[str, ...] = ()
+    rows_level: tuple[str, ...] = ()
+    untested: tuple[str, ...] = ()
     tested: bool = True
     seeds: str = ""
     paper: float | None = None
@@ -44,17 +44,17 @@ class Place:
 
     @property
     def verdict(self) -> str:
-        """One word: first, level or behind; highest or lower where there is no test."""
-        if not self.tested:
-            return "highest" if self.gap.mean >= 0 else "lower"
-        if self.ahead:
+        """One word: first, level or behind; highest or lower where no test can say."""
+        if self.rows_ahead:
             return "behind"
-        return "level" if self.level else "first"
+        if not self.tested or self.rival in self.untested:
+            return "highest" if self.gap.mean >= 0 else "lower"
+        return "level" if self.rows_level else "first"
 
     @property
     def sentence(self) -> str:
         """Where the row stands, with every row that is ahead of it and every one that is level."""
-        text = self._ahead if self.gap.mean >= 0 else self._behind
+        text = self._if_higher if self.gap.mean >= 0 else self._if_lower
         text += f" ({self.seeds})" if self.seeds else ""
         if self.paper is not None:
             number = f"the paper's {self.paper:.3f}"
@@ -64,26 +64,30 @@ class Place:
         return f"{self.bits} bits{where}: {self.row} {text}."
 
     @property
-    def _ahead(self) -> str:
+    def _if_higher(self) -> str:
         ahead = f"{points(self.gap)} ahead of {self.rival}"
         if not self.tested:
             text = f"has the highest mean, {ahead}" if self.highest else f"is {ahead}"
             return f"{text} (one seed, no test)"
         text = f"is first, {ahead}"
-        if self.level:
+        if self.rows_level:
             text = "has the highest mean and " * self.highest
-            text += f"is level with {', '.join(self.level)} ({ahead})"
-        if self.alone:
-            text += f" ({', '.join(self.alone)}: one seed, no test)"
-        return text
+            text += f"is level with {', '.join(self.rows_level)} ({ahead})"
+        return text + self._rest
 
     @property
-    def _behind(self) -> str:
+    def _if_lower(self) -> str:
         if not self.tested:
             return f"is {points(self.gap)} behind {self.rival} (one seed, no test)"
-        places = [f"behind {', '.join(self.ahead)}"] * bool(self.ahead)
-        places += [f"level with {', '.join(self.level)}"] * bool(self.level)
-        return f"is {' and '.join(places)}; the mean of {self.rival} is {points(self.gap)} higher"
+        places = [f"behind {', '.join(self.rows_ahead)}"] * bool(self.rows_ahead)
+        places += [f"level with {', '.join(self.rows_level)}"] * bool(self.rows_level)
+        places += ["ahead of all rows that have more than one seed"] * (not places)
+        higher = f"the mean of {self.rival} is {points(self.gap)} higher"
+        return f"is {' and '.join(places)}; {higher}{self._rest}"
+
+    @property
+    def _rest(self) -> str:
+        return f" ({', '.join(self.untested)}: one seed, no test)" if self.untested else ""
 
 
 def points(gap: Difference) -> str:

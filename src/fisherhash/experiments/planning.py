@@ -12,7 +12,7 @@ from typing import Any
 from fisherhash import backbones
 from fisherhash.errors import UsageError
 from fisherhash.experiments.benches import Bench, Cell, locate
-from fisherhash.experiments.request import ROUNDS, Request
+from fisherhash.experiments.request import Request
 from fisherhash.experiments.runner import Runner
 from fisherhash.experiments.search_space import parted, search_space
 from fisherhash.experiments.specs import Part, Row, Source, Spec, find_spec
@@ -164,7 +164,7 @@ def make_plan(request: Request) -> Plan:
     """Plan the requested parts of a table with the data of this machine."""
     spec = find_spec(request.target)
     for name in ("trial_epochs", "points", "last_round", "tune_only"):
-        if getattr(request, name) not in (None, False, ROUNDS[-1]) and not request.tune:
+        if getattr(request, name) != getattr(Request, name) and not request.tune:
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"{flag} needs a search; add --tune, or leave it out")
     live, rehearse = request.finetune, request.rehearse

@@ -11,13 +11,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn, get_args
 
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.system.options import Range, options_of, unknown_option
 from fisherhash.training.settings import NetworkOptions, parse_settings
 
-ROUNDS = ("numbers", "ways", "beside")
+Round = Literal["numbers", "cuts", "classifier"]
+ROUNDS: tuple[Round, ...] = get_args(Round)
 """The rounds of a search, in order: those that look for numbers, and two more."""
 ABOUT = """Run a table or the figures of the DFH paper on the data of this machine.
 
@@ -48,8 +49,8 @@ class Request(NetworkOptions):
         tune: First search each row's hyper-parameters on held-out training images.
         tune_only: Search, and run nothing of the table.
         points: Points that are searched for each row; by default 16.
-        last_round: The last round of a search: numbers, ways (to make bits of outputs) or beside (a
-            classifier beside the head).
+        last_round: The last round of a search: numbers, cuts (all ways to make bits of outputs) or
+            classifier (one beside the head).
         trial_epochs: Epochs of the longest trials; by default as many as in the table.
         tuning: A tuning.json of an earlier search: its winners are used or, with --tune, its trials
             are not repeated.
@@ -69,7 +70,7 @@ class Request(NetworkOptions):
     tune: bool = False
     tune_only: bool = False
     points: Annotated[int | None, Range(4, 4096)] = None
-    last_round: Literal["numbers", "ways", "beside"] = "beside"
+    last_round: Round = "classifier"
     trial_epochs: int | None = None
     tuning: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)

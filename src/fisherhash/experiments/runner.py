@@ -17,7 +17,13 @@ from typing import Any
 import torch
 
 from fisherhash import methods
-from fisherhash.errors import FisherhashError, NotDefinedError, UsageError, counted
+from fisherhash.errors import (
+    DivergedError,
+    FisherhashError,
+    NotDefinedError,
+    UsageError,
+    counted,
+)
 from fisherhash.experiments.benches import Bench, Cell, OpenBench
 from fisherhash.experiments.claims import Claims
 from fisherhash.experiments.rankings import measure_rankings
@@ -81,8 +87,6 @@ def _run_cells(cells: Sequence[Cell], stage: OpenBench) -> list[dict[str, Any]]:
             row["validation"] = last.pop("validation", None) or {"plain": last["validation_map"]}
         row["seconds"] = {name: round(value, 3) for name, value in seconds.items()}
         row["history"] = last
-        if len(cells) > 1:
-            row["of_one_training"] = len(cells)
     return rows
 
 
@@ -247,46 +251,77 @@ class Runner:
         began = time.perf_counter()
         try:
             found = _run_cells(group, self.stage(cell.bench))
-        except (NotDefinedError, UsageError) as error:
-            if len(group) > 1:
-                # What one of them cannot have, such as its cut, the others may have.
-                for one in group:
-                    self._attempt([one], prefix, cells)
-                return
-            undefined = isinstance(error, NotDefinedError)
-            if self._stage is None or (cell.measured and not undefined):
-                raise
-            # Two values of a quasi-random point may not go together.
-            found = [{"not_defined" if undefined else "gave_up": str(error)}]
         except Exception as error:  # one failed run must not end a night of runs
-            reason = " ".join(f"{error}".split()) or type(error).__name__
-            if cell.measured or not isinstance(error, FisherhashError):
+            alone = len(group) == 1 or isinstance(error, DivergedError)
+            if not alone and (isinstance(error, FisherhashError) or self._works()):
+                # It may concern one of them only, such as its cut or the memory it needs.
+                self.close()
                 for one in group:
-                    self._record(one, reason)
-                self.say(f"{what}: FAILED: {reason}")
-                if not isinstance(error, FisherhashError):
-                    logger.exception("%s", what)
-                self.broken = not self._works()
-                if self.broken:
-                    self.say(f"the error has broken the use of {self.device} in this process")
-                else:
-                    self.close()
+                    if not self.late:
+                        self._attempt([one], prefix, cells)
                 return
-            # Whether a learning rate diverges is what a trial is to find out.
-            found = [{"gave_up": reason} for _ in group]
-        seconds = time.perf_counter() - began
-        rows = [self._row(*one, seconds / len(group)) for one in zip(group, found, strict=True)]
-        self._paces += [seconds / len(group)] * len(group)
+            found = self._ended_by(error, group, what)
+        if found:
+            self._write(group, found, time.perf_counter() - began, what, cells)
+
+    def _ended_by(
+        self, error: Exception, group: Sequence[Cell], what: str
+    ) -> Sequence[dict[str, Any]]:
+        """Return what an error makes of cells; none where it is a failure, which is recorded.
+
+        Raises:
+            UsageError: the request is wrong, for every other cell too.
+        """
+        measured, undefined = group[0].measured, isinstance(error, NotDefinedError)
+        reason = " ".join(f"{error}".split()) or type(error).__name__
+        if isinstance(error, UsageError) and (self._stage is None or (measured and not undefined)):
+            raise error
+        if undefined:
+            return [{"not_defined": reason} for _ in group]
+        if isinstance(error, FisherhashError) and not measured:
+            # Two values of a quasi-random point may not go together, and whether a learning rate
+            # diverges is what a trial is to find out.
+            return [{"gave_up": reason} for _ in group]
+        for one in group:
+            self._record(one, reason)
+        self.say(f"{what}: FAILED: {reason}")
+        if not isinstance(error, FisherhashError):
+            logger.exception("%s", what)
+        self.broken = not self._works()
+        if self.broken:
+            self.say(f"the error has broken the use of {self.device} in this process")
+        else:
+            self.close()
+        return []
+
+    def _write(
+        self,
+        group: Sequence[Cell],
+        found: Sequence[dict[str, Any]],
+        seconds: float,
+        what: str,
+        cells: Sequence[Cell],
+    ) -> None:
+        """Write what became of the cells of one training, and say it."""
+        rows = [
+            self._row(cell, one, seconds, len(group))
+            for cell, one in zip(group, found, strict=True)
+        ]
+        self._paces += [_pace(row) for row in rows]
         left = len(self.left(cells))
         rest = _duration(statistics.mean(self._paces) * left / self.jobs)
         self.say(f"{what}: {_result(rows[0])}, {seconds:.0f} s; about {rest} left")
 
-    def _row(self, cell: Cell, found: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Write what became of a cell, in its share of the time; returns it."""
+    def _row(
+        self, cell: Cell, found: Mapping[str, Any], seconds: float, shared_by: int
+    ) -> dict[str, Any]:
+        """Write what became of a cell; returns it. The times are those of the whole training."""
         row = {"method": cell.method, "bits": cell.bits, "seed": cell.seed, "config": cell.config}
         row |= {**self.stage(cell.bench).identity, **found}
         row["seconds"] = row.get("seconds", {}) | {"total": round(seconds, 3)}
         row |= {"device": device_name(self.device), "jobs": self.jobs, "versions": versions()}
+        if shared_by > 1:
+            row["shared_by"] = shared_by
         storage.write_file(self.folder / cell.file, storage.dump_json(row))
         self._failed_path(cell).unlink(missing_ok=True)
         return row
@@ -324,8 +359,13 @@ class Runner:
         for cell in cells:
             row = self.row(cell)
             if row is not None and row.get("device") == device_name(self.device):
-                found[cell.bench.slug, cell.method].append(row["seconds"]["total"])
+                found[cell.bench.slug, cell.method].append(_pace(row))
         return {key: statistics.mean(paces) for key, paces in found.items()}
+
+
+def _pace(row: Mapping[str, Any]) -> float:
+    """Return a run's share of the seconds that its training took, with all that it ended in."""
+    return row["seconds"]["total"] / row.get("shared_by", 1)
 
 
 def images_and_weights(row: Mapping[str, Any]) -> dict[str, Any]:

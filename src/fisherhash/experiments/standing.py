@@ -244,7 +244,7 @@ class Standing:
         return said
 
     def places(self) -> list[Place]:
-        """Return where the best row of DFH stands in every column of both rankings."""
+        """Return where DFH's row, as held-out images choose it, stands in every column."""
         own = [row["name"] for row in self.part["rows"] if row["method"] == "dfh"]
         found = [
             self._place(contest, own, bits)
@@ -271,9 +271,9 @@ class Standing:
             rival,
             contest.gap(top, rival, bits),
             highest=contest.best(bits) == top,
-            ahead=tuple(name for name, one in gaps.items() if one.behind),
-            level=tuple(n for n, one in gaps.items() if not one.ahead and not one.behind),
-            alone=tuple(alone),
+            rows_ahead=tuple(name for name, one in gaps.items() if one.behind),
+            rows_level=tuple(n for n, one in gaps.items() if not one.ahead and not one.behind),
+            untested=tuple(alone),
             tested=contest.tested(bits),
             seeds=f"{len(score.values)} of {self.part['seeds']} seeds" if few else "",
             paper=score.paper if printed else None,

@@ -31,7 +31,7 @@ import torch
 
 from fisherhash import methods
 from fisherhash.experiments.benches import Bench, Cell
-from fisherhash.experiments.request import ROUNDS
+from fisherhash.experiments.request import ROUNDS, Round
 from fisherhash.experiments.runner import Runner
 from fisherhash.experiments.search_space import (
     EQUAL_FOR_ALL,
@@ -88,7 +88,7 @@ class Search:
     settings: Settings
     bits: tuple[int, ...]
     points: int = POINTS
-    last_round: str = ROUNDS[-1]
+    last_round: Round = ROUNDS[-1]
     recorded: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
@@ -211,7 +211,7 @@ class Search:
             guess: as for :meth:`ways`.
         """
         learns = methods.find(self.row.method).info.supervision != "none"
-        if not (self.bench.finetune and learns and self.last_round == "beside"):
+        if not (self.bench.finetune and learns and self.last_round == "classifier"):
             return []
         trials = [*self._numbers(runner), *self.ways(runner)]
         best = self._highest(trials, runner, guess=guess)
@@ -284,6 +284,7 @@ class Search:
             "method": self.row.method,
             "base": dict(self.row.base),
             "points": self.points,
+            "last_round": self.last_round,
             "bits": list(self.bits),
             "space": {one.name: one.tuned.to_json() for one in self.space if one.tuned},
             "trials": trials,

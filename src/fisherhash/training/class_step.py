@@ -45,7 +45,8 @@ class ClassStep:
 
 
 LIMIT = 1000.0
-"""As a weight: the code is that of the estimated classes alone. As a sharpness: of one class."""
+"""As a weight: the code is that of the estimated classes alone. As a sharpness: no class is partly
+estimated; it counts fully or not at all."""
 WEIGHTS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, LIMIT)
 SHARPNESSES = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, LIMIT)
 GRID = tuple(ClassStep(weight, sharpness) for weight in WEIGHTS for sharpness in SHARPNESSES)

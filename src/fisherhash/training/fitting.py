@@ -82,7 +82,7 @@ class Trained:
         unseen: the measurement of a second training on classes that this one held out.
         step: the head with the class step, whatever the hasher uses; None where there is none.
         ranking: how searches in an index rank best, and the measurements that say so.
-        others: what the same training ended in besides, see the ``endings`` of :func:`fit`.
+        others: the same training with each of the ``endings`` of :func:`fit`, in their order.
     """
 
     hasher: TorchHasher
@@ -236,7 +236,8 @@ def fit(
             :func:`train` makes one by default, and ``fit`` none.
         endings: bits and settings of other hashers that the same training can end in, for a grid
             of trainings: other bits or another cut of its outputs, another class step. They are
-            returned as :attr:`Trained.others`; nothing of them is written to ``out``.
+            returned as :attr:`Trained.others`, and not together with ``recipe``, ``out``,
+            ``measured``, ``unseen`` or ``fine_bits``, which are about one hasher.
 
     Raises:
         UsageError: a name, a number or a folder is wrong, or the data has no labels to learn from.
@@ -246,6 +247,10 @@ def fit(
     began = time.perf_counter()
     ranks, place = join(device)
     codes.check_bits(bits)
+    if endings and (recipe or out is not None or measured or unseen or fine_bits):
+        raise UsageError(
+            "endings do not go together with recipe, out, measured, unseen or fine_bits"
+        )
     asked: dict[str, Any] = {
         "method": method,
         "bits": bits,
@@ -500,11 +505,12 @@ def check_ending(
         raise UsageError(
             f"{bits} outputs cannot end as {other_bits} bits; set outputs, and the bits are cut"
         )
-    check_settings(learner, width, other_bits, other, live=True)
+    if other.outputs:
+        check_cut(learner.info.name, learner.head(width), other_bits, other)
 
 
 def _other(trained: Trained, ending: Ending) -> Trained:
-    """Return what a training ended in besides what is already known of it."""
+    """Return a training with another of its endings."""
     hasher = dataclasses.replace(trained.hasher, head=ending.head)
     # The last row of the history has what held-out images say about this ending.
     history = [*trained.history[:-1], *({**row, **ending.row} for row in trained.history[-1:])]
@@ -512,7 +518,7 @@ def _other(trained: Trained, ending: Ending) -> Trained:
 
 
 def train_rows(
-    ending: Endings,
+    endings: Endings,
     network: Backbone,
     collection: Collection,
     rows: Rows,
@@ -523,7 +529,7 @@ def train_rows(
     identity: dict[str, Any],
 ) -> list[dict[str, Any]]:
     """Train the head on frozen features and, when fine-tuning, then the whole network."""
-    learner, settings = ending.learner, ending.settings
+    learner, settings = endings.learner, endings.settings
     held = _held_out(collection, rows.indices, settings)
     numbers = [rows.indices[part] for part in (~held, held)]
     labels = [torch.from_numpy(collection.labels[some]).float().to(device) for some in numbers]
@@ -532,7 +538,7 @@ def train_rows(
     images, held_out = (FrozenImages(f, own, head) for f, own in zip(features, labels, strict=True))
     head.start(images.sample()[0])
     learner.to(device)
-    ending.begin(head)
+    endings.begin(head)
     if live:
         ranks = current_ranks()
         if settings.head_epochs and not ranks.on_first(partial(is_unfinished, folder)):
@@ -557,8 +563,8 @@ def train_rows(
         learner,
         images,
         settings,
-        finish=partial(ending.finish, images),
-        validate=partial(ending.validate, held_out) if held.any() else None,
+        finish=partial(endings.finish, images),
+        validate=partial(endings.validate, held_out) if held.any() else None,
         folder=folder,
         identity=identity,
     )

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fisherhash.errors import FisherhashError
+from fisherhash.errors import DivergedError, FisherhashError
 from fisherhash.methods.base import HashMethod, Progress
 from fisherhash.model.folder import joined_state, part_state
 from fisherhash.system import storage
@@ -137,7 +137,7 @@ class Loop:
         totals = torch.stack([value.double().reshape(()) for value in sums.values()]).tolist()
         row |= {name: total / self.steps for name, total in sorted(zip(sums, totals, strict=True))}
         if not all(math.isfinite(row[name]) for name in sums):
-            raise FisherhashError(
+            raise DivergedError(
                 f"the loss became {row['loss']} in epoch {epoch + 1}; lower the learning rate "
                 f"(it is {self.settings.learning_rate:g})"
             )
