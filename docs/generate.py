@@ -173,13 +173,13 @@ def _rate(engines: list[dict[str, Any]], name: str) -> str:
     return f"{1 / min(same):,.0f}" if same else "–"
 
 
-def reproduced_tables() -> str:
-    """Return every reproduced table with its verdicts and tie bounds."""
+def results_page() -> str:
+    """Return the page of all reproduced tables, with their verdicts and tie bounds."""
     blocks = [
-        f"{report.markdown(_titled(result), level=3)}\nFrom `results/{name}`.\n"
+        f"{report.markdown(_titled(result), level=2)}\nFrom `results/{name}`.\n"
         for name, result in reproduced()
     ]
-    return "\n".join(blocks) or "Not run yet.\n"
+    return "\n".join([RESULTS_INTRODUCTION, *blocks])
 
 
 def searches_page() -> str:
@@ -231,9 +231,16 @@ def _values(winner: dict[str, Any] | None) -> str:
     return ", ".join(f"{key} {value}" for key, value in values.items())
 
 
+RESULTS_INTRODUCTION = """# All results
+
+Every table that was made with [`fisherhash reproduce`](reproduce.md), generated from its JSON in
+`results/`. [What a run is](reproduce.md#what-a-run-is), [how rows are
+tuned](reproduce.md#how-rows-are-tuned) and [when a row is first](reproduce.md#when-a-row-is-first)
+stand there, with what the tables say.
+"""
 SEARCHES = """# The searches
 
-Every row of the tables on [The paper's tables and figures](reproduce.md) was searched as
+Every row of [the tables](results.md) was searched as
 [described there](reproduce.md#how-rows-are-tuned), on held-out training images. Each data set and
 network has two tables below. The first counts the quasi-random points that have a score (*live*:
 in the others the loss became infinite or not a number) and all trials, of which a row has more
@@ -351,6 +358,7 @@ def generated() -> dict[Path, str]:
     """Return the expected content of every generated file."""
     docs = ROOT / "docs"
     files = {docs / "methods" / "README.md": method_index()}
+    files[docs / "results.md"] = results_page()
     files[docs / "searches.md"] = searches_page()
     for name, method in methods.registry().items():
         files[docs / "methods" / f"{name}.md"] = method_page(method)
@@ -362,7 +370,6 @@ def generated() -> dict[Path, str]:
         (docs / "choosing.md", "nested", nested_table()),
         (docs / "evaluation.md", "ties-table", ties_table()),
         (docs / "reproduce.md", "default recipe", default_recipe_table()),
-        (docs / "reproduce.md", "reproduced", reproduced_tables()),
         (docs / "scale.md", "backends", backends_table()),
         (docs / "scale.md", "billion", billion_table()),
         (docs / "scale.md", "growth", growth_table()),
