@@ -16,9 +16,10 @@ from typing import Any
 from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import open_data
 from fisherhash.system.storage import write_file
-from fisherhash.training.fitting import Trained, fit
+from fisherhash.training.fitting import fit
 from fisherhash.training.measuring import encode_split, measure
 from fisherhash.training.settings import Settings
+from fisherhash.training.trained import Trained
 
 
 def main() -> None:

@@ -278,15 +278,15 @@ def shared_table(make_request, tmp_path, name, bits):
 def test_rows_and_lengths_share_trainings_and_have_the_numbers_of_their_own(
     make_request, tmp_path, monkeypatch
 ):
-    from fisherhash.experiments import runner
+    from fisherhash.experiments import one_training
 
-    real, calls = runner.fit, []
+    real, calls = one_training.fit, []
 
     def counted(*arguments, **options):
         calls.append(len(options["endings"]))
         return real(*arguments, **options)
 
-    monkeypatch.setattr(runner, "fit", counted)
+    monkeypatch.setattr(one_training, "fit", counted)
     together = reproduce(shared_table(make_request, tmp_path, "together", ["12", "24"]))
     # CSQ: one row serves both, at two lengths; DPSH: two rows at two lengths.
     assert calls == [3, 1]
@@ -306,20 +306,20 @@ def test_rows_and_lengths_share_trainings_and_have_the_numbers_of_their_own(
 
 
 def test_a_part_of_what_shares_a_training_is_run_again_alone(make_request, tmp_path, monkeypatch):
-    from fisherhash.experiments import runner
+    from fisherhash.experiments import one_training
 
     request = shared_table(make_request, tmp_path, "out", ["12", "24"])
     folder = reproduce(request).page.parent
     lost = next(path for path in runs(folder) if json.loads(path.read_text())["bits"] == 24)
     before = json.loads(lost.read_text())
     lost.unlink()
-    real, calls = runner.fit, []
+    real, calls = one_training.fit, []
 
     def counted(*arguments, **options):
         calls.append(len(options["endings"]))
         return real(*arguments, **options)
 
-    monkeypatch.setattr(runner, "fit", counted)
+    monkeypatch.setattr(one_training, "fit", counted)
     assert reproduce(request).left == 0
     assert calls == [0]
     after = json.loads(lost.read_text())
@@ -359,9 +359,9 @@ def test_trials_that_share_a_training_have_scores_of_their_own(
 
 def test_an_ending_that_fails_leaves_the_others_alone(make_request, tmp_path, monkeypatch):
     """Now, in the next call, and in a search, where a trial that gave up is never tried again."""
-    from fisherhash.experiments import runner
+    from fisherhash.experiments import one_training
 
-    real = runner.measure_rankings
+    real = one_training.measure_rankings
 
     def broken(trainings, *arguments, **options):
         if any(trained.hasher.bits == 24 for trained, _ in trainings):
@@ -370,7 +370,7 @@ def test_an_ending_that_fails_leaves_the_others_alone(make_request, tmp_path, mo
 
     request = shared_table(make_request, tmp_path, "out", ["12", "24"])
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "measure_rankings", broken)
+        patch.setattr(one_training, "measure_rankings", broken)
         for _ in range(2):
             outcome = reproduce(request)
             assert len(outcome.failed) == outcome.left == 3
@@ -383,7 +383,7 @@ def test_an_ending_that_fails_leaves_the_others_alone(make_request, tmp_path, mo
 def test_a_training_that_diverges_diverges_for_all_that_share_it(
     make_request, tmp_path, monkeypatch
 ):
-    from fisherhash.experiments import runner
+    from fisherhash.experiments import one_training
 
     calls = []
 
@@ -391,14 +391,14 @@ def test_a_training_that_diverges_diverges_for_all_that_share_it(
         calls.append(options["endings"])
         raise DivergedError("the loss became nan")
 
-    monkeypatch.setattr(runner, "fit", diverging)
+    monkeypatch.setattr(one_training, "fit", diverging)
     outcome = reproduce(shared_table(make_request, tmp_path, "out", ["12", "24"]))
     assert len(outcome.failed) == outcome.left == 6
     assert len(calls) == 2
 
 
 def test_no_single_run_starts_after_the_time(make_request, tmp_path, monkeypatch):
-    from fisherhash.experiments import runner
+    from fisherhash.experiments import one_training
 
     calls = []
 
@@ -407,7 +407,7 @@ def test_no_single_run_starts_after_the_time(make_request, tmp_path, monkeypatch
         call.stop_at = 0.0
         raise FisherhashError("the disk is full")
 
-    monkeypatch.setattr(runner, "fit", late)
+    monkeypatch.setattr(one_training, "fit", late)
     request = shared_table(make_request, tmp_path, "out", ["12", "24"])
     call = Runner(request.folder, device=torch.device("cpu"))
     call.run(make_plan(request).cells)
@@ -416,9 +416,9 @@ def test_no_single_run_starts_after_the_time(make_request, tmp_path, monkeypatch
 
 
 def test_what_one_of_several_cannot_have_the_others_get(make_request, tmp_path, monkeypatch):
-    from fisherhash.experiments import runner
+    from fisherhash.experiments import one_training
 
-    real = runner.fit
+    real = one_training.fit
 
     def picky(*arguments, **options):
         lengths = {options["bits"], *(bits for bits, _ in options["endings"])}
@@ -426,7 +426,7 @@ def test_what_one_of_several_cannot_have_the_others_get(make_request, tmp_path, 
             raise NotDefinedError("not at 24 bits")
         return real(*arguments, **options)
 
-    monkeypatch.setattr(runner, "fit", picky)
+    monkeypatch.setattr(one_training, "fit", picky)
     outcome = reproduce(shared_table(make_request, tmp_path, "out", ["12", "24"]))
     assert (outcome.left, outcome.failed) == (0, {})
     rows = [json.loads(path.read_text()) for path in runs(outcome.page.parent)]
@@ -436,22 +436,22 @@ def test_what_one_of_several_cannot_have_the_others_get(make_request, tmp_path, 
 
 
 def test_a_failed_run_is_recorded_and_tried_again(make_request, monkeypatch):
-    from fisherhash.experiments import runner
+    from fisherhash.experiments import one_training
 
-    real = runner.fit
+    real = one_training.fit
 
     def broken(*arguments, **options):
         if options["method"] == "dpsh":
             raise FisherhashError("the disk is full")
         return real(*arguments, **options)
 
-    monkeypatch.setattr(runner, "fit", broken)
+    monkeypatch.setattr(one_training, "fit", broken)
     outcome = reproduce(make_request())
     assert outcome.failed == {"coco21: DPSH 12 bits, seed 0": "the disk is full"}
     assert outcome.left == 1
     assert "| DPSH | failed" in outcome.table
     assert "DPSH, 12 bits: 1 run failed: the disk is full." in outcome.table
-    monkeypatch.setattr(runner, "fit", real)
+    monkeypatch.setattr(one_training, "fit", real)
     healed = reproduce(make_request())
     assert (healed.left, healed.failed) == (0, {})
 
@@ -459,7 +459,7 @@ def test_a_failed_run_is_recorded_and_tried_again(make_request, monkeypatch):
 def test_calls_that_share_a_folder_do_not_try_each_other_s_failures_forever(
     make_request, monkeypatch
 ):
-    from fisherhash.experiments import runner
+    from fisherhash.experiments import one_training
 
     tried = []
 
@@ -467,7 +467,7 @@ def test_calls_that_share_a_folder_do_not_try_each_other_s_failures_forever(
         tried.append(options["method"])
         raise FisherhashError("the disk is full")
 
-    monkeypatch.setattr(runner, "fit", broken)
+    monkeypatch.setattr(one_training, "fit", broken)
     plan = make_plan(make_request())
     calls = [
         Runner(make_request().folder, device=torch.device("cpu"), token=token) for token in "ab"
@@ -480,15 +480,15 @@ def test_calls_that_share_a_folder_do_not_try_each_other_s_failures_forever(
 def test_an_error_that_breaks_the_device_ends_the_process_and_another_goes_on(
     make_request, monkeypatch, tmp_path
 ):
+    from fisherhash.experiments import one_training
     from fisherhash.experiments import reproduce as module
-    from fisherhash.experiments import runner
 
     def broken(*arguments, **options):
         raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
 
     said: list[str] = []
     with monkeypatch.context() as patched:
-        patched.setattr(runner, "fit", broken)
+        patched.setattr(one_training, "fit", broken)
         outcome = reproduce(make_request(), say=said.append)
         assert (outcome.left, len(outcome.failed)) == (2, 2)  # the device works: both were tried
         patched.setattr(Runner, "_works", lambda self: False)

@@ -11,7 +11,7 @@ from fisherhash.errors import UsageError, counted
 
 if TYPE_CHECKING:
     from fisherhash.model.hasher import Hasher
-    from fisherhash.training.fitting import Trained
+    from fisherhash.training.trained import Trained
 
 
 def train_vectors(

@@ -15,9 +15,9 @@ from fisherhash.evaluation.by_code import precision_by_code
 from fisherhash.evaluation.looking import neighbour_agreement
 from fisherhash.experiments.significance import pack_shares
 from fisherhash.model.head_base import Head
-from fisherhash.training.fitting import Trained
 from fisherhash.training.measuring import EncodedSplit, encode_heads, measure
 from fisherhash.training.settings import Settings
+from fisherhash.training.trained import Trained
 
 Reference = tuple[NDArray[np.float32], NDArray[np.float32]]
 

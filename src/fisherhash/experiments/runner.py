@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import logging
 import statistics
@@ -16,7 +15,6 @@ from typing import Any
 
 import torch
 
-from fisherhash import methods
 from fisherhash.errors import (
     DivergedError,
     FisherhashError,
@@ -26,11 +24,10 @@ from fisherhash.errors import (
 )
 from fisherhash.experiments.benches import Bench, Cell, OpenBench
 from fisherhash.experiments.claims import Claims
-from fisherhash.experiments.rankings import measure_rankings
+from fisherhash.experiments.one_training import run_cells
 from fisherhash.model.folder import versions
 from fisherhash.system import storage
 from fisherhash.system.devices import device_name
-from fisherhash.training.fitting import fit
 
 logger = logging.getLogger(__name__)
 
@@ -39,55 +36,6 @@ FIRST_GUESS = {("cpu", False): 12.0, ("cuda", False): 6.0, ("cuda", True): 30.0}
 SLOW_GUESS = 3600.0
 POLL_SECONDS = 0.5
 LOOK_SECONDS = 10.0
-
-
-def _run_cells(cells: Sequence[Cell], stage: OpenBench) -> list[dict[str, Any]]:
-    """Train once and measure all cells; returns what only a run can tell of each.
-
-    Args:
-        cells: cells of one training, see :attr:`Cell.training`.
-        stage: the images and the network.
-    """
-    cell = cells[0]
-    # Before training, because it is about the network as it was.
-    reference = stage.reference if cell.measured else None
-    endings = [
-        (one.bits, dataclasses.replace(one.settings, validation_every=one.settings.epochs))
-        for one in cells
-    ]
-    trained = fit(
-        stage.collection,
-        method=cell.method,
-        bits=cell.bits,
-        options=cell.options,
-        backbone=stage.network,
-        finetune=stage.finetune,
-        protocol=stage.split,
-        settings=endings[0][1],
-        device=str(stage.device),
-        bank=stage.bank,
-        endings=endings[1:],
-    )
-    every = [trained, *trained.others]
-    rows: list[dict[str, Any]] = [
-        {"options": methods.resolved_options(one.method), "features_by": one.features_by}
-        for one in every
-    ]
-    began = time.perf_counter()
-    if cell.measured:
-        if stage.unseen is not None:
-            every = [dataclasses.replace(one, collection=stage.unseen) for one in every]
-        ended = [(one, own.settings) for one, own in zip(every, cells, strict=True)]
-        measured = measure_rankings(ended, stage.bank, reference=reference)
-        rows = [row | found for row, found in zip(rows, measured, strict=True)]
-    seconds = trained.seconds | {"measuring": time.perf_counter() - began}
-    for row, one in zip(rows, every, strict=True):
-        last = one.history[-1] if one.history else None
-        if not cell.measured and last is not None:
-            row["validation"] = last.pop("validation", None) or {"plain": last["validation_map"]}
-        row["seconds"] = {name: round(value, 3) for name, value in seconds.items()}
-        row["history"] = last
-    return rows
 
 
 @dataclass
@@ -250,7 +198,7 @@ class Runner:
             what += f" and {len(group) - 1} more of this training"
         began = time.perf_counter()
         try:
-            found = _run_cells(group, self.stage(cell.bench))
+            found = run_cells(group, self.stage(cell.bench))
         except Exception as error:  # one failed run must not end a night of runs
             alone = len(group) == 1 or isinstance(error, DivergedError)
             if not alone and (isinstance(error, FisherhashError) or self._works()):

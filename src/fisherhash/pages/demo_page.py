@@ -21,8 +21,8 @@ from fisherhash.index.engine.engine import Engine
 from fisherhash.methods.dfh import DFH
 from fisherhash.model.folder import versions
 from fisherhash.pages import html as pages
-from fisherhash.training.fitting import Trained
 from fisherhash.training.settings import Settings
+from fisherhash.training.trained import Trained
 
 PAGE, MODEL = "index.html", "model"
 RESULTS_SHOWN = 10
