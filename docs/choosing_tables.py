@@ -202,7 +202,12 @@ def choices_table() -> str:
             near = [row for row in own if row["map"] >= best["map"] - 0.01]
             quick = min(near, key=lambda row: row["fit_seconds"])
             rows.append([words, str(bits), _choice(best), _choice(quick)])
-    header = ["you have", "bits", "highest mAP", "fastest to fit within one point of it"]
+    header = [
+        "you have",
+        "bits",
+        "highest mAP of the shallow methods",
+        "fastest to fit within one point of it",
+    ]
     return Table(header, rows).markdown() + "\n"
 
 

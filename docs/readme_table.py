@@ -10,7 +10,7 @@ from typing import Any
 from choosing_tables import reproduced
 
 from fisherhash import backbones
-from fisherhash.experiments.places import Place, signed
+from fisherhash.experiments.places import ColumnPlace, signed
 from fisherhash.experiments.specs import Row, find_spec
 from fisherhash.experiments.standing import RANKINGS, Standing
 from fisherhash.experiments.tables import Table, TableCell
@@ -105,7 +105,7 @@ def _places(parts: list[FreshPart]) -> Table:
     return Table(["", "by Hamming distance", "with real-valued queries"], lines, PLACES_NOTE)
 
 
-def _place(place: Place) -> TableCell:
+def _place(place: ColumnPlace) -> TableCell:
     """Return where DFH stands in a column, bold where it is behind."""
     rest = f", {signed(place.gap)} ({place.rival})"
     behind = place.verdict == "behind"

@@ -379,6 +379,19 @@ def test_dedup_lists_groups(run, write_photos, model, tmp_path):
     assert table.read_text().startswith("group,keep,distance,span,confirmed,same_bytes,key,path\n")
     assert f"{root}-duplicates" in script.read_text()
     assert (root / "copy.png").exists()
+    # Whoever forgets a value gives the next word instead, which must not be overwritten.
+    for flag, ending in (("--html", ".html"), ("--csv", ".csv"), ("--moves", ".sh")):
+        for mine in (root / "copy.png", path / "catalogue.sqlite"):
+            before = mine.read_bytes()
+            code, _, err = run("dedup", path, flag, mine)
+            assert code == 2
+            assert f"{flag} writes a file that ends in {ending}, got '{mine}'" in err
+            assert mine.read_bytes() == before
+    photo = root / "copy.png"
+    before = photo.read_bytes()
+    code, _, err = run("search", photo, "--index", path, "--html", photo)
+    assert (code, "--html writes a file that ends in .html" in err) == (2, True)
+    assert photo.read_bytes() == before
     assert run("dedup", path, "--move-to", tmp_path)[0] == 2
     assert run("dedup", path, "--keep", "worst")[0] == 2
 

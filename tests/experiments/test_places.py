@@ -2,7 +2,7 @@
 
 import pytest
 
-from fisherhash.experiments.places import Place
+from fisherhash.experiments.places import ColumnPlace
 from fisherhash.experiments.significance import Difference
 from fisherhash.experiments.standing import Standing
 
@@ -60,7 +60,7 @@ LOWER, MUCH_LOWER = Difference(-0.003, 0.01), Difference(-0.03, 0.01)
     ],
 )
 def test_every_verdict(verdict, sentence, gap, more):
-    place = Place("evaluation", 12, "DFH", "A", gap, **more)
+    place = ColumnPlace("evaluation", 12, "DFH", "A", gap, **more)
     assert place.verdict == verdict
     assert place.sentence == f"12 bits: {sentence}"
 

@@ -181,6 +181,15 @@ def test_bulk_codes_without_keys_are_served_too(serve, tmp_path):
         assert served.ask("/map").status == 200
 
 
+def test_an_image_that_curl_calls_a_form_is_an_image(server, png):
+    """``curl --data-binary @photo.jpg`` names every body so, unless it is told otherwise."""
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    answer = server.ask("/api/search?k=2", method="POST", body=png, headers=headers)
+    assert answer.status == 200
+    plain = server.ask("/api/search?k=2", method="POST", body=png)
+    assert answer.json["results"] == plain.json["results"]
+
+
 def test_uploaded_images_may_be_ranked_by_real_values(server, png):
     client = fisherhash.Client(server.url)
     if "real" not in client.info()["rankings"]:

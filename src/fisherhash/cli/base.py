@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from json import dumps
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from cyclopts import App, Parameter, convert
@@ -108,6 +109,18 @@ def parse_workers(text: str) -> int | None:
         raise UsageError(f"--workers must be auto or a whole number, got '{text}'")
     check_workers(int(text))
     return int(text)
+
+
+def check_output(flag: str, path: Path | None, ending: str) -> None:
+    """Refuse a file to write whose name has another ending: it may be one of the user's.
+
+    Whoever forgets the value of a flag gives it the next word, such as a photo or an index.
+    """
+    if path is not None and path.suffix.lower() != ending:
+        raise UsageError(
+            f"{flag} writes a file that ends in {ending}, got '{printable(str(path))}'; "
+            "nothing was written"
+        )
 
 
 def say(sentence: str) -> None:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from fisherhash.cli.base import Flag, Json, Workers, app, parse_workers, print_json, say
+from fisherhash.cli.base import (
+    Flag,
+    Json,
+    Workers,
+    app,
+    check_output,
+    parse_workers,
+    print_json,
+    say,
+)
 from fisherhash.cli.index import Several, open_images, shown_folders
 from fisherhash.errors import UsageError
 from fisherhash.system.storage import write_file
@@ -59,6 +68,9 @@ def dedup(
 
     if move_to is not None and moves is None:
         raise UsageError("--move-to goes with --moves FILE, which names the script")
+    for flag, path, ending in (("--html", html, ".html"), ("--csv", csv, ".csv")):
+        check_output(flag, path, ending)
+    check_output("--moves", moves, ".sh")
     with open_images(index) as opened:
         found = opened.duplicates(
             radius=radius,

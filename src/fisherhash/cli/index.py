@@ -25,6 +25,7 @@ from fisherhash.cli.base import (
     LimitFlags,
     Workers,
     app,
+    check_output,
     notes,
     parse_workers,
     print_data,
@@ -390,6 +391,7 @@ def search(
             says how many they are.
         json: Print JSON instead of text.
     """
+    check_output("--html", html, ".html")
     queries, index = _queries(images, index, has_keys=bool(key) or features is not None)
     limits.apply()
     vectors = None

@@ -9,7 +9,7 @@ from fisherhash.experiments.significance import Difference
 
 
 @dataclass(frozen=True)
-class Place:
+class ColumnPlace:
     """Where a row of DFH stands at one code length, in one ranking.
 
     Attributes:

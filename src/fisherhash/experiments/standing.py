@@ -11,7 +11,7 @@ from itertools import pairwise, product
 from typing import Any
 
 from fisherhash.errors import counted
-from fisherhash.experiments.places import Place, signed
+from fisherhash.experiments.places import ColumnPlace, signed
 from fisherhash.experiments.significance import Difference, Floats, difference, t_interval
 
 HAMMING_RANKING = "Hamming distance"
@@ -243,7 +243,7 @@ class Standing:
             said.append(f"Below the paper's own number, no class step: {', '.join(missed)}.")
         return said
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[ColumnPlace]:
         """Return where DFH's row, as held-out images choose it, stands in every column."""
         own = [row["name"] for row in self.part["rows"] if row["method"] == "dfh"]
         found = [
@@ -253,7 +253,7 @@ class Standing:
         ]
         return [place for place in found if place is not None]
 
-    def _place(self, contest: Contest, own: Sequence[str], bits: int) -> Place | None:
+    def _place(self, contest: Contest, own: Sequence[str], bits: int) -> ColumnPlace | None:
         top = contest.chosen(own, bits)
         rivals = [name for name in contest.others(top or "", bits) if name not in own]
         if top is None or not rivals:
@@ -264,7 +264,7 @@ class Standing:
         score = contest.rivals[top, bits]
         few = len(score.values) < self.part["seeds"]
         printed = contest is self.hamming and not self.part["stands_in"]
-        return Place(
+        return ColumnPlace(
             contest.ranking,
             bits,
             top,

@@ -33,6 +33,24 @@ def photo(seed, size=(64, 48)):
     return noise.resize(size, Image.Resampling.BICUBIC)
 
 
+def scene(seed, size=24):
+    """Bright above and darker below, as many photos are, with details of its own."""
+    details = np.random.default_rng(seed).normal(0, 12, (size, size))
+    light = np.linspace(200.0, 80.0, size)[:, None]
+    return (light + details).astype(np.float32)
+
+
+def test_details_keep_two_scenes_in_one_light_apart(monkeypatch):
+    """Their light correlates by far enough; a copy has the same details, too."""
+    one, other = scene(0), scene(1)
+    assert confirming.likeness(one, other) < confirming.ALIKE
+    assert confirming.likeness(one, 0.6 * one + 30) >= confirming.ALIKE
+    noise = np.random.default_rng(2).normal(0, 4, one.shape).astype(np.float32)
+    assert confirming.likeness(one, one + noise) >= confirming.ALIKE
+    monkeypatch.setattr(confirming, "DETAIL", 1e-9)
+    assert confirming.likeness(one, other) >= confirming.ALIKE
+
+
 def test_a_chain_is_several_groups_and_ids_need_not_be_positions():
     rows = codes.pack(np.tri(9, 8, -1))
     ids = np.array([90, 5, 70, 11, 3, 1, 2, 40, 1000])

@@ -2,7 +2,8 @@
 
 Near codes are only candidates. Their files are reduced to small grey thumbnails, and one is
 laid over the other at the scales and places that crops, borders and bars produce. The best
-correlation is their *likeness*. It ignores brightness, contrast and colour.
+correlation is their *likeness*. It ignores brightness, contrast and colour. Two beaches under a
+clear sky correlate, too, so what is smaller than sky and sand must correlate as well.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ Thumbnail = NDArray[np.float32]
 SIDE = 24
 ALIKE = 0.8
 """The likeness from which on two images count as copies; see docs/duplicates.md."""
+DETAIL = 0.6
+"""The correlation of details that a copy needs, beside ``ALIKE``; see docs/duplicates.md."""
+_DETAIL_REACH = 2
+"""Pixels around each one whose mean is taken away, so that details are left."""
 _READ_AT_ONCE = 1 << 20
 _EDGE = 2
 """Pixels at the border that are not compared: frames and captions are there."""
@@ -79,7 +84,10 @@ def likeness(first: Thumbnail, second: Thumbnail) -> float:
 
 
 def _best_place(part: Thumbnail, whole: Thumbnail, shares: tuple[float, float]) -> float:
-    """The best correlation of one thumbnail with any place of another that is enlarged."""
+    """The best correlation of one thumbnail with any place of another that is enlarged.
+
+    It is less than ``ALIKE`` where the details of that place do not correlate.
+    """
     part = part[_EDGE:-_EDGE, _EDGE:-_EDGE]
     size = (round(SIDE / shares[0]), round(SIDE / shares[1]))
     if size != (SIDE, SIDE):
@@ -91,7 +99,24 @@ def _best_place(part: Thumbnail, whole: Thumbnail, shares: tuple[float, float]) 
     means = places.mean(axis=1)
     spread = np.einsum("ij,ij->i", places, places) - part.size * means**2
     spread = np.sqrt(np.maximum(spread, 1e-6)) * np.sqrt((mine**2).sum())
-    return float(np.max(products / spread))
+    correlations = products / spread
+    place = int(correlations.argmax())
+    best = float(correlations[place])
+    if best < ALIKE:
+        return best
+    details = _details(part), _details(places[place].reshape(part.shape))
+    sizes = np.sqrt([float((one**2).sum()) for one in details])
+    detail = float((details[0] * details[1]).sum() / max(1e-6, sizes[0] * sizes[1]))
+    return min(best, ALIKE * detail / DETAIL)
+
+
+def _details(thumbnail: Thumbnail) -> Thumbnail:
+    """A thumbnail without what is larger than a few pixels."""
+    width = 2 * _DETAIL_REACH + 1
+    around = np.pad(thumbnail, _DETAIL_REACH, mode="edge")
+    smooth = np.lib.stride_tricks.sliding_window_view(around, (width, width)).mean((2, 3))
+    rest = thumbnail - smooth
+    return rest - rest.mean()
 
 
 def pixel_count(path: str | None) -> int:

@@ -93,7 +93,10 @@ def must_be_index(folder: Path) -> None:
         raise DamagedError(
             f"{folder / CATALOGUE} is missing. Restore the index from a copy, or create it again"
         )
-    raise UsageError(f"{folder} is not an index: it holds no {CATALOGUE}")
+    raise UsageError(
+        f"{folder} is a folder, not an index: it holds no {CATALOGUE}. Create one from its images "
+        f"with: fisherhash index sync {folder}.index {folder}"
+    )
 
 
 def open_catalogue(folder: Path, *, write: bool) -> tuple[Catalogue, WriterLock | None]:

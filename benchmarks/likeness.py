@@ -1,0 +1,86 @@
+"""How often thumbnails confirm a copy, and two different images, with and without their details.
+
+    python benchmarks/likeness.py --images DIR --json results/likeness.json
+
+Copies are made by the changes of benchmarks/duplicates.py. Different images are random pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from builtin_changes import REPORTED
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from fisherhash.index.images import confirming
+
+
+def thumbnail(image: Image.Image) -> NDArray[np.float32]:
+    """The thumbnail of an image that is not in a file."""
+    side = (confirming.SIDE, confirming.SIDE)
+    small = image.convert("L").resize(side, Image.Resampling.BOX)
+    return np.asarray(small, dtype=np.float32)
+
+
+def confirmed(pairs: list[tuple[NDArray[np.float32], NDArray[np.float32]]]) -> dict[str, float]:
+    """The share of pairs that are confirmed, by how much details must correlate."""
+    found, used = {}, confirming.DETAIL
+    for name, least in (("any details", 1e-9), ("as it is", used)):
+        confirming.DETAIL = least
+        alike = [confirming.likeness(*pair) >= confirming.ALIKE for pair in pairs]
+        found[name] = round(float(np.mean(alike)), 5)
+    confirming.DETAIL = used
+    return found
+
+
+def main() -> None:
+    """Measure and print, and write the JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--images", type=Path, required=True, help="a folder of photos")
+    parser.add_argument("--copies", type=int, default=60, help="images per kind of change")
+    parser.add_argument("--pairs", type=int, default=10_000, help="pairs of different images")
+    parser.add_argument("--json", type=Path, help="write the numbers here")
+    args = parser.parse_args()
+    files = sorted(args.images.glob("*.jpg"))
+    rng = np.random.default_rng(0)
+    chosen = [files[i] for i in rng.permutation(len(files))[: max(args.copies, 300)]]
+    images = [Image.open(file).convert("RGB") for file in chosen]
+    thumbnails = [thumbnail(image) for image in images]
+    changes = {}
+    for name, change in REPORTED.items():
+        copies = [
+            thumbnail(change(image, np.random.default_rng(number)))
+            for number, image in enumerate(images[: args.copies])
+        ]
+        changes[name] = confirmed(list(zip(thumbnails, copies, strict=False)))
+        print(f"{name:<40} {changes[name]}", flush=True)
+    two = [rng.choice(len(images), 2, replace=False) for _ in range(args.pairs)]
+    different = confirmed([(thumbnails[i], thumbnails[j]) for i, j in two])
+    mean = {
+        key: round(float(np.mean([one[key] for one in changes.values()])), 5) for key in different
+    }
+    result = {
+        "images": len(images),
+        "copies_per_change": args.copies,
+        "pairs": args.pairs,
+        "alike": confirming.ALIKE,
+        "detail": confirming.DETAIL,
+        "copies": mean,
+        "different": different,
+        "changes": changes,
+    }
+    print(f"copies confirmed {mean}, different images confirmed {different}")
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
