@@ -237,7 +237,13 @@ def test_train_prints_json_and_nothing_else_on_stdout(run, photos, tmp_path):
     assert result["options"]["margin"] == 0.5
     assert result["data"]["train"] == result["data"]["database"] > result["data"]["query"] > 0
     assert result["evaluation"]["map"] == pytest.approx(result["results"]["mAP"])
-    for talk in ("photos: 42 images, 3 classes", "custom, seed 0:", "mAP ", "model in"):
+    for talk in (
+        "photos: 42 images, 3 classes",
+        "custom, seed 0:",
+        "mAP ",
+        " over 4 queries (ties",
+        "model in",
+    ):
         assert talk in err
     card = (tmp_path / "m" / "README.md").read_text()
     assert f"| mAP | {result['results']['mAP']:.4g} |" in card

@@ -212,7 +212,11 @@ def test_radius_that_finds_nothing(run, index, tmp_path):
         opened.remove(opened.keys()[1:])
     code, out, err = run("search", "--index", index, "--key", "a/00.png", "--radius", "3")
     assert (code, out) == (0, "")
-    assert "nothing found" in err
+    assert "a/00.png: nothing found\n" in err
+    words = ["search", "--index", index, "--key", "a/00.png"]
+    code, out, err = run(*words, "--where", "label=cats", "--where", "key>=x")
+    assert (code, out) == (0, "")
+    assert "nothing found; no item matches label=cats and key>=x" in err
 
 
 def test_remove_by_key_and_by_filter(run, index):

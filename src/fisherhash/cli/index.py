@@ -414,6 +414,9 @@ def search(
             skip_unreadable=True,
         )
         bits, count = opened.index.bits, len(opened.index)
+        # A typo in a value looks like an answer otherwise.
+        found = any(len(result) for result in results)
+        no_item = bool(where) and not found and not len(opened.index.ids(where))
     from fisherhash.index.images.results import both_codes, left_out, shown_distance
 
     errors = [result.error for result in results if result.error is not None]
@@ -440,7 +443,8 @@ def search(
         for line in result.tied():
             say(line)
         if not len(result):
-            say(f"{printable(result.query)}: nothing found")
+            why = f"; no item matches {' and '.join(where)}" if where and no_item else ""
+            say(f"{printable(result.query)}: nothing found{why}")
         if result.unavailable is not None:
             say(left_out(result.unavailable))
     weight = results[0].fine_weight

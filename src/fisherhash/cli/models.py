@@ -455,4 +455,10 @@ def _map_line(measured: Evaluation) -> str:
         bounds = "tie bounds not available"
     else:
         bounds = f"ties can move it from {measured.map_lower:.4f} to {measured.map_upper:.4f}"
-    return f"{measured.map:.4f} ({bounds}; in database order {measured.map_stable:.4f})"
+    from fisherhash.experiments.significance import t_interval
+
+    scored = [float(value) for value in measured.average_precision if value == value]
+    queries = counted(len(scored), "query", "queries")
+    # What other queries could have given; of a dozen, nearly anything.
+    found = f"{measured.map:.4f} ± {t_interval(scored):.4f} over {queries}"
+    return f"{found} ({bounds}; in database order {measured.map_stable:.4f})"
