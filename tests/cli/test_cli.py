@@ -241,7 +241,7 @@ def test_train_prints_json_and_nothing_else_on_stdout(run, photos, tmp_path):
         "photos: 42 images, 3 classes",
         "custom, seed 0:",
         "mAP ",
-        " over 4 queries (ties",
+        " over 3 queries (ties",
         "model in",
     ):
         assert talk in err
