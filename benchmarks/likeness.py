@@ -1,8 +1,9 @@
 """How often thumbnails confirm a copy, and two different images, with and without their details.
 
-    python benchmarks/likeness.py --images DIR --json results/likeness.json
+    python benchmarks/likeness.py --images tiny100 --json results/likeness.json
 
 Copies are made by the changes of benchmarks/duplicates.py. Different images are random pairs.
+How much details must correlate was chosen on coco21, so another set is to be measured.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from builtin_changes import REPORTED
@@ -21,19 +21,13 @@ from builtin_changes import REPORTED
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from fisherhash.index.images import confirming
+from fisherhash.index.images.confirming import Thumbnail, thumbnail_of
 
 
-def thumbnail(image: Image.Image) -> NDArray[np.float32]:
-    """The thumbnail of an image that is not in a file."""
-    side = (confirming.SIDE, confirming.SIDE)
-    small = image.convert("L").resize(side, Image.Resampling.BOX)
-    return np.asarray(small, dtype=np.float32)
-
-
-def confirmed(pairs: list[tuple[NDArray[np.float32], NDArray[np.float32]]]) -> dict[str, float]:
-    """The share of pairs that are confirmed, by how much details must correlate."""
+def confirmed(pairs: list[tuple[Thumbnail, Thumbnail]]) -> dict[str, float]:
+    """The share of pairs that are confirmed, without regard to details and with it."""
     found, used = {}, confirming.DETAIL
-    for name, least in (("any details", 1e-9), ("as it is", used)):
+    for name, least in (("without details", -1.0), ("with details", used)):
         confirming.DETAIL = least
         alike = [confirming.likeness(*pair) >= confirming.ALIKE for pair in pairs]
         found[name] = round(float(np.mean(alike)), 5)
@@ -49,15 +43,15 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=10_000, help="pairs of different images")
     parser.add_argument("--json", type=Path, help="write the numbers here")
     args = parser.parse_args()
-    files = sorted(args.images.glob("*.jpg"))
+    files = sorted(f for f in args.images.rglob("*") if f.suffix.lower() in (".jpg", ".jpeg"))
     rng = np.random.default_rng(0)
     chosen = [files[i] for i in rng.permutation(len(files))[: max(args.copies, 300)]]
     images = [Image.open(file).convert("RGB") for file in chosen]
-    thumbnails = [thumbnail(image) for image in images]
+    thumbnails = [thumbnail_of(image) for image in images]
     changes = {}
     for name, change in REPORTED.items():
         copies = [
-            thumbnail(change(image, np.random.default_rng(number)))
+            thumbnail_of(change(image, np.random.default_rng(number)))
             for number, image in enumerate(images[: args.copies])
         ]
         changes[name] = confirmed(list(zip(thumbnails, copies, strict=False)))
@@ -68,6 +62,7 @@ def main() -> None:
         key: round(float(np.mean([one[key] for one in changes.values()])), 5) for key in different
     }
     result = {
+        "data": args.images.name,
         "images": len(images),
         "copies_per_change": args.copies,
         "pairs": args.pairs,

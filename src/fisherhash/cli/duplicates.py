@@ -55,11 +55,12 @@ def dedup(
         confirm: Compare thumbnails; groups that show the same image come first.
         compare_files: Also read the files of each group, and mark those that are the same byte for
             byte.
-        csv: Also write the groups to a CSV file.
-        moves: Also write a shell script that moves all but the first image of each group.
+        csv: Also write the groups to a file that ends in .csv.
+        moves: Also write a shell script, a file that ends in .sh, that moves all but the first
+            image of each group.
         move_to: With --moves: the folder to move to, by default FOLDER-duplicates beside the synced
             FOLDER.
-        html: Also write a page with thumbnails.
+        html: Also write a page with thumbnails, a file that ends in .html.
         show_from: A folder whose images may be on the page, beside those that the index was filled
             from on this machine; may be given several times.
         json: Print JSON instead of text.
@@ -68,8 +69,8 @@ def dedup(
 
     if move_to is not None and moves is None:
         raise UsageError("--move-to goes with --moves FILE, which names the script")
-    for flag, path, ending in (("--html", html, ".html"), ("--csv", csv, ".csv")):
-        check_output(flag, path, ending)
+    check_output("--html", html, ".html")
+    check_output("--csv", csv, ".csv")
     check_output("--moves", moves, ".sh")
     with open_images(index) as opened:
         found = opened.duplicates(

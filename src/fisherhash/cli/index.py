@@ -383,7 +383,7 @@ def search(
             the same distance.
         where: Only items that match this filter, label=cat or year>=2020; may be given several
             times, all must match.
-        html: Also write a page with thumbnails.
+        html: Also write a page with thumbnails, a file that ends in .html.
         show_from: A folder whose images may be on the page, beside those that the index was filled
             from on this machine; may be given several times.
         device: cpu, cuda, … or auto.

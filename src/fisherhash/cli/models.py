@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterable
@@ -457,8 +458,8 @@ def _map_line(measured: Evaluation) -> str:
         bounds = f"ties can move it from {measured.map_lower:.4f} to {measured.map_upper:.4f}"
     from fisherhash.experiments.significance import t_interval
 
-    scored = [float(value) for value in measured.average_precision if value == value]
-    queries = counted(len(scored), "query", "queries")
+    scored = [value for value in measured.average_precision.tolist() if not math.isnan(value)]
     # What other queries could have given; of a dozen, nearly anything.
-    found = f"{measured.map:.4f} ± {t_interval(scored):.4f} over {queries}"
+    half = f" ± {t_interval(scored):.4f}" if len(scored) > 1 else ""
+    found = f"{measured.map:.4f}{half} over {counted(len(scored), 'query', 'queries')}"
     return f"{found} ({bounds}; in database order {measured.map_stable:.4f})"

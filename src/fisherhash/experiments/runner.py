@@ -197,19 +197,23 @@ class Runner:
         if len(group) > 1:
             what += f" and {len(group) - 1} more of this training"
         began = time.perf_counter()
+        one_by_one = known = False
         try:
             found = run_cells(group, self.stage(cell.bench))
         except Exception as error:  # one failed run must not end a night of runs
-            alone = len(group) == 1 or isinstance(error, DivergedError)
-            if not alone and (isinstance(error, FisherhashError) or self._works()):
+            known = isinstance(error, FisherhashError)
+            if len(group) > 1 and not isinstance(error, DivergedError):
                 # It may concern one of them only, such as its cut or the memory it needs.
+                one_by_one = known or self._works()
+            found = [] if one_by_one else self._ended_by(error, group, what)
+        # Not above: there the error would hold on to the memory of what failed.
+        if one_by_one:
+            if not known:
                 self.close()
-                for one in group:
-                    if not self.late:
-                        self._attempt([one], prefix, cells)
-                return
-            found = self._ended_by(error, group, what)
-        if found:
+            for one in group:
+                if not self.late:
+                    self._attempt([one], prefix, cells)
+        elif found:
             self._write(group, found, time.perf_counter() - began, what, cells)
 
     def _ended_by(

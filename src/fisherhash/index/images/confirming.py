@@ -55,6 +55,11 @@ def load_thumbnail(path: str | None) -> Thumbnail | None:
         image = load_image(path, enough=2 * SIDE)
     except UnreadableImage:
         return None
+    return thumbnail_of(image)
+
+
+def thumbnail_of(image: Image.Image) -> Thumbnail:
+    """An image as (side, side) grey levels."""
     small = image.convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)
     return np.asarray(small, dtype=np.float32)
 
@@ -107,7 +112,7 @@ def _best_place(part: Thumbnail, whole: Thumbnail, shares: tuple[float, float]) 
     details = _details(part), _details(places[place].reshape(part.shape))
     sizes = np.sqrt([float((one**2).sum()) for one in details])
     detail = float((details[0] * details[1]).sum() / max(1e-6, sizes[0] * sizes[1]))
-    return min(best, ALIKE * detail / DETAIL)
+    return best if detail >= DETAIL else min(best, ALIKE * detail / DETAIL)
 
 
 def _details(thumbnail: Thumbnail) -> Thumbnail:
