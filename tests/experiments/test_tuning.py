@@ -546,6 +546,22 @@ def test_a_winner_at_the_border_of_a_smaller_grid_is_tried_again():
     assert len(trials.recorded_trials(entry)) == len(entry["trials"])
 
 
+def test_a_search_goes_on_in_the_space_that_it_was_made_in():
+    """What a method declares later does not make the row be searched anew."""
+    whole = dataclasses.replace(search(), last_round="numbers")
+    names = tuple(one.name for one in whole.space)
+    fewer = dataclasses.replace(whole, names=names[:-1])
+    entry = json.loads(json.dumps(winners.summarise([fewer], Done(near))))
+    nothing = Done(lambda cell: None)
+    again = winners.Tuning(entry).continued(whole)
+    assert [one.name for one in again.space] == [*names[:-1]]
+    assert trials.cells_of(again.known(nothing)) == []
+    assert again.summary(nothing) == entry[whole.bench.slug]["rows"][whole.row.space]
+    # Other lengths are another search, of everything that is declared.
+    other = dataclasses.replace(whole, bits=(64,))
+    assert winners.Tuning(entry).continued(other) == other
+
+
 def test_a_search_goes_on_from_the_file_of_an_earlier_one(make_request, tmp_path, monkeypatch):
     # Without the cut, which takes seconds.
     monkeypatch.setitem(specs.BASES, "csq", {"outputs": 0, "cut": "first"})

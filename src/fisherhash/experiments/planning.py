@@ -218,10 +218,8 @@ def _searches(columns: Sequence[Column], request: Request, earlier: Tuning) -> l
         for row in column.part.rows:
             if column.missing or not search_space(row, finetune=column.bench.finetune):
                 continue
-            search = Search(row, column.bench, settings, column.part.tuning_bits, points)
-            search = dataclasses.replace(
-                search, last_round=request.last_round, recorded=earlier.recorded(search)
-            )
+            bits, last = column.part.tuning_bits, request.last_round
+            search = earlier.continued(Search(row, column.bench, settings, bits, points, last))
             found.setdefault((column.bench, row.space), search)
     return list(found.values())
 

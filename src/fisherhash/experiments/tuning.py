@@ -81,6 +81,8 @@ class Search:
         points: number of quasi-random points.
         last_round: one of ``ROUNDS``, the last that is run.
         recorded: trials of an earlier search, by :func:`trial_key`; they are not run again.
+        names: what the earlier search searched, which this one goes on with; None for all that is
+            declared today.
     """
 
     row: Row
@@ -90,11 +92,13 @@ class Search:
     points: int = POINTS
     last_round: Round = ROUNDS[-1]
     recorded: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    names: tuple[str, ...] | None = None
 
     @functools.cached_property
     def space(self) -> tuple[Option, ...]:
         """What is searched, and where."""
-        return search_space(self.row, finetune=self.bench.finetune)
+        space = search_space(self.row, finetune=self.bench.finetune)
+        return tuple(one for one in space if self.names is None or one.name in self.names)
 
     @functools.cached_property
     def drawn(self) -> list[dict[str, Any]]:

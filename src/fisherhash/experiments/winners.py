@@ -114,26 +114,30 @@ class Tuning:
         known = {slug: bench.get("identity") for slug, bench in self.benches.items()}
         return {slug: one for slug, one in known.items() if one}
 
-    def recorded(self, search: Search) -> dict[str, Mapping[str, Any]]:
-        """Return the trials of an earlier search that count for this one, by their key.
+    def continued(self, search: Search) -> Search:
+        """Return a search that goes on from the trials recorded here, in the space they were in.
 
-        Those of a row that was searched at other code lengths, or with other fixed options, do not.
+        So a hyper-parameter that has been added since does not make the row be searched anew.
+        Trials at other code lengths, or with other fixed options, do not count.
 
         Raises:
             UsageError: the bench was searched in another way.
         """
         bench = self.benches.get(search.bench.slug)
         if bench is None:
-            return {}
+            return search
         check_same(
             bench,
             _head(search),
             f"the recorded trials of {search.bench.slug} were run",
             instead="another --tuning",
         )
-        entry = bench["rows"].get(search.row.space, {"trials": ()})
+        entry = bench["rows"].get(search.row.space, {})
         mine = {"bits": list(search.bits), "base": dict(search.row.base)}
-        return recorded_trials(entry) if mine.items() <= entry.items() else {}
+        if not mine.items() <= entry.items():
+            return search
+        names, trials = tuple(entry["space"]), recorded_trials(entry)
+        return dataclasses.replace(search, recorded=trials, names=names)
 
     def choice(self, bench: Bench, row: Row) -> Choice:
         """Return what a row is trained with on a bench; the defaults where nothing was searched.
