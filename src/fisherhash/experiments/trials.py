@@ -12,7 +12,7 @@ from fisherhash.experiments.benches import Cell
 from fisherhash.experiments.runner import Runner
 from fisherhash.experiments.search_space import parted
 from fisherhash.experiments.specs import Options
-from fisherhash.training.class_step import LIMIT, SHARPNESSES, WEIGHTS
+from fisherhash.training.class_step import LIMIT
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Trial:
         """Return which numbers of the best class step lie at an end of those that were measured.
 
         The least weight is no end: without the step, the weight is 0, and that was measured, too.
-        Nor is the greatest number where it is so large that a larger one changes hardly a bit.
+        Nor is a sharpness of 0, or a number so large that a larger one changes hardly a bit.
         """
         if self.recorded is not None:
             return list(self.recorded.get("step_edges", ()))
@@ -73,7 +73,7 @@ class Trial:
         for name in ("weight", "sharpness"):
             values = {step[name] for step in steps}
             ends = {max(values)} if name == "weight" else {min(values), max(values)}
-            found += [f"step_{name}"] if best[name] in ends - {LIMIT} else []
+            found += [f"step_{name}"] if best[name] in ends - {0.0, LIMIT} else []
         return found
 
     def highest(self, runner: Runner) -> float | None:
@@ -108,7 +108,7 @@ def recorded_trials(entry: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the trials that a search recorded and that need not be repeated, by point and epochs.
 
     Those that an error ended are tried again. So is the winner with the class step, if its step lay
-    at a border of a smaller grid than today's: beyond it may lie a better one.
+    at a border of its grid, which was smaller than today's: beyond it may lie a better one.
 
     Args:
         entry: what :meth:`Search.summary` returned.
@@ -120,15 +120,8 @@ def recorded_trials(entry: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         for one in entry["trials"]
         for point in [{**one["settings"], **one["options"]}]
         if "failed" not in one
-        if not (point.items() <= best.items() and _has_more_beyond(one))
+        if not (point.items() <= best.items() and one.get("step_edges"))
     }
-
-
-def _has_more_beyond(trial: Mapping[str, Any]) -> bool:
-    """Return whether a trial's best class step lies at a border that today's grid goes beyond."""
-    ends = {"weight": {max(WEIGHTS)}, "sharpness": {min(SHARPNESSES), max(SHARPNESSES)}}
-    edges = [edge.removeprefix("step_") for edge in trial.get("step_edges", ())]
-    return any(trial["step"][edge] not in ends[edge] for edge in edges)
 
 
 def trial_key(point: Options, epochs: int) -> str:

@@ -46,11 +46,11 @@ class ClassStep:
 
 LIMIT = 1000.0
 """As a weight: the code is that of the estimated classes alone. As a sharpness: no class is partly
-estimated; it counts fully or not at all."""
+estimated; it counts fully or not at all. As 0 it is the other end: all classes are as likely."""
 WEIGHTS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, LIMIT)
-SHARPNESSES = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, LIMIT)
+SHARPNESSES = (0.0, 0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, LIMIT)
 GRID = tuple(ClassStep(weight, sharpness) for weight in WEIGHTS for sharpness in SHARPNESSES)
-"""The steps that are tried on held-out images. Beyond its upper ends hardly a bit changes."""
+"""The steps that are tried on held-out images. Beyond the ends there is nothing else to find."""
 
 
 @torch.no_grad()
