@@ -484,6 +484,18 @@ def test_methods_lists_them_with_their_options(run):
     assert listed["dfh"]["fit"] == "gradient"
 
 
+def test_one_method_is_explained(run):
+    code, out, err = run("methods", "dfh")
+    assert (code, err) == (0, "")
+    choices = "How C is found. One of exact, gradient, released."
+    assert f"  --set center_step=exact\n    {choices}\n" in out
+    assert "psi, the weight of" in out
+    assert list(json.loads(run("methods", "dfh", "--json")[1])) == ["dfh"]
+    code, out, err = run("methods", "dhf")
+    assert (code, out) == (2, "")
+    assert "Did you mean 'dfh'?" in err
+
+
 def test_doctor_prints_its_findings(run):
     code, out, err = run("doctor")
     assert (code, err) == (0, "")

@@ -217,6 +217,9 @@ def test_radius_that_finds_nothing(run, index, tmp_path):
     code, out, err = run(*words, "--where", "label=cats", "--where", "key>=x")
     assert (code, out) == (0, "")
     assert "nothing found; no item matches label=cats and key>=x" in err
+    code, out, err = run(*words, "--where", "label=aa")
+    assert (code, out) == (0, "")
+    assert "no item matches label=aa. Did you mean label=a?" in err
 
 
 def test_remove_by_key_and_by_filter(run, index):

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Literal
 
 from fisherhash.cli.base import (
+    DEFAULT_LIMITS,
     Flag,
     Json,
+    LimitFlags,
     Workers,
     app,
     check_output,
@@ -36,6 +38,7 @@ def dedup(
     html: Path | None = None,
     show_from: Several = None,
     workers: Workers = "auto",
+    limits: LimitFlags = DEFAULT_LIMITS,
     json: Json = False,
 ) -> None:
     """List groups of images that are likely copies of each other, the surest first.
@@ -72,6 +75,7 @@ def dedup(
     check_output("--html", html, ".html")
     check_output("--csv", csv, ".csv")
     check_output("--moves", moves, ".sh")
+    limits.apply()
     with open_images(index) as opened:
         found = opened.duplicates(
             radius=radius,

@@ -392,6 +392,9 @@ def search(
         json: Print JSON instead of text.
     """
     check_output("--html", html, ".html")
+    from fisherhash.index.images.labels import near_label
+    from fisherhash.index.images.results import both_codes, left_out, shown_distance
+
     queries, index = _queries(images, index, has_keys=bool(key) or features is not None)
     limits.apply()
     vectors = None
@@ -417,8 +420,7 @@ def search(
         # A typo in a value looks like an answer otherwise.
         found = any(len(result) for result in results)
         no_item = bool(where) and not found and not len(opened.index.ids(where))
-    from fisherhash.index.images.results import both_codes, left_out, shown_distance
-
+        hint = near_label(opened.index, where) if no_item else ""
     errors = [result.error for result in results if result.error is not None]
     results = [result for result in results if result.error is None]
     if not results:
@@ -443,7 +445,7 @@ def search(
         for line in result.tied():
             say(line)
         if not len(result):
-            why = f"; no item matches {' and '.join(where)}" if where and no_item else ""
+            why = f"; no item matches {' and '.join(where)}{hint}" if where and no_item else ""
             say(f"{printable(result.query)}: nothing found{why}")
         if result.unavailable is not None:
             say(left_out(result.unavailable))

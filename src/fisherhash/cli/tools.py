@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from fisherhash.cli.base import (
     DEFAULT_LIMITS,
     Data,
@@ -45,32 +47,42 @@ def check_data(
 
 
 @app.command
-def methods(*, json: Json = False) -> None:
+def methods(name: str | None = None, /, *, json: Json = False) -> None:
     """List the methods, with their hyper-parameters.
 
     Args:
+        name: One method; its hyper-parameters are explained.
         json: Print JSON instead of text.
     """
     from dataclasses import asdict
 
-    from fisherhash.methods import hyper_parameters, registry
+    from fisherhash.methods import find, hyper_parameters, registry
+    from fisherhash.system.options import options_of
 
+    chosen = registry() if name is None else {name: find(name)}
     listed = {
-        name: asdict(method.info)
+        key: asdict(method.info)
         | {"options": {k: p.default for k, p in hyper_parameters(method).items()}}
-        for name, method in registry().items()
+        for key, method in chosen.items()
     }
     if json:
         print_json(listed)
         return
-    for name, info in listed.items():
-        print(f"{name:<12} {info['title']} ({info['venue']} {info['year']})")
+    for key, info in listed.items():
+        print(f"{key:<12} {info['title']} ({info['venue']} {info['year']})")
         learns = "no labels" if info["supervision"] == "none" else info["supervision"]
         several = "several labels" if info["multilabel"] else "one label per image"
         print(f"{'':<12} learns from {learns}; {several}; {info['url']}")
-        options = " ".join(f"{k}={v}" for k, v in info["options"].items())
-        if options:
-            print(f"{'':<12} --set {options}")
+        options = [f"{k}={v}" for k, v in info["options"].items()]
+        if options and name is None:
+            print(f"{'':<12} --set {' '.join(options)}")
+    if name is not None:
+        explained = {one.name: one for one in options_of(chosen[name])}
+        for option, value in listed[name]["options"].items():
+            text, choices = explained[option].help.replace("``", ""), explained[option].choices
+            text += f" One of {', '.join(choices)}." if choices else ""
+            print(f"\n  --set {option}={value}")
+            print(textwrap.fill(text, 88, initial_indent="    ", subsequent_indent="    "))
 
 
 @app.command

@@ -246,10 +246,12 @@ def unknown_option(flag: str, known: Iterable[str]) -> UsageError:
 
 
 def _help(options: type) -> dict[str, str]:
-    """The text of each attribute in the docstrings of a class and of its bases."""
+    """The text of each attribute or argument in the docstrings of a class and of its bases."""
     texts: dict[str, str] = {}
     for owner in reversed(options.__mro__):
-        section = inspect.cleandoc(owner.__doc__ or "").partition("Attributes:\n")[2]
-        for name, text in re.findall(r"^    (\w+): (.*(?:\n     .*)*)", section, re.MULTILINE):
+        section = re.split(
+            r"^(?:Attributes|Args):\n", inspect.cleandoc(owner.__doc__ or ""), flags=re.M
+        )
+        for name, text in re.findall(r"^    (\w+): (.*(?:\n     .*)*)", section[-1], re.MULTILINE):
             texts[name] = " ".join(text.split())
     return texts

@@ -121,7 +121,9 @@ def check_repair(state, name, block, tmp_path, rng):
         # Two neighbours in the log may be the page of some rows and the page of their keys.
         bare = {i for i, item in saved.items() if item.key is None and items[i].key is not None}
         assert not bare or name.endswith("-wal"), what
+        assert report.without_key == len(bare), what
         assert not bare or any(f"{len(bare):,} items lost" in one for one in report.remarks), what
+        assert not bare or f"{len(bare):,} of them without a key" in str(report)
         left = {i: Item(i, x.code) if i in bare else x for i, x in items.items() if i not in lost}
         assert saved == left, what
         assert {item.key for item in report.lost} <= {item.key for item in items.values()}, what

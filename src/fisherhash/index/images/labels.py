@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections import Counter
 
 from fisherhash.errors import UsageError
@@ -46,6 +47,26 @@ def where_labels(index: Index, where: Where | None) -> All:
             one = dataclasses.replace(one, values=tuple(values))
         conditions.append(one)
     return All(tuple(conditions))
+
+
+def near_label(index: Index, where: Where | None) -> str:
+    """A hint at the labels that are most like the first one of a filter that no item has, or none.
+
+    Args:
+        index: the index.
+        where: a filter that no item matches.
+    """
+    parsed = parse_filter(where)
+    asked = [
+        v for c in parsed.conditions if (c.field, c.operator) == ("label", "=") for v in c.values
+    ]
+    known = {label.casefold(): label for label in count_labels(index)} if asked else {}
+    for value in asked:
+        name = str(value).casefold()
+        if name not in known:
+            near = [known[one] for one in difflib.get_close_matches(name, known, n=3) if one]
+            return f". Did you mean {' or '.join(f'label={one}' for one in near)}?" if near else ""
+    return ""
 
 
 def _spelled(label: str, known: list[str]) -> str:

@@ -58,6 +58,7 @@ class RepairReport:
         kept: items in it.
         lost: items with a key that are lost, by ascending id.
         lost_codes: (first, last) ids of lost codes without a key.
+        without_key: how many items are saved as a code alone, because their rows are lost.
         lost_notes: how many notes (the synced folder, skipped files) are lost.
         remarks: sentences about what was damaged and what was done about it.
     """
@@ -66,6 +67,7 @@ class RepairReport:
     kept: int = 0
     lost: list[LostItem] = field(default_factory=list)
     lost_codes: list[tuple[int, int]] = field(default_factory=list)
+    without_key: int = 0
     lost_notes: int = 0
     remarks: list[str] = field(default_factory=list)
 
@@ -75,7 +77,8 @@ class RepairReport:
         return len(self.lost) + sum(last - first + 1 for first, last in self.lost_codes)
 
     def __str__(self) -> str:
-        return f"{counted(self.kept, 'item')} saved, {self.lost_count:,} lost"
+        nameless = f", {self.without_key:,} of them without a key" if self.without_key else ""
+        return f"{counted(self.kept, 'item')} saved{nameless}, {self.lost_count:,} lost"
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON can hold it."""
@@ -219,6 +222,7 @@ def _name_lost(ids: Ids, lost: Ids, found: Salvage, report: RepairReport) -> NDA
     report.lost.sort(key=lambda item: item.id)
     report.lost_codes = list(_ranges([id_ for id_ in codes_only if id_ not in both]))
     unnamed = found.missing_rows() - len(without_row) - len(both)
+    report.without_key = max(0, unnamed)
     if unnamed > 0:
         report.remarks.append(
             f"{counted(unnamed, 'item')} lost everything but the code, the key included; their "
