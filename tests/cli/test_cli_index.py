@@ -334,6 +334,8 @@ def test_info_verify_and_compact(run, index, photos, model):
     code, out, err = run("index", "info", index)
     assert (code, err) == (0, "")
     assert re.search(r"^bits +24$", out, re.MULTILINE)
+    assert re.search(r"^items +41$", out, re.MULTILINE)
+    assert not re.search("^(with a key|next|uri|skipped)", out, re.MULTILINE)
     assert str(model) in out
     assert str(photos) in out
     found = json.loads(run("index", "info", index, "--json")[1])

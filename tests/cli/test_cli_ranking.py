@@ -46,8 +46,8 @@ def test_from_training_to_a_search_that_orders_ties(run, photos, tmp_path):
     code, _, err = run("index", "sync", index, photos, "--model", model)
     assert code == 0, err
     _, out, _ = run("index", "info", index)
-    assert re.search(r"fine bits +24", out)
-    assert re.search(rf"fine bytes +{42 * 3}", out)
+    assert re.search(r"second code, bits +24", out)
+    assert re.search(rf"second codes, bytes +{42 * 3}", out)
 
     query = photos / "a" / "03.png"
     code, out, err = run("search", query, "--index", index, "--ranking", "hamming", "-k", 3)

@@ -264,6 +264,18 @@ def skipped(index: str, *, json: Json = False) -> None:
     writer.writerows(map(printable_text, file) for file in files)
 
 
+UNUSUAL = ("fine_bits", "fine_bytes", "removed", "skipped")
+"""Facts that `index info` prints only where they are not zero."""
+TITLES = {
+    "count": "items",
+    "keyed": "with a key",
+    "fine_bits": "second code, bits",
+    "fine_bytes": "second codes, bytes",
+    "skipped": "skipped files",
+    "encoded_by": "encoded by",
+}
+
+
 @index_app.command
 def info(index: str, *, json: Json = False) -> None:
     """Say what an index holds, what made its codes, and how large it is.
@@ -279,12 +291,14 @@ def info(index: str, *, json: Json = False) -> None:
     shown = facts | {"model": describe_model(facts["model"]) if facts["model"] else None}
     if isinstance(facts.get("bytes"), dict):
         shown["bytes"] = sum(facts["bytes"].values())
+    # What only programs ask for, and what is as it is in most indexes.
+    left_out = {"next_id", *(name for name in UNUSUAL if not shown.get(name))}
+    left_out |= {"uri"} if shown.get("path") == shown["uri"] else set()
+    left_out |= {"keyed"} if shown.get("keyed") == shown.get("count") else set()
     lines = (
-        printable(
-            f"{name.replace('_', ' '):<14} {f'{value:,}' if isinstance(value, int) else value}"
-        )
-        for name, value in shown.items()
-        if value is not None and not isinstance(value, dict | list)
+        printable(f"{TITLES.get(name, name):<19} {f'{v:,}' if isinstance(v, int) else v}")
+        for name, v in shown.items()
+        if v is not None and not isinstance(v, dict | list) and name not in left_out
     )
     print_data(facts, lines, json=json)
 
