@@ -246,7 +246,8 @@ network has two tables below. The first counts the quasi-random points that have
 in the others the loss became infinite or not a number) and all trials, of which a row has more
 where its winner lay at an edge; then come the best scores, the mean of mAP at two code lengths.
 *At an edge* names what the best has at an edge of its range with nothing tried beyond it, or at a
-border of the grid of the class step. The second table has the winners. All trials are in
+border of the grid of the class step. Table 1 has no class step: what *pair* and *pair + intra* have
+with it is not used. The second table has the winners. All trials are in
 `results/tuning-seed1.json`.
 """
 

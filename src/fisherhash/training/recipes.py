@@ -91,7 +91,7 @@ def _finetuned(*, many: bool, several: bool) -> tuple[dict[str, Any], dict[str, 
     if several:
         rates = {"learning_rate": 0.018, "backbone_rate": 0.43}
         cut = {"outputs": 128, "cut": "first"}
-        return dict(APART), {**rates, **cut, **_step(2.0, 0.25)}
+        return dict(APART), {**rates, **cut, **_step(2.0, 0.0625)}
     return dict(GRADED), {"learning_rate": 0.015, "backbone_rate": 0.34, "outputs": 128}
 
 
