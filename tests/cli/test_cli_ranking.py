@@ -40,6 +40,7 @@ def test_from_training_to_a_search_that_orders_ties(run, photos, tmp_path):
     assert code == 0, err
     assert "mAP by Hamming distance" in out
     assert "mAP by real-valued queries" in out
+    assert "measured: the first code, 2 bits; searches in an index use both codes" in err
     _, out, _ = run("evaluate", "--model", model, "--data", photos, "--json")
     assert 0 < json.loads(out)["real_valued_queries"]["map"] <= 1
 

@@ -395,6 +395,8 @@ def evaluate(
         say(f"WARNING: the model was trained on {seen:,} of the {len(split.query):,} queries")
     encoded = encode_split(hasher, collection, split, real_queries=hamming)
     _say_skipped(encoded.skipped)
+    if hasher.fine_bits:
+        say(f"measured: the first code, {hasher.bits} bits; searches in an index use both codes")
     measured = measure(encoded, top=split.top)
     lines: list[object] = [
         f"protocol                    {split}",
