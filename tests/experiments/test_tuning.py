@@ -528,15 +528,33 @@ def test_a_winner_at_the_border_of_a_smaller_grid_is_tried_again():
     assert trial.point == {**best["settings"], **best["options"]}
 
 
-def test_a_search_goes_on_in_the_space_that_it_was_made_in():
-    """What a method declares later does not make the row be searched anew."""
+def test_a_short_trial_of_the_winner_is_not_tried_again():
+    """Its own step lay at the border, the winner's does not."""
+
+    def grid(cell):
+        best = (4.0, 1.0) if cell.settings.epochs < SETTINGS.epochs else (1.0, 1.0)
+        pairs = itertools.product((0.25, 1.0, 4.0), (0.5, 1.0, 2.0))
+        return [
+            {"weight": w, "sharpness": s, "score": near(cell) + ((w, s) == best)} for w, s in pairs
+        ]
+
+    entry = search().summary(Done(near, grid))
+    assert not entry["winner_step"]["edges"]
+    assert any("step_edges" in trial for trial in entry["trials"])
+    assert len(trials.recorded_trials(entry)) == len(entry["trials"])
+
+
+def test_a_search_goes_on_in_the_ranges_that_it_was_made_in():
+    """What a method declares later, or elsewhere, does not make the row be searched anew."""
     whole = dataclasses.replace(search(), last_round="numbers")
-    names = tuple(one.name for one in whole.space)
-    fewer = dataclasses.replace(whole, names=names[:-1])
+    ranges = {one.name: one.tuned for one in whole.space[:-1]}
+    ranges["learning_rate"] = Tuned(0.002, 0.1, "log")
+    fewer = dataclasses.replace(whole, ranges=ranges)
     entry = json.loads(json.dumps(winners.summarise([fewer], Done(near))))
     nothing = Done(lambda cell: None)
     again = winners.Tuning(entry).continued(whole)
-    assert [one.name for one in again.space] == [*names[:-1]]
+    assert {one.name: one.tuned for one in again.space} == ranges
+    assert again.drawn == fewer.drawn != whole.drawn
     assert trials.cells_of(again.known(nothing)) == []
     assert again.summary(nothing) == entry[whole.bench.slug]["rows"][whole.row.space]
     # Other lengths are another search, of everything that is declared.

@@ -406,7 +406,7 @@ def search(
         json: Print JSON instead of text.
     """
     check_output("--html", html, ".html")
-    from fisherhash.index.images.labels import near_label
+    from fisherhash.index.images.labels import near_label, where_labels
     from fisherhash.index.images.results import both_codes, left_out, shown_distance
 
     queries, index = _queries(images, index, has_keys=bool(key) or features is not None)
@@ -433,8 +433,9 @@ def search(
         bits, count = opened.index.bits, len(opened.index)
         # A typo in a value looks like an answer otherwise.
         found = any(len(result) for result in results)
-        no_item = bool(where) and not found and not len(opened.index.ids(where))
-        hint = near_label(opened.index, where) if no_item else ""
+        asked = where_labels(opened.index, where) if where and not found else None
+        no_item = asked is not None and not len(opened.index.ids(asked))
+        hint = near_label(opened.index, where) if no_item and not json else ""
     errors = [result.error for result in results if result.error is not None]
     results = [result for result in results if result.error is None]
     if not results:

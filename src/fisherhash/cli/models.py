@@ -122,8 +122,8 @@ def train(
             an index counts beside the first; 0 for none.
         recipe: What DFH is trained with where no option says otherwise: the best known recipe for
             the data, or the method as printed in the paper.
-        set_: A hyper-parameter of the method, NAME=VALUE; may be repeated. They are explained by:
-            fisherhash methods METHOD
+        set_: A hyper-parameter of the method, NAME=VALUE; may be repeated. fisherhash methods NAME
+            explains those of a method.
         stream: Read the training images from a cache on disk while they are used, in bounded
             memory, or with --no-stream hold all in memory. By default they are read from the disk
             if they would take more than half of the free memory.

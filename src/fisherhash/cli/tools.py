@@ -52,7 +52,7 @@ def methods(name: str | None = None, /, *, json: Json = False) -> None:
 
     Args:
         name: One method; its hyper-parameters are explained.
-        json: Print JSON instead of text.
+        json: Print JSON instead of text, without the explanations.
     """
     from dataclasses import asdict
 
@@ -82,7 +82,7 @@ def methods(name: str | None = None, /, *, json: Json = False) -> None:
             text, choices = explained[option].help.replace("``", ""), explained[option].choices
             text += f" One of {', '.join(choices)}." if choices else ""
             print(f"\n  --set {option}={value}")
-            print(textwrap.fill(text, 88, initial_indent="    ", subsequent_indent="    "))
+            print(textwrap.indent(textwrap.fill(text, 84, break_on_hyphens=False), "    "))
 
 
 @app.command

@@ -114,13 +114,13 @@ def recorded_trials(entry: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         entry: what :meth:`Search.summary` returned.
     """
     winner = entry.get("winner_step", {})
-    best = {**winner.get("settings", {}), **winner.get("options", {})}
+    score, edges = winner.get("score"), {*winner.get("edges", ())}
     return {
         trial_key(point, one["epochs"]): one
         for one in entry["trials"]
         for point in [{**one["settings"], **one["options"]}]
         if "failed" not in one
-        if not (point.items() <= best.items() and one.get("step_edges"))
+        if not (edges & {*one.get("step_edges", ())} and one["step"]["score"] == score)
     }
 
 

@@ -51,7 +51,7 @@ from fisherhash.experiments.trials import (
     ranked,
     trial_key,
 )
-from fisherhash.system.options import Option
+from fisherhash.system.options import Option, Tuned
 from fisherhash.training.settings import Settings
 
 POINTS = 16
@@ -81,8 +81,8 @@ class Search:
         points: number of quasi-random points.
         last_round: one of ``ROUNDS``, the last that is run.
         recorded: trials of an earlier search, by :func:`trial_key`; they are not run again.
-        names: what the earlier search searched, which this one goes on with; None for all that is
-            declared today.
+        ranges: where the earlier search searched, by the name of the option, which this one goes
+            on with; None for what is declared today.
     """
 
     row: Row
@@ -92,13 +92,16 @@ class Search:
     points: int = POINTS
     last_round: Round = ROUNDS[-1]
     recorded: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    names: tuple[str, ...] | None = None
+    ranges: Mapping[str, Tuned] | None = None
 
     @functools.cached_property
     def space(self) -> tuple[Option, ...]:
         """What is searched, and where."""
         space = search_space(self.row, finetune=self.bench.finetune)
-        return tuple(one for one in space if self.names is None or one.name in self.names)
+        if self.ranges is None:
+            return space
+        kept = [one for one in space if one.name in self.ranges]
+        return tuple(dataclasses.replace(one, tuned=self.ranges[one.name]) for one in kept)
 
     @functools.cached_property
     def drawn(self) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from fisherhash.experiments.tables import dump_results
 from fisherhash.experiments.trials import cells_of, recorded_trials
 from fisherhash.experiments.tuning import HELD_OUT, Search
 from fisherhash.system import storage
+from fisherhash.system.options import Tuned
 
 TUNING_FILE = "tuning.json"
 PACKAGED_TUNING = Path(__file__).parent / "tunings" / "quick.json"
@@ -115,9 +116,10 @@ class Tuning:
         return {slug: one for slug, one in known.items() if one}
 
     def continued(self, search: Search) -> Search:
-        """Return a search that goes on from the trials recorded here, in the space they were in.
+        """Return a search that goes on from the trials recorded here, in the ranges they were in.
 
-        So a hyper-parameter that has been added since does not make the row be searched anew.
+        So a hyper-parameter that has been added since does not make the row be searched anew, nor
+        does a range that has changed.
         Trials at other code lengths, or with other fixed options, do not count.
 
         Raises:
@@ -136,8 +138,8 @@ class Tuning:
         mine = {"bits": list(search.bits), "base": dict(search.row.base)}
         if not mine.items() <= entry.items():
             return search
-        names, trials = tuple(entry["space"]), recorded_trials(entry)
-        return dataclasses.replace(search, recorded=trials, names=names)
+        ranges = {name: Tuned.from_json(values) for name, values in entry["space"].items()}
+        return dataclasses.replace(search, recorded=recorded_trials(entry), ranges=ranges)
 
     def choice(self, bench: Bench, row: Row) -> Choice:
         """Return what a row is trained with on a bench; the defaults where nothing was searched.

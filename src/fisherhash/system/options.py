@@ -11,7 +11,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -93,6 +93,16 @@ class Tuned:
         if self.scale == "log":
             return math.log(value / self.least) / math.log(self.most / self.least)
         return (value - self.least) / (self.most - self.least)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Tuned:
+        """Return what :meth:`to_json` described.
+
+        >>> one = Tuned(choices=(0, 64))
+        >>> Tuned.from_json(one.to_json()) == one
+        True
+        """
+        return cls(**{**values, "choices": tuple(values.get("choices", ()))})
 
     def to_json(self) -> dict[str, Any]:
         """Return the choices, or both ends and the scale."""
@@ -249,9 +259,8 @@ def _help(options: type) -> dict[str, str]:
     """The text of each attribute or argument in the docstrings of a class and of its bases."""
     texts: dict[str, str] = {}
     for owner in reversed(options.__mro__):
-        section = re.split(
-            r"^(?:Attributes|Args):\n", inspect.cleandoc(owner.__doc__ or ""), flags=re.M
-        )
-        for name, text in re.findall(r"^    (\w+): (.*(?:\n     .*)*)", section[-1], re.MULTILINE):
-            texts[name] = " ".join(text.split())
+        docstring = inspect.cleandoc(owner.__doc__ or "")
+        for section in re.split(r"^(?:Attributes|Args):\n", docstring, flags=re.MULTILINE)[1:]:
+            for name, text in re.findall(r"^    (\w+): (.*(?:\n     .*)*)", section, re.MULTILINE):
+                texts[name] = " ".join(text.split())
     return texts

@@ -11,6 +11,10 @@ from fisherhash.index.base import Index
 from fisherhash.index.filters import All, Condition, Where, parse_filter
 
 
+MOST_COMPARED = 5_000
+"""Labels that a mistyped one is compared with; more would take longer than people wait."""
+
+
 def count_labels(index: Index, where: Where | None = None) -> Counter[str]:
     """How many items have each label; the empty text counts items without one.
 
@@ -61,6 +65,8 @@ def near_label(index: Index, where: Where | None) -> str:
         v for c in parsed.conditions if (c.field, c.operator) == ("label", "=") for v in c.values
     ]
     known = {label.casefold(): label for label in count_labels(index)} if asked else {}
+    if len(known) > MOST_COMPARED:
+        return ""
     for value in asked:
         name = str(value).casefold()
         if name not in known:

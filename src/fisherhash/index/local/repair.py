@@ -58,7 +58,7 @@ class RepairReport:
         kept: items in it.
         lost: items with a key that are lost, by ascending id.
         lost_codes: (first, last) ids of lost codes without a key.
-        without_key: how many items are saved as a code alone, because their rows are lost.
+        without_key: how many items at most are saved as a code alone, because their rows are lost.
         lost_notes: how many notes (the synced folder, skipped files) are lost.
         remarks: sentences about what was damaged and what was done about it.
     """
@@ -77,7 +77,7 @@ class RepairReport:
         return len(self.lost) + sum(last - first + 1 for first, last in self.lost_codes)
 
     def __str__(self) -> str:
-        nameless = f", {self.without_key:,} of them without a key" if self.without_key else ""
+        nameless = f" (up to {self.without_key:,} without their keys)" if self.without_key else ""
         return f"{counted(self.kept, 'item')} saved{nameless}, {self.lost_count:,} lost"
 
     def to_json(self) -> dict[str, Any]:
@@ -221,12 +221,16 @@ def _name_lost(ids: Ids, lost: Ids, found: Salvage, report: RepairReport) -> NDA
         report.lost += [LostItem(key, id_, reason) for id_, key in some.items()]
     report.lost.sort(key=lambda item: item.id)
     report.lost_codes = list(_ranges([id_ for id_ in codes_only if id_ not in both]))
+    # Rows of which nothing is left, neither here nor in the list of keys. Where their codes are
+    # damaged, too, nothing tells them from codes that never had a key.
     unnamed = found.missing_rows() - len(without_row) - len(both)
-    report.without_key = max(0, unnamed)
-    if unnamed > 0:
+    codes_alone = len(have - found.items.keys() - without_row.keys())
+    report.without_key = max(0, min(unnamed, codes_alone))
+    if report.without_key:
+        surely = unnamed - (len(codes_only) - len(both)) >= report.without_key
         report.remarks.append(
-            f"{counted(unnamed, 'item')} lost everything but the code, the key included; their "
-            "codes are kept without a key"
+            f"{'' if surely else 'up to '}{counted(report.without_key, 'item')} lost everything "
+            "but the code, the key included; their codes are kept without a key"
         )
     return ~np.isin(ids, np.fromiter(without_row, dtype=np.int64))
 
