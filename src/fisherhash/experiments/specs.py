@@ -53,6 +53,10 @@ IDLE: dict[str, tuple[str, ...]] = {
     "dfh-separated": ("affinity", "cut", "separation_margin"),
 }
 
+# What a search takes for the authors' values where the method's defaults are not meant for the row:
+# without centres the loss is that of DPSH, and wants its psi.
+GUESSES: dict[str, Options] = {"dfh-p": {"quantization": 0.01}, "dfh-pm": {"quantization": 0.01}}
+
 
 @dataclass(frozen=True)
 class Source:
@@ -109,6 +113,11 @@ class Row:
     def idle(self) -> tuple[str, ...]:
         """Options that have no effect in this row."""
         return IDLE.get(self.space, ())
+
+    @property
+    def guess(self) -> Options:
+        """What its search takes for its authors' values, where the defaults are not meant."""
+        return GUESSES.get(self.space, {})
 
     def stepped(self) -> Row:
         """Return the row that adds the class step to this one."""

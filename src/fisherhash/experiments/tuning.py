@@ -83,6 +83,7 @@ class Search:
         recorded: trials of an earlier search, by :func:`trial_key`; they are not run again.
         ranges: where the earlier search searched, by the name of the option, which this one goes
             on with; None for what is declared today.
+        guess: the authors' values that it began with, likewise; None for those of the row.
     """
 
     row: Row
@@ -93,6 +94,7 @@ class Search:
     last_round: Round = ROUNDS[-1]
     recorded: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     ranges: Mapping[str, Tuned] | None = None
+    guess: Options | None = None
 
     @functools.cached_property
     def space(self) -> tuple[Option, ...]:
@@ -121,7 +123,7 @@ class Search:
             for number in range(self.points)
         ]
         known = methods.hyper_parameters(methods.find(self.row.method))
-        own = {key: one.default for key, one in known.items()}
+        own = {**{key: one.default for key, one in known.items()}, **self._guess}
         points = []
         for number, point in enumerate(shares):
             values = {one.name: one.drawn(at) for one, at in zip(self.space, point, strict=True)}
@@ -132,6 +134,10 @@ class Search:
                 }
             points.append(values)
         return points
+
+    @property
+    def _guess(self) -> Options:
+        return self.row.guess if self.guess is None else self.guess
 
     def first(self) -> list[Trial]:
         """Return the trials of the first round: every point, for a quarter of the epochs."""
@@ -294,6 +300,7 @@ class Search:
             "last_round": self.last_round,
             "bits": list(self.bits),
             "space": {one.name: one.tuned.to_json() for one in self.space if one.tuned},
+            "guess": dict(self._guess),
             "trials": trials,
             "without_score": sum(trial["plain"] is None for trial in trials),
         }

@@ -139,7 +139,12 @@ class Tuning:
         if not mine.items() <= entry.items():
             return search
         ranges = {name: Tuned.from_json(values) for name, values in entry["space"].items()}
-        return dataclasses.replace(search, recorded=recorded_trials(entry), ranges=ranges)
+        return dataclasses.replace(
+            search,
+            recorded=recorded_trials(entry),
+            ranges=ranges,
+            guess=entry.get("guess", {}),
+        )
 
     def choice(self, bench: Bench, row: Row) -> Choice:
         """Return what a row is trained with on a bench; the defaults where nothing was searched.

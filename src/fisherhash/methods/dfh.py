@@ -157,7 +157,7 @@ class DFH(MemoryMethod):
 
     parts: str = "pair,margin,intra,inter"
     margin: Annotated[float, Range(least=0), Tuned(0.0, 4.0)] = 1.0
-    quantization: Annotated[float, Range(least=0), Tuned(1e-3, 1.0, "log")] = 0.1
+    quantization: Annotated[float, Range(least=0), Tuned(3e-4, 3.0, "log")] = 0.1
     intra: Annotated[float, Range(least=0), Tuned(0.05, 5.0, "log")] = 1.0
     inter: Annotated[float, Range(least=0), Tuned(0.01, 10.0, "log")] = 2.0
     relaxation: Annotated[float, Range(least=0), Tuned(0.01, 10.0, "log")] = 1.0
