@@ -178,6 +178,7 @@ def test_no_verb_is_help_and_the_version_is_the_packages(run):
         (["check-data", "nowhere"], "there is no file or folder"),
         (["check-data", "PHOTOS", "--protocol", "custm"], "Did you mean 'custom'?"),
         (["methods", "--jsn"], "Did you mean --json?"),
+        (["sync", "photos.index", "photos"], "Did you mean: fisherhash index sync?"),
     ],
 )
 def test_bad_use_is_a_sentence_and_exit_code_2(

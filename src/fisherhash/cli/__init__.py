@@ -19,7 +19,11 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from cyclopts import App, CycloptsError
-from cyclopts.exceptions import MissingArgumentError, UnusedCliTokensError
+from cyclopts.exceptions import (
+    MissingArgumentError,
+    UnknownCommandError,
+    UnusedCliTokensError,
+)
 
 # Importing a module registers its verbs.
 from fisherhash.cli import (
@@ -35,6 +39,7 @@ from fisherhash.cli import (
     upkeep,
 )
 from fisherhash.cli.base import app, say
+from fisherhash.cli.index import index_app
 from fisherhash.errors import FisherhashError, not_installed
 from fisherhash.system.launched import check_alone, launched_rank
 from fisherhash.system.options import unknown_option
@@ -135,6 +140,8 @@ def _explain(error: CycloptsError, words: list[str]) -> str:
         if error.argument.field_info.is_positional:
             name = name.removeprefix("--").upper()
         return f"{name} is missing; see {command} --help"
+    if isinstance(error, UnknownCommandError) and not chain and words[:1] and words[0] in index_app:
+        return f"unknown command '{words[0]}'. Did you mean: fisherhash index {words[0]}?"
     if isinstance(error, UnusedCliTokensError):
         unused = " ".join(error.unused_tokens or ())
         return f"unexpected: {unused}; see {command} --help"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from fisherhash.cli.base import Json, print_data, print_json
+from fisherhash.cli.base import Json, print_data, print_json, say
 from fisherhash.cli.index import Several, index_app, open_images
 from fisherhash.errors import UsageError, printable
 
@@ -22,7 +22,7 @@ def list_items(
         limit: The most items to list; by default all.
         json: Print JSON instead of text: with id, file, code and fields.
     """
-    from fisherhash.index.images.labels import where_labels
+    from fisherhash.index.images.labels import near_label, where_labels
     from fisherhash.index.images.results import image_path, synced_folder
 
     if limit is not None and limit < 1:
@@ -31,8 +31,12 @@ def list_items(
         folder = synced_folder(images.index)
         items = itertools.islice(images.index.items(where_labels(images.index, where)), limit)
         if not json:
+            count = 0
             for item in items:
                 print("\t".join([printable(item.name), *map(printable, item.labels)]))
+                count += 1
+            if where and not count:
+                say(f"no item matches {' and '.join(where)}{near_label(images.index, where)}")
             return
         rows = [
             {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -54,7 +55,7 @@ def dedup(
             compares the codes of the index; auto takes copy where the files are there.
         pairs: List pairs instead of groups.
         keep: Which image of a group comes first and is kept: best has the most pixels, then the
-            oldest file; first was added first.
+            oldest file, and is no symbolic link; first was added first.
         confirm: Compare thumbnails; groups that show the same image come first.
         compare_files: Also read the files of each group, and mark those that are the same byte for
             byte.
@@ -106,8 +107,14 @@ def dedup(
         print_json(found.to_json())
     else:
         print(found, end="")
+    paths = {match.path for group in found.groups for match in group if match.path}
+    if gone := sum(not os.path.exists(path) for path in paths):
+        say(f"of these files {gone:,} are no longer there; index sync removes them from the index")
     if found.without_code:
         say(f"without a copy code, because their files cannot be read: {found.without_code:,}")
+    if radius is None and not found.radius and found.distinct > 1:
+        near = f"--radius {max(1, found.bits // 12)} lists nearer ones, too"
+        say(f"many of these images are so alike that only equal codes are a sure sign; {near}")
     if expected := found.expectation():
         say(expected)
     say(found.summary())

@@ -35,7 +35,8 @@ def repair(index: Path, *, out: Path | None = None, json: Json = False) -> None:
     for remark in report.remarks:
         say(f"note: {remark}")
     print_data(report.to_json(), _lost(report), json=json)
-    say(f"{report}; the repaired index is {place}")
+    back = "; lost images of a synced folder come back with index sync" if report.lost else ""
+    say(f"{report}; the repaired index is {place}{back}")
 
 
 def _lost(report: RepairReport) -> Iterator[str]:

@@ -35,6 +35,7 @@ TUNING_INTRO = (
 )
 AGREEMENT = "Agreement with the neighbours of the float features inside a class"
 NOTE = "Bold: the highest mean of the column. †: not significantly lower (95 %, over {})."
+UNTESTED = "Bold: the highest of the column. With one seed nothing is tested."
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,8 @@ def _score_table(part: Mapping[str, Any], contest: Contest, of: str) -> Table:
         for row in rows
     ]
     queries = any(test["queries"] for test in part.get("tests", ()))
-    note = NOTE.format("seeds and queries" if queries else "seeds")
+    tested = any(map(contest.tested, part["bits"]))
+    note = NOTE.format("seeds and queries" if queries else "seeds") if tested else UNTESTED
     if apart and hamming:
         note += (
             " ‡: has no Hamming distance and is ranked by its own, between real-valued queries and "
@@ -211,12 +213,15 @@ def _score_cell(part: Mapping[str, Any], contest: Contest, name: str, bits: int)
     paper = f" [{score.paper:.3f}]" if known else ""
     if not score.values:
         return TableCell(_nothing(score) + paper)
-    best = name == contest.best(bits)
+    mean = f"{score.mean:.3f}"
+    best = name == (first := contest.best(bits))
+    if not contest.tested(bits) and (name, bits) in contest.rivals:
+        # No † says what is level: what looks equal is equally bold.
+        best = mean == f"{contest.rivals[first, bits].mean:.3f}"
     text = f" ± {score.half:.3f}" if math.isfinite(score.half) else ""
     text += " †" if len(score.values) > 1 and name in contest.level(bits) else ""
     if len(score.values) != part["seeds"]:
         text += f", {counted(len(score.values), 'seed')}"
-    mean = f"{score.mean:.3f}"
     return TableCell(text + paper, strong=mean) if best else TableCell(mean + text + paper)
 
 

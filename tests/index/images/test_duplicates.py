@@ -278,6 +278,32 @@ def test_the_script_moves_what_is_confirmed_and_deletes_nothing(changed, tmp_pat
     assert left == ["bad.png", "large.png", "other.png", "two.png"]
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_plain_image_in_a_frame_is_like_no_other():
+    """Without its edge it has no structure to compare."""
+    frame = np.full((confirming.SIDE, confirming.SIDE), 255, dtype=np.float32)
+    frame[0] = frame[-1] = 0
+    other = np.random.default_rng(0).normal(128, 40, frame.shape).astype(np.float32)
+    assert confirming.likeness(frame, other) < confirming.ALIKE
+
+
+@pytest.mark.parametrize("keep", ["first", "best"])
+def test_a_link_is_not_kept_in_place_of_its_photo(new_index, tmp_path, keep):
+    """The link was added first; to move its photo would lose both."""
+    photo(1).save(tmp_path / "photo.png")
+    photo(1).resize((40, 40)).save(tmp_path / "small.png")
+    (tmp_path / "link.png").symlink_to("photo.png")
+    files = [tmp_path / name for name in ("link.png", "small.png", "photo.png")]
+    new_index.add([Entry(path.name, [1], path=path) for path in files])
+    found = DuplicateSearch(new_index).find(keep=keep, confirm=True)
+    assert found.groups[0][0].name == ("photo.png" if keep == "best" else "link.png")
+    script = tmp_path / "move.sh"
+    script.write_text(moves_script(found, tmp_path / "out"))
+    subprocess.run(["sh", script], check=True, cwd=tmp_path)
+    assert [path.name.split("-", 1)[1] for path in (tmp_path / "out").iterdir()] == ["small.png"]
+    assert (tmp_path / "link.png").exists()
+
+
 def test_no_name_escapes_from_the_script(new_index, tmp_path):
     evil = tmp_path / "a'; touch pwned; '\ntouch pwned #.png"
     for path in (tmp_path / "b.png", evil):

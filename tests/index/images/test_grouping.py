@@ -137,6 +137,27 @@ def test_chance_is_measured_and_extrapolated():
     assert Chance.of(copies, bits).radius() == pytest.approx(radius, abs=1)
 
 
+@pytest.mark.parametrize(("images", "versions"), [(300, 1), (100, 3), (8, 15)])
+def test_many_copies_are_no_chance(images, versions):
+    """A folder of uploads in which every photo has its thumbnails."""
+    rng = np.random.default_rng(1)
+    rows = np.packbits(rng.random((300, 256)) < 0.5, axis=1)
+    flips = np.packbits(rng.random((versions, images, 256)) < 0.12, axis=2)
+    copies = (rows[:images] ^ flips).reshape(-1, 32)
+    alone, chance = Chance.of(rows, 256), Chance.of(np.concatenate([rows, copies]), 256)
+    assert alone.copies == 0
+    assert chance.copies == images * versions * (versions + 1) // 2
+    assert chance.radius() == pytest.approx(alone.radius(), abs=12)
+    assert chance.radius() > 60
+
+
+def test_distances_without_a_valley_tell_no_copies():
+    """Drawings of one kind: some are as near as copies, and more are a little farther."""
+    rng = np.random.default_rng(2)
+    flips = np.packbits(rng.random((600, 256)) < rng.beta(0.7, 3, (600, 1)) / 2, axis=1)
+    assert Chance.of(flips, 256).copies == 0
+
+
 @pytest.mark.parametrize("count", [2, 30])
 def test_chance_in_few_codes_has_a_careful_guess(count):
     chance = Chance.of(np.zeros((count, 8), np.uint8), 64)

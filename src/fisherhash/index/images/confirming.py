@@ -103,7 +103,8 @@ def _best_place(part: Thumbnail, whole: Thumbnail, shares: tuple[float, float]) 
     products = places @ mine
     means = places.mean(axis=1)
     spread = np.einsum("ij,ij->i", places, places) - part.size * means**2
-    spread = np.sqrt(np.maximum(spread, 1e-6)) * np.sqrt((mine**2).sum())
+    # A part without structure correlates with nothing.
+    spread = np.sqrt(np.maximum(spread, 1e-6)) * np.sqrt(np.maximum((mine**2).sum(), 1e-6))
     correlations = products / spread
     place = int(correlations.argmax())
     best = float(correlations[place])

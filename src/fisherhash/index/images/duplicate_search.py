@@ -153,14 +153,15 @@ class DuplicateSearch:
 
 
 def best_first(items: Sequence[Item], folder: str | None) -> list[Item]:
-    """The items to keep first: the most pixels, then the oldest file, then the id.
+    """The items to keep first: files before links, the most pixels, the oldest file, the id.
 
     All of them are in order, since a group may be split, and then each part keeps its first.
     """
 
-    def worth(item: Item) -> tuple[int, float, int]:
+    def worth(item: Item) -> tuple[bool, int, float, int]:
         age = float("inf") if item.mtime_ns is None else item.mtime_ns
-        return -pixel_count(image_path(item, folder)), age, item.id
+        path = image_path(item, folder)
+        return path is not None and os.path.islink(path), -pixel_count(path), age, item.id
 
     return sorted(items, key=worth)
 

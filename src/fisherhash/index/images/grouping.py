@@ -11,6 +11,7 @@ are counted from a sample, and :func:`near_pairs` refuses instead of listing the
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,6 +41,11 @@ _SPREAD = 1.5
 """Standard deviation of distances, as a multiple of that of independent bits, if none is known."""
 _TAIL = (1e-4, 2e-3)
 """The part of the distances from which rarer ones are extrapolated; copies are rarer than that."""
+_VALLEY = 1 / 16
+"""The width of the valley between the distances of copies and those of other images, as a share of
+the bits."""
+_IN_VALLEY = (10, 1 / 20)
+"""The most pairs in it, and the most as a share of the pairs below it."""
 _TIMED = 256
 """Queries that decide which way of the engine is faster."""
 
@@ -121,21 +127,37 @@ class Chance:
         """Pairs of codes in the collection."""
         return self.count * (self.count - 1) // 2
 
+    @functools.cached_property
+    def copies(self) -> int:
+        """How many of the sampled pairs are copies: those below the valley of the distances.
+
+        Copies are near each other and other images are far; between them hardly any distance
+        occurs. Where distances only become rarer towards 0, there is no valley and none is told.
+        """
+        width = max(1, round(_VALLEY * self.bits))
+        below, inside = self.within[:-width], self.within[width:] - self.within[:-width]
+        most, share = _IN_VALLEY
+        valleys = np.flatnonzero(inside <= np.minimum(most, share * below))
+        # Those above the middle are on the other side of all distances.
+        valleys = valleys[below[valleys] < self.within[-1] / 2]
+        return int(below[valleys[-1]]) if len(valleys) else 0
+
     def rate(self, radius: int) -> float:
         """The share of pairs of different images that are within a radius.
 
         Where the sample holds too few of them, the rate is extrapolated from distances that it
         holds often enough: with each bit it falls by the same factor, as it does for codes of
-        photos. For independent bits it falls faster, so it is rather too high than too low. Real
-        copies are rarer than all these, so they do not count as chance.
+        photos. For independent bits it falls faster, so it is rather too high than too low. Copies
+        do not count, as far as they are told from the others.
         """
-        if self.sampled < FEWEST_SAMPLED and self.measured is not None:
+        sampled = self.sampled - self.copies
+        if sampled < FEWEST_SAMPLED and self.measured is not None:
             return self.measured(radius) / 1e6
-        if self.sampled < FEWEST_SAMPLED:
+        if sampled < FEWEST_SAMPLED:
             spread = _SPREAD * self.bits**0.5 / 2
             return NormalDist(self.bits / 2, spread).cdf(radius + 0.5)
-        share = self.within / self.sampled
-        low, high = max(_TAIL[0], 100 / self.sampled), _TAIL[1]
+        share = np.maximum(self.within - self.copies, 0) / sampled
+        low, high = max(_TAIL[0], 100 / sampled), _TAIL[1]
         if share[radius] >= low:
             return float(share[radius])
         usable = np.flatnonzero((share >= low) & (share <= high))

@@ -10,7 +10,6 @@ from fisherhash.errors import UsageError
 from fisherhash.index.base import Index
 from fisherhash.index.filters import All, Condition, Where, parse_filter
 
-
 MOST_COMPARED = 5_000
 """Labels that a mistyped one is compared with; more would take longer than people wait."""
 
@@ -54,7 +53,7 @@ def where_labels(index: Index, where: Where | None) -> All:
 
 
 def near_label(index: Index, where: Where | None) -> str:
-    """A hint at the labels that are most like the first one of a filter that no item has, or none.
+    """A hint at the label that is most like the first one of a filter that no item has, or none.
 
     Args:
         index: the index.
@@ -70,8 +69,8 @@ def near_label(index: Index, where: Where | None) -> str:
     for value in asked:
         name = str(value).casefold()
         if name not in known:
-            near = [known[one] for one in difflib.get_close_matches(name, known, n=3) if one]
-            return f". Did you mean {' or '.join(f'label={one}' for one in near)}?" if near else ""
+            near = [known[one] for one in difflib.get_close_matches(name, known, n=1) if one]
+            return f". Did you mean label={near[0]}?" if near else ""
     return ""
 
 

@@ -23,7 +23,7 @@ def moves_script(found: Duplicates, target: str | os.PathLike[str], *, script: s
 
     A file keeps its path inside the synced folder; one from elsewhere keeps its name and gets its
     id in front. An image that is in several groups is moved once. Groups that are not confirmed are
-    commented out.
+    commented out. Symbolic links stay, and so does the file that a kept one points to.
 
     Args:
         found: the groups.
@@ -34,6 +34,7 @@ def moves_script(found: Duplicates, target: str | os.PathLike[str], *, script: s
     lines = [_HEAD.format(target=printable(str(root)), script=shlex.quote(printable(script)))]
     # What one group keeps, no other one may move.
     kept = {group[0].item.id for group in found.groups}
+    shown = {os.path.realpath(group[0].path) for group in found.groups if group[0].path}
     moved: set[int] = set()
     for number, group in enumerate(found.groups, start=1):
         sure = not isinstance(group, DuplicateGroup) or group.confirmed is not False
@@ -45,6 +46,9 @@ def moves_script(found: Duplicates, target: str | os.PathLike[str], *, script: s
         )
         for match in group[1:]:
             if match.path is None or match.item.id in kept or match.item.id in moved:
+                continue
+            if os.path.islink(match.path) or os.path.realpath(match.path) in shown:
+                lines.append(f"# a link and its file are one: {printable(match.path)} stays\n")
                 continue
             if sure:
                 moved.add(match.item.id)

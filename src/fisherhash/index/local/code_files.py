@@ -21,7 +21,8 @@ from fisherhash.index.base import DamagedError
 from fisherhash.index.local.files import open_inside, unlink_inside, write_all
 from fisherhash.index.local.fine_sums import FineSums, fine_name
 from fisherhash.index.local.guards import SUM_BLOCK, array_bytes, crc_blocks
-from fisherhash.index.local.stored import missing_bytes, restore
+from fisherhash.index.local.schema import REMEDY
+from fisherhash.index.local.stored import missing_bytes
 
 CODES_FOLDER = "codes"
 
@@ -94,9 +95,10 @@ class Appender:
 def damaged_blocks(path: Path, blocks: list[int]) -> DamagedError:
     """The error for a file whose bytes changed."""
     more = f" and {len(blocks) - 1} more" if len(blocks) > 1 else ""
-    where = f"block {blocks[0]}{more}" if blocks[0] >= 0 else "its checksums"
+    where = f"its block {blocks[0]}{more}" if blocks[0] >= 0 else "its checksums"
     return DamagedError(
-        f"{path} is damaged: {where} of {SUM_BLOCK} bytes is not what was written. {restore}"
+        f"{path} is damaged: {where} (of at most {SUM_BLOCK:,} bytes) is not what was written. "
+        f"{REMEDY}"
     )
 
 

@@ -19,7 +19,7 @@ from fisherhash.errors import FisherhashError
 from fisherhash.index.base import CannotReadError, DamagedError
 from fisherhash.index.local.files import not_a_file, open_inside
 from fisherhash.index.local.guards import cannot_read, cannot_write
-from fisherhash.index.local.schema import NOTES_SCHEMA, SCHEMA
+from fisherhash.index.local.schema import NOTES_SCHEMA, REMEDY, SCHEMA
 
 WAIT_MS = 30_000
 CACHE_KIB = 256 << 10
@@ -178,8 +178,7 @@ def check_schema(path: Path, db: sqlite3.Connection) -> None:
     strange = sorted(found - _expected(notes=True)) or sorted(_expected(notes=False) - found)
     names = ", ".join(f"{row[0]} {row[1][:40]!r}" for row in strange[:3])
     raise DamagedError(
-        f"{path} is damaged: its tables are not those of an index ({names}). "
-        "Restore the index from a copy, or create it again"
+        f"{path} is damaged: its tables are not those of an index ({names}). {REMEDY}"
     )
 
 
@@ -227,6 +226,4 @@ def damaged_catalogue(path: Path, what: str) -> DamagedError:
     """The error for a catalogue that is not what was written."""
     if what.startswith(str(path)):
         return DamagedError(what)
-    return DamagedError(
-        f"{path} is damaged: {what}. Restore the index from a copy, or create it again"
-    )
+    return DamagedError(f"{path} is damaged: {what}. {REMEDY}")

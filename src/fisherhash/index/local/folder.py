@@ -33,7 +33,7 @@ from fisherhash.index.local.files import list_inside
 from fisherhash.index.local.format_1 import delete_old_notes
 from fisherhash.index.local.guards import CommitMark, cannot_write
 from fisherhash.index.local.lock import WriterLock
-from fisherhash.index.local.schema import CATALOGUE, State
+from fisherhash.index.local.schema import CATALOGUE, REMEDY, State
 from fisherhash.index.local.table_files import TABLES_FOLDER, delete_tables, table_names
 from fisherhash.system.storage import draft_folder, fsync_folder, remove_old_drafts
 
@@ -90,9 +90,7 @@ def must_be_index(folder: Path) -> None:
     if os.path.lexists(folder / CATALOGUE):
         return
     if (folder / "head").exists() and (folder / CODES_FOLDER).is_dir():
-        raise DamagedError(
-            f"{folder / CATALOGUE} is missing. Restore the index from a copy, or create it again"
-        )
+        raise DamagedError(f"{folder / CATALOGUE} is missing. {REMEDY}")
     raise UsageError(
         f"{folder} is a folder, not an index: it holds no {CATALOGUE}. Create one from its images "
         f"with: fisherhash index sync {folder}.index {folder}"
@@ -138,8 +136,7 @@ def _check_mark(
     if commit is not None and state.commit < commit:
         raise DamagedError(
             f"{catalogue.path} (or its log, {CATALOGUE}-wal) has lost commits: it holds "
-            f"commit {state.commit}, {mark.path.name} says {commit}. Restore the whole "
-            "index from a copy, or create it again"
+            f"commit {state.commit}, {mark.path.name} says {commit}. {REMEDY}"
         )
     if commit is None and catalogue.noted_commit() != state.commit:
         # Only damage of a second file, the log, could lose a commit unnoticed.

@@ -37,7 +37,7 @@ from fisherhash.index.local.item_reader import ItemReader
 from fisherhash.index.local.lock import WriterLock
 from fisherhash.index.local.records import RecordForm, Records
 from fisherhash.index.local.rows import item_of
-from fisherhash.index.local.schema import CATALOGUE, State
+from fisherhash.index.local.schema import CATALOGUE, REMEDY, State
 from fisherhash.index.local.snapshot import Snapshot, Subset, load_snapshot
 from fisherhash.index.local.sql import json_path, to_sql
 from fisherhash.index.local.subsets import SubsetCache, Touched, in_ranges
@@ -209,8 +209,7 @@ class LocalReader(Index):
                         # Gone because another process compacted the index in between?
                         if failed == state.commit:
                             raise FisherhashError(
-                                f"{error.filename} is missing. Restore the index from a copy, or "
-                                "create it again"
+                                f"{error.filename} is missing. {REMEDY}"
                             ) from None
                         failed = state.commit
                     else:

@@ -230,7 +230,8 @@ def _name_lost(ids: Ids, lost: Ids, found: Salvage, report: RepairReport) -> NDA
         surely = unnamed - (len(codes_only) - len(both)) >= report.without_key
         report.remarks.append(
             f"{'' if surely else 'up to '}{counted(report.without_key, 'item')} lost everything "
-            "but the code, the key included; their codes are kept without a key"
+            "but the code, the key included; their codes are kept without a key, and index sync "
+            "adds their images again"
         )
     return ~np.isin(ids, np.fromiter(without_row, dtype=np.int64))
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from fisherhash.index.base import DamagedError
 from fisherhash.index.checks import CheckedEntry
 from fisherhash.index.items import Item
+from fisherhash.index.local.schema import REMEDY
 
 
 def encode_text(text: str) -> str | bytes:
@@ -143,6 +144,6 @@ def parsed(id_: int, text: Any, kind: type[list[Any]] | type[dict[str, Any]]) ->
     if not isinstance(value, kind) or (kind is list and not all(isinstance(v, str) for v in value)):
         raise DamagedError(
             f"the row of item {id_} in the catalogue is damaged: it holds no labels or no "
-            "metadata. Restore the index from a copy, or create it again"
+            f"metadata. {REMEDY}"
         )
     return value

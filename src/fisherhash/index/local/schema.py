@@ -24,6 +24,8 @@ CATALOGUE_FORMAT = 4
 PLAIN_FORMAT = 3
 """Of an index without second codes."""
 APPLICATION = 0x46484958  # "FHIX"
+REMEDY = "Restore the index from a copy, or save what is left with: fisherhash index repair INDEX"
+"""What to do about damage: the end of many a message."""
 REMOVED_BLOCK = 1 << 16
 """Positions whose removed bits are stored in one row."""
 

@@ -19,8 +19,8 @@ from fisherhash.index.local.code_files import codes_name, damaged_blocks, ids_na
 from fisherhash.index.local.guards import SUM_BLOCK
 from fisherhash.index.local.records import RecordForm, Records
 from fisherhash.index.local.runs import Runs, decode_runs
-from fisherhash.index.local.schema import FileRow
-from fisherhash.index.local.stored import StoredBytes, most_in_memory, restore
+from fisherhash.index.local.schema import REMEDY, FileRow
+from fisherhash.index.local.stored import StoredBytes, most_in_memory
 from fisherhash.index.local.table_files import (
     delete_tables,
     load_tables,
@@ -79,7 +79,7 @@ class Segment:
             file = StoredBytes(folder, name, size, old)
             self.files.append((file, np.frombuffer(sums, dtype="<u4")))
         if row.kind == "runs" and self.files[1][0].size > 18 * row.length + 18:
-            raise DamagedError(f"{self.files[1][0].path} is too long. {restore}")
+            raise DamagedError(f"{self.files[1][0].path} is too long. {REMEDY}")
         self._records: Records | None = None
         self._ids: Ids | Runs | None = None
         self._base = before._base if before else None
@@ -222,7 +222,7 @@ class Segment:
         try:
             return decode_runs(file.data, self.row.first_id, self.row.length)
         except ValueError as error:
-            raise DamagedError(f"{file.path} is damaged: {error}. {restore}") from None
+            raise DamagedError(f"{file.path} is damaged: {error}. {REMEDY}") from None
 
     # Search
 

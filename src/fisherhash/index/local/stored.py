@@ -22,14 +22,13 @@ from numpy.typing import NDArray
 from fisherhash.index.base import DamagedError
 from fisherhash.index.local.files import open_inside, read_at
 from fisherhash.index.local.guards import SUM_BLOCK, cannot_read, crc_blocks
+from fisherhash.index.local.schema import REMEDY
 from fisherhash.system.memory import available_memory
 
 _STEP = 64 * SUM_BLOCK
 _GROWTH = 1.5
 
 Bytes = NDArray[np.uint8]
-
-restore = "Restore the index from a copy, or create it again"
 
 
 def most_in_memory() -> int:
@@ -44,7 +43,7 @@ def most_in_memory() -> int:
 
 def missing_bytes(path: Path, found: int, needed: int) -> DamagedError:
     """The error for a file that is shorter than was committed."""
-    return DamagedError(f"{path} is cut off: {found} bytes, {needed} were committed. {restore}")
+    return DamagedError(f"{path} is cut off: {found} bytes, {needed} were committed. {REMEDY}")
 
 
 class StoredBytes:

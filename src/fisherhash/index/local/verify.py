@@ -15,12 +15,12 @@ from fisherhash.index.local.catalogue import Catalogue
 from fisherhash.index.local.files import list_inside
 from fisherhash.index.local.format_1 import old_note_problems
 from fisherhash.index.local.guards import SUM_BLOCK, CommitMark
-from fisherhash.index.local.schema import CATALOGUE
+from fisherhash.index.local.schema import CATALOGUE, REMEDY
 from fisherhash.index.local.snapshot import Snapshot
 from fisherhash.index.local.stored import StoredBytes
 from fisherhash.index.local.table_files import TABLES_FOLDER, read_tables, table_names
 
-RESTORE = "restore the index from a copy, or create it again"
+RESTORE = f"{REMEDY[:1].lower()}{REMEDY[1:]}"
 _HARMLESS = "harmless: the next command that changes the index writes it again"
 
 
