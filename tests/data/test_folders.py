@@ -129,6 +129,14 @@ def test_two_classes_may_share_a_folder(tmp_path):
     assert list(data.names) == ["cat/1.png", "dog/2.png", "kitten/1.png"]
 
 
+def test_a_link_from_one_class_to_all_does_not_mix_them(tmp_path):
+    write(tmp_path, "cat/1.png", "dog/2.png")
+    os.symlink(tmp_path, tmp_path / "cat" / "loop")
+    os.symlink(tmp_path / "dog", tmp_path / "cat" / "friend")
+    data = open_folder(tmp_path)
+    assert list(data.names) == ["cat/1.png", "dog/2.png"]
+
+
 def test_why_there_is_nothing():
     root = Path("x")
     assert FoundImages().nothing(root) == "x holds no images"

@@ -8,6 +8,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -121,6 +122,7 @@ def walk_images(
     root: str | os.PathLike[str],
     *,
     without: str | os.PathLike[str] | None = None,
+    elsewhere: AbstractSet[str] = frozenset(),
     is_own: Callable[[str], bool] = is_own_output,
 ) -> FoundImages:
     """Find every image in and below a folder, with its size and time of change.
@@ -132,6 +134,8 @@ def walk_images(
     Args:
         root: the folder.
         without: a folder to skip, such as the index that is being filled.
+        elsewhere: real paths of folders whose images belong to another walk; links to them are not
+            followed.
         is_own: whether fisherhash wrote a folder; such folders are skipped.
 
     Raises:
@@ -139,7 +143,9 @@ def walk_images(
     """
     found = FoundImages()
     root = os.fspath(root)
-    seen = set() if without is None else {os.path.realpath(without)}
+    seen = {*elsewhere} - {os.path.realpath(root)}
+    if without is not None:
+        seen.add(os.path.realpath(without))
     waiting, links = [""], []
     while waiting or links:
         inside = waiting.pop() if waiting else links.pop()
@@ -236,8 +242,10 @@ def open_folder(root: Path) -> Collection:
     folders, links = _list(os.fspath(root), "", top, is_own_output)
     inside: dict[str, list[str]] = {}
     notes: list[str] = []
+    # A link from one class to another, or to all of them, adds no images to it.
+    real = {os.path.realpath(place) for place in (root, *(root / name for name in folders))}
     for folder in sorted(folders + links):
-        found = walk_images(root / folder)
+        found = walk_images(root / folder, elsewhere=real)
         top.other += found.other
         top.own += [f"{folder}/{name}" for name in found.own]
         if keys := image_keys(found, root / folder):
