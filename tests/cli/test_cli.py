@@ -309,6 +309,16 @@ def test_nested_codes_from_training_to_encoding(run, photos, tmp_path):
     code, out, err = run("encode", path, "--model", folder, "--bits", 32)
     assert (code, out) == (2, "")
     assert "codes of 24 bits can be cut to 1 to 24 bits, got 32" in err
+    _, out, err = run("evaluate", "--model", folder, "--data", photos, "--json")
+    nested = json.loads(out)["nested"]
+    assert list(nested) == ["8", "16"]
+    truncated = Hasher.load(folder).truncated(8)
+    truncated.save(tmp_path / "eight")
+    alone = json.loads(
+        run("evaluate", "--model", tmp_path / "eight", "--data", photos, "--json")[1]
+    )
+    assert nested["8"]["map"] == pytest.approx(alone["evaluation"]["map"], abs=1e-9)
+    assert "mAP of the first 8 bits" in run("evaluate", "--model", folder, "--data", photos)[1]
     for wrong, sentence in (("8,x", "--nested must be a whole number"), ("32", "got 32")):
         code, _, err = run("train", photos, "--out", tmp_path / "x", "--nested", wrong, *flags)
         assert code == 2

@@ -188,6 +188,8 @@ def train(
     say(f"features {seconds['features']:.1f} s, training {seconds['training']:.1f} s")
     result: dict[str, Any] = {"model": str(out), **trained.hasher.details}
     _say_second_code(trained.hasher, result)
+    if nested:
+        say(f"the shorter codes are measured by: fisherhash evaluate --model {out} --data {data}")
     if trained.evaluation is not None:
         say(f"mAP {_map_line(trained.evaluation)}")
         result["evaluation"] = trained.evaluation.to_json()
@@ -370,7 +372,7 @@ def evaluate(
     from fisherhash.evaluation import compat as old_number
     from fisherhash.model.folder import versions
     from fisherhash.model.hasher import Hasher
-    from fisherhash.training.measuring import SPLIT_FILE, encode_split, measure
+    from fisherhash.training.measuring import SPLIT_FILE, encode_split, first_bits, measure
 
     if plots is not None:
         require_package("matplotlib", "plots", "--plots")
@@ -409,11 +411,20 @@ def evaluate(
             f"mAP by Hamming distance     {measured.map:.4f}",
             f"mAP by real-valued queries  {real.map:.4f}",
         ]
+    shorter = {
+        bits: measure(first_bits(encoded, hasher, bits), top=split.top)
+        for bits in hasher.details.get("nested", ())
+        if bits < hasher.bits
+    }
+    lines += [
+        f"mAP of the first {bits} bits".ljust(28) + f"{m.map:.4f}" for bits, m in shorter.items()
+    ]
     result = {
         "protocol": split.to_json(),
         "queries_trained_on": seen,
         "evaluation": measured.to_json(),
         "real_valued_queries": None if real is None else real.to_json(),
+        "nested": {str(bits): found.to_json() for bits, found in shorter.items()},
         "model": {"folder": str(model), "bits": hasher.bits, "method": hasher.method}
         | hasher.details,
         "skipped": [{"name": item.name, "reason": item.reason} for item in encoded.skipped],

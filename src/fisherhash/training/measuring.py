@@ -5,6 +5,7 @@ Imports no torch: an exported model is measured without it.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fisherhash.codes import code_bytes, pack
+from fisherhash.codes import code_bytes, pack, unpack
 from fisherhash.data.collection import Collection
 from fisherhash.data.loading import Skipped
 from fisherhash.data.splits import Split
@@ -65,6 +66,21 @@ class EncodedSplit:
     head: AnyHead
     skipped: list[Skipped]
     real_queries: NDArray[np.float32] | None = None
+
+
+def first_bits(encoded: EncodedSplit, hasher: Hasher, bits: int) -> EncodedSplit:
+    """Return what was encoded with the first bits of each code alone."""
+    query, database = (
+        pack(unpack(codes, hasher.bits)[:, :bits] - 0.5)
+        for codes in (encoded.query_codes, encoded.database_codes)
+    )
+    return dataclasses.replace(
+        encoded,
+        query_codes=query,
+        database_codes=database,
+        head=hasher.truncated(bits).head,
+        real_queries=None,
+    )
 
 
 def encode_split(
