@@ -416,9 +416,8 @@ def evaluate(
         for bits in hasher.details.get("nested", ())
         if bits < hasher.bits
     }
-    lines += [
-        f"mAP of the first {bits} bits".ljust(28) + f"{m.map:.4f}" for bits, m in shorter.items()
-    ]
+    for length, found in shorter.items():
+        lines.append(f"{f'mAP of the first {length} bits':<27} {found.map:.4f}")
     result = {
         "protocol": split.to_json(),
         "queries_trained_on": seen,
