@@ -244,8 +244,8 @@ Every row of [the tables](results.md) was searched as
 [described there](reproduce.md#how-rows-are-tuned), on held-out training images. Each data set and
 network has two tables below. The first counts the quasi-random points that have a score (*live*:
 in the others the loss became infinite or not a number) and all trials, of which a row has more
-where its winner lay at an edge or where late rounds were run; then come the best scores, the mean of
-mAP at two code lengths.
+where its winner lay at an edge or where late rounds were run; then come the best scores, the mean
+of mAP at two code lengths.
 *At an edge* names what the best has at an edge of its range with nothing tried beyond it, or at a
 border of the grid of the class step. Table 1 has no class step: what *pair* and *pair + intra* have
 with it is not used. The second table has the winners. All trials are in
