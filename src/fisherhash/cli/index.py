@@ -264,9 +264,9 @@ def skipped(index: str, *, json: Json = False) -> None:
     writer.writerows(map(printable_text, file) for file in files)
 
 
-UNUSUAL = ("fine_bits", "fine_bytes", "removed", "skipped")
+INFO_UNUSUAL = ("fine_bits", "fine_bytes", "removed", "skipped")
 """Facts that `index info` prints only where they are not zero."""
-TITLES = {
+INFO_TITLES = {
     "count": "items",
     "keyed": "with a key",
     "fine_bits": "second code, bits",
@@ -292,11 +292,11 @@ def info(index: str, *, json: Json = False) -> None:
     if isinstance(facts.get("bytes"), dict):
         shown["bytes"] = sum(facts["bytes"].values())
     # What only programs ask for, and what is as it is in most indexes.
-    left_out = {"next_id", *(name for name in UNUSUAL if not shown.get(name))}
+    left_out = {"next_id", *(name for name in INFO_UNUSUAL if not shown.get(name))}
     left_out |= {"uri"} if shown.get("path") == shown["uri"] else set()
     left_out |= {"keyed"} if shown.get("keyed") == shown.get("count") else set()
     lines = (
-        printable(f"{TITLES.get(name, name):<19} {f'{v:,}' if isinstance(v, int) else v}")
+        printable(f"{INFO_TITLES.get(name, name):<19} {f'{v:,}' if isinstance(v, int) else v}")
         for name, v in shown.items()
         if v is not None and not isinstance(v, dict | list) and name not in left_out
     )

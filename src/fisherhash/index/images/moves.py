@@ -48,7 +48,8 @@ def moves_script(found: Duplicates, target: str | os.PathLike[str], *, script: s
             if match.path is None or match.item.id in kept or match.item.id in moved:
                 continue
             if os.path.islink(match.path) or os.path.realpath(match.path) in shown:
-                lines.append(f"# a link and its file are one: {printable(match.path)} stays\n")
+                what = "a link, or what the kept link points to"
+                lines.append(f"# not moved, {what}: {printable(match.path)}\n")
                 continue
             if sure:
                 moved.add(match.item.id)
