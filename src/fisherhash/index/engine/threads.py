@@ -1,7 +1,8 @@
-"""Plain threads for kernels that release the GIL."""
+"""Plain threads for work that releases the GIL."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -16,6 +17,8 @@ _pool: ThreadPoolExecutor | None = None
 def run(job: Callable[..., Any], calls: Iterable[Iterable[Any]], threads: int) -> list[Any]:
     """Call a job once per tuple of arguments, and return the results in the same order.
 
+    After an error or Ctrl-C no further call begins.
+
     >>> run(max, [(1, 2), (4, 3)], threads=2)
     [2, 4]
 
@@ -27,14 +30,20 @@ def run(job: Callable[..., Any], calls: Iterable[Iterable[Any]], threads: int) -
     calls = list(calls)
     results: list[Any] = [None] * len(calls)
     waiting = iter(range(len(calls)))
+    stopped = False
 
     def work() -> None:
-        while True:
-            with _lock:
-                number = next(waiting, None)
-            if number is None:
-                return
-            results[number] = job(*calls[number])
+        nonlocal stopped
+        try:
+            while not stopped:
+                with _lock:
+                    number = next(waiting, None)
+                if number is None:
+                    return
+                results[number] = job(*calls[number])
+        except BaseException:
+            stopped = True
+            raise
 
     helpers = min(threads, len(calls), _LARGEST) - 1
     others = [_threads().submit(work) for _ in range(helpers)]
@@ -47,6 +56,16 @@ def run(job: Callable[..., Any], calls: Iterable[Iterable[Any]], threads: int) -
         if failure is not None:
             raise failure
     return results
+
+
+def split(total: int, pieces: int) -> list[tuple[int, int]]:
+    """Cut range(total) into at most ``pieces`` pieces of about equal size, none of them empty.
+
+    >>> split(5, 2)
+    [(0, 2), (2, 5)]
+    """
+    bounds = [total * i // pieces for i in range(pieces + 1)] if pieces else []
+    return [(a, b) for a, b in itertools.pairwise(bounds) if a < b]
 
 
 def _threads() -> ThreadPoolExecutor:
