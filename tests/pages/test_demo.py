@@ -4,11 +4,11 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from html import escape
 
 import numpy as np
 import pytest
 import torch
+from markupsafe import escape
 
 from fisherhash import codes
 from fisherhash.data.protocols import Split
