@@ -16,6 +16,8 @@ Block = Callable[[slice], NDArray[np.unsignedinteger]]
 
 # distances that one thread holds at once
 _BLOCK_PAIRS = 1 << 20
+# codes whose costs are added up at once, in the cache
+_BLOCK_ROWS = 1 << 14
 # below this many codes a whole row is sorted, which is cheaper than cutting it first
 _SORTED_ROW = 2048
 # comparisons that are worth waking up a thread
@@ -50,11 +52,21 @@ def nearest_weighted(
 ) -> tuple[Numbers, Numbers]:
     """The same, where a bit that differs costs its weight (n_queries, bits)."""
 
+    width = codes.shape[1] // 2 * 2
+    pairs = np.ascontiguousarray(codes[:, :width]).view("<u2")
+
     def block(some: slice) -> NDArray[np.unsignedinteger]:
         costs = np.zeros((len(queries[some]), len(codes)), dtype=np.uint32)
         for row, tables in zip(costs, byte_costs(queries[some], weights[some]), strict=True):
-            for byte, table in enumerate(tables):
-                row += table[codes[:, byte]]
+            # half as many look-ups with tables of two bytes, the second one above the first
+            twos = zip(tables[:width:2], tables[1:width:2], strict=True)
+            doubled = [(second[:, None] + first).ravel() for first, second in twos]
+            for start in range(0, len(codes), _BLOCK_ROWS):
+                part = slice(start, start + _BLOCK_ROWS)
+                for pair, table in enumerate(doubled):
+                    row[part] += table[pairs[part, pair]]
+                if width < len(tables):
+                    row[part] += tables[width][codes[part, width]]
         return costs
 
     return _nearest(block, len(queries), len(codes), k, threads)

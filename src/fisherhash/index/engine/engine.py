@@ -1,20 +1,35 @@
-"""Exact search over an array of codes, by position."""
+"""Exact search over an array of codes, by position.
+
+Three paths return the same results in the same order: numpy (small collections, or where numba is
+not installed), a scan of all codes, and buckets. The planner chooses between them.
+"""
 
 from __future__ import annotations
 
 import operator
-from typing import Any
+import threading
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fisherhash.codes import as_words, check_bits, check_codes, code_bytes
-from fisherhash.errors import UsageError
-from fisherhash.index.engine import by_numpy
+from fisherhash.errors import UsageError, unknown_name
+from fisherhash.index.engine import by_numpy, planner
 from fisherhash.index.engine.weights import check_weights
 from fisherhash.system.cores import available_cores
+from fisherhash.system.memory import available_memory
 
+if TYPE_CHECKING:
+    from fisherhash.index.engine.buckets import Buckets
+    from fisherhash.index.engine.scan import Planes
+
+PATHS = ("auto", "numpy", "scan", "buckets")
 MOST_CODES = 2**31 - 1
+
+_UNLIMITED = 1 << 60
+# records of a radius search number their queries in 21 bits
+_RECORDED_QUERIES = 1 << 16
 
 Numbers = NDArray[np.int64]
 
@@ -34,9 +49,18 @@ class Engine:
             change while the engine is used.
         bits: length of a code.
         threads: the most threads to use; all cores if None.
+        path: one of PATHS, to force one; ``auto`` takes what is likely to be fastest. All of them
+            return the same results. Without numba, only numpy is used.
     """
 
-    def __init__(self, codes: NDArray[np.uint8], bits: int, *, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        codes: NDArray[np.uint8],
+        bits: int,
+        *,
+        threads: int | None = None,
+        path: str = "auto",
+    ) -> None:
         self.bits = check_bits(bits)
         if codes.ndim != 2 or codes.dtype != np.uint8 or codes.shape[1] != code_bytes(bits):
             raise UsageError(
@@ -47,6 +71,15 @@ class Engine:
             raise UsageError(f"an engine can hold at most {MOST_CODES} codes, got {len(codes)}")
         self.codes = np.require(codes, requirements=["C", "A"])
         self.threads = available_cores() if threads is None else max(1, threads)
+        if path not in PATHS:
+            raise unknown_name("path", path, PATHS)
+        self.path = path
+        self._planner = planner.Planner(len(codes), codes.shape[1], self.threads)
+        self._lock = threading.Lock()
+        self._building = threading.Lock()
+        self._words: NDArray[np.unsignedinteger] | None = None
+        self._planes: Planes | None = None
+        self._buckets: Buckets | None = None
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -116,18 +149,120 @@ class Engine:
         return chosen
 
     def _chosen(self, positions: Numbers) -> Engine:
-        return Engine(self.codes[positions], self.bits, threads=self.threads)
+        return Engine(self.codes[positions], self.bits, threads=self.threads, path=self.path)
 
     def _search(
         self, queries: NDArray[np.uint8], weights: Numbers | None, k: int
     ) -> tuple[Numbers, Numbers]:
         k = min(k, len(self))
         if weights is not None:
-            return by_numpy.nearest_weighted(queries, weights, self.codes, k, self.threads)
-        return by_numpy.nearest(queries, as_words(self.codes), self.bits, k, self.threads)
+            if self._use_numpy("weighted", len(queries)):
+                return by_numpy.nearest_weighted(queries, weights, self.codes, k, self.threads)
+            return self._ready_planes().nearest_weighted(queries, weights, k)
+        if self._use_numpy("search", len(queries)):
+            return by_numpy.nearest(queries, self._ready_words(), self.bits, k, self.threads)
+        buckets = self._ready_buckets(len(queries))
+        budget = self._budget(buckets, len(queries), k)
+        if buckets is None or not budget:
+            return self._ready_planes().nearest(queries, k)
+        found, distances, done, guess = buckets.nearest(queries, k, budget, self._planner.guess(k))
+        left = np.flatnonzero(~done)
+        self._planner.learn(k, len(queries), len(left), guess)
+        if len(left):
+            found[left], distances[left] = self._ready_planes().nearest(queries[left], k)
+        return found, distances
 
     def _within(self, queries: NDArray[np.uint8], radius: int) -> tuple[Numbers, Numbers, Numbers]:
-        return by_numpy.within(queries, as_words(self.codes), self.bits, radius, self.threads)
+        if self._use_numpy("within", len(queries)):
+            words = self._ready_words()
+            return by_numpy.within(queries, words, self.bits, radius, self.threads)
+        starts = range(0, len(queries), _RECORDED_QUERIES)
+        blocks = [queries[start : start + _RECORDED_QUERIES] for start in starts]
+        parts = [self._within_by_kernels(block, radius) for block in blocks]
+        counts, positions, distances = zip(*parts, strict=True)
+        offsets = np.cumsum(np.concatenate([[0], *counts]))
+        return offsets, np.concatenate(positions), np.concatenate(distances)
+
+    def _within_by_kernels(
+        self, queries: NDArray[np.uint8], radius: int
+    ) -> tuple[Numbers, Numbers, Numbers]:
+        """How many results each query has, positions and distances."""
+        from fisherhash.index.engine.kernels import QUERY_SHIFT
+
+        buckets = self._ready_buckets(len(queries))
+        budget = self._budget(buckets, len(queries))
+        records, left = np.zeros(0, dtype=np.uint64), np.arange(len(queries))
+        if buckets is not None and budget:
+            records, done = buckets.within(queries, radius, budget)
+            left = np.flatnonzero(~done)
+        if len(left):
+            found = self._ready_planes().within(queries[left], radius)
+            numbers = (found >> np.uint64(QUERY_SHIFT)).astype(np.int64)
+            found += (left[numbers] - numbers).astype(np.uint64) << np.uint64(QUERY_SHIFT)
+            records = np.concatenate([records, found])
+        records.sort()
+        numbers = (records >> np.uint64(QUERY_SHIFT)).astype(np.int64)
+        counts = np.bincount(numbers, minlength=len(queries))
+        distances = (records >> np.uint64(32)) & np.uint64((1 << QUERY_SHIFT - 32) - 1)
+        positions = records & np.uint64(0xFFFFFFFF)
+        return counts, positions.astype(np.int64), distances.astype(np.int64)
+
+    def _use_numpy(self, search: str, queries: int) -> bool:
+        """Whether numpy does a kind of search; notes that the kernels are loaded otherwise."""
+        if not len(self) or not queries:
+            return True
+        # kernels are compiled for each type of distances
+        kind = f"{search} in {8 if self.bits < 255 else 16} bits"
+        total, width = self.codes.shape
+        weighted = search == "weighted"
+        numpy = planner.use_numpy(queries, total, width, kind, weighted=weighted)
+        if self.path != "auto":
+            numpy = self.path == "numpy" or not planner.has_numba()
+        if not numpy:
+            planner.loaded.add(kind)
+        return numpy
+
+    def _budget(self, buckets: Buckets | None, queries: int, k: int = 0) -> int:
+        """Work that the buckets may do per query; 0 if they are not to be used."""
+        if buckets is None or self.path == "buckets":
+            return _UNLIMITED
+        return self._planner.budget(queries, k)
+
+    def _ready_words(self) -> NDArray[np.unsignedinteger]:
+        if self._words is None:
+            self._words = as_words(self.codes)
+        return self._words
+
+    def _ready_planes(self) -> Planes:
+        from fisherhash.index.engine.scan import Planes
+
+        with self._lock:
+            if self._planes is None:
+                self._planes = Planes(self.codes, self.bits, self.threads)
+            return self._planes
+
+    def _ready_buckets(self, queries: int) -> Buckets | None:
+        """The buckets, if this search uses them; builds them if that pays."""
+        if self._buckets is not None or self.path == "scan":
+            return self._buckets
+        from fisherhash.index.engine import buckets
+
+        forced = self.path == "buckets"
+        if not forced and not (
+            self.bits <= buckets.LONGEST_PROBED and self._planner.buckets_pay(queries)
+        ):
+            return None
+        # while one thread builds them, the others scan
+        if not self._building.acquire(blocking=forced):
+            return None
+        try:
+            free, needed = available_memory(), buckets.bytes_needed(self.bits, len(self))
+            fits = free is None or needed < free // 2
+            if self._buckets is None and (forced or fits):
+                self._buckets = buckets.Buckets(self.codes, self.bits, self.threads)
+        finally:
+            self._building.release()
+        return self._buckets
 
 
 def _whole_number(name: str, value: Any, least: int) -> int:
