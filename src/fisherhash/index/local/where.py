@@ -1,8 +1,9 @@
-"""Filters as SQL expressions over the catalogue's table of items."""
+"""Filters as SQL expressions over the table of items."""
 
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +36,18 @@ def to_sql(where: All) -> tuple[str, list[Any]]:
     if len(values) > 3 * MAX_VALUES:
         raise UsageError(f"the filters have {len(values):,} values in all, too many for one search")
     return " AND ".join(parts), values
+
+
+def has_field(db: sqlite3.Connection, path: Sequence[str]) -> bool:
+    """Whether any item has a field in its metadata."""
+    query = "SELECT 1 FROM items WHERE json_type(metadata, ?) IS NOT NULL LIMIT 1"
+    return db.execute(query, (json_path(path),)).fetchone() is not None
+
+
+def metadata_fields(db: sqlite3.Connection) -> list[str]:
+    """The names of all metadata fields."""
+    query = "SELECT DISTINCT own.key FROM items, json_each(items.metadata) AS own LIMIT 1000"
+    return [name.decode(errors="replace") for (name,) in db.execute(query)]
 
 
 def json_path(path: Sequence[str]) -> str:
