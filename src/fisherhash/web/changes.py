@@ -14,8 +14,7 @@ from fisherhash.data.formats import IMAGE_EXTENSIONS, UnreadableImage, open_imag
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import CannotReadError, DamagedError, Index
 from fisherhash.index.images.image_index import ImageIndex
-from fisherhash.index.images.results import synced_folder
-from fisherhash.index.items import Item
+from fisherhash.index.images.results import Hit, synced_folder
 from fisherhash.web.options import ServeOptions
 
 WRITER_SECONDS = 2.0
@@ -73,7 +72,7 @@ class IndexChanges:
             )
         return Path(folder)
 
-    def add(self, data: bytes, name: str, labels: Sequence[str] | None) -> Item:
+    def add(self, data: bytes, name: str, labels: Sequence[str] | None) -> Hit:
         """Store an image in the folder for uploads, and add it to the index.
 
         Raises:
@@ -91,7 +90,7 @@ class IndexChanges:
                 if not keys:
                     reasons = [skip.reason for skip in report.skipped if skip.name in str(path)]
                     raise UnreadableImage(reasons[0] if reasons else "it cannot be read")
-                return images.index.get(keys[0])
+                return Hit.of(images.index.get(keys[0]), folder=synced_folder(images.index))
             except BaseException:
                 path.unlink(missing_ok=True)
                 raise
