@@ -73,9 +73,7 @@ class SearchQuery(ImageQuery):
         default=None, ge=0, le=LARGEST_ID, description="Search with the item of this id."
     )
     key: str | None = Field(default=None, description="Search with the item of this key.")
-    code: QueryCode | None = Field(
-        default=None, description="Search with this code, in hexadecimal."
-    )
+    code: QueryCode | None = Field(default=None, description="Search with this code, as hex.")
     weights: str | None = Field(
         default=None,
         pattern="^([0-9a-f]{2}){1,1024}$",
@@ -98,13 +96,9 @@ class SearchQuery(ImageQuery):
 class PageQuery(SearchQuery):
     """A search as the address of the search page has it."""
 
-    image: UploadName | None = Field(
-        default=None, description="An uploaded image whose code this is."
-    )
+    image: UploadName | None = Field(default=None, description="The upload that has this code.")
     bits: bool = Field(default=False, description="Show the codes.")
-    seed: int = Field(
-        default=0, ge=0, le=2**32, description="Which random items are shown at first."
-    )
+    seed: int = Field(default=0, ge=0, le=2**32, description="Which random items to show.")
 
     def url(self, path: str = "/", **changes: Any) -> str:
         """The address of this query with some changes; what has its default is left out."""
