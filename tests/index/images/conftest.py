@@ -1,15 +1,13 @@
-"""Hashers, folders of images, and indexes: on the disk, and in memory by URI."""
+"""Hashers, folders of images, and indexes."""
 
-import importlib
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
 
 from fisherhash import backbones
 from fisherhash.index import Index
-from fisherhash.index.images import syncing
+from fisherhash.index.images import encoding
 from fisherhash.model.heads import LinearHead
 from fisherhash.model.torch_hasher import TorchHasher
 
@@ -51,21 +49,11 @@ def album(write_photos, tmp_path):
 @pytest.fixture
 def blocks_of(monkeypatch):
     """Sets how many images one commit takes."""
-    return lambda count: monkeypatch.setattr(syncing, "IMAGES_PER_COMMIT", count)
-
-
-@pytest.fixture(params=["path", "memory"])
-def new_uri(request, tmp_path, monkeypatch):
-    """Where a new index may be created, for each back-end."""
-    if request.param == "path":
-        return tmp_path / "new.index"
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "contract")
-    importlib.import_module("memory")
-    return f"memory://{tmp_path}"
+    return lambda count: monkeypatch.setattr(encoding, "IMAGES_PER_COMMIT", count)
 
 
 @pytest.fixture
-def new_index(new_uri):
-    """An empty index of codes of 8 bits, open for writing, for each back-end."""
-    with Index.create(new_uri, bits=8) as index:
+def new_index(tmp_path):
+    """An empty index of codes of 8 bits, open for writing."""
+    with Index.create(tmp_path / "new.index", bits=8) as index:
         yield index

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 FEWEST_FITTED = builtin.FEWEST_FITTED
 FITTED_BITS = 128
 """Length of fitted codes: P@10 is 1 to 4 points above that of 64 bits."""
+UNFITTED_BITS = 128
 UNFITTED = {64: "general2-64", 128: "general2-128", 256: "general2-256"}
 """The built-in hashers for fewer images, by the length of their codes."""
 FIT_SAMPLE = 10_000
@@ -105,7 +106,7 @@ def choose_hasher(
         fitted = _fitted(name, files, FITTED_BITS if bits is None else bits, device, workers)
         if fitted is not None:
             return fitted
-    unfitted = UNFITTED.get(FITTED_BITS if bits is None else bits)
+    unfitted = UNFITTED.get(UNFITTED_BITS if bits is None else bits)
     if unfitted is None:
         lengths = ", ".join(str(one) for one in UNFITTED)
         raise UsageError(

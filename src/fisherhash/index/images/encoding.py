@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -101,14 +102,12 @@ def collection_of(name: str, files: Sequence[ImageFile]) -> Collection:
 
 def files_of(hasher: Hasher) -> dict[str, bytes]:
     """The files of a hasher's model folder, which an index carries."""
-    with tempfile.TemporaryDirectory() as folder:
-        hasher.save(folder)
-        return {entry.name: _content(entry.path) for entry in os.scandir(folder)}
-
-
-def _content(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            hasher.save(folder)
+            return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+    except OSError as error:
+        raise FisherhashError(f"the model cannot be written for the index: {error}") from error
 
 
 class ClusterEncoder(Encoder):

@@ -171,14 +171,14 @@ def remembered_pairs(uri: Uri, codes: Codes, bits: int, radius: int) -> NearPair
     ends = np.minimum(left, right), np.maximum(left, right)
     known = NearPairs(*ends, before.distances[keep])
     new = np.setdiff1d(np.arange(len(codes)), both[1])
+    if not len(new):
+        return NearPairs.joined([known])
     pairs = NearPairs.joined([known, near_pairs(codes, bits, radius, new=new)])
-    if len(new):
-        data = io.BytesIO()
-        ends = np.stack([pairs.left, pairs.right]).astype(np.uint32)
-        about = np.array([bits, radius])
-        np.savez(data, codes=codes, about=about, pairs=ends, distances=pairs.distances)
-        with contextlib.suppress(FisherhashError, OSError):
-            write_file(place, data.getvalue())
+    data, about = io.BytesIO(), np.array([bits, radius])
+    lists = {"left": pairs.left, "right": pairs.right, "distances": pairs.distances}
+    np.savez(data, allow_pickle=False, codes=codes, about=about, **lists)
+    with contextlib.suppress(FisherhashError, OSError):
+        write_file(place, data.getvalue())
     return pairs
 
 
@@ -187,10 +187,10 @@ def _read_pairs(place: Path, width: int, bits: int, radius: int) -> tuple[Codes,
     try:
         with np.load(place, allow_pickle=False) as file:
             codes, (was_bits, was_radius) = file["codes"], file["about"].tolist()
-            ends, distances = file["pairs"].astype(np.int64), file["distances"]
+            pairs = NearPairs(file["left"], file["right"], file["distances"])
         fits = was_bits == bits and was_radius >= radius and codes.shape[1] == width
-        if fits and ends.shape == (2, len(distances)) and ends.max(initial=-1) < len(codes):
-            return codes, NearPairs(ends[0], ends[1], distances)
+        if fits and len(pairs.left) == len(pairs.distances):
+            return codes, pairs
     except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile):
         pass
     return np.empty((0, width), dtype=np.uint8), NearPairs.joined([])

@@ -4,12 +4,10 @@ import threading
 
 import pytest
 
-from fisherhash.cli import main
 from fisherhash.errors import UsageError
 from fisherhash.index import Index
-from fisherhash.index.images import ingesting
+from fisherhash.index.images import encoding
 from fisherhash.index.images.creating import sync_index
-from fisherhash.index.images.ingesting import ingest_images
 
 pytestmark = pytest.mark.xdist_group("ray")
 
@@ -26,7 +24,7 @@ def source(write_photos, tmp_path_factory):
 def expected(source, tmp_path_factory):
     """Codes and labels by key, as one process makes them."""
     place = tmp_path_factory.mktemp("expected") / "a.index"
-    sync_index(place, source, model="general-64")
+    sync_index(place, source, workers=0)
     return contents(place)
 
 
@@ -37,38 +35,33 @@ def contents(uri):
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(ingesting, "CHUNK", 2)
+    monkeypatch.setattr(encoding, "CHUNK", 2)
 
 
 def test_a_folder(ray_cluster, source, expected, tmp_path, small_chunks):
-    report = ingest_images(tmp_path / "a.index", source, workers=2)
+    report = sync_index(tmp_path / "a.index", source, cluster="", workers=2)
     assert (len(report.added), report.new_skipped) == (18, 1)
     assert contents(tmp_path / "a.index") == expected
-    again = ingest_images(tmp_path / "a.index", source, workers=2)
+    again = sync_index(tmp_path / "a.index", source, cluster="", workers=2)
     assert (again.added, again.updated, again.unchanged, again.new_skipped) == ([], [], 18, 0)
     assert [skip.name for skip in again.skipped] == ["a/broken.jpg"]
 
 
-def test_a_url_and_a_list(ray_cluster, bucket, source, expected, tmp_path, capsys):
+def test_a_url_and_a_list(ray_cluster, bucket, source, expected, tmp_path):
     bucket.put(str(source), f"{bucket.bucket}/photos", recursive=True)
-    words = ["index", "ingest", str(tmp_path / "a.index"), f"{bucket.bucket}/photos"]
-    for _ in range(2):
-        with pytest.raises(SystemExit) as ended:
-            main([*words, "--workers", "2"])
-        assert ended.value.code == 0
-        assert contents(tmp_path / "a.index") == expected
-    said = capsys.readouterr().err
-    assert "18 added, 0 updated, 0 removed, 0 unchanged, 1 skipped" in said
-    assert "0 added, 0 updated, 0 removed, 18 unchanged, 1 skipped" in said
-    with Index.open(tmp_path / "a.index") as index:
+    for unchanged in (0, 18):
+        report = sync_index(tmp_path / "a", f"{bucket.bucket}/photos", cluster="", workers=2)
+        assert (len(report.added), report.unchanged) == (18 - unchanged, unchanged)
+        assert contents(tmp_path / "a") == expected
+    with Index.open(tmp_path / "a") as index:
         assert index.get("a/00.png").path == f"{bucket.bucket}/photos/a/00.png"
-
     lines = [f"{bucket.bucket}/photos/b/01.png", str(source / "a" / "02.png"), "gone.png"]
     (tmp_path / "list.txt").write_text("\n".join([*lines, ""]))
-    report = ingest_images(tmp_path / "b.index", tmp_path / "list.txt", workers=1)
+    # The same without a cluster.
+    report = sync_index(tmp_path / "b", tmp_path / "list.txt", workers=0)
     assert sorted(report.added) == sorted(lines[:2])
     assert [skip.name for skip in report.skipped] == ["gone.png"]
-    found = contents(tmp_path / "b.index")
+    found = contents(tmp_path / "b")
     assert found[lines[0]][0] == expected["b/01.png"][0]
     assert found[lines[1]][0] == expected["a/02.png"][0]
 
@@ -77,24 +70,23 @@ def test_what_is_refused(ray_cluster, tmp_path):
     (tmp_path / "empty").mkdir()
     for source, message in {
         tmp_path / "empty": "holds no images",
-        tmp_path / "nothing": "neither a folder of images nor a list",
+        tmp_path / "nothing": "there is no folder",
         "nothing://a/b": "cannot be read",
     }.items():
         with pytest.raises(UsageError, match=message):
-            ingest_images(tmp_path / "a.index", source)
+            sync_index(tmp_path / "a.index", source, cluster="")
+    with pytest.raises(UsageError, match="the cluster has no GPU"):
+        encoding.ClusterEncoder(lambda: None, "", device="cuda")
     assert not Index.exists(tmp_path / "a.index")
 
 
 @pytest.mark.slow
-def test_a_node_that_ends_while_encoding(
-    ray_cluster, source, expected, tmp_path, small_chunks, monkeypatch
-):
+def test_a_node_that_ends_while_encoding(ray_cluster, source, expected, tmp_path, monkeypatch):
     """Its chunks go to other workers; every image is there once."""
-    place = tmp_path / "a.index"
-    monkeypatch.setattr(ingesting, "CHUNK", 1)
-    reports = []
+    place, reports = tmp_path / "a.index", []
+    monkeypatch.setattr(encoding, "CHUNK", 1)
     work = threading.Thread(
-        target=lambda: reports.append(ingest_images(place, source, workers=3)), daemon=True
+        target=lambda: reports.append(sync_index(place, source, cluster="", workers=3)), daemon=True
     )
     work.start()
     while not (Index.exists(place) and len(Index.open(place))):
