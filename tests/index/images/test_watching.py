@@ -84,8 +84,9 @@ def test_changes_arrive_and_readers_see_them(quick, synced):
     assert added[:2] == ["before.png", "dogs/new.png"]
 
 
-def test_a_sync_that_fails_is_tried_again(quick, synced):
+def test_a_sync_that_fails_is_tried_again(quick, synced, monkeypatch):
     uri, album = synced
+    monkeypatch.setattr("fisherhash.index.local.file.WAIT_SECONDS", 0.1)
     with Index.open(uri) as reader, Watch(uri, album) as watch:
         with contextlib.closing(sqlite3.connect(uri)) as other:
             other.execute("BEGIN IMMEDIATE")

@@ -17,6 +17,7 @@ from fisherhash.data.images import read_failure
 from fisherhash.data.photo_fields import PHOTO_FIELDS
 from fisherhash.errors import UsageError
 from fisherhash.index.base import Index
+from fisherhash.index.images.choosing import is_outdated, other_hasher
 from fisherhash.index.images.importing import Import
 from fisherhash.index.images.known import remember_folders
 from fisherhash.index.images.results import SyncReport, synced_folder
@@ -82,16 +83,21 @@ def sync_images(
         report.added = [file.key for file in todo if file.key not in work.files]
         report.updated = [file.key for file in todo if file.key in work.files]
         report.removed = gone
-        return work.finish()
-    if new_root:
-        work.note_folder(root)
-    with work.writing():
-        work.commit(gone=gone)
-        work.encode(root.name, todo)
-        if refresh_fields:
-            new = {file.key for file in todo}
-            work.refresh_fields(root.name, [file for file in found.files if file.key not in new])
-    remember_folders(work.index.uri, [root])
+    else:
+        if new_root:
+            work.note_folder(root)
+        with work.writing():
+            work.commit(gone=gone)
+            work.encode(root.name, todo)
+            if refresh_fields:
+                new = {file.key for file in todo}
+                same = [file for file in found.files if file.key not in new]
+                work.refresh_fields(root.name, same)
+        remember_folders(work.index.uri, [root])
+    if is_outdated(work.index):
+        # Where an image was encoded, the hasher was loaded and is the right one.
+        name = work.index.model["builtin"]
+        report.notes.append(other_hasher(f"the built-in hasher '{name}'", work.index))
     return work.finish()
 
 
