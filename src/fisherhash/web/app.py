@@ -23,7 +23,6 @@ from fisherhash.index.base import CannotWriteError
 from fisherhash.index.images.image_index import ImageIndex
 from fisherhash.system.version import __version__
 from fisherhash.web import api, files, model_page, pages, rendering, review
-from fisherhash.web.changes import BusyError
 from fisherhash.web.gallery import Gallery, MissingError
 from fisherhash.web.guard import Guard, RequestMetrics
 from fisherhash.web.options import ServeOptions
@@ -32,7 +31,7 @@ from fisherhash.web.rendering import error_answer
 
 UPLOADS = 16
 """Uploads that are received at once; others wait."""
-STATUS = {MissingError: 404, UnreadableImage: 422, BusyError: 409, CannotWriteError: 507}
+STATUS = {MissingError: 404, UnreadableImage: 422, CannotWriteError: 507}
 """What a request that raised an error of ours gets; 400 for bad use, 503 for any other failure."""
 logger = logging.getLogger(__name__)
 
