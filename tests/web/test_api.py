@@ -217,7 +217,7 @@ def test_the_description_knows_every_parameter(server):
     for verb in ("get", "post"):
         known = {one["name"] for one in paths["/api/search"][verb]["parameters"]}
         assert {"k", "radius", "ranking", "where"} <= known
-    assert "delete" not in paths["/api/items/{number}"]
+    assert "delete" not in paths["/api/items/{id}"]
 
 
 @pytest.mark.parametrize("path", ["/api/facets?", "/api/items?", "/api/search?like=1&", "/?"])

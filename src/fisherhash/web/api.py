@@ -61,11 +61,11 @@ class ItemsAnswer(TypedDict):
 
 
 class FacetsAnswer(TypedDict):
-    """Values with how many items have each."""
+    """Pairs of a value and how many items have it."""
 
-    labels: list[tuple[str, int]]
-    months: list[tuple[str, int]]
-    fields: dict[str, list[tuple[str | int | float | bool, int]]]
+    labels: list[list[str | int]]
+    months: list[list[str | int]]
+    fields: dict[str, list[list[str | int | float | bool]]]
 
 
 class CopyRow(ItemRow):
@@ -190,7 +190,7 @@ def items(gallery: Shown, query: Annotated[ItemsQuery, Query()]) -> Response:
     return JsonAnswer({"items": rows, "count": len(ids), "next": more})
 
 
-@router.get("/items/{number}", response_model=ItemRow)
+@router.get("/items/{id}", response_model=ItemRow)
 def item(gallery: Shown, number: ItemId) -> Response:
     """One item."""
     return JsonAnswer(item_row(gallery, gallery.item(number)))
@@ -207,7 +207,7 @@ def add_item(
     return JsonAnswer(item_row(gallery, hit), 201)
 
 
-@changes.delete("/items/{number}", response_model=dict[str, int])
+@changes.delete("/items/{id}", response_model=dict[str, int])
 def remove_item(gallery: Shown, number: ItemId) -> Response:
     """Remove an item from the index; its file stays."""
     gallery.item(number)

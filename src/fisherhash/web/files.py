@@ -23,7 +23,7 @@ BROWSER_TYPES = {
     "WEBP": "image/webp",
 }
 """The formats that every browser shows; any other one is re-encoded."""
-ItemId = Annotated[int, Path(ge=0, le=LARGEST_ID, description="The id of the item.")]
+ItemId = Annotated[int, Path(alias="id", ge=0, le=LARGEST_ID, description="The id of the item.")]
 router = APIRouter(include_in_schema=False)
 
 _PLACEHOLDER = (
@@ -32,7 +32,7 @@ _PLACEHOLDER = (
 )
 
 
-@router.get("/images/{number}/original")
+@router.get("/images/{id}/original")
 def original(request: Request, gallery: Shown, number: ItemId) -> Response:
     """The file of an item as it is, or re-encoded if a browser cannot show its format."""
     hit, limits = gallery.item(number), current_limits()
@@ -49,7 +49,7 @@ def original(request: Request, gallery: Shown, number: ItemId) -> Response:
     return _image(data, BROWSER_TYPES[kind], keep="v" in request.query_params)
 
 
-@router.get("/images/{number}/{size}")
+@router.get("/images/{id}/{size}")
 def resized(request: Request, gallery: Shown, number: ItemId, size: Size) -> Response:
     """The image of an item as a JPEG: small, medium or large."""
     hit = gallery.item(number)

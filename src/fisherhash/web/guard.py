@@ -102,8 +102,10 @@ class Guard:
             body = _Body(receive, headers, self.options)
             # Python cannot stop a thread: what takes too long ends on its own, unanswered.
             task = asyncio.ensure_future(self.app(scope, body, answer))
-            parts = 2 if {"content-length", "transfer-encoding"} & set(headers) else 1
-            await asyncio.wait({task}, timeout=parts * self.options.seconds)
+            limit = self.options.seconds
+            if {"content-length", "transfer-encoding"} & set(headers):
+                limit = 2 * limit + DRAIN_SECONDS
+            await asyncio.wait({task}, timeout=limit)
             if task.done() or status:
                 await task
                 return
@@ -195,7 +197,7 @@ class _Body:
 
     async def __call__(self) -> Message:
         if self._too_long:
-            await self._refuse_length()
+            await self._refuse(more=True)
         try:
             async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
                 message = await self._receive()
@@ -208,19 +210,18 @@ class _Body:
         if message["type"] == "http.request":
             self._left -= len(message.get("body", b""))
             if self._left < 0:
-                await self._refuse_length()
+                await self._refuse(more=message.get("more_body", False))
         return message
 
-    async def _refuse_length(self) -> None:
+    async def _refuse(self, *, more: bool) -> None:
         # Whoever still sends does not read the answer, and a closed connection would lose it.
         dropped, most = 0, 4 * self._options.max_upload
         try:
             async with asyncio.timeout(DRAIN_SECONDS):
-                while dropped < most:
+                while more and dropped < most:
                     message = await self._receive()
                     dropped += len(message.get("body", b""))
-                    if message["type"] != "http.request" or not message.get("more_body"):
-                        break
+                    more = message.get("more_body", False)
         except TimeoutError:
             pass
         text = f"The upload is larger than {self._options.max_upload:,} bytes, the limit here"
