@@ -2,26 +2,29 @@
 
 import shutil
 
+import numpy as np
 import pytest
 import torch
+from fisherhash.model.head import linear_head
+from fisherhash.model.torch_network import TorchNetwork
 
 from fisherhash import backbones
 from fisherhash.index import Index
 from fisherhash.index.images import encoding
-from fisherhash.model.heads import LinearHead
-from fisherhash.model.torch_hasher import TorchHasher
+from fisherhash.model.hasher import Hasher
 
 
 @pytest.fixture(scope="session")
 def make_hasher():
     """Makes a small hasher; the same one for the same seed."""
 
-    def make(seed=0, bits=24):
-        network = backbones.create("tiny", image_size=32)
-        torch.manual_seed(seed)
-        head = LinearHead(network.features, bits)
-        head.start(torch.randn(64, network.features).abs() * 0.1)
-        return TorchHasher(network, head, "lsh")
+    def make(seed=0, bits=24, classes=()):
+        network = TorchNetwork(backbones.create("tiny", image_size=32), torch.device("cpu"))
+        rng = np.random.default_rng(seed)
+        weight = rng.normal(size=(network.width, bits))
+        features = np.abs(rng.normal(size=(64, network.width))) * 0.1
+        head = linear_head(weight, -(features @ weight).mean(axis=0))
+        return Hasher(network, head, method="lsh", classes=classes)
 
     return make
 

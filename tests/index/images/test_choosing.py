@@ -10,8 +10,7 @@ from fisherhash.errors import UsageError
 from fisherhash.index.images import choosing
 from fisherhash.index.images.choosing import describe_model
 from fisherhash.index.images.creating import add_to_index, sync_index
-from fisherhash.model import builtin, onnx_runtime
-from fisherhash.model.hasher import Hasher
+from fisherhash.model import builtin, onnx_network
 
 
 @pytest.fixture
@@ -95,7 +94,7 @@ def test_every_door_and_every_device_gives_the_same_codes(photos, tmp_path, coun
     add_to_index(tmp_path / "files", shuffled, workers=0)
     expected = contents(tmp_path / "sync")
     assert contents(tmp_path / "add") == contents(tmp_path / "files") == expected
-    if not onnx_runtime.provides("cuda") and not torch.cuda.is_available():
+    if not onnx_network.provides("cuda") and not torch.cuda.is_available():
         sync_index(tmp_path / "cuda", folder, device="cuda", workers=0)
         assert contents(tmp_path / "cuda") == expected
         assert "Images are encoded on the CPU" in caplog.text
@@ -103,11 +102,9 @@ def test_every_door_and_every_device_gives_the_same_codes(photos, tmp_path, coun
             sync_index(tmp_path / "typo", folder, device="cud", workers=0)
 
 
-@pytest.mark.skipif(not hasattr(Hasher, "extended"), reason="the hasher cannot be extended yet")
 @pytest.mark.parametrize("count", [5, 14])
 def test_a_trained_model_gets_fitted_bits_behind_its_own(photos, tmp_path, make_hasher, count):
-    hasher = make_hasher()
-    hasher.classes = ("a", "b")
+    hasher = make_hasher(classes=("a", "b"))
     hasher.save(tmp_path / "model")
     folder = photos(0, count)
     report = sync_index(tmp_path / "i", folder, model=tmp_path / "model", workers=0)

@@ -2,27 +2,19 @@
 
 import numpy as np
 import pytest
-import torch
 
-from fisherhash import backbones
 from fisherhash.codes import unpack
 from fisherhash.errors import UsageError
 from fisherhash.index.images.image_index import ImageIndex
 from fisherhash.index.images.results import SearchResult
-from fisherhash.model.heads import LinearHead
-from fisherhash.model.torch_hasher import TorchHasher
 
 BITS = 6
 
 
 @pytest.fixture
-def hasher():
+def hasher(make_hasher):
     """A hasher of few bits, which leaves ties."""
-    network = backbones.create("tiny", image_size=32)
-    torch.manual_seed(0)
-    head = LinearHead(network.features, BITS)
-    head.start(torch.randn(64, network.features).abs() * 0.1)
-    return TorchHasher(network, head, "lsh")
+    return make_hasher(bits=BITS)
 
 
 @pytest.fixture

@@ -15,9 +15,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from fisherhash.errors import FisherhashError, UsageError
+import numpy as np
+from numpy.typing import NDArray
+
+from fisherhash.errors import FisherhashError, NotDefinedError, UsageError
 from fisherhash.index.base import Index
 from fisherhash.index.images.encoding import collection_of
 from fisherhash.index.items import Codes
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from fisherhash.data.computing import Rows
     from fisherhash.data.folders import ImageFile
     from fisherhash.model.hasher import Hasher
+    from fisherhash.model.networks import Network
 
 FEWEST_FITTED = builtin.FEWEST_FITTED
 FITTED_BITS = 128
@@ -43,6 +47,7 @@ DRAFT = 1.5
 """How far fitted hashers let the JPEG decoder reduce large files, as the general2 hashers do."""
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 StrPath = str | os.PathLike[str]
 
 
@@ -122,57 +127,58 @@ def choose_hasher(
 def _fitted(
     name: str, files: Sequence[ImageFile], bits: int, device: str, workers: int | None
 ) -> ChosenHasher | None:
-    """Codes of the built-in network, fitted to the images; None if too few can be read."""
-    base = load_builtin(builtin.DEFAULT_HASHER, device)
-    network = base.runtime.decoding(replace(base.preprocessing, draft=DRAFT))
-    sample, rows = _features(name, files, network, workers)
-    if len(rows.indices) < min(FEWEST_FITTED, FIT_SAMPLE):
-        return None
-    from fisherhash.model.fitted_hasher import FittedHasher
-    from fisherhash.model.itq_fit import fit_itq
+    """Codes of the packaged network, fitted to the images; None if too few can be read."""
+    from fisherhash.model.hasher import Hasher
+    from fisherhash.model.head import linear_head
 
-    weight, offset = fit_itq(rows.values, bits)
-    images = len(rows.indices)
+    network = on_device_or_cpu(lambda where: builtin.packaged_network(device=where), device)
+    network = network.decoding(replace(network.preprocessing, draft=DRAFT))
+    found = _fit_itq(name, files, network, bits, workers)
+    if found is None:
+        return None
+    images = len(found.rows.indices)
     details = {
         "data": {"name": name, "images": images, "of": len(files)},
-        "options": {"features": f"{base.backbone_name} of {builtin.DEFAULT_HASHER}"},
+        "options": {"features": f"{network.name} of {builtin.DEFAULT_HASHER}"},
     }
-    hasher = FittedHasher(network, weight, offset, method="itq", details=details)
+    head = linear_head(found.weight, found.offset)
+    hasher = Hasher(network, head, method="itq", details=details)
     reason = f"there are at least {FEWEST_FITTED:,} images, enough to fit codes to"
     return ChosenHasher(
         hasher,
         {"fitted": "itq", "images": images} | hasher.about,
-        _codes(hasher, sample, rows),
+        found.codes(hasher),
         f"{bits}-bit codes, fitted to {images:,} of {len(files):,} images (itq): {reason}",
     )
 
 
 def _extended(
-    name: str, files: Sequence[ImageFile], hasher: Any, workers: int | None
+    name: str, files: Sequence[ImageFile], hasher: Hasher, workers: int | None
 ) -> ChosenHasher:
     """A model's own bits and, where it learned from labels, fitted ones behind them."""
-    own = {"base": hasher.fingerprint()} | hasher.about
-    learned = f"{hasher.bits} bits that the model learned"
     plain = ChosenHasher(hasher, hasher.about)
-    if "builtin" in hasher.about or not hasher.head.hamming or not hasattr(hasher, "extended"):
+    if "builtin" in hasher.about:
         return plain
+    try:
+        hasher.extended(np.zeros((hasher.feature_width, 1)), np.zeros(1))
+    except NotDefinedError:
+        # Its codes have no Hamming distance, or its network computes logits without features.
+        return plain
+    own, learned = {"base": hasher.fingerprint()}, f"{hasher.bits} bits that the model learned"
     if hasher.classes and len(files) >= FEWEST_FITTED:
-        sample, rows = _features(name, files, hasher.runtime, workers)
-        if len(rows.indices) >= min(FEWEST_FITTED, FIT_SAMPLE):
-            from fisherhash.model.itq_fit import fit_itq
-
-            weight, offset = fit_itq(rows.values, min(FITTED_BITS, rows.values.shape[1]))
-            longer = hasher.extended(weight.T, offset)
-            about = own | {"fitted_bits": len(offset), "images": len(rows.indices)}
-            of = f"{len(rows.indices):,} of {len(files):,} images"
-            reason = f"{learned}, {len(offset)} fitted to {of}"
-            return ChosenHasher(longer, about, _codes(longer, sample, rows), reason)
+        network = hasher.features_network
+        found = _fit_itq(name, files, network, min(FITTED_BITS, network.width), workers)
+        if found is not None:
+            longer, images = hasher.extended(found.weight, found.offset), len(found.rows.indices)
+            own |= {"fitted_bits": len(found.offset), "images": images}
+            of = f"{images:,} of {len(files):,} images"
+            reason = f"{learned}, {len(found.offset)} fitted to {of}"
+            return ChosenHasher(longer, own | hasher.about, found.codes(longer), reason)
     if hasher.fitted is None:
         return plain
-    weight, offset = hasher.fitted
-    longer = hasher.extended(weight, offset)
-    reason = f"{learned}, {len(offset)} fitted to the images that it was trained on"
-    return ChosenHasher(longer, own | {"fitted_bits": len(offset)}, {}, reason)
+    longer, added = hasher.extended(*hasher.fitted), len(hasher.fitted[1])
+    reason = f"{learned}, {added} fitted to the images that it was trained on"
+    return ChosenHasher(longer, own | {"fitted_bits": added} | hasher.about, {}, reason)
 
 
 def _fitted_by(
@@ -211,26 +217,46 @@ def _sample(name: str, files: Sequence[ImageFile], most: int) -> Collection:
     return collection_of(name, [ordered[i] for i in sorted(order[:most])])
 
 
-def _features(
-    name: str, files: Sequence[ImageFile], network: Any, workers: int | None
-) -> tuple[Collection, Rows]:
-    """A sample of the images, and the features that a network computes of it.
+class Fitted(NamedTuple):
+    """Bits that were fitted to a sample of some images.
 
-    They are stored on disk: after an interruption, the same command goes on from there.
+    Attributes:
+        weight: (d, bits).
+        offset: (bits,) a bit is 1 where ``features @ weight + offset > 0``.
+        sample: the images that they were fitted to.
+        rows: the features of those that could be read.
     """
-    from fisherhash.model.runtime import feature_rows
+
+    weight: NDArray[np.float32]
+    offset: NDArray[np.float32]
+    sample: Collection
+    rows: Rows
+
+    def codes(self, hasher: Hasher) -> dict[str, Codes]:
+        """The codes of the sample by key: its features are there already."""
+        numbers, found = self.rows.indices.tolist(), {}
+        for block in hasher.encode_feature_blocks(self.rows.values):
+            for row, code in zip(block.indices.tolist(), block.codes, strict=True):
+                found[str(self.sample.names[numbers[row]])] = code
+        return found
+
+
+def _fit_itq(
+    name: str, files: Sequence[ImageFile], network: Network, bits: int, workers: int | None
+) -> Fitted | None:
+    """Fit bits to the features that a network computes; None if too few images can be read.
+
+    The features are stored on disk: after an interruption, the same command goes on from there.
+    """
+    from fisherhash.model.itq_fit import fit_itq
+    from fisherhash.model.networks import feature_rows
 
     sample = _sample(name, files, FIT_SAMPLE)
-    return sample, feature_rows(network, sample, workers=workers)
-
-
-def _codes(hasher: Hasher, sample: Collection, rows: Rows) -> dict[str, Codes]:
-    """The codes of the sample by key: its features are there already."""
-    numbers, found = rows.indices.tolist(), {}
-    for block in hasher.encode_feature_blocks(rows.values):
-        for row, code in zip(block.indices.tolist(), block.codes, strict=True):
-            found[sample.names[numbers[row]]] = code
-    return found
+    rows = feature_rows(network, sample, workers=workers)
+    if len(rows.indices) < min(FEWEST_FITTED, FIT_SAMPLE):
+        return None
+    weight, offset = fit_itq(rows.values, bits)
+    return Fitted(weight, offset, sample, rows)
 
 
 # Loading
@@ -243,17 +269,15 @@ def load_hasher(model: StrPath | None, device: str) -> Hasher:
     return Hasher.load(model, device=device)
 
 
-def load_builtin(name: str, device: str) -> Any:
+def load_builtin(name: str, device: str) -> Hasher:
     """Load a built-in hasher by its name only: a folder of that name may exist here."""
     from fisherhash.model.hasher import Hasher
 
-    return on_device_or_cpu(
-        lambda where: Hasher.load_builtin(name, device=where, runtime="onnx"), device
-    )
+    return on_device_or_cpu(lambda where: Hasher.load_builtin(name, device=where), device)
 
 
-def on_device_or_cpu(load: Callable[[str], Hasher], device: str) -> Hasher:
-    """Load a hasher for a device; on the CPU where its runtime cannot use a GPU, and say so."""
+def on_device_or_cpu(load: Callable[[str], _T], device: str) -> _T:
+    """Load for a device; on the CPU where the runtime cannot use a GPU, and say so."""
     try:
         return load(device)
     except UsageError as error:
