@@ -15,6 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from fisherhash.errors import FisherhashError, UsageError, counted
 
 MAX_BITS = 1024
+# pairs of codes that are compared at once
+_BLOCK_PAIRS = 1 << 15
 
 
 def check_bits(bits: int) -> int:
@@ -95,20 +97,38 @@ def hamming(queries: NDArray[np.uint8], database: NDArray[np.uint8]) -> NDArray[
         if codes.dtype != np.uint8:
             raise UsageError(f"codes must be packed as uint8, got {codes.dtype}; see pack")
     distances = np.zeros((len(queries), len(database)), dtype=np.uint16)
-    left, right = _as_words(queries), _as_words(database)
-    for word in range(left.shape[1]):
-        distances += np.bitwise_count(left[:, word, None] ^ right[None, :, word])
+    add_distances(as_words(queries), as_words(database), distances)
     return distances
 
 
-def _as_words(codes: NDArray[np.uint8]) -> NDArray[np.unsignedinteger]:
-    """View codes as few wide words; rows are padded with zero bytes if that saves words."""
+def as_words(codes: NDArray[np.uint8]) -> NDArray[np.unsignedinteger]:
+    """View codes (n, bytes) as few wide words (n, words), for :func:`add_distances`.
+
+    Rows are copied and padded with zero bytes if that saves words.
+    """
     width = codes.shape[1]
     size = next((s for s in (1, 2, 4) if width <= s), 8)
     padded = -width % size
     if padded:
         codes = np.pad(codes, ((0, 0), (0, padded)))
     return np.ascontiguousarray(codes).view(f"u{size}")
+
+
+def add_distances(
+    queries: NDArray[np.unsignedinteger],
+    database: NDArray[np.unsignedinteger],
+    distances: NDArray[np.unsignedinteger],
+) -> None:
+    """Add the Hamming distances between codes as words to ``distances`` (n_queries, n_database).
+
+    It works on blocks that stay in the processor's cache.
+    """
+    step = max(1024, _BLOCK_PAIRS // max(1, len(queries)))
+    for start in range(0, len(database), step):
+        block = database[start : start + step]
+        into = distances[:, start : start + step]
+        for word in range(queries.shape[1]):
+            into += np.bitwise_count(queries[:, word, None] ^ block[None, :, word])
 
 
 def to_hex(codes: NDArray[np.uint8]) -> list[str]:

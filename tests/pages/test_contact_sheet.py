@@ -11,16 +11,15 @@ import pytest
 from PIL import Image
 
 from fisherhash.errors import FisherhashError
-from fisherhash.index.base import Item
 from fisherhash.index.images.duplicates import Duplicates
-from fisherhash.index.images.results import Match, SearchResult
+from fisherhash.index.images.results import Hit, SearchResult
 from fisherhash.pages import contact_sheet
 
 CODE = b"\xa5\x0f"
 
 
-def match(path, name="cats/1.png", distance=3, number=0, same=None):
-    return Match(Item(number, b"\xa5\x08", name, path), distance, None, same)
+def hit(path, name="cats/1.png", distance=3, number=0, same=None):
+    return Hit(number, name, distance, path, code=b"\xa5\x08", same_bytes=same)
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def shown_images(html):
 
 def test_a_page_needs_nothing_else(image_file):
     result = SearchResult(
-        "holiday.jpg", image_file, CODE, [match(image_file), match(image_file, distance=5)]
+        "holiday.jpg", image_file, CODE, [hit(image_file), hit(image_file, distance=5)]
     )
     html = contact_sheet.search_page([result], 16, index="photos.index", count=12345, folders=["/"])
     assert len(shown_images(html)) == 3
@@ -60,7 +59,7 @@ def test_a_page_needs_nothing_else(image_file):
 def test_names_are_text_and_never_html(image_file):
     evil = '<img src=x onerror="alert(1)">&.png'
     odd = os.fsdecode(b"caf\xe9.png")
-    result = SearchResult(evil, image_file, CODE, [match(image_file, evil), match(image_file, odd)])
+    result = SearchResult(evil, image_file, CODE, [hit(image_file, evil), hit(image_file, odd)])
     html = contact_sheet.search_page([result], 16, index=evil, count=1, folders=["/"])
     assert evil not in html
     assert "&lt;img src=x onerror=&quot;alert(1)&quot;&gt;&amp;.png" in html
@@ -71,8 +70,8 @@ def test_names_are_text_and_never_html(image_file):
 def test_missing_and_broken_files_have_a_placeholder(image_file, tmp_path):
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no image")
-    found = [match(str(tmp_path / "gone.png"), "gone.png"), match(str(broken), "broken.png")]
-    found.append(match(None, "id 7"))
+    found = [hit(str(tmp_path / "gone.png"), "gone.png"), hit(str(broken), "broken.png")]
+    found.append(hit(None, "id 7"))
     html = contact_sheet.search_page(
         [SearchResult("q", image_file, CODE, found)], 16, index="i", count=3, folders=["/"]
     )
@@ -85,7 +84,7 @@ def test_missing_and_broken_files_have_a_placeholder(image_file, tmp_path):
 
 def test_names_are_relative_and_short(image_file, tmp_path):
     long = "holiday/" + "x" * 60 + "/harbour.jpg"
-    found = [match(image_file, image_file), match(image_file, long)]
+    found = [hit(image_file, image_file), hit(image_file, long)]
     html = contact_sheet.search_page(
         [SearchResult("q", image_file, CODE, found)], 16, index="i", count=3, folders=[tmp_path]
     )
@@ -106,7 +105,7 @@ def test_nothing_found_is_a_page_too(image_file):
 
 def test_long_lists_are_cut_and_say_so(tmp_path, monkeypatch):
     monkeypatch.setattr(contact_sheet, "RESULTS_SHOWN", 4)
-    found = [match(None, f"n{i}", number=i) for i in range(9)]
+    found = [hit(None, f"n{i}", number=i) for i in range(9)]
     html = contact_sheet.search_page(
         [SearchResult("q", None, CODE, found)], 16, index="i", count=9, folders=["/"]
     )
@@ -125,7 +124,7 @@ def test_long_lists_are_cut_and_say_so(tmp_path, monkeypatch):
 
 def test_groups_say_when_all_files_are_the_same(image_file):
     for marks, said in (((0, 0), True), ((None, None), False), ((0, 1), False)):
-        group = [match(image_file, name, same=mark) for name, mark in zip("ab", marks, strict=True)]
+        group = [hit(image_file, name, same=mark) for name, mark in zip("ab", marks, strict=True)]
         html = contact_sheet.duplicates_page(
             Duplicates("i", 16, 2, 0, [group], True), folders=["/"]
         )
@@ -154,8 +153,8 @@ def test_only_images_of_known_folders_are_shown(image_file, tmp_path):
     (inside / "link.png").symlink_to(secret)
     os.mkfifo(inside / "pipe.png")
     paths = [inside / "own.png", inside / "link.png", inside / ".." / "secret.png", secret]
-    found = [match(str(path), f"{i}.png", number=i) for i, path in enumerate(paths)]
-    found.append(match(str(inside / "pipe.png"), "pipe.png", number=9))
+    found = [hit(str(path), f"{i}.png", number=i) for i, path in enumerate(paths)]
+    found.append(hit(str(inside / "pipe.png"), "pipe.png", number=9))
     given = SearchResult("q", str(secret), CODE, found)
     by_key = SearchResult("q", str(secret), CODE, found, by_key=True)
     options = {"index": "i", "count": 4, "folders": [inside]}

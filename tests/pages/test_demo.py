@@ -4,11 +4,11 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from html import escape
 
 import numpy as np
 import pytest
 import torch
+from markupsafe import escape
 
 from fisherhash import codes
 from fisherhash.data.protocols import Split
@@ -16,7 +16,7 @@ from fisherhash.data.sources import open_data
 from fisherhash.data.splits import hash_order
 from fisherhash.errors import UsageError
 from fisherhash.model.hasher import Hasher
-from fisherhash.pages import demo, demo_page
+from fisherhash.pages import demo
 from fisherhash.training.measuring import SPLIT_FILE
 
 QUICK = {"epochs": 2, "image_size": 32, "backbone": "tiny"}
@@ -132,7 +132,7 @@ def test_says_a_line_for_every_part(made):
     result, lines, html = made
     assert list(result.seconds) == ["features", "training", "saving", "evaluation", "page"]
     assert sum(bool(re.search(r": \d+\.\d s", line)) for line in lines) == len(result.seconds)
-    for part in demo_page.DEMO_PARTS.values():
+    for part in demo.DEMO_PARTS.values():
         assert part in html
 
 

@@ -236,7 +236,7 @@ def shown_groups(text):
 
 def test_duplicates_are_those_of_dedup(server):
     text = ready(server, "/duplicates")
-    found = server.images.duplicates(radius=None, code="auto", keep="best", confirm=True)
+    found = server.images.duplicates()
     assert found.code == builtin.COPY_HASHER
     assert shown_groups(text) == [
         (group.confirmed, [match.name for match in group]) for group in found.groups

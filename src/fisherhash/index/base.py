@@ -1,32 +1,33 @@
 """The contract of every index, and the door to all of them: ``Index.open(uri)``.
 
-Search is exact and deterministic: results are ordered by (distance, id). An index may hold a
-second, finer code per item, which orders items of equal distance. Ids are whole numbers that the
-index assigns when an item is added. They are never reused, stay with their item when it
-is updated, and are kept by ``compact`` and by a copy to another index. A key is the user's own name
-for an item. Each call that changes an index is one commit: all of it happens, or nothing does.
+Search is exact and deterministic: results are ordered by (distance, id). Ids are whole numbers that
+the index assigns when an item is added. They are never reused, and stay with their item when it is
+changed and in a copy to another index. A key is the user's own name for an item. Each call that
+changes an index is one commit: all of it happens, or nothing does.
 
-A back-end is a module with a class named ``backend`` that implements :class:`Index`. It is found by
-the scheme of its URI (:data:`BACKEND_MODULES`, :func:`register_backend`), and imported when an
-index of that scheme is first opened.
+A back-end is a class that implements :class:`Index`, found by the scheme of its URI: those of this
+package in :data:`BACKENDS`, those of other packages through the entry point
+``fisherhash.backends`` (``scheme = "module:Class"``). Its module is imported when an index of that
+scheme is first opened.
 """
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import importlib
+import importlib.metadata
 import itertools
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, overload
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from fisherhash.codes import check_bits, check_codes, code_bytes
+from fisherhash.codes import check_bits, check_codes, code_bytes, pack
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.checks import (
     CheckedEntry,
@@ -37,26 +38,19 @@ from fisherhash.index.checks import (
     check_entries,
     check_keys,
     check_notes,
+    code_blocks,
     whole_number,
 )
+from fisherhash.index.engine import Engine, real_distances, real_weights
 from fisherhash.index.filters import All, Where, parse_filter
 from fisherhash.index.items import Codes, Entry, FileState, Ids, Item, Matches, Problem, Within
-from fisherhash.index.ranking import (
-    Ranked,
-    Ranking,
-    WeightedQueries,
-    empty_ranked,
-    merge_ranked,
-    ranked_by_numpy,
-    ranked_queries,
-)
+from fisherhash.system.cache import cache_dir
+from fisherhash.system.storage import draft_folder
 
 Uri = str | os.PathLike[str]
-SaveModel = Callable[[Path], object]
-"""Writes the folder of a model to a path."""
-Verb = Literal["add", "update", "upsert"]
-# items that a ranked search reads at once where a back-end has no way of its own
-_RANK_BLOCK = 1 << 14
+Files = Mapping[str, bytes]
+"""Files that an index carries, by their names: the folder of the model that made its codes."""
+Verb = Literal["add", "upsert"]
 
 
 class CannotWriteError(FisherhashError):
@@ -77,10 +71,6 @@ class CannotWriteError(FisherhashError):
         self.what, self.todo = what, todo
 
 
-class UnknownOutcomeError(CannotWriteError):
-    """The disk failed in such a way that the last change may or may not have been stored."""
-
-
 class DamagedError(FisherhashError):
     """What is stored is not what was written."""
 
@@ -96,10 +86,8 @@ class Index(ABC):
     :mod:`fisherhash.index.filters`; only items with a key can match a filter.
 
     Attributes:
-        uri: what the index was opened by.
+        uri: what the index was opened by, without passwords.
         bits: length of its codes.
-        fine_bits: length of its second codes; 0 where items have none.
-        can_hold_fine: whether indexes of this kind may have second codes.
         fingerprint: of the model that made its codes, if known; codes of another are refused.
         model: a description of that model that JSON can hold.
         writable: whether it was opened for writing.
@@ -108,8 +96,6 @@ class Index(ABC):
 
     uri: str
     bits: int
-    fine_bits: int = 0
-    can_hold_fine: bool = False
     fingerprint: str | None
     model: dict[str, Any]
     writable: bool
@@ -122,66 +108,46 @@ class Index(ABC):
         """Open an index for reading or, with ``write=True``, for reading and writing.
 
         Args:
-            uri: the path of a folder, or the URI of another back-end.
+            uri: the path of a file, or the URI of another back-end.
             write: allow changes; most back-ends admit one writer at a time.
-            skip_damaged: leave out items whose codes are damaged, instead of raising an error;
+            skip_damaged: leave out items that are damaged, instead of raising an error;
                 :attr:`unavailable` counts them. For reading only.
 
         Raises:
             UsageError: there is no such index.
-            FisherhashError: it is damaged, of a newer format, or locked by another writer.
+            FisherhashError: it is damaged, of another format, or locked by another writer.
         """
-        backend = _backend(uri)
         if skip_damaged and write:
             raise UsageError("an index is only read with skip_damaged; repair it to change it")
-        return backend.open_damaged_at(uri) if skip_damaged else backend.open_at(uri, write=write)
+        return _backend(uri).open_at(uri, write=write, skip_damaged=skip_damaged)
 
     @staticmethod
     def create(
         uri: Uri,
         *,
         bits: int,
-        fine_bits: int = 0,
         fingerprint: str | None = None,
         model: Mapping[str, Any] | None = None,
-        save_model: SaveModel | None = None,
+        files: Files | None = None,
     ) -> Index:
         """Create an empty index, complete or not at all, and open it for writing.
 
         Args:
             uri: where; there must be nothing yet.
             bits: length of its codes, 1 to 1024.
-            fine_bits: length of the second code of every item; 0 for none.
             fingerprint: of the model that makes its codes.
             model: a description of that model that JSON can hold.
-            save_model: writes the model's folder to a path; the index then carries its model.
+            files: the files of the model's folder; the index then carries its model.
         """
-        backend, about = _backend(uri), dict(model or {})
+        about = dict(model or {})
         as_json(about, "the model's description")
         facts = {"bits": check_bits(bits), "fingerprint": fingerprint, "model": about}
-        if fine_bits:
-            if not backend.can_hold_fine:
-                raise UsageError(
-                    f"{uri}: an index of this kind cannot hold second codes; create it in a "
-                    "folder, or with fine_bits=0"
-                )
-            facts["fine_bits"] = check_bits(fine_bits)
-        return backend.create_at(uri, facts, save_model)
+        return _backend(uri).create_at(uri, facts, dict(files or {}))
 
     @staticmethod
     def exists(uri: Uri) -> bool:
         """Whether there is anything at ``uri`` that only ``open`` may touch."""
         return _backend(uri).exists_at(uri)
-
-    @staticmethod
-    def may_hold_fine(uri: Uri) -> bool:
-        """Whether an index at ``uri`` could have second codes, see :meth:`create`."""
-        return _backend(uri).can_hold_fine
-
-    @staticmethod
-    def is_index(uri: Uri) -> bool:
-        """Whether there is an index at ``uri``, even a damaged one."""
-        return _backend(uri).is_index_at(uri)
 
     @staticmethod
     def examine(uri: Uri) -> list[Problem]:
@@ -196,42 +162,29 @@ class Index(ABC):
 
     @classmethod
     @abstractmethod
-    def open_at(cls, uri: Uri, *, write: bool) -> Self:
-        """See :meth:`open`."""
+    def open_at(cls, uri: Uri, *, write: bool, skip_damaged: bool = False) -> Self:
+        """Open the index; a back-end that cannot leave out damaged items opens as usual."""
 
     @classmethod
-    def open_damaged_at(cls, uri: Uri) -> Self:
-        """See :meth:`open`; a back-end that cannot leave out damaged items opens as usual."""
-        return cls.open_at(uri, write=False)
+    @abstractmethod
+    def create_at(cls, uri: Uri, facts: dict[str, Any], files: Files) -> Self:
+        """Create an index; the facts are ``bits``, ``fingerprint`` and ``model``."""
+
+    @classmethod
+    @abstractmethod
+    def exists_at(cls, uri: Uri) -> bool:
+        """Whether there is anything at the URI."""
+
+    @classmethod
+    def examine_at(cls, uri: Uri) -> list[Problem]:
+        """Open the index and verify it."""
+        with cls.open_at(uri, write=False) as index:
+            return index.verify()
 
     @property
     def unavailable(self) -> int | None:
         """How many items were left out because they are damaged; None where none may be."""
         return None
-
-    @classmethod
-    @abstractmethod
-    def create_at(cls, uri: Uri, facts: dict[str, Any], save_model: SaveModel | None) -> Self:
-        """See :meth:`create`; the facts are ``bits``, ``fingerprint`` and ``model``.
-
-        With :attr:`can_hold_fine`, ``fine_bits`` may be among them.
-        """
-
-    @classmethod
-    @abstractmethod
-    def exists_at(cls, uri: Uri) -> bool:
-        """See :meth:`exists`."""
-
-    @classmethod
-    def is_index_at(cls, uri: Uri) -> bool:
-        """See :meth:`is_index`."""
-        return cls.exists_at(uri)
-
-    @classmethod
-    def examine_at(cls, uri: Uri) -> list[Problem]:
-        """See :meth:`examine`."""
-        with cls.open_at(uri, write=False) as index:
-            return index.verify()
 
     # Changes, each call one commit
 
@@ -248,89 +201,56 @@ class Index(ABC):
         Returns:
             Their ids.
         """
-        given, texts = self._checked(entries, notes)
-        return self._put("add", given, texts, fingerprint)
-
-    def update(
-        self, entries: Iterable[Entry], *, notes: Notes = None, fingerprint: str | None = None
-    ) -> Ids:
-        """Change items and return their ids. If a key does not exist, nothing is changed."""
-        given, texts = self._checked(entries, notes)
-        return self._put("update", given, texts, fingerprint)
+        return self._put_checked("add", entries, notes, fingerprint)
 
     def upsert(
         self, entries: Iterable[Entry], *, notes: Notes = None, fingerprint: str | None = None
     ) -> Ids:
-        """Add items under new keys, update those whose keys exist, and return their ids."""
-        given, texts = self._checked(entries, notes)
-        return self._put("upsert", given, texts, fingerprint)
+        """Add items under new keys, and change those whose keys exist; returns their ids.
 
-    def _checked(
-        self, entries: Iterable[Entry], notes: Notes
-    ) -> tuple[list[CheckedEntry], NoteTexts]:
+        A field that is None stays as it is, the code too; a new item needs a code.
+        """
+        return self._put_checked("upsert", entries, notes, fingerprint)
+
+    def _put_checked(
+        self, verb: Verb, entries: Iterable[Entry], notes: Notes, fingerprint: str | None
+    ) -> Ids:
         self._must_write()
-        return check_entries(entries, self.bits, self.fine_bits), check_notes(notes)
+        given, texts = check_entries(entries, self.bits), check_notes(notes)
+        return self._put(verb, given, texts, fingerprint)
 
-    @abstractmethod
     def add_codes(
-        self,
-        codes: ArrayLike | Iterable[ArrayLike],
-        *,
-        fine: ArrayLike | Iterable[ArrayLike] | None = None,
-        fingerprint: str | None = None,
+        self, codes: ArrayLike | Iterable[ArrayLike], *, fingerprint: str | None = None
     ) -> range:
         """Add codes in bulk, without keys: fast, and in little memory.
 
         Args:
             codes: (n, bytes) packed codes, perhaps a memory map, or an iterator of such blocks.
-            fine: (n, fine bytes) their second codes, in the same form, where the index has those.
             fingerprint: of the model that made them.
 
         Returns:
             Their ids.
         """
+        self._must_write()
+        return self._put_codes(code_blocks(codes, self.bits), fingerprint)
 
-    def add_items(
+    def load(
         self, items: Iterable[Item], *, notes: Notes = None, next_id: int | None = None
     ) -> None:
         """Add items of another index; they keep their ids.
 
-        A back-end that can does all of it in one commit. The default fills gaps between the ids
-        with codes that it removes again.
-
         Args:
             items: by ascending id, each above every id that was ever given here.
-            notes: documents that are stored with the last of them.
+            notes: documents that are stored in the same commit.
             next_id: the least id that a new item gets afterwards.
         """
         self._must_write()
-        ids = self.ids()
-        free = int(ids[-1]) + 1 if len(ids) else 0
-        for run in _runs(items):
-            self._fill(free, run[0].id)
-            if run[0].key is None:
-                given = list(self._add_bulk(run))
-            else:
-                given = self.add(item.entry() for item in run).tolist()
-            free = run[-1].id + 1
-            if given != [item.id for item in run]:
-                raise FisherhashError(f"{self.uri} gave other ids than those to be kept")
-        self._fill(free, free if next_id is None else next_id)
-        if notes:
-            self.write_notes(notes)
-
-    def _fill(self, first: int, end: int) -> None:
-        """Use up ids."""
-        code = bytes(code_bytes(self.bits))
-        fine = bytes(code_bytes(self.fine_bits)) if self.fine_bits else None
-        if end > first:
-            self.remove(ids=self._add_bulk([Item(0, code, fine=fine)] * (end - first)))
-
-    def _add_bulk(self, items: Sequence[Item]) -> range:
-        codes = self._joined(item.code for item in items)
-        if not self.fine_bits:
-            return self.add_codes(codes)
-        return self.add_codes(codes, fine=self._joined_fine(item.fine or b"" for item in items))
+        given, texts = list(items), check_notes(notes)
+        check_entries((item.entry() for item in given if item.key is not None), self.bits)
+        ids = as_ids(item.id for item in given)
+        if len(ids) and (np.diff(ids) <= 0).any():
+            raise UsageError(f"{self.uri}: the ids to load must ascend")
+        self._load(given, texts, next_id or 0)
 
     def remove(
         self,
@@ -354,19 +274,7 @@ class Index(ABC):
 
         >>> notes = {"sync": {"folder": {"folder": "/data"}}, "skipped": {"a.jpg": None}}
         """
-        self._put("update", *self._checked([], notes), None)
-
-    @abstractmethod
-    def compact(self, *, seconds: float | None = None) -> dict[str, int]:
-        """Free the space of removed items; ids stay.
-
-        Args:
-            seconds: begin no further step after that time; the next call continues.
-
-        Returns:
-            ``dropped``, the number of codes freed, ``bytes_before`` and ``bytes_after``, and
-            ``left``, the number of steps that there was no time for.
-        """
+        self._put_checked("upsert", [], notes, None)
 
     # What a back-end implements: changes
 
@@ -374,9 +282,20 @@ class Index(ABC):
     def _put(
         self, verb: Verb, entries: list[CheckedEntry], notes: NoteTexts, fingerprint: str | None
     ) -> Ids:
-        """Add, update or upsert items and write notes, all in one commit.
+        """Add or upsert items and write notes, all in one commit.
 
         It must refuse what :meth:`_check_entries` and :meth:`_check_model` refuse.
+        """
+
+    @abstractmethod
+    def _put_codes(self, blocks: Iterator[Codes], fingerprint: str | None) -> range:
+        """Add checked blocks of codes without keys, in one commit; returns their ids."""
+
+    @abstractmethod
+    def _load(self, items: list[Item], notes: NoteTexts, next_id: int) -> None:
+        """Add items under their own ids, in one commit.
+
+        It must refuse ids that were given before, and keys that exist.
         """
 
     @abstractmethod
@@ -384,13 +303,6 @@ class Index(ABC):
         """Remove items and write notes, all in one commit; keys and ids may repeat each other."""
 
     # Content
-
-    def reading(self) -> contextlib.AbstractContextManager[None]:
-        """Calls of this thread inside may skip the look for commits after that of the first call.
-
-        A back-end whose calls are cheap needs nothing here.
-        """
-        return contextlib.nullcontext()
 
     @abstractmethod
     def get_items(self, names: Sequence[str] | Ids) -> list[Item | None]:
@@ -403,6 +315,10 @@ class Index(ABC):
     @abstractmethod
     def notes(self, kind: str) -> dict[str, Any]:
         """The documents of a kind by name, see :meth:`write_notes`."""
+
+    @abstractmethod
+    def model_files(self) -> dict[str, bytes]:
+        """The files of the model that the index carries; empty if it carries none."""
 
     @overload
     def get(self, name: str | int) -> Item: ...
@@ -425,6 +341,27 @@ class Index(ABC):
                 raise self._missing(one)
         return found  # type: ignore[return-value]
 
+    def model_folder(self) -> Path | None:
+        """A folder with the model that the index carries, in this user's cache, or None."""
+        files = self.model_files()
+        if not files:
+            return None
+        digest = hashlib.sha256()
+        for name, data in sorted(files.items()):
+            digest.update(f"{name}\0{len(data)}\0".encode() + data)
+        folder = cache_dir() / "carried-models" / digest.hexdigest()
+        if not folder.is_dir():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with draft_folder(folder) as draft:
+                    for name, data in files.items():
+                        if Path(name).name != name:
+                            raise DamagedError(f"{self.uri} carries a file named {name!r}")
+                        (draft / name).write_bytes(data)
+            except FileExistsError:
+                pass  # another process was faster
+        return folder
+
     # These follow from the methods above; a back-end replaces those that it can do faster.
 
     def ids(self, where: Where | None = None) -> Ids:
@@ -441,18 +378,14 @@ class Index(ABC):
 
     def scan(self, block: int = 1 << 16) -> Iterator[tuple[Ids, Codes]]:
         """Ids and codes of everything by ascending id, about ``block`` at a time, of one commit."""
-        return self._scan(whole_number("block", block, 1))
+        return self._scan(self.items(), whole_number("block", block, 1))
 
-    def _scan(self, block: int) -> Iterator[tuple[Ids, Codes]]:
-        items = self.items()
+    def _scan(self, items: Iterator[Item], block: int) -> Iterator[tuple[Ids, Codes]]:
         parts = iter(lambda: list(itertools.islice(items, block)), [])
         return ((as_ids(i.id for i in part), self._joined(i.code for i in part)) for part in parts)
 
     def _joined(self, codes: Iterable[bytes]) -> Codes:
         return np.frombuffer(b"".join(codes), np.uint8).reshape(-1, code_bytes(self.bits))
-
-    def _joined_fine(self, codes: Iterable[bytes]) -> Codes:
-        return np.frombuffer(b"".join(codes), np.uint8).reshape(-1, code_bytes(self.fine_bits))
 
     def files(self) -> dict[str, FileState]:
         """What is known about the file of every item that has a key, by ascending id."""
@@ -467,11 +400,10 @@ class Index(ABC):
         return list(self.files())
 
     def info(self) -> dict[str, Any]:
-        """Facts that JSON can hold; ``uri bits fingerprint model count keyed`` at least."""
+        """Facts that JSON can hold; a back-end may add its own."""
         return {
             "uri": self.uri,
             "bits": self.bits,
-            "fine_bits": self.fine_bits,
             "fingerprint": self.fingerprint,
             "model": self.model,
             "count": self.count(),
@@ -486,43 +418,33 @@ class Index(ABC):
         k: int = 10,
         *,
         where: Where | None = None,
-        fingerprint: str | None = None,
-        ranking: Ranking = "hamming",
         logits: ArrayLike | None = None,
-        fine: ArrayLike | None = None,
-        fine_weight: float | None = None,
+        fingerprint: str | None = None,
     ) -> Matches:
-        """The k nearest items of each query by (distance, fine distance, id), or by a sum.
+        """The k nearest items of each query by (distance, id).
 
         Args:
-            codes: (n_queries, bytes) packed codes; in the ranking ``real`` the signs of the logits.
+            codes: (n_queries, bytes) packed codes; may be left out where there are logits.
             k: how many; reduced to the number of items that can be found.
             where: only items that match this filter.
+            logits: (n_queries, bits) the queries' real outputs: a bit that differs from the sign of
+                its logit then costs the absolute value of the logit, instead of 1.
             fingerprint: of the model that made the codes, to make sure that it is the index's.
-            ranking: ``hamming`` counts the bits that differ; in ``real`` each of them costs the
-                absolute value of its logit.
-            logits: (n_queries, bits) the queries' real outputs, for ``real``.
-            fine: (n_queries, fine bytes) the queries' second codes, where the index has those;
-                without them, items of equal distance are ordered by id alone.
-            fine_weight: order by the sum of the distance and this weight times the fine distance
-                instead, then by distance and id. A weight of 1 makes a bit of the second code count
-                as much as one of the first.
         """
         k = whole_number("k", k, 1)
         self._check_model(fingerprint)
-        queries = ranked_queries(
-            *(codes, self.bits),
-            ranking=ranking,
-            logits=logits,
-            fine=fine,
-            fine_bits=self.fine_bits,
-            fine_weight=fine_weight,
-        )
-        if queries.weights is None and fine is None:
-            return self._search(queries.codes, k, parse_filter(where))
-        found = self._rank(queries, k, parse_filter(where))
-        fines = None if fine is None else found.fines
-        return Matches(found.positions, queries.distances(found.costs), fines)
+        if logits is None:
+            if codes is None:
+                raise UsageError("a search needs the queries' codes or their logits")
+            return self._search(check_codes(codes, self.bits), None, k, parse_filter(where))
+        real = np.asarray(logits)
+        if real.ndim != 2 or real.shape[1] != self.bits:
+            raise UsageError(f"logits must have shape (n, {self.bits}), got {real.shape}")
+        queries, weights = check_codes(pack(real), self.bits), real_weights(real)
+        if codes is not None and not np.array_equal(check_codes(codes, self.bits), queries):
+            raise UsageError("the queries' codes are not the signs of their logits")
+        found = self._search(queries, weights, k, parse_filter(where))
+        return Matches(found.ids, real_distances(found.distances, weights))
 
     def within(
         self,
@@ -537,43 +459,34 @@ class Index(ABC):
         self._check_model(fingerprint)
         return self._within(check_codes(codes, self.bits), radius, parse_filter(where))
 
-    def build(self) -> None:  # noqa: B027 (a back-end may have nothing to prepare)
-        """Prepare what searches need now, instead of at the first search that profits from it."""
+    def _search(
+        self, queries: Codes, weights: NDArray[np.int64] | None, k: int, where: All
+    ) -> Matches:
+        """The k nearest; with weights (n_queries, bits), distances are sums of whole numbers.
 
-    @abstractmethod
-    def _search(self, queries: Codes, k: int, where: All) -> Matches:
-        """See :meth:`search`; k is at least 1."""
-
-    def _rank(self, queries: WeightedQueries, k: int, where: All) -> Ranked:
-        """The k best items of each query, with ids as positions; k is at least 1.
-
-        The default reads all items; a back-end replaces it if it can do better.
+        The default reads all codes; a back-end replaces it if it can do better.
         """
-        best = empty_ranked(len(queries.codes), 0)
-        items = self.items(where)
-        for part in iter(lambda: list(itertools.islice(items, _RANK_BLOCK)), []):
-            ids, codes = as_ids(i.id for i in part), self._joined(i.code for i in part)
-            second = None
-            if queries.fine is not None:
-                second = self._joined_fine(i.fine or b"" for i in part)
-            found = ranked_by_numpy(queries, codes, k, second)
-            found = found._replace(positions=ids[found.positions])
-            best = merge_ranked([best, found], queries, k)
-        return best
+        ids, engine = self._engine(where)
+        positions, distances = engine.search(queries, k, weights=weights)
+        return Matches(ids[positions], distances)
 
-    @abstractmethod
     def _within(self, queries: Codes, radius: int, where: All) -> Within:
         """See :meth:`within`; the radius is at most :attr:`bits`."""
+        ids, engine = self._engine(where)
+        offsets, positions, distances = engine.within(queries, radius)
+        return Within(offsets, ids[positions], distances)
+
+    def _engine(self, where: All) -> tuple[Ids, Engine]:
+        none: tuple[Ids, Codes] = (as_ids(()), self._joined(()))
+        parts = [none, *self._scan(self.items(where), 1 << 16)]
+        ids, codes = (np.concatenate(part) for part in zip(*parts, strict=True))
+        return ids, Engine(codes, self.bits)
 
     # What a back-end implements: health
 
     @abstractmethod
     def verify(self) -> list[Problem]:
         """Read and check everything; an empty list means that nothing is wrong."""
-
-    @abstractmethod
-    def model_folder(self) -> Path | None:
-        """A folder with the model that the index carries, or None if it carries none."""
 
     @abstractmethod
     def close(self) -> None:
@@ -624,8 +537,6 @@ class Index(ABC):
                         f"{self.uri} already has an item with the key {entry.key!r}; "
                         "update it, or remove it first. Nothing was added"
                     )
-            elif verb == "update":
-                raise self._missing(entry.key, "; nothing was changed")
             elif entry.code is None:
                 raise UsageError(f"the new item {entry.key!r} has no code. Nothing was added")
 
@@ -645,44 +556,31 @@ class Index(ABC):
         return f"{type(self).__name__}({self.uri!r}, bits={self.bits})"
 
 
-def _runs(items: Iterable[Item]) -> Iterator[list[Item]]:
-    """Items whose ids follow each other, those with a key apart from those without."""
-    run: list[Item] = []
-    for item in items:
-        last = run[-1] if run else None
-        if last and (item.id != last.id + 1 or (item.key is None) != (last.key is None)):
-            yield run
-            run = []
-        run.append(item)
-    if run:
-        yield run
-
-
-BACKEND_MODULES: dict[str, str] = {
-    "": "fisherhash.index.local",
-    "milvus": "fisherhash.index.milvus",
-    "postgresql": "fisherhash.index.postgres",
-    "ray": "fisherhash.index.cluster",
+BACKENDS: dict[str, str] = {
+    "": "fisherhash.index.local:LocalIndex",
+    "milvus": "fisherhash.index.milvus:MilvusIndex",
+    "postgresql": "fisherhash.index.postgres:PostgresIndex",
+    "ray": "fisherhash.index.cluster:ClusterIndex",
 }
-"""The module of each back-end by the scheme of its URIs; a path has none."""
+"""``module:Class`` of each back-end of this package by the scheme of its URIs; a path has none."""
 
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+)://")
-
-
-def register_backend(scheme: str, module: str) -> None:
-    """Let ``Index.open("scheme://…")`` use the class ``backend`` of a module."""
-    BACKEND_MODULES[scheme] = module
 
 
 def _backend(uri: Uri) -> type[Index]:
     match = _SCHEME.match(uri) if isinstance(uri, str) else None
     scheme = match[1] if match else ""
-    if scheme not in BACKEND_MODULES:
-        others = "".join(f" or {name}://…" for name in sorted(BACKEND_MODULES) if name)
+    known = dict(BACKENDS)
+    if scheme not in known:
+        others = importlib.metadata.entry_points(group="fisherhash.backends")
+        known |= {entry.name: entry.value for entry in others}
+    if scheme not in known:
+        names = "".join(f" or {name}://…" for name in sorted(known) if name)
         raise UsageError(
-            f"there is no index of the kind {scheme}://; give the path of a folder{others}"
+            f"there is no index of the kind {scheme}://; give the path of a file{names}"
         )
+    module, _, name = known[scheme].partition(":")
     try:
-        return importlib.import_module(BACKEND_MODULES[scheme]).backend
+        return getattr(importlib.import_module(module), name)
     except ImportError as error:
         raise FisherhashError(f"indexes of the kind {scheme}:// cannot be used: {error}") from error

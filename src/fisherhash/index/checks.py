@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import operator
 import os
@@ -37,16 +36,14 @@ class CheckedEntry(NamedTuple):
     labels: str | None
     metadata: str | None
     code: bytes | None
-    fine: bytes | None = None
 
 
-def check_entries(entries: Iterable[Entry], bits: int, fine_bits: int = 0) -> list[CheckedEntry]:
+def check_entries(entries: Iterable[Entry], bits: int) -> list[CheckedEntry]:
     """Entries in the form in which they can be stored.
 
     Args:
         entries: as a caller passes them.
         bits: length of a code.
-        fine_bits: length of a second code; 0 where items have none.
 
     Raises:
         UsageError: a field of an entry is not what it has to be, or a key occurs twice.
@@ -65,25 +62,10 @@ def check_entries(entries: Iterable[Entry], bits: int, fine_bits: int = 0) -> li
         if key in seen:
             raise UsageError(f"the key {key!r} occurs twice in one call")
         seen.add(key)
-    fines: Iterable[bytes | None] = itertools.repeat(None, len(given))
-    for entry in given:
-        if entry.fine is not None and not fine_bits:
-            raise UsageError(
-                f"{entry.key!r} has a second code, but the index holds none; create an index with "
-                "fine_bits for them"
-            )
-        if fine_bits and (entry.code is None) != (entry.fine is None):
-            raise UsageError(
-                f"{entry.key!r} has one code only; in this index every item has a code of {bits} "
-                f"bits and a second one of {fine_bits} bits, and both change together"
-            )
-    if fine_bits:
-        fines = _codes([entry.fine for entry in given], fine_bits)
+    codes = _codes([entry.code for entry in given], bits)
     return [
-        CheckedEntry._make([canonical_text(entry.key), *_fields(entry), code, fine])
-        for entry, code, fine in zip(
-            given, _codes([entry.code for entry in given], bits), fines, strict=True
-        )
+        CheckedEntry._make([canonical_text(entry.key), *_fields(entry), code])
+        for entry, code in zip(given, codes, strict=True)
     ]
 
 
@@ -225,28 +207,3 @@ def code_blocks(codes: ArrayLike | Iterable[ArrayLike], bits: int) -> Iterator[C
         codes = (array[start : start + _BLOCK_CODES] for start in steps)
     for block in codes:  # type: ignore[union-attr]
         yield check_codes(block, bits)
-
-
-def code_pairs(
-    codes: ArrayLike | Iterable[ArrayLike],
-    fine: ArrayLike | Iterable[ArrayLike] | None,
-    bits: int,
-    fine_bits: int,
-) -> Iterator[tuple[Codes, Codes]]:
-    """Checked blocks of codes with their second codes; those are (n, 0) where there are none.
-
-    Raises:
-        UsageError: second codes are missing, are not wanted, or are not as many as the codes.
-    """
-    if (fine is not None) != bool(fine_bits):
-        what = f"needs second codes of {fine_bits} bits" if fine_bits else "holds no second codes"
-        raise UsageError(f"the index {what}; nothing was added")
-    if fine is None:
-        for block in code_blocks(codes, bits):
-            yield block, np.zeros((len(block), 0), dtype=np.uint8)
-        return
-    pairs = itertools.zip_longest(code_blocks(codes, bits), code_blocks(fine, fine_bits))
-    for block, second in pairs:
-        if block is None or second is None or len(block) != len(second):
-            raise UsageError("there must be one second code for every code; nothing was added")
-        yield block, second

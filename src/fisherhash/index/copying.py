@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.base import Index, SaveModel, Uri
+from fisherhash.index.base import Index, Uri
 from fisherhash.index.items import Item
 from fisherhash.system.progress import progress
 
@@ -64,15 +62,11 @@ def copy_index(source: Uri, target: Uri, *, kinds: Sequence[str] = NOTE_KINDS) -
             advance(before)
             items = (item for item in old.items() if item.id > last)
             for part in iter(lambda: list(itertools.islice(items, STEP)), []):
-                new.add_items(part, notes={_KIND: {"progress": noted | {"last": part[-1].id}}})
+                new.load(part, notes={_KIND: {"progress": noted | {"last": part[-1].id}}})
                 sample.add(part)
                 advance(len(part))
-        next_id = old.info().get("next_id")
         notes = {kind: old.notes(kind) for kind in kinds}
-        new.add_items([], notes=notes, next_id=next_id)
-        new.compact()
-        if new.approximate:
-            new.build()
+        new.load([], notes=notes, next_id=old.info().get("next_id"))
         checked = _compare(old, new, before + sample.seen, sample.items)
         # Last: a copy that ends before this point is continued.
         new.write_notes({_KIND: {"progress": None}})
@@ -83,14 +77,8 @@ def _opened(old: Index, target: Uri) -> Index:
     """A new index like the old one, or an unfinished copy of it."""
     about = {"from": old.uri, "count": len(old), "fingerprint": old.fingerprint}
     if not Index.exists(target):
-        new = Index.create(
-            target,
-            bits=old.bits,
-            fine_bits=old.fine_bits,
-            fingerprint=old.fingerprint,
-            model=old.model,
-            save_model=_saver(old.model_folder()),
-        )
+        facts = {"fingerprint": old.fingerprint, "model": old.model, "files": old.model_files()}
+        new = Index.create(target, bits=old.bits, **facts)
         new.write_notes({_KIND: {"progress": about | {"last": -1}}})
         return new
     new = Index.open(target, write=True)
@@ -103,12 +91,6 @@ def _opened(old: Index, target: Uri) -> Index:
             "or remove it first"
         )
     return new
-
-
-def _saver(model: Path | None) -> SaveModel | None:
-    if model is None:
-        return None
-    return lambda to: shutil.copytree(model, to, symlinks=True)
 
 
 class _Sample:
@@ -124,8 +106,8 @@ class _Sample:
             self.seen += 1
             if len(self.items) < _SAMPLE:
                 self.items.append(item)
-            elif (place := int(self._rng.integers(self.seen))) < _SAMPLE:
-                self.items[place] = item
+            elif (chosen := int(self._rng.integers(self.seen))) < _SAMPLE:
+                self.items[chosen] = item
 
 
 def _compare(old: Index, new: Index, expected: int, sample: list[Item]) -> int:

@@ -28,7 +28,6 @@ class Entry:
         mtime_ns: its modification time when it was read.
         labels: names of its classes; a single text is one label.
         metadata: any other fields, as a mapping that JSON can hold.
-        fine: (fine bytes,) its second code, in an index that has those; it goes with the code.
     """
 
     key: str
@@ -38,7 +37,6 @@ class Entry:
     mtime_ns: int | None = None
     labels: str | Sequence[str] | None = None
     metadata: Mapping[str, Any] | None = None
-    fine: bytes | ArrayLike | None = None
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,6 @@ class Item:
         mtime_ns: its modification time when it was read.
         labels: names of its classes.
         metadata: any other fields.
-        fine: its second code; None in an index without them.
     """
 
     id: int
@@ -65,12 +62,11 @@ class Item:
     mtime_ns: int | None = None
     labels: tuple[str, ...] = ()
     metadata: dict[str, Any] = field(default_factory=dict)
-    fine: bytes | None = field(default=None, repr=False)
 
     def entry(self) -> Entry:
         """The item as it is added to another index; it must have a key."""
         rest = (self.path, self.size, self.mtime_ns, self.labels, self.metadata)
-        return Entry(self.key or "", self.code, *rest, self.fine)
+        return Entry(self.key or "", self.code, *rest)
 
     @property
     def name(self) -> str:
@@ -119,13 +115,12 @@ class _Results(Sequence[list[Hit]]):
 
 @dataclass(frozen=True, eq=False)
 class Matches(_Results):
-    """The nearest items of each query, by (distance, fine distance, id) or by a sum of distances.
+    """The nearest items of each query, by (distance, id).
 
     Attributes:
         ids: (n_queries, k) ids; k is reduced to the number of items that can be found.
-        distances: (n_queries, k) Hamming distances; real numbers in the ranking ``real``, where a
-            differing bit counts by its weight, and one of mean weight counts 1.
-        fines: (n_queries, k) Hamming distances of second codes, where the search used them.
+        distances: (n_queries, k) Hamming distances; real numbers where the queries had logits: a
+            differing bit then counts by its weight, and one of mean weight counts 1.
 
     >>> matches = Matches(np.array([[4, 2]]), np.array([[0, 3]]))
     >>> len(matches), matches[0], matches.to_list()
@@ -134,7 +129,6 @@ class Matches(_Results):
 
     ids: Ids
     distances: NDArray[Any]
-    fines: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from fisherhash.errors import UsageError
-from fisherhash.index.base import DamagedError, Index, Verb
-from fisherhash.index.carried import check_model, unpack_model, unpacked
-from fisherhash.index.checks import (
-    CheckedEntry,
-    Notes,
-    NoteTexts,
-    as_ids,
-    check_entries,
-    check_notes,
-    code_pairs,
-)
+from fisherhash.index.base import DamagedError, Files, Index, Verb
+from fisherhash.index.checks import CheckedEntry, NoteTexts, as_ids, check_entries
+from fisherhash.index.engine import Engine
+from fisherhash.index.filters import All
 from fisherhash.index.items import Codes, Ids, Item, Problem
-
-WriteCodes = Callable[[Ids, Codes], None]
-"""Adds codes with their ids, without keys."""
 
 
 class ServerChange(Protocol):
@@ -35,19 +24,19 @@ class ServerChange(Protocol):
     next_id: int
 
     def ids_of(self, keys: list[str]) -> dict[str, int]:
-        """The ids of those keys that exist."""
+        """Return the ids of those keys that exist."""
         ...
 
     def insert(self, ids: Sequence[int], entries: list[CheckedEntry]) -> None:
         """Add items with keys."""
         ...
 
-    def update(self, entries: dict[int, CheckedEntry]) -> None:
-        """Change the fields that are given, of items that :meth:`ids_of` found."""
+    def insert_codes(self, ids: Ids, codes: Codes) -> None:
+        """Add codes without keys."""
         ...
 
-    def copying_codes(self) -> contextlib.AbstractContextManager[WriteCodes]:
-        """A bulk load of codes."""
+    def update(self, entries: dict[int, CheckedEntry]) -> None:
+        """Change the fields that are given, of items that :meth:`ids_of` found."""
         ...
 
     def delete(self, keys: list[str], ids: Ids) -> dict[int, str | None]:
@@ -62,6 +51,8 @@ class ServerChange(Protocol):
 class ServerIndex(Index):
     """An index on a server, which makes each change as one commit."""
 
+    _loaded: tuple[int, tuple[Ids, Engine]] | None = None
+
     @abstractmethod
     def _changing(
         self, fingerprint: str | None = None
@@ -69,20 +60,19 @@ class ServerIndex(Index):
         """One commit, made at the end; nothing is written if an error ends it."""
 
     @abstractmethod
-    def _refresh(self) -> None:
-        """Read what another process may have changed about the index itself."""
+    def _commit(self) -> int:
+        """Return the number of the last commit.
+
+        It also reads what another process may have changed about the index itself.
+        """
 
     @abstractmethod
     def _found(self, keys: list[str], ids: list[int]) -> Mapping[str | int, Item]:
-        """Those items that exist, by the name they were asked by."""
+        """Return those items that exist, by the key or the id that is given."""
 
     @abstractmethod
-    def _model_digest(self) -> str | None:
-        """The digest of the model that the index carries, if it does."""
-
-    @abstractmethod
-    def _model_archive(self) -> bytes:
-        """That model, packed."""
+    def _stored_model(self) -> tuple[str | None, dict[str, bytes]]:
+        """Return the files of the model that the index carries, and their :func:`digest_of`."""
 
     # Changes
 
@@ -101,44 +91,30 @@ class ServerIndex(Index):
             change.write_notes(notes)
         return as_ids(known[entry.key] for entry in entries)
 
-    def add_codes(
-        self,
-        codes: ArrayLike | Iterable[ArrayLike],
-        *,
-        fine: ArrayLike | Iterable[ArrayLike] | None = None,
-        fingerprint: str | None = None,
-    ) -> range:
-        """See :meth:`Index.add_codes`."""
+    def _put_codes(self, blocks: Iterator[Codes], fingerprint: str | None) -> range:
         with self._changing(fingerprint) as change:
             first = change.next_id
-            with change.copying_codes() as write:
-                for block, _ in code_pairs(codes, fine, self.bits, self.fine_bits):
-                    write(np.arange(change.next_id, change.next_id + len(block)), block)
-                    change.next_id += len(block)
+            for block in blocks:
+                ids = np.arange(change.next_id, change.next_id + len(block))
+                change.insert_codes(ids, block)
+                change.next_id += len(block)
             return range(first, change.next_id)
 
-    def add_items(
-        self, items: Iterable[Item], *, notes: Notes = None, next_id: int | None = None
-    ) -> None:
-        """See :meth:`Index.add_items`; one commit."""
-        self._must_write()
-        given, texts = list(items), check_notes(notes)
-        keyed = [item for item in given if item.key is not None]
-        plain = [item for item in given if item.key is None]
+    def _load(self, items: list[Item], notes: NoteTexts, next_id: int) -> None:
+        keyed = [item for item in items if item.key is not None]
+        plain = [item for item in items if item.key is None]
         entries = check_entries((item.entry() for item in keyed), self.bits)
         with self._changing() as change:
-            ids = as_ids(item.id for item in given)
-            if len(ids) and (ids[0] < change.next_id or (np.diff(ids) <= 0).any()):
-                raise UsageError(f"{self.uri}: the ids to load must ascend, and be new")
+            if items and items[0].id < change.next_id:
+                raise UsageError(
+                    f"{self.uri} has given the id {items[0].id} before; nothing was loaded"
+                )
             self._check_entries("add", entries, change.ids_of([entry.key for entry in entries]))
             change.insert([item.id for item in keyed], entries)
-            if plain:
-                with change.copying_codes() as write:
-                    codes = self._joined(item.code for item in plain)
-                    write(as_ids(item.id for item in plain), codes)
-            last = int(ids[-1]) + 1 if len(ids) else 0
-            change.next_id = max(change.next_id, last, next_id or 0)
-            change.write_notes(texts)
+            ids = as_ids(item.id for item in plain)
+            change.insert_codes(ids, self._joined(item.code for item in plain))
+            change.next_id = max(change.next_id, items[-1].id + 1 if items else 0, next_id)
+            change.write_notes(notes)
 
     def _remove(self, keys: list[str], ids: Ids, notes: NoteTexts, *, missing_ok: bool) -> int:
         with self._changing() as change:
@@ -154,8 +130,7 @@ class ServerIndex(Index):
 
     def _check_model(self, fingerprint: str | None, *, unnamed_codes: bool = False) -> None:
         if fingerprint is not None and self.fingerprint is None and not unnamed_codes:
-            # Another process may have named the model meanwhile.
-            self._refresh()
+            self._commit()  # another process may have named the model meanwhile
         super()._check_model(fingerprint, unnamed_codes=unnamed_codes)
 
     # Content
@@ -167,20 +142,40 @@ class ServerIndex(Index):
         found = self._found(wanted, []) if by_key else self._found([], wanted)
         return [found.get(name) for name in wanted]
 
-    def model_folder(self) -> Path | None:
-        """See :meth:`Index.model_folder`; the model is unpacked into the cache."""
-        digest = self._model_digest()
-        if digest is None:
-            return None
-        return unpacked(digest) or unpack_model(self.uri, digest, self._model_archive())
+    def model_files(self) -> dict[str, bytes]:
+        """See :meth:`Index.model_files`.
 
-    def _model_problems(self, place: str) -> list[Problem]:
+        Raises:
+            DamagedError: they are not what was stored.
+        """
+        digest, files = self._stored_model()
+        if digest != digest_of(files):
+            raise DamagedError(f"the model that {self.uri} carries is damaged")
+        return files
+
+    def _engine(self, where: All) -> tuple[Ids, Engine]:
+        """All codes stay in memory until the next commit; those that match a filter do not."""
+        if where:
+            return super()._engine(where)
+        commit, loaded = self._commit(), self._loaded
+        if loaded is None or loaded[0] != commit:
+            parts = [(as_ids(()), self._joined(())), *self.scan()]
+            ids, codes = (np.concatenate(part) for part in zip(*parts, strict=True))
+            self._loaded = loaded = commit, (ids, Engine(codes, self.bits))
+        return loaded[1]
+
+    def _model_problems(self) -> list[Problem]:
         """What is wrong with the model that the index carries."""
-        digest = self._model_digest()
-        if digest is None:
-            return []
         try:
-            check_model(self.uri, digest, self._model_archive())
+            self.model_files()
         except DamagedError as error:
-            return [Problem(place, str(error), "copy the index from where it came")]
+            return [Problem("the model", str(error), "copy the index from where it came")]
         return []
+
+
+def digest_of(files: Files) -> str | None:
+    """A checksum of the files of a model; None of no files."""
+    digest = hashlib.sha256()
+    for name, data in sorted(files.items()):
+        digest.update(f"{name}\0{len(data)}\0".encode() + data)
+    return digest.hexdigest() if files else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -12,11 +13,15 @@ from PIL import Image, ImageDraw
 from fisherhash.data.formats import UnreadableImage
 from fisherhash.data.images import load_image
 from fisherhash.errors import counted
-from fisherhash.index.images.duplicates import Duplicates, confirmed
+from fisherhash.index.images.duplicates import confirmed
 from fisherhash.index.images.known import is_inside
-from fisherhash.index.images.results import Match, SearchResult, both_codes, left_out
+from fisherhash.index.images.results import left_out
 from fisherhash.pages import html as pages
 from fisherhash.system.storage import write_file
+
+if TYPE_CHECKING:
+    from fisherhash.index.images.duplicates import Duplicates
+    from fisherhash.index.images.results import Hit, SearchResult
 
 RESULTS_SHOWN = 200
 """Results of a query on the page, and groups of duplicates; the page holds every thumbnail."""
@@ -43,7 +48,7 @@ def search_page(
         folders: only images inside these folders are shown, beside the query images that the
             caller gave. What else an index names may be anything on this machine.
     """
-    places = [os.fspath(folder) for folder in folders]
+    inside = [os.fspath(folder) for folder in folders]
     lead = (
         f"{counted(len(results), 'query', 'queries')} in {counted(count, 'image')}. Each image "
         f"is {counted(bits, 'bit')}: the fewer of them differ, the more similar two images are. "
@@ -51,15 +56,15 @@ def search_page(
     )
     if any(one.ranking == "real" for one in results):
         lead += " Bits that the model is surer of count more."
-    if results and results[0].fine_weight:
-        lead += f" {both_codes(results[0].fine_weight)}."
     if results and results[0].unavailable is not None:
         lead += f" {left_out(results[0].unavailable)}."
-    title = "Similar images" if any(map(len, results)) else "Nothing found"
     rows = []
     for one in results:
-        given = _thumbnail(one.path, places if one.by_key else None)
-        rows.append(_row(one.query, one.path, given, one.code, one.matches, places, one.tied()))
+        image, missing = _thumbnail(one.path, inside if one.by_key else None)
+        rows.append(
+            _row(one.query, one.path, image, missing, one.code, one.hits, inside, one.tied())
+        )
+    title = "Similar images" if any(map(len, results)) else "Nothing found"
     return _page(title, lead, index, rows, bits, "the query")
 
 
@@ -70,7 +75,7 @@ def duplicates_page(found: Duplicates, *, folders: Iterable[str | os.PathLike[st
         found: the groups.
         folders: only images inside these folders are shown.
     """
-    places = [os.fspath(folder) for folder in folders]
+    inside = [os.fspath(folder) for folder in folders]
     total, shown = len(found.groups), found.groups[:RESULTS_SHOWN]
     lead = f"{found.summary()}."
     if expected := found.expectation():
@@ -80,15 +85,14 @@ def duplicates_page(found: Duplicates, *, folders: Iterable[str | os.PathLike[st
     rows = []
     for group in shown:
         first, *others = group
-        notes = [counted(len(others) + 1, "image")]
+        notes = [counted(len(group), "image")]
         if (sure := confirmed(group)) is not None:
             notes.append("confirmed" if sure else "not confirmed")
-        same = {match.same_bytes for match in (first, *others)}
+        same = {hit.same_bytes for hit in group}
         if len(same) == 1 and None not in same:
             notes.append("the same bytes")
-        shown_first = _thumbnail(first.path, places)
-        code = first.item.code
-        rows.append(_row(first.name, first.path, shown_first, code, others, places, notes))
+        image, missing = _thumbnail(first.path, inside)
+        rows.append(_row(first.name, first.path, image, missing, first.code, others, inside, notes))
     title = "Likely duplicates" if total else "No duplicates"
     return _page(title, lead, found.index, rows, found.bits, "the first")
 
@@ -99,47 +103,49 @@ def write_page(path: str | os.PathLike[str], html: str) -> None:
 
 
 def _page(
-    title: str, lead: str, index: str, rows: Sequence[pages.Query], bits: int, compared: str
+    heading: str, lead: str, index: str, rows: Sequence[pages.Query], bits: int, compared: str
 ) -> str:
-    body = pages.header(f"fisherhash · {index}", title, lead)
-    if rows:
-        shown = pages.legend(marks=False, compared=compared, shown=False) + pages.query_rows(
-            rows, bits
-        )
-        body += f'\n<section id="results">\n{shown}\n</section>'
-    return pages.page(f"{title} · {index}", body, description=lead)
+    return pages.render(
+        "results.html",
+        title=f"{heading} · {index}",
+        description=lead,
+        heading=heading,
+        index=index,
+        rows=rows,
+        bits=bits,
+        compared=compared,
+    )
 
 
 def _row(
     name: str,
     path: str | None,
-    thumbnail: tuple[Image.Image, str],
+    image: Image.Image,
+    missing: str,
     code: bytes,
-    matches: Sequence[Match],
+    hits: Sequence[Hit],
     folders: Sequence[str],
-    notes: Sequence[str] = (),
+    notes: Sequence[str],
 ) -> pages.Query:
-    image, missing = thumbnail
     lines = [*notes, missing] if missing else list(notes)
-    if len(matches) > RESULTS_SHOWN:
-        lines.append(f"the first {RESULTS_SHOWN} of {len(matches):,} are shown")
+    if len(hits) > RESULTS_SHOWN:
+        lines.append(f"the first {RESULTS_SHOWN} of {len(hits):,} are shown")
     results = []
-    for match in matches[:RESULTS_SHOWN]:
-        shown, missing = _thumbnail(match.path, folders)
+    for hit in hits[:RESULTS_SHOWN]:
+        shown, why = _thumbnail(hit.path, folders)
         results.append(
             pages.Result(
                 shown,
-                match.distance,
-                np.frombuffer(match.item.code, np.uint8),
-                _caption(match.name, folders),
-                link="" if missing else _link(match.path),
-                note=missing,
-                combined=match.combined,
+                hit.distance or 0,
+                np.frombuffer(hit.code, np.uint8),
+                _caption(hit.name, folders),
+                link="" if why else _link(hit.path),
+                note=why,
             )
         )
-    link = "" if thumbnail[1] else _link(path)
-    caption, own = _caption(name, folders), np.frombuffer(code, np.uint8)
-    return pages.Query(image, own, caption, results, lines, link)
+    own = np.frombuffer(code, np.uint8)
+    link = "" if missing else _link(path)
+    return pages.Query(image, own, _caption(name, folders), results, lines, link)
 
 
 def _caption(name: str, folders: Sequence[str]) -> str:
@@ -147,7 +153,7 @@ def _caption(name: str, folders: Sequence[str]) -> str:
     if os.path.isabs(name):
         inside = [folder for folder in folders if is_inside(name, [folder]) and folder != os.sep]
         name = os.path.relpath(os.path.realpath(name), inside[0]) if inside else name
-    return _plain(name)
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _link(path: str | None) -> str:
@@ -185,8 +191,3 @@ def _placeholder() -> Image.Image:
         draw.line(line, fill=(122, 128, 140), width=4)
     draw.rectangle((14, 14, side - 15, side - 15), outline=(122, 128, 140), width=3)
     return image
-
-
-def _plain(name: str) -> str:
-    """A name that is not UTF-8, as far as it can be shown."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -1,39 +1,45 @@
-"""The application: its routes, in one list."""
+"""The application: pages and API of one open index, behind the guard."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from typing import Any
 
-import anyio
-from starlette.applications import Starlette
+from fastapi import FastAPI, Request, Response
+from fastapi.dependencies.utils import get_flat_params
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp
+from typing_extensions import TypedDict
 
-from fisherhash.errors import FisherhashError
+from fisherhash.data.formats import UnreadableImage
+from fisherhash.errors import FisherhashError, UsageError, unknown_name
+from fisherhash.index.base import CannotWriteError
 from fisherhash.index.images.image_index import ImageIndex
-from fisherhash.web import serving
-from fisherhash.web.api import Api
-from fisherhash.web.exploring import ExploringPages
-from fisherhash.web.gallery import Gallery
-from fisherhash.web.guard import Guard
-from fisherhash.web.image_routes import ImageRoutes
-from fisherhash.web.metrics import RequestMetrics
+from fisherhash.system.version import __version__
+from fisherhash.web import api, files, model_page, pages, rendering, review
+from fisherhash.web.gallery import Gallery, MissingError
+from fisherhash.web.guard import Guard, RequestMetrics
 from fisherhash.web.options import ServeOptions
 from fisherhash.web.queries import SearchQuery
-from fisherhash.web.reviewing import DuplicatePages
-from fisherhash.web.searching import SearchPages
+from fisherhash.web.rendering import error_answer
 
-FEWEST_BUILT = 200_000
-"""Codes from which on the search tables are built before the first search."""
+UPLOADS = 16
+"""Uploads that are received at once; others wait."""
+STATUS = {MissingError: 404, UnreadableImage: 422, CannotWriteError: 507}
+"""What a request that raised an error of ours gets; 400 for bad use, 503 for any other failure."""
+logger = logging.getLogger(__name__)
+
+
+class Refusal(TypedDict):
+    """Why a request was refused, as a sentence."""
+
+    error: str
 
 
 def create_app(images: ImageIndex, options: ServeOptions) -> ASGIApp:
@@ -43,34 +49,46 @@ def create_app(images: ImageIndex, options: ServeOptions) -> ASGIApp:
         images: the index; closed when the application ends.
         options: how it is served.
     """
-    gallery = Gallery(images, options)
-    routes = list_routes(gallery)
-    metrics = RequestMetrics([*(route.path for route in routes), "other"], options.metrics)
+    gallery, metrics = Gallery(images, options), RequestMetrics()
 
     @contextlib.asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        app.state.limiter = anyio.CapacityLimiter(serving.THREADS)
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         # Each may hold as many bytes as an upload may have.
-        app.state.uploads = asyncio.Semaphore(serving.UPLOADS)
-        # The first search would wait for tables, kernels and the model.
+        app.state.uploads = asyncio.Semaphore(UPLOADS)
+        # The first search would wait for kernels and the model.
         threading.Thread(target=_warm, args=(gallery,), daemon=True).start()
         try:
             yield
         finally:
             images.close()
 
-    app = Starlette(
-        routes=routes,
+    app = FastAPI(
+        title="fisherhash",
+        version=__version__,
+        description="Search a collection of images by their binary codes.",
+        docs_url=None,
+        redoc_url=None,
         lifespan=lifespan,
-        exception_handlers={
-            HTTPException: serving.on_http_error,
-            FisherhashError: serving.on_own_error,
-            Exception: serving.on_bug,
+        responses={
+            "4XX": {"model": Refusal, "description": "Refused, with a sentence that says why."},
+            "5XX": {"model": Refusal, "description": "Failed, or not ready yet."},
         },
-        middleware=[Middleware(GZipMiddleware, minimum_size=1024, compresslevel=4)],
     )
-    app.state.options, app.state.metrics = options, metrics
-    return Guard(app, options=options, metrics=metrics, refuse=serving.refusal)
+    app.state.gallery, app.state.metrics = gallery, metrics
+    for part in (pages, files, review, model_page, rendering, api):
+        app.include_router(part.router)
+    app.include_router(api.changes, include_in_schema=options.writable)
+    app.include_router(api.health)
+    handlers: dict[type[Exception], Any] = {
+        RequestValidationError: _on_wrong_parameter,
+        HTTPException: _on_http_error,
+        FisherhashError: _on_own_error,
+        Exception: _on_bug,
+    }
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, handler)
+    app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=4)
+    return Guard(app, options, metrics)
 
 
 def open_served(options: ServeOptions) -> ImageIndex:
@@ -78,57 +96,50 @@ def open_served(options: ServeOptions) -> ImageIndex:
     return ImageIndex.open(options.index, device=options.device, skip_damaged=options.skip_damaged)
 
 
-def list_routes(gallery: Gallery) -> list[Route]:
-    """Every route of the application."""
-    search, api = SearchPages(gallery), Api(gallery)
-    files, explore, review = ImageRoutes(gallery), ExploringPages(gallery), DuplicatePages(gallery)
-    return [
-        Route("/", search.page, name="search"),
-        Route("/results", search.results),
-        Route("/histogram", search.histogram),
-        Route("/search", search.upload, methods=["POST"]),
-        Route("/uploads/{name}", files.upload),
-        Route("/images/{number}/original", files.original),
-        Route("/images/{number}/{size}", files.resized),
-        Route("/map", explore.map),
-        Route("/map/points", explore.points),
-        Route("/buckets", explore.buckets),
-        Route("/timeline", explore.timeline),
-        Route("/model", explore.model),
-        Route("/model/bits", explore.bits),
-        Route("/duplicates", review.page),
-        Route("/duplicates/groups", review.groups),
-        Route("/duplicates/compute", review.compute, methods=["POST"]),
-        Route("/duplicates/export", review.export, methods=["POST"]),
-        Route("/api/info", api.info),
-        Route("/api/search", api.search, methods=["GET", "POST"]),
-        Route("/api/items", api.items, methods=["GET", "POST"]),
-        Route("/api/items/{number}", api.item, methods=["GET", "DELETE"]),
-        Route("/api/facets", api.facets),
-        Route("/api/duplicates", api.duplicates),
-        Route("/api/skipped", api.skipped),
-        Route("/openapi.json", api.openapi),
-        Route("/healthz", api.health),
-        Route("/metrics", api.metrics),
-        Route("/static/{name}", _static),
-    ]
-
-
-async def _static(request: Request) -> Response:
-    return serving.STATIC.answer(request.path_params["name"])
-
-
 def _warm(gallery: Gallery) -> None:
-    index = gallery.index
     with contextlib.suppress(FisherhashError):
-        # A small index needs no tables, and compiling what builds them takes longer than a search.
-        if len(index) >= FEWEST_BUILT:
-            index.build()
-        # In a large index, each ranking has kernels of its own, compiled once per machine.
-        code, fine = (bytes(-(-bits // 8)) for bits in (index.bits, index.fine_bits))
-        query = SearchQuery(code=code, fine=fine or None, weights=bytes(index.bits))
-        for ranking in gallery.rankings():
-            gallery.find(replace(query, ranking=ranking))
+        gallery.find(SearchQuery(code="00" * (-(-gallery.index.bits // 8))))
     with contextlib.suppress(FisherhashError):
         gallery.columns.get()
         gallery.images.hasher  # noqa: B018 (loads it)
+
+
+async def _on_wrong_parameter(request: Request, error: RequestValidationError) -> Response:
+    """Say in a sentence which parameter is wrong."""
+    fault = error.errors()[0]
+    name, text = str(fault["loc"][-1]), fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "extra_forbidden":
+        known = [one.alias for one in get_flat_params(request.scope["route"].dependant)]
+        text = str(unknown_name("parameter", name, known))
+    elif text.startswith("Input "):
+        text = f"{name} {text.removeprefix('Input ')}, got {fault['input']!r}"
+    elif fault["type"] != "value_error":
+        text = f"{name}: {text}"
+    return error_answer(request.scope, 404 if fault["loc"][0] == "path" else 400, text)
+
+
+async def _on_http_error(request: Request, error: HTTPException) -> Response:
+    """Answer a request that the framework refused, or one of us through it."""
+    usual = {"Not Found": "There is no such page"}
+    usual["Method Not Allowed"] = f"{request.method} is not possible here"
+    text = usual.get(error.detail, error.detail)
+    answer = error_answer(request.scope, error.status_code, text)
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+async def _on_own_error(request: Request, error: FisherhashError) -> Response:
+    """Answer a request with the sentence of an error of ours."""
+    usual = 400 if isinstance(error, UsageError) else 503
+    status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), usual)
+    if status >= 500:
+        logger.warning("%s: %s", request.url.path, error)
+    # Where the index is on this machine is nobody's business.
+    text = str(error).replace(request.app.state.gallery.options.index, "the index")
+    return error_answer(request.scope, status, text)
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    """Answer a request that hit an error nobody expected; the details stay in the log."""
+    logger.error("%s failed", request.url.path, exc_info=error)
+    return error_answer(request.scope, 500, "Something went wrong here; the server's log says what")

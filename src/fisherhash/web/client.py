@@ -8,61 +8,29 @@ import secrets
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.images.nearest import FINE_WEIGHT
-from fisherhash.web.queries import weight_text
+from fisherhash.index.images.duplicates import DuplicateGroup
+from fisherhash.index.images.options import DuplicateCode, Ranking
+from fisherhash.index.images.results import Hit, SearchResult
 
 _MOST_ANSWER = 1 << 30
+ImageFile = str | os.PathLike[str] | bytes
 
 
 @dataclass(frozen=True)
-class RemoteItem:
-    """One item of a served index.
+class RemoteHit(Hit):
+    """A hit of a served index.
 
     Attributes:
-        id: its id.
-        key: its key; None for codes that were added in bulk.
-        code: its packed code.
-        labels: its labels.
-        metadata: its other fields.
         image: the address of its image.
-        distance: from the query or, in a group of duplicates, from the first; None elsewhere.
-        fine: the distance of its second code, where the search compared those.
-        combined: the distance of both codes, where that orders the results.
     """
 
-    id: int
-    key: str | None
-    code: bytes = field(repr=False)
-    labels: tuple[str, ...]
-    metadata: dict[str, Any]
-    image: str
-    distance: float | None = None
-    fine: int | None = None
-    combined: float | None = None
-
-    @property
-    def name(self) -> str:
-        """Its key; an item without a key is named by its id."""
-        return f"id {self.id}" if self.key is None else self.key
-
-
-class RemoteGroup(list[RemoteItem]):
-    """A group of likely duplicates; the first item is the one to keep.
-
-    Attributes:
-        span: the largest distance between any two of them.
-        confirmed: whether their thumbnails show the same image; None if that was not compared.
-    """
-
-    def __init__(self, items: Iterable[RemoteItem], *, span: int, confirmed: bool | None) -> None:
-        super().__init__(items)
-        self.span, self.confirmed = span, confirmed
+    image: str = ""
 
 
 class Client:
@@ -87,60 +55,55 @@ class Client:
 
     def search(
         self,
-        images: str | os.PathLike[str] | bytes | Sequence[str | os.PathLike[str] | bytes] = (),
+        images: ImageFile | Sequence[ImageFile] = (),
         *,
         keys: str | Sequence[str] = (),
-        k: int | None = None,
+        k: int = 10,
         radius: int | None = None,
         where: str | Sequence[str] = (),
-        ranking: str | None = None,
-        fine_weight: float | None = FINE_WEIGHT,
-    ) -> list[list[RemoteItem]]:
-        """Search with images and with items of the index; one list per query, nearest first.
+        ranking: Ranking = "auto",
+    ) -> list[SearchResult]:
+        """Search with images and with items of the index; one result per query, in this order.
 
         Args:
             images: one or several, as paths or as the bytes of files.
             keys: one or several items of the index.
-            k: the most results per query.
+            k: the most hits per query.
             radius: only items whose codes differ in at most this many bits.
             where: filters such as ``label=cat``; all must match.
-            ranking: of images: ``hamming`` or, where ``info()["rankings"]`` has it, ``real``.
-            fine_weight: what a bit of the second code counts, where the index has those; None lets
-                them order only what is at the same distance.
+            ranking: of images: ``hamming``, ``real``, or what the model's card says is better.
         """
-        wanted = {"k": k, "radius": radius, "where": [where] if isinstance(where, str) else where}
-        if fine_weight != FINE_WEIGHT:
-            wanted["fine_weight"] = weight_text(fine_weight)
+        wanted = {"k": k, "radius": radius, "where": _several(where), "ranking": ranking}
+        given = [images] if isinstance(images, str | os.PathLike | bytes) else images
         found = []
-        several = [images] if isinstance(images, str | os.PathLike | bytes) else images
-        for image in several:
+        for number, image in enumerate(given):
             data = image if isinstance(image, bytes) else Path(image).read_bytes()
             kind = {"Content-Type": "application/octet-stream"}
-            found.append(
-                self._call("POST", "/api/search", {**wanted, "ranking": ranking}, data, kind)
-            )
-        for key in [keys] if isinstance(keys, str) else keys:
-            found.append(self._call("GET", "/api/search", {**wanted, "key": key}))
-        return [list(map(self._item, answer["results"])) for answer in found]
+            answer = self._call("POST", "/api/search", wanted, data, kind)
+            name = f"image {number}" if isinstance(image, bytes) else os.fspath(image)
+            found.append(self._result(name, answer))
+        for key in _several(keys):
+            answer = self._call("GET", "/api/search", {**wanted, "key": key})
+            found.append(replace(self._result(key, answer), by_key=True))
+        return found
 
-    def get(self, number: int) -> RemoteItem:
+    def get(self, number: int) -> RemoteHit:
         """The item of an id."""
-        return self._item(self._call("GET", f"/api/items/{int(number)}"))
+        return self._hit(self._call("GET", f"/api/items/{int(number)}"))
 
-    def items(self, where: str | Sequence[str] = ()) -> Iterator[RemoteItem]:
+    def items(self, where: str | Sequence[str] = ()) -> Iterator[RemoteHit]:
         """All items that match a filter, by ascending id."""
-        after: int | None = None
+        wanted: dict[str, Any] = {"where": _several(where), "limit": 1000}
         while True:
-            wanted = {"where": [where] if isinstance(where, str) else where, "after": after}
-            answer = self._call("GET", "/api/items", {**wanted, "limit": 1000})
-            yield from map(self._item, answer["items"])
-            after = answer["next"]
-            if after is None:
+            answer = self._call("GET", "/api/items", wanted)
+            yield from map(self._hit, answer["items"])
+            if answer["next"] is None:
                 return
+            wanted["after"] = answer["next"]
 
     def add(
         self, image: str | os.PathLike[str], *, labels: Sequence[str] | None = None
-    ) -> RemoteItem:
+    ) -> RemoteHit:
         """Send an image file to a writable server, which stores it and adds it to the index."""
         mark = secrets.token_hex(16)
         name = os.path.basename(image)
@@ -152,7 +115,7 @@ class Client:
         for label in labels or ():
             body += f'{head}"label"\r\n\r\n{label}\r\n'.encode()
         kind = {"Content-Type": f"multipart/form-data; boundary={mark}"}
-        return self._item(self._call("POST", "/api/items", {}, body + f"--{mark}--".encode(), kind))
+        return self._hit(self._call("POST", "/api/items", {}, body + f"--{mark}--".encode(), kind))
 
     def remove(
         self, keys: str | Sequence[str] = (), *, where: str | Sequence[str] | None = None
@@ -165,34 +128,31 @@ class Client:
             UsageError: there is no item with one of the keys, or a filter is empty; nothing is
                 removed.
         """
-        filters = [where] if isinstance(where, str) else where
+        filters = None if where is None else _several(where)
         if filters is not None and not (filters and all(filters)):
             raise UsageError("an empty filter matches every item")
-        names = [keys] if isinstance(keys, str) else list(keys)
-        ids = [
-            self._call("GET", "/api/search", {"key": key, "k": 1})["query"]["id"] for key in names
-        ]
-        if filters is not None:
-            ids += [item.id for item in self.items(filters)]
+        calls = [self._call("GET", "/api/search", {"key": k, "k": 1}) for k in _several(keys)]
+        ids = [answer["query"]["id"] for answer in calls]
+        ids += [] if filters is None else [hit.id for hit in self.items(filters)]
         numbers = dict.fromkeys(ids)
         return sum(self._call("DELETE", f"/api/items/{number}")["removed"] for number in numbers)
 
     def duplicates(
-        self, *, radius: int | None = None, code: str | None = None
-    ) -> list[RemoteGroup]:
+        self, *, radius: int | None = None, code: DuplicateCode = "auto"
+    ) -> list[DuplicateGroup]:
         """Groups of images that are likely copies of each other, the surest first.
 
         Args:
             radius: bits in which any two of a group may differ; by default the server chooses.
-            code: compare ``copy`` codes, which are made for copies, or the index's ``own``; by
-                default copy codes where the server has them or soon has.
+            code: compare ``copy`` codes, which are made for copies, or the index's ``own``;
+                ``auto`` takes copy codes where the server has them or soon has.
 
         Raises:
             FisherhashError: they are still being computed.
         """
         answer = self._call("GET", "/api/duplicates", {"radius": radius, "code": code})
         return [
-            RemoteGroup(map(self._item, one["items"]), span=one["span"], confirmed=one["confirmed"])
+            DuplicateGroup(tuple(map(self._hit, one["items"])), one["span"], one["confirmed"])
             for one in answer["groups"]
         ]
 
@@ -207,17 +167,22 @@ class Client:
     def close(self) -> None:
         """Nothing is held between calls; here for code that also takes an ImageIndex."""
 
-    def _item(self, row: Mapping[str, Any]) -> RemoteItem:
-        return RemoteItem(
+    def _result(self, query: str, answer: Mapping[str, Any]) -> SearchResult:
+        hits: list[Hit] = [self._hit(row) for row in answer["results"]]
+        code = bytes.fromhex(answer["code"])
+        return SearchResult(query, code=code, hits=hits, ranking=answer["ranking"])
+
+    def _hit(self, row: Mapping[str, Any]) -> RemoteHit:
+        return RemoteHit(
             row["id"],
             row["key"],
-            bytes.fromhex(row["code"]),
-            tuple(row["labels"]),
-            row["metadata"],
-            self.url + row["image"],
             row.get("distance"),
-            row.get("fine"),
-            row.get("combined"),
+            labels=tuple(row["labels"]),
+            metadata=row["metadata"],
+            size=row["size"],
+            mtime_ns=row["mtime_ns"],
+            code=bytes.fromhex(row["code"]),
+            image=self.url + row["image"],
         )
 
     def _call(
@@ -230,14 +195,11 @@ class Client:
     ) -> Any:
         given = {name: value for name, value in (params or {}).items() if value is not None}
         query = urllib.parse.urlencode(given, doseq=True, errors="surrogateescape")
-        request = urllib.request.Request(
-            f"{self.url}{path}?{query}" if query else self.url + path, data, method=method
-        )
-        request.add_header("Accept", "application/json")
-        for name, value in (headers or {}).items():
-            request.add_header(name, value)
+        url = f"{self.url}{path}?{query}" if query else self.url + path
+        sent = {"Accept": "application/json", **(headers or {})}
         if self._token:
-            request.add_header("Authorization", f"Bearer {self._token}")
+            sent["Authorization"] = f"Bearer {self._token}"
+        request = urllib.request.Request(url, data, sent, method=method)
         try:
             with self._opener.open(request, timeout=self._seconds) as answer:
                 return json.loads(answer.read(_MOST_ANSWER))
@@ -255,6 +217,10 @@ class Client:
 
     def __repr__(self) -> str:
         return f"Client({self.url!r})"
+
+
+def _several(texts: str | Sequence[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else list(texts)
 
 
 def _error(error: urllib.error.HTTPError) -> FisherhashError:

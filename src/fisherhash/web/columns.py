@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -17,29 +15,36 @@ DATE_FIELD = "taken"
 MOST_FIELDS = 24
 MOST_VALUES = 200
 """A field with more distinct values is no choice among a few, and is not offered as a filter."""
-_NO_DATE = -1
-
-Value = str | int | float | bool
+Rows = NDArray[np.int32]
+Chosen = NDArray[np.bool_] | None
+"""For each item whether it counts; None for all."""
 
 
 @dataclass(frozen=True)
-class ValueColumn:
-    """One property of every item, as the number of its value; -1 where an item has none."""
+class Column:
+    """One property: pairs of an item and a value that it has.
+
+    Attributes:
+        values: the distinct values.
+        rows: (pairs,) the number of the item of each pair, ascending.
+        numbers: (pairs,) the number of its value.
+    """
 
     values: list[Any]
-    numbers: NDArray[np.int32]
+    rows: Rows
+    numbers: Rows
 
-    def count(self, rows: NDArray[np.int64] | None) -> list[tuple[Any, int]]:
-        """How many items have each value, the most frequent first.
-
-        Args:
-            rows: only these items; None for all.
-        """
-        numbers = self.numbers if rows is None else self.numbers[rows]
-        counts = np.bincount(numbers[numbers >= 0], minlength=len(self.values)).tolist()
+    def count(self, chosen: Chosen = None) -> list[tuple[Any, int]]:
+        """How many items have each value, the most frequent first."""
+        numbers = self.numbers if chosen is None else self.numbers[chosen[self.rows]]
+        counts = np.bincount(numbers, minlength=len(self.values)).tolist()
         # Not a mapping: 1 and True are equal, but two values.
         pairs = [pair for pair in zip(self.values, counts, strict=True) if pair[1]]
         return sorted(pairs, key=lambda pair: -pair[1])
+
+    def rows_of(self, value: Any) -> Rows:
+        """The numbers of the items that have a value."""
+        return self.rows[self.numbers == self.values.index(value)]
 
 
 @dataclass(frozen=True)
@@ -48,135 +53,79 @@ class Columns:
 
     Attributes:
         ids: their ids, ascending.
-        labels: the first label of each; an item with several counts for each in ``more``.
-        more: (item, label) pairs of items with several labels, as rows and numbers of labels.
-        months: year × 12 + month (0 to 11) of the date of each; -1 without one.
+        labels: their labels; the empty text for an item without one.
+        months: when they were taken, as ``2021-06``; items without a date are left out.
         fields: columns of the metadata, by name, those with few values.
     """
 
     ids: Ids
-    labels: ValueColumn
-    more: tuple[NDArray[np.int64], NDArray[np.int32]]
-    months: NDArray[np.int32]
-    fields: dict[str, ValueColumn]
+    labels: Column
+    months: Column
+    fields: dict[str, Column]
 
-    def rows(self, ids: Ids) -> NDArray[np.int64]:
-        """Where some items are in the columns; those that are not there are left out."""
-        if not len(self.ids):
-            return np.zeros(0, dtype=np.int64)
-        places = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
-        return places[self.ids[places] == ids]
+    def chosen(self, ids: Ids) -> NDArray[np.bool_]:
+        """For each item whether it is among some ids."""
+        return np.isin(self.ids, ids)
 
-    def count_labels_of(self, rows: NDArray[np.int64] | None) -> Counter[str]:
-        """How many items have each label; the empty text counts those without one."""
-        counts = Counter(dict(self.labels.count(rows)))
-        items, numbers = self.more
-        if rows is not None:
-            chosen = np.isin(items, rows)
-            numbers = numbers[chosen]
-        for number, count in enumerate(np.bincount(numbers, minlength=1).tolist()):
-            if count:
-                counts[self.labels.values[number]] += count
-        return counts
-
-    def count_months(self, rows: NDArray[np.int64] | None) -> dict[str, int]:
-        """How many items are of each month, as ``2021-06``, in the order of time."""
-        months = self.months if rows is None else self.months[rows]
-        found, counts = np.unique(months[months >= 0], return_counts=True)
-        return {month_text(m): c for m, c in zip(found.tolist(), counts.tolist(), strict=True)}
-
-
-def month_text(month: int) -> str:
-    """The number of a month as a text.
-
-    >>> month_text(2021 * 12 + 5)
-    '2021-06'
-    """
-    return f"{month // 12:04d}-{month % 12 + 1:02d}"
+    def count_months(self, chosen: Chosen = None) -> list[tuple[str, int]]:
+        """How many items are of each month, in the order of time."""
+        return sorted(self.months.count(chosen))
 
 
 def read_columns(items: Iterable[Item]) -> Columns:
     """Read the columns of items with ascending ids; those without a key are left out."""
     ids: list[int] = []
-    labels = _Growing()
-    more_items: list[int] = []
-    more_labels: list[int] = []
-    months: list[int] = []
-    fields: dict[str, _Growing] = {}
+    labels, months, fields = _Growing(), _Growing(), dict[str, _Growing]()
     for item in items:
         if item.key is None:
             continue
         row = len(ids)
         ids.append(item.id)
-        names = item.labels or ("",)
-        labels.add(row, names[0])
-        for name in names[1:]:
-            more_items.append(row)
-            more_labels.append(labels.number(name))
-        months.append(_month(item))
+        for label in dict.fromkeys(item.labels or ("",)):
+            labels.add(row, label)
         for name, value in item.metadata.items():
-            if name == DATE_FIELD or not isinstance(value, str | int | float | bool):
-                continue
-            if name not in fields and len(fields) < MOST_FIELDS:
-                fields[name] = _Growing(MOST_VALUES)
-            if name in fields:
-                fields[name].add(row, value)
-    count = len(ids)
-    return Columns(
-        np.array(ids, dtype=np.int64),
-        labels.column(count),
-        (np.array(more_items, dtype=np.int64), np.array(more_labels, dtype=np.int32)),
-        np.array(months, dtype=np.int32),
-        {name: one.column(count) for name, one in sorted(fields.items()) if one.useful},
-    )
+            if name == DATE_FIELD:
+                months.add(row, _month(value))
+            elif isinstance(value, str | int | float | bool):
+                if name not in fields and len(fields) < MOST_FIELDS:
+                    fields[name] = _Growing(MOST_VALUES)
+                if name in fields:
+                    fields[name].add(row, value)
+    few = {name: one.column() for name, one in sorted(fields.items()) if not one.full}
+    return Columns(np.array(ids, dtype=np.int64), labels.column(), months.column(), few)
 
 
 class _Growing:
-    """A column while it is read; with a bound on the number of values."""
+    """A column while it is read; with more than ``most`` values it is full, and holds nothing."""
 
     def __init__(self, most: int | None = None) -> None:
-        self._most = most
-        self._numbers: dict[tuple[type, Value], int] = {}
+        self._most, self.full = most, False
+        self._known: dict[tuple[type, Any], int] = {}
         self._rows: list[int] = []
-        self._values: list[int] = []
-        self.useful = True
+        self._numbers: list[int] = []
 
-    def number(self, value: Value) -> int:
-        # With its type: 1 and True are equal, but other values.
-        return self._numbers.setdefault((type(value), value), len(self._numbers))
-
-    def add(self, row: int, value: Value) -> None:
-        if not self.useful:
+    def add(self, row: int, value: Any) -> None:
+        if value is None or self.full:
             return
         self._rows.append(row)
-        self._values.append(self.number(value))
-        if self._most is not None and len(self._numbers) > self._most:
-            self.useful = False
-            self._rows, self._values = [], []
+        # With its type: 1 and True are equal, but other values.
+        self._numbers.append(self._known.setdefault((type(value), value), len(self._known)))
+        if self._most is not None and len(self._known) > self._most:
+            self.full, self._rows, self._numbers = True, [], []
 
-    def column(self, count: int) -> ValueColumn:
-        numbers = np.full(count, -1, dtype=np.int32)
-        numbers[self._rows] = self._values
-        return ValueColumn([value for _, value in self._numbers], numbers)
-
-
-def _month(item: Item) -> int:
-    text = item.metadata.get(DATE_FIELD)
-    if isinstance(text, str) and len(text) >= 7 and text[4] == "-":
-        year, month = text[:4], text[5:7]
-        if year.isdecimal() and month.isdecimal() and 1 <= int(month) <= 12:
-            return int(year) * 12 + int(month) - 1
-    return _NO_DATE
+    def column(self) -> Column:
+        rows, numbers = (np.array(part, dtype=np.int32) for part in (self._rows, self._numbers))
+        return Column([value for _, value in self._known], rows, numbers)
 
 
-def item_date(item: Item) -> str | None:
-    """When an image was taken or, if that is not known, when its file was changed."""
-    text = item.metadata.get(DATE_FIELD)
-    if isinstance(text, str):
-        return text.replace("T", " ")
-    if item.mtime_ns is None:
+def _month(value: object) -> str | None:
+    """The month of a date; None if it is no date.
+
+    >>> _month("2021-06-15T14:03:22"), _month("2021-13"), _month(7)
+    ('2021-06', None, None)
+    """
+    if not (isinstance(value, str) and len(value) >= 7 and value[4] == "-"):
         return None
-    try:
-        return f"{datetime.fromtimestamp(item.mtime_ns / 1e9, UTC):%Y-%m-%d %H:%M} (file)"
-    except (ValueError, OverflowError, OSError):
-        return None
+    year, month = value[:4], value[5:7]
+    known = year.isdecimal() and month.isdecimal() and 1 <= int(month) <= 12
+    return f"{year}-{month}" if known else None

@@ -5,16 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from fisherhash.errors import FisherhashError, UsageError
 
 T = TypeVar("T")
-Version = tuple[object, ...]
-
 logger = logging.getLogger(__name__)
-
 REST = 20.0
 """A value is computed again at the earliest after this many times the seconds that it took."""
 
@@ -30,14 +27,13 @@ class Derived(Generic[T]):
         compute: returns the value.
     """
 
-    def __init__(self, version: Callable[[], Version], compute: Callable[[], T]) -> None:
+    def __init__(self, version: Callable[[], Hashable], compute: Callable[[], T]) -> None:
         self._version, self._compute = version, compute
         self._changed = threading.Condition()
         self._value: T | None = None
-        self._of: Version | None = None
+        self._of: Hashable = None
         self._error: Exception | None = None
-        self._running = False
-        self._ended, self._took = 0.0, 0.0
+        self._running, self._rests_until = False, 0.0
 
     def get(self, wait: float = 0.0) -> T | None:
         """The newest value, None if there is none yet.
@@ -49,32 +45,22 @@ class Derived(Generic[T]):
             FisherhashError: the value could not be computed.
         """
         version = self._version()
-        until = time.monotonic() + wait
         with self._changed:
-            resting = time.monotonic() < self._ended + REST * self._took
-            if self._of != version and not self._running and not (resting and self._of):
+            resting = self._value is not None and time.monotonic() < self._rests_until
+            if self._of != version and not self._running and not resting:
                 self._running, self._error = True, None
                 threading.Thread(target=self._run, args=(version,), daemon=True).start()
-            while self._running and self._of != version:
-                left = until - time.monotonic()
-                if left <= 0 or not self._changed.wait(left):
-                    break
+            self._changed.wait_for(lambda: not self._running or self._of == version, wait)
             if self._error is not None and self._value is None:
                 if isinstance(self._error, FisherhashError):
                     raise self._error
                 raise FisherhashError(str(self._error)) from self._error
             return self._value
 
-    @property
-    def running(self) -> bool:
-        """Whether a value is being computed."""
-        return self._running
-
-    def _run(self, version: Version) -> None:
-        began = time.monotonic()
-        value, error = None, None
+    def _run(self, version: Hashable) -> None:
+        began, error = time.monotonic(), None
         try:
-            value = self._compute()
+            self._value, self._of = self._compute(), version
         except Exception as reason:  # whatever it is, a reader is told, and the thread ends
             # At the end of the process everything fails, and nobody reads it.
             if threading.main_thread().is_alive() and not isinstance(reason, UsageError):
@@ -82,8 +68,6 @@ class Derived(Generic[T]):
             error = reason
         with self._changed:
             self._error, self._running = error, False
-            if error is None:
-                self._value, self._of = value, version
-            self._ended = time.monotonic()
-            self._took = self._ended - began
+            ended = time.monotonic()
+            self._rests_until = ended + REST * (ended - began)
             self._changed.notify_all()

@@ -5,30 +5,31 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 
 from fisherhash.errors import FisherhashError
 from fisherhash.index.images.copies import has_files, is_copy_index, missing_copies
 from fisherhash.index.images.duplicate_search import DuplicateSearch
 from fisherhash.index.images.duplicates import Duplicates
 from fisherhash.index.images.image_index import ImageIndex
+from fisherhash.index.images.known import cache_place
+from fisherhash.index.images.options import DuplicateCode, DuplicateOptions
 from fisherhash.system.cores import available_cores
 from fisherhash.system.progress import describe_progress, progress_to
 from fisherhash.system.storage import write_file
-from fisherhash.web.derived import Derived, Version
+from fisherhash.web.derived import Derived
 
-ComparedCode = Literal["copy", "own"]
-WIDEST_RADIUS = 1024
-"""The largest radius that a request may name, whatever the codes are."""
 MOST_UNASKED = 5000
-"""Images whose copy codes are computed without asking: a few minutes of work."""
+"""Images whose copy codes are computed without a confirmation: a few minutes of work."""
 MOST_RADII = 8
 """Radii of the slider whose groups are kept."""
 _WIDEST = 3 / 8
 """The largest radius of the slider, as a share of the bits."""
+_TITLES = {
+    "encoding": "Codes for copies are computed from the image files, once",
+    "comparing": "The images of each group are compared",
+}
 
 
 @dataclass(frozen=True)
@@ -42,30 +43,16 @@ class FoundDuplicates:
         most: the largest radius that the slider offers.
         waiting: what is being done meanwhile, as a sentence.
         done: how much of that is done, from 0 to 1; None if it is not known.
-        missing: how many image files would have to be read first, if somebody asks for that.
+        missing: how many image files would have to be read first, if somebody allows that.
     """
 
-    code: ComparedCode
-    choices: tuple[ComparedCode, ...]
+    code: DuplicateCode
+    choices: tuple[DuplicateCode, ...]
     found: Duplicates | None = None
     most: int = 0
     waiting: str = ""
     done: float | None = None
     missing: int = 0
-
-
-@dataclass(frozen=True)
-class _Job:
-    """How far the work in the background is."""
-
-    title: str
-    done: int
-    total: int
-    began: float
-
-    def sentence(self) -> str:
-        rate = self.done / max(time.monotonic() - self.began, 1e-3)
-        return f"{self.title}: {describe_progress(self.done, self.total, rate)}."
 
 
 class DuplicateFinder:
@@ -77,37 +64,37 @@ class DuplicateFinder:
     Args:
         images: the open index.
         version: changes whenever the index does.
-        cache: a folder of its own, which other processes of the server share.
     """
 
-    def __init__(self, images: ImageIndex, version: Callable[[], Version], cache: Path) -> None:
-        self._images, self._version = images, version
-        self._wanted = cache / "copy-codes-wanted"
-        self._searches: dict[ComparedCode, Derived[DuplicateSearch]] = {
+    def __init__(self, images: ImageIndex, version: Callable[[], Hashable]) -> None:
+        self._images = images
+        # Other processes of the server see it, too.
+        self._allowed = cache_place(images.index.uri, "copies", ".allowed")
+        self._searches: dict[DuplicateCode, Derived[DuplicateSearch]] = {
             "copy": Derived(version, lambda: self._prepare("copy")),
             "own": Derived(version, lambda: self._prepare("own")),
         }
         self._found: OrderedDict[tuple[int, int | None], Derived[Duplicates]] = OrderedDict()
         self._lock, self._comparing = threading.Lock(), threading.Lock()
-        self._job: _Job | None = None
+        self._job: tuple[str, int, int, float] | None = None
 
-    def choices(self) -> tuple[ComparedCode, ...]:
+    def choices(self) -> tuple[DuplicateCode, ...]:
         """The codes that can be compared, the default first."""
         index = self._images.index
         return ("copy", "own") if has_files(index) and not is_copy_index(index) else ("own",)
 
     def allow(self) -> None:
         """Compute the copy codes of a large collection as soon as somebody wants to see them."""
-        write_file(self._wanted, b"")
+        write_file(self._allowed, b"")
 
     def at(
-        self, radius: int | None = None, *, code: ComparedCode | None = None, wait: float = 0.0
+        self, radius: int | None = None, *, code: DuplicateCode = "auto", wait: float = 0.0
     ) -> FoundDuplicates:
         """The groups within a radius.
 
         Args:
             radius: None chooses it as ``dedup`` does.
-            code: the codes to compare; by default those that are made for copies, if possible.
+            code: the codes to compare; auto takes those that are made for copies, if possible.
             wait: the most seconds to wait for them.
 
         Raises:
@@ -117,7 +104,7 @@ class DuplicateFinder:
         until, choices = time.monotonic() + wait, self.choices()
         chosen = code if code in choices else choices[0]
         missing = missing_copies(self._images.index) if chosen == "copy" else 0
-        if missing > MOST_UNASKED and not self._wanted.exists():
+        if missing > MOST_UNASKED and not self._allowed.exists():
             return FoundDuplicates(chosen, choices, missing=missing)
         try:
             search = self._searches[chosen].get(wait)
@@ -133,18 +120,19 @@ class DuplicateFinder:
             if found is not None:
                 most = max(int(search.bits * _WIDEST), found.radius)
                 return FoundDuplicates(chosen, choices, found, most)
-        job = self._job
-        if job is None or not job.total:
+        if self._job is None:
             return FoundDuplicates(chosen, choices, waiting="Searching for duplicates …")
-        share = job.done / job.total
-        return FoundDuplicates(chosen, choices, waiting=job.sentence(), done=share)
+        title, done, total, began = self._job
+        rate = done / max(time.monotonic() - began, 1e-3)
+        waiting = f"{title}: {describe_progress(done, total, rate)}."
+        return FoundDuplicates(chosen, choices, waiting=waiting, done=done / max(total, 1))
 
     def _groups(self, search: DuplicateSearch, radius: int | None) -> Derived[Duplicates]:
         with self._lock:
             name = id(search), radius
             if name not in self._found:
                 # The search is held by the function, so that no other one can get its number.
-                self._found[name] = Derived(lambda: (), lambda: self._find(search, radius))
+                self._found[name] = Derived(lambda: "once", lambda: self._find(search, radius))
             self._found.move_to_end(name)
             while len(self._found) > MOST_RADII:
                 self._found.popitem(last=False)
@@ -152,31 +140,22 @@ class DuplicateFinder:
 
     def _find(self, search: DuplicateSearch, radius: int | None) -> Duplicates:
         # A slider that is dragged wants many radii, and each of them takes all cores.
-        try:
-            with self._comparing, progress_to(self._note):
-                return search.find(radius, keep="best", confirm=True)
-        finally:
-            self._job = None
+        with self._comparing, progress_to(self._note):
+            try:
+                return search.find(DuplicateOptions(radius=radius))
+            finally:
+                self._job = None
 
-    def _prepare(self, code: ComparedCode) -> DuplicateSearch:
+    def _prepare(self, code: DuplicateCode) -> DuplicateSearch:
         # One core is left for whoever searches meanwhile.
         workers = max(1, available_cores() - 1)
-        try:
-            with progress_to(self._note):
+        with progress_to(self._note):
+            try:
                 return self._images.duplicate_search(code=code, workers=workers)
-        finally:
-            self._job = None
+            finally:
+                self._job = None
 
     def _note(self, title: str, done: int, total: int) -> None:
-        title = _TITLES.get(title.partition(" ")[0], title)
-        job = self._job
-        if job is None or job.title != title or job.total != total or done < job.done:
-            self._job = _Job(title, done, total, time.monotonic())
-        else:
-            self._job = _Job(title, done, total, job.began)
-
-
-_TITLES = {
-    "encoding": "Codes for copies are computed from the image files, once",
-    "comparing": "The images of each group are compared",
-}
+        title, job = _TITLES.get(title.partition(" ")[0], title), self._job
+        same = job is not None and job[0] == title and job[2] == total and done >= job[1]
+        self._job = title, done, total, job[3] if job and same else time.monotonic()

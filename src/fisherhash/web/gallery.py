@@ -1,4 +1,4 @@
-"""The collection behind the page: searches, items and their files, and what is derived of all."""
+"""The collection behind the pages: searches, items and their files, and what is derived of all."""
 
 from __future__ import annotations
 
@@ -7,39 +7,38 @@ import io
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fisherhash.codes import hamming, unpack
+from fisherhash.codes import from_hex, hamming, pack, unpack
 from fisherhash.data.formats import UnreadableImage, open_image
 from fisherhash.data.images import current_limits, read_failure
 from fisherhash.errors import UsageError
 from fisherhash.index.base import Index
+from fisherhash.index.filters import All
 from fisherhash.index.images.image_index import ImageIndex
 from fisherhash.index.images.known import is_inside, known_folders
 from fisherhash.index.images.labels import where_labels
-from fisherhash.index.images.nearest import Near, check_weight_of, nearest
-from fisherhash.index.images.results import image_path, joined_codes, synced_folder
-from fisherhash.index.items import Item
+from fisherhash.index.images.results import Hit, joined_codes, synced_folder
+from fisherhash.index.items import Codes, Ids
 from fisherhash.system.cache import cache_dir
 from fisherhash.system.cores import available_cores
 from fisherhash.system.files import open_regular
-from fisherhash.web.buckets import Bucket, largest_buckets
 from fisherhash.web.changes import IndexChanges
 from fisherhash.web.columns import Columns, read_columns
-from fisherhash.web.derived import Derived, Version
+from fisherhash.web.derived import Derived
 from fisherhash.web.duplicates import DuplicateFinder
-from fisherhash.web.layout import MapLayout, lay_out, load_layout, save_layout
 from fisherhash.web.options import ServeOptions
-from fisherhash.web.queries import KNOWN_RANKINGS, SearchQuery
+from fisherhash.web.queries import LARGEST_ID, ImageQuery, PageQuery, SearchQuery, Size
 from fisherhash.web.thumbnails import SIDES, ThumbnailCache, encode_jpeg
 
 _BLOCK = 1 << 18
 _FOLDERS_SECONDS = 2.0
+T = TypeVar("T")
 
 
 class MissingError(UsageError):
@@ -47,48 +46,28 @@ class MissingError(UsageError):
 
 
 @dataclass(frozen=True)
-class Found:
-    """One item that a search found.
-
-    Attributes:
-        item: the item.
-        distance: of its first code; None where nothing was searched for.
-        fine: the distance of its second code, where that was compared.
-        combined: the distance of both codes, where that orders the results.
-    """
-
-    item: Item
-    distance: float | None = None
-    fine: int | None = None
-    combined: float | None = None
-
-
-@dataclass(frozen=True)
-class PageAnswer:
+class Answer:
     """What a search found.
 
     Attributes:
         query: the search.
         subject: the item that was searched with, if it was one.
         code: the code that was searched with.
-        found: the items, the nearest first.
+        hits: the items, the nearest first.
         compared: how many codes the query was compared with: those that match the filters.
         seconds: how long it took.
-        fine_weight: the weight of the second codes in the order; None where they order inside ties
-            only, or where there are none.
     """
 
     query: SearchQuery
-    subject: Item | None
+    subject: Hit | None
     code: bytes | None
-    found: list[Found]
+    hits: list[Hit]
     compared: int
     seconds: float
-    fine_weight: float | None = None
 
 
 class Gallery:
-    """An index of images as the page and the API show it; threads may share it.
+    """An index of images as the pages and the API show it; threads may share it.
 
     Args:
         images: the open index; closed by whoever opened it.
@@ -97,17 +76,10 @@ class Gallery:
 
     def __init__(self, images: ImageIndex, options: ServeOptions) -> None:
         self.images, self.options = images, options
-        name = os.fspath(images.index.uri)
-        place = name if "://" in name else os.path.realpath(name)
-        digest = hashlib.sha256(place.encode(errors="surrogateescape")).hexdigest()[:24]
-        self.cache = cache_dir() / "web" / digest
         self.thumbnails = ThumbnailCache(cache_dir() / "web" / "images", options.cache_bytes)
         self.columns: Derived[Columns] = Derived(self.version, self._columns)
-        self.map: Derived[MapLayout] = Derived(self.version, self._lay_out)
-        self.buckets: Derived[list[Bucket]] = Derived(
-            self.version, lambda: largest_buckets(self.index)
-        )
-        self.duplicates = DuplicateFinder(images, self.version, self.cache)
+        self._derived: dict[Any, Derived[Any]] = {}
+        self.duplicates = DuplicateFinder(images, self.version)
         self.changes = IndexChanges(images, options)
         self._encoding = threading.BoundedSemaphore(available_cores())
         self._folders: tuple[float, list[str]] = (-_FOLDERS_SECONDS, [])
@@ -122,58 +94,93 @@ class Gallery:
         """The name of the index."""
         return os.path.basename(os.path.abspath(self.index.uri)) or self.index.uri
 
-    def version(self) -> Version:
+    def version(self) -> Hashable:
         """Changes whenever the index does."""
         info = self.index.info()
         return info["count"], info.get("commit"), info.get("next_id")
 
+    def derived(self, compute: Callable[[Gallery], T], *, once: bool = False) -> Derived[T]:
+        """What a function computes of the whole collection, in the background.
+
+        Args:
+            compute: the function.
+            once: whether it does not depend on the items, or hardly; else per commit.
+        """
+        version = (lambda: "once") if once else self.version
+        return self._derived.setdefault(compute, Derived(version, lambda: compute(self)))
+
     # Searches
 
-    def find(self, query: SearchQuery) -> PageAnswer:
+    def find(self, query: SearchQuery) -> Answer:
         """Search, or select items where nothing is searched for.
 
         Raises:
-            UsageError: a filter is not as it must be, or its field does not exist.
+            UsageError: a parameter does not fit this index, or the field of a filter does not
+                exist.
             MissingError: the item that was searched with does not exist.
         """
         began = time.perf_counter()
-        index = self.index
-        with index.reading():
-            where = where_labels(index, query.where) if query.where else None
-            subject = None if query.item is None else self.item(query.item)
-            code = query.code if subject is None else subject.code
-            compared = index.count(where) if where else len(index)
-            finer: dict[str, Any] = {}
-            if code is None:
-                near = [Near(id_, 0) for id_ in self._chosen(query, where).tolist()]
-            else:
-                finer = self._finer(query, subject)
-                (row,) = nearest(
-                    *(index, joined_codes([code]), query.k + (subject is not None)),
-                    # A radius is a number of bits.
-                    radius=query.radius if query.ranking == "hamming" else None,
-                    where=where,
-                    **finer,
-                )
-                own = None if subject is None else subject.id
-                near = [one for one in row if one.id != own][: query.k]
-            items = index.get_items(np.array([one.id for one in near], dtype=np.int64))
-        rows = [
-            Found(item) if code is None else Found(item, one.distance, one.fine, one.combined)
-            for item, one in zip(items, near, strict=True)
-            # None: another writer removed the item meanwhile.
-            if item is not None
-        ]
-        seconds = time.perf_counter() - began
-        weight = finer["fine_weight"] if "fine" in finer else None
-        return PageAnswer(query, subject, code, rows, compared, seconds, weight)
+        where = self.where(query.where)
+        subject, code = self._query_of(query)
+        compared = self.index.count(where)
+        if code is None:
+            ids, distances = self._random(query, where), None
+        else:
+            ids, distances = self._nearest(query, code, where, subject)
+        hits = self.hits(ids, distances)
+        return Answer(query, subject, code, hits, compared, time.perf_counter() - began)
 
-    def _chosen(self, query: SearchQuery, where: Any) -> NDArray[np.int64]:
+    def where(self, filters: Iterable[str]) -> All | None:
+        """The filters as one, None without any; labels are spelled as in the index."""
+        texts = tuple(filters)
+        return where_labels(self.index, texts) if texts else None
+
+    def _query_of(self, query: SearchQuery) -> tuple[Hit | None, bytes | None]:
+        """The item and the code that are searched with."""
+        bits = self.index.bits
+        if query.radius is not None and query.radius > bits:
+            raise UsageError(f"radius must be between 0 and {bits} bits, got {query.radius}")
+        if query.code is not None:
+            return None, from_hex([query.code], bits)[0].tobytes()
+        if not query.searches:
+            return None, None
+        subject = self.item(query.like if query.key is None else query.key)
+        return subject, subject.code
+
+    def _nearest(
+        self, query: SearchQuery, code: bytes, where: All | None, subject: Hit | None
+    ) -> tuple[Ids, NDArray[Any]]:
+        """Ids and distances of the nearest items, without the subject."""
+        codes, logits, radius = joined_codes([code]), None, query.radius
+        if query.ranking == "real":
+            logits = self._logits(query, codes)
+            if radius is not None and radius < self.index.bits:
+                raise UsageError("a radius is a number of bits: it needs the ranking hamming")
+        k = query.k + (subject is not None)
+        found = self.index.search(codes, k, where=where, logits=logits)
+        ids, distances = found.ids[0], found.distances[0]
+        kept = ids != (-1 if subject is None else subject.id)
+        if radius is not None and logits is None:
+            kept &= distances <= radius
+        return ids[kept][: query.k], distances[kept][: query.k]
+
+    def _logits(self, query: SearchQuery, codes: Codes) -> NDArray[np.float32]:
+        """The real outputs of an uploaded image, from its code and how sure each bit is."""
+        bits = self.index.bits
+        weights = np.frombuffer(bytes.fromhex(query.weights or ""), np.uint8).astype(np.float32)
+        if query.code is None or len(weights) != bits:
+            raise UsageError(
+                f"the ranking real is for uploaded images: it needs a code and {bits} weights"
+            )
+        # Never 0, which would be a sign of its own.
+        return (unpack(codes, bits).astype(np.float32) * 2 - 1) * np.maximum(weights, 0.25)
+
+    def _random(self, query: SearchQuery, where: All | None) -> Ids:
         """Random items that match the filters; the same ones for the same seed."""
         ids = self.index.ids(where)
         if len(ids) > query.k:
-            rng = np.random.default_rng(query.seed)
-            ids = ids[rng.choice(len(ids), query.k, replace=False)]
+            seed = query.seed if isinstance(query, PageQuery) else 0
+            ids = ids[np.random.default_rng(seed).choice(len(ids), query.k, replace=False)]
         return ids
 
     def histogram(self, query: SearchQuery) -> list[int]:
@@ -182,115 +189,83 @@ class Gallery:
         Raises:
             UsageError: there is nothing to search for.
         """
-        if not query.searches:
+        subject, code = self._query_of(query)
+        if code is None:
             raise UsageError("nothing to compare with: give an item (like) or a code")
-        with self.index.reading():
-            subject = None if query.item is None else self.item(query.item)
-            code = joined_codes([subject.code if subject else query.code or b""])
-            counts = np.zeros(self.index.bits + 1, dtype=np.int64)
-            for block in self._codes(query.where):
-                counts += np.bincount(hamming(code, block)[0], minlength=len(counts))
-        if subject is not None and counts[0]:
-            counts[0] -= not query.where or self._matches(subject, query.where)
+        counts = np.zeros(self.index.bits + 1, dtype=np.int64)
+        for ids, codes in self._codes(self.where(query.where)):
+            distances = hamming(joined_codes([code]), codes)[0]
+            if subject is not None:
+                distances = distances[ids != subject.id]
+            counts += np.bincount(distances, minlength=len(counts))
         return counts.tolist()
 
-    def _matches(self, item: Item, where: Sequence[str]) -> bool:
-        return where_labels(self.index, where).matches(item)
-
-    def _codes(self, where: Sequence[str]) -> Iterator[NDArray[np.uint8]]:
-        if not where:
-            yield from (codes for _, codes in self.index.scan(_BLOCK))
+    def _codes(self, where: All | None) -> Iterator[tuple[Ids, Codes]]:
+        if where is None:
+            yield from self.index.scan(_BLOCK)
             return
-        ids = self.index.ids(where_labels(self.index, where))
+        ids = self.index.ids(where)
         for start in range(0, len(ids), _BLOCK):
-            yield self.index.codes(ids[start : start + _BLOCK])
+            part = ids[start : start + _BLOCK]
+            yield part, self.index.codes(part)
 
-    def way(self) -> str:
-        """How searches without filters find their results, in words."""
-        engines = [file.get("engine") or {} for file in self.index.info().get("files", ())]
-        if any(engine.get("tables") and engine.get("bucket_tables") for engine in engines):
-            return "found through tables of codes"
-        return "every code was compared"
-
-    def rankings(self) -> tuple[str, ...]:
-        """The orders of results that the index offers to uploaded images, the usual one first."""
-        return KNOWN_RANKINGS
-
-    def _finer(self, query: SearchQuery, subject: Item | None) -> dict[str, Any]:
-        """What orders results beyond the bits that differ, where the index has it."""
-        finer: dict[str, Any] = {"fine_weight": check_weight_of(self.index, query.fine_weight)}
-        fine = query.fine if subject is None else subject.fine
-        if self.index.fine_bits and fine:
-            finer["fine"] = joined_codes([fine])
-        if query.ranking == "real":
-            if query.code is None or query.weights is None:
-                raise UsageError(
-                    "the ranking 'real' is for uploaded images, of which it needs more"
-                )
-            signs = unpack(joined_codes([query.code]), self.index.bits).astype(np.float32) * 2 - 1
-            # Never 0, which would be a sign of its own.
-            sizes = np.maximum(np.frombuffer(query.weights, np.uint8).astype(np.float32), 0.25)
-            finer["logits"] = signs * sizes
-        return finer
-
-    # Uploaded images
-
-    def encode(
-        self, data: bytes, query: SearchQuery, *, preview: bool = False, ranking: str | None = None
-    ) -> SearchQuery:
+    def encode(self, data: bytes, query: ImageQuery, *, preview: bool = False) -> PageQuery:
         """The query with the code of an uploaded image.
 
         Args:
             data: the bytes of its file.
             query: the other parts of the query.
             preview: keep a preview of it.
-            ranking: how to order results; by default as the model's card says is better, where
-                nothing else was asked for.
 
         Raises:
             UnreadableImage: it is no image, damaged, or too large.
             FisherhashError: the index has no hasher for images.
         """
         open_image(io.BytesIO(data), pixels=self.options.max_pixels)
-        name = hashlib.sha256(b"query\n" + data).hexdigest()[:40]
         hasher = self.images.hasher
+        image = hashlib.sha256(b"query\n" + data).hexdigest()[:40] if preview else None
         with self._encoding:
-            block = next(hasher.encode_blocks([data], queries=True))
-            for skip in block.skipped:
-                raise UnreadableImage(skip.reason)
-            if preview and self.thumbnails.read(name) is None:
-                self.thumbnails.write(name, encode_jpeg(data, SIDES["medium"]))
-        weights = None
-        if block.queries is not None and block.queries.shape[1:] == (self.index.bits,):
-            sizes = np.abs(block.queries[0])
-            weights = np.rint(sizes * (255 / max(float(sizes.max()), 1e-9))).astype(np.uint8)
-        if ranking is None:
+            logits = hasher.logits(data)
+            if image is not None and self.thumbnails.read(image) is None:
+                self.thumbnails.write(image, encode_jpeg(data, SIDES["medium"]))
+        sizes = np.abs(logits[0])
+        weights = np.rint(sizes * (255 / max(float(sizes.max()), 1e-9))).astype(np.uint8)
+        ranking = query.ranking
+        if ranking == "auto":
             ranking = hasher.ranking if query.radius is None else "hamming"
-        return replace(
-            query,
-            item=None,
-            code=block.codes[0].tobytes(),
-            image=name if preview else None,
-            weights=None if weights is None else weights.tobytes(),
-            fine=None if block.fine is None else block.fine[0].tobytes(),
-            ranking=ranking if weights is not None else "hamming",
-            seed=0,
+        others = query.model_dump(include=set(ImageQuery.model_fields), exclude={"ranking"})
+        code = pack(logits)[0].tobytes().hex()
+        return PageQuery(
+            **others, code=code, image=image, weights=weights.tobytes().hex(), ranking=ranking
         )
 
     # Items and their files
 
-    def item(self, number: int) -> Item:
-        """The item of an id.
+    def item(self, name: int | str | None) -> Hit:
+        """The item of an id or a key.
 
         Raises:
             MissingError: there is none.
         """
-        if not 0 <= number < 2**62:
-            raise MissingError(f"there is no item with the id {number}")
-        found = self.index.get_items(np.array([number], dtype=np.int64))[0]
+        known = "\0" not in name if isinstance(name, str) else 0 <= (name or 0) < LARGEST_ID
+        found = self.index.get_items([name])[0] if known else None  # type: ignore[list-item]
         if found is None:
-            raise MissingError(f"there is no item with the id {number}")
-        return found
+            what = "key" if isinstance(name, str) else "id"
+            raise MissingError(f"there is no item with the {what} {name!r}")
+        return Hit.of(found, folder=synced_folder(self.index))
+
+    def hits(self, ids: Iterable[int] | Ids, distances: NDArray[Any] | None = None) -> list[Hit]:
+        """Some items, without those that another writer has removed meanwhile."""
+        numbers = np.fromiter(ids, dtype=np.int64)
+        apart = [None] * len(numbers) if distances is None else distances.tolist()
+        items, folder = self.index.get_items(numbers), synced_folder(self.index)
+        pairs = zip(items, apart, strict=True)
+        return [Hit.of(item, d, folder=folder) for item, d in pairs if item is not None]
+
+    def hits_by_id(self, parts: Iterable[Ids]) -> dict[int, Hit]:
+        """Items of several lists of ids."""
+        ids = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
+        return {hit.id: hit for hit in self.hits(ids)}
 
     def folders(self) -> list[str]:
         """The folders whose images may be shown."""
@@ -300,16 +275,15 @@ class Gallery:
             self._folders = time.monotonic(), folders
         return folders
 
-    def file_of(self, item: Item) -> str:
+    def file_of(self, hit: Hit) -> str:
         """Where the image of an item is, all links resolved.
 
         Raises:
             MissingError: it has no file, or the file is outside the folders of the index.
         """
-        path = image_path(item, synced_folder(self.index))
-        if path is None:
+        if hit.path is None:
             raise MissingError("this item has no image file")
-        real = os.path.realpath(path)
+        real = os.path.realpath(hit.path)
         if not is_inside(real, self.folders()):
             raise MissingError(
                 "this image is outside the folders that the index was filled from on this machine; "
@@ -317,7 +291,7 @@ class Gallery:
             )
         return real
 
-    def jpeg(self, item: Item, size: str) -> bytes:
+    def jpeg(self, hit: Hit, size: Size) -> bytes:
         """The image of an item as a JPEG of a size.
 
         Raises:
@@ -325,16 +299,16 @@ class Gallery:
         """
         try:
             with self._encoding:
-                return self.thumbnails.thumbnail(self.file_of(item), size)
+                return self.thumbnails.thumbnail(self.file_of(hit), SIDES[size])
         except UnreadableImage as error:
             raise MissingError(f"the image cannot be shown: {error}") from None
         except OSError as error:
             raise MissingError(f"the image cannot be shown: {read_failure(error)}") from None
 
-    def pixels(self, item: Item) -> tuple[int, int] | None:
+    def pixels(self, hit: Hit) -> tuple[int, int] | None:
         """Width and height of the image of an item; None if it cannot be read."""
         try:
-            with open_regular(self.file_of(item)) as file:
+            with open_regular(self.file_of(hit)) as file:
                 image = open_image(file, pixels=current_limits().pixels)
                 turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
                 width, height = image.size
@@ -343,26 +317,15 @@ class Gallery:
             # On broken files and broken EXIF data, decoders raise almost anything.
             return None
 
-    def label(self, item: Item) -> str:
+    def label(self, hit: Hit) -> str:
         """The name of an item for people: relative to its folder, and always UTF-8."""
-        name = item.name
-        if item.key is not None and os.path.isabs(name):
+        name = hit.name
+        if hit.key is not None and os.path.isabs(name):
             inside = [folder for folder in self.folders() if is_inside(name, [folder])]
             name = os.path.relpath(name, inside[0]) if inside else os.path.basename(name)
         return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-    # What is derived of the whole collection
 
     def _columns(self) -> Columns:
         # Only items with a key match a filter; there may be millions of codes without one.
         keyed = self.index.info()["keyed"]
         return read_columns(self.index.items("id>=0") if keyed else ())
-
-    def _lay_out(self) -> MapLayout:
-        version = "-".join(map(str, self.version()))
-        path = self.cache / f"map-{version}.npz"
-        layout = load_layout(path)
-        if layout is None:
-            layout = lay_out(self.index.scan(_BLOCK), self.index.bits)
-            save_layout(path, layout)
-        return layout

@@ -8,24 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import logging
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import h11
+from fastapi import HTTPException
+from fastapi.responses import RedirectResponse
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client import generate_latest as as_text
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 from starlette.datastructures import Headers, MutableHeaders, QueryParams
-from starlette.exceptions import HTTPException
-from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from fisherhash.web.metrics import RequestMetrics
 from fisherhash.web.options import ServeOptions, is_loopback
-
-logger = logging.getLogger(__name__)
+from fisherhash.web.rendering import error_answer
 
 MOST_HEADERS = 100
 LONGEST_URL = 16 << 10
@@ -36,12 +39,15 @@ DRAIN_SECONDS = 2.0
 COOKIE = "fisherhash-token"
 OPEN_ROUTES = ("/healthz",)
 """What needs no token on any address."""
+COUNTERS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+"""Names the folder in which the worker processes of a server share their counters."""
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 SECURITY_HEADERS = {
+    "cache-control": "no-store",
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -51,9 +57,6 @@ SECURITY_HEADERS = {
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
 
-Refuse = Callable[[Scope, int, str], ASGIApp]
-"""Makes the answer to a request that is refused, from its status and a sentence."""
-
 
 class Guard:
     """The outermost layer of the application.
@@ -62,13 +65,11 @@ class Guard:
         app: what it guards.
         options: who may ask, and the limits.
         metrics: counts the requests.
-        refuse: makes the answer to a request that is refused.
     """
 
-    def __init__(
-        self, app: ASGIApp, *, options: ServeOptions, metrics: RequestMetrics, refuse: Refuse
-    ) -> None:
-        self.app, self.options, self.metrics, self.refuse = app, options, metrics, refuse
+    def __init__(self, app: ASGIApp, options: ServeOptions, metrics: RequestMetrics) -> None:
+        self.app, self.options, self.metrics = app, options, metrics
+        self._late: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -78,50 +79,63 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began, status = time.perf_counter(), 500
+        began, status, ended = time.perf_counter(), 0, False
+        if scope["method"] == "HEAD":  # the protocol leaves the body out
+            scope = {**scope, "method": "GET"}
 
         async def answer(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status = status or message["status"]
                 headers = MutableHeaders(scope=message)
                 for name, value in SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
-                headers.setdefault("cache-control", "no-store")
-            await send(message)
+            if not ended:
+                await send(message)
 
         try:
-            refused, entry = self.check(scope), self.entry(scope)
-            if refused is not None:
-                await self.refuse(scope, *refused)(scope, receive, answer)
-            elif entry is not None:
-                await entry(scope, receive, answer)
-            else:
-                body = _Body(receive, Headers(scope=scope), self.options)
-                await self.app(scope, body, answer)
+            app = self.refusal(scope) or self.entry(scope)
+            if app is not None:
+                await app(scope, receive, answer)
+                return
+            headers = Headers(scope=scope)
+            body = _Body(receive, headers, self.options)
+            # Python cannot stop a thread: what takes too long ends on its own, unanswered.
+            task = asyncio.ensure_future(self.app(scope, body, answer))
+            limit = self.options.seconds
+            if {"content-length", "transfer-encoding"} & set(headers):
+                limit = 2 * limit + DRAIN_SECONDS
+            await asyncio.wait({task}, timeout=limit)
+            if task.done() or status:
+                await task
+                return
+            self._late.add(task)
+            task.add_done_callback(self._late.discard)
+            text = f"This took longer than {self.options.seconds:g} seconds"
+            await error_answer(scope, 503, text)(scope, receive, answer)
         finally:
-            route = scope.get("route")
-            path = getattr(route, "path", "other")
-            self.metrics.observe(path, status, time.perf_counter() - began)
+            ended = True
+            route = getattr(scope.get("route"), "path", "other")
+            self.metrics.observe(route, status or 500, time.perf_counter() - began)
 
-    def check(self, scope: Scope) -> tuple[int, str] | None:
-        """The status and the sentence for a request that is refused; None for any other."""
+    def refusal(self, scope: Scope) -> ASGIApp | None:
+        """The answer to a request that is refused; None for any other."""
         headers = Headers(scope=scope)
         if len(scope["headers"]) > MOST_HEADERS:
-            return 431, f"The request has more than {MOST_HEADERS} headers."
+            return error_answer(scope, 431, f"The request has more than {MOST_HEADERS} headers")
         if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > LONGEST_URL:
-            return 414, f"The address is longer than {LONGEST_URL:,} bytes."
+            return error_answer(scope, 414, f"The address is longer than {LONGEST_URL:,} bytes")
         # A page of another site could let its own name point here, and read what we answer.
         if self.options.local and not is_loopback(_host(headers.get("host", ""))):
-            return 403, "This server answers on this machine only: use 127.0.0.1 or localhost."
-        changes = scope["method"] not in ("GET", "HEAD", "OPTIONS")
+            text = "This server answers on this machine only: use 127.0.0.1 or localhost"
+            return error_answer(scope, 403, text)
+        changes = scope["method"] not in ("GET", "OPTIONS")
         if changes and headers.get("sec-fetch-site") not in (None, "same-origin", "none"):
-            return 403, "A page of another site may not send requests to this server."
+            text = "A page of another site may not send requests to this server"
+            return error_answer(scope, 403, text)
         if not self.options.local and scope["path"] not in OPEN_ROUTES and not self.knows(scope):
-            return 401, (
-                "A token is needed: open the address that the server printed, or send the header "
-                "'Authorization: Bearer TOKEN'."
-            )
+            text = "A token is needed: open the address that the server printed, or send the "
+            return error_answer(scope, 401, text + "header 'Authorization: Bearer TOKEN'")
         return None
 
     def entry(self, scope: Scope) -> ASGIApp | None:
@@ -137,8 +151,8 @@ class Guard:
     def knows(self, scope: Scope) -> bool:
         """Whether a request carries the token: in a header, a cookie, or the address."""
         headers = Headers(scope=scope)
-        given = [bearer(headers), cookie_token(headers)]
-        if scope["method"] in ("GET", "HEAD"):
+        given = [bearer(headers), _cookie_token(headers)]
+        if scope["method"] == "GET":
             given.append(QueryParams(scope["query_string"]).get("token"))
         return any(same_token(one, self.options.token) for one in given)
 
@@ -149,8 +163,7 @@ def bearer(headers: Headers) -> str | None:
     return token.strip() if kind.lower() == "bearer" else None
 
 
-def cookie_token(headers: Headers) -> str | None:
-    """The token of the cookie."""
+def _cookie_token(headers: Headers) -> str | None:
     try:
         found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
     except CookieError:
@@ -184,40 +197,35 @@ class _Body:
 
     async def __call__(self) -> Message:
         if self._too_long:
-            await self._refuse_length()
+            await self._refuse(more=True)
         try:
             async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
                 message = await self._receive()
         except TimeoutError:
             raise HTTPException(
                 408,
-                f"The upload did not arrive within {self._options.seconds:g} seconds.",
+                f"The upload did not arrive within {self._options.seconds:g} seconds",
                 headers={"connection": "close"},
             ) from None
         if message["type"] == "http.request":
             self._left -= len(message.get("body", b""))
             if self._left < 0:
-                await self._refuse_length()
+                await self._refuse(more=message.get("more_body", False))
         return message
 
-    async def _refuse_length(self) -> None:
+    async def _refuse(self, *, more: bool) -> None:
         # Whoever still sends does not read the answer, and a closed connection would lose it.
         dropped, most = 0, 4 * self._options.max_upload
         try:
             async with asyncio.timeout(DRAIN_SECONDS):
-                while dropped < most:
+                while more and dropped < most:
                     message = await self._receive()
                     dropped += len(message.get("body", b""))
-                    if message["type"] != "http.request" or not message.get("more_body"):
-                        break
+                    more = message.get("more_body", False)
         except TimeoutError:
             pass
-        raise HTTPException(
-            413,
-            f"The upload is larger than {self._options.max_upload:,} bytes, the limit of this "
-            "server.",
-            headers={"connection": "close"},
-        )
+        text = f"The upload is larger than {self._options.max_upload:,} bytes, the limit here"
+        raise HTTPException(413, text, headers={"connection": "close"})
 
 
 class GuardedProtocol(H11Protocol):
@@ -245,14 +253,61 @@ class GuardedProtocol(H11Protocol):
 
     def _arm(self) -> None:
         if self._timer is None:
-            self._timer = self.loop.call_later(HEADER_SECONDS, self._late)
+            self._timer = self.loop.call_later(HEADER_SECONDS, self._end)
 
     def _disarm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _late(self) -> None:
+    def _end(self) -> None:
         self._timer = None
         if not self.transport.is_closing() and self.conn.their_state is h11.IDLE:
             self.send_400_response("The headers of the request did not arrive in time.")
+
+
+class RequestMetrics:
+    """How often each route answered, with what, and how fast; summed over worker processes."""
+
+    def __init__(self) -> None:
+        self._own = CollectorRegistry()
+        self._requests = Counter(
+            "fisherhash_requests",
+            "Requests by route and kind of status.",
+            ("route", "status"),
+            registry=self._own,
+        )
+        self._seconds = Histogram(
+            "fisherhash_request_seconds",
+            "Time from the request to the whole answer.",
+            ("route",),
+            registry=self._own,
+        )
+
+    def observe(self, route: str, status: int, seconds: float) -> None:
+        """Count a request."""
+        self._requests.labels(route, f"{status // 100}xx").inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def render(self, facts: dict[str, tuple[str, float]]) -> bytes:
+        """All counters in the text format of Prometheus.
+
+        Args:
+            facts: further numbers by name, each with what it is.
+        """
+        rest = CollectorRegistry()
+        rest.register(_Facts([GaugeMetricFamily(name, *fact) for name, fact in facts.items()]))
+        ProcessCollector(registry=rest)
+        if os.environ.get(COUNTERS_VARIABLE):
+            MultiProcessCollector(rest)
+            return as_text(rest)
+        return as_text(self._own) + as_text(rest)
+
+
+class _Facts(Collector):
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        """The numbers."""
+        return self._metrics

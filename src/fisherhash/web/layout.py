@@ -1,26 +1,19 @@
 """A map of a collection: codes laid out in two dimensions, so that near codes are near each other.
 
-A few hundred landmarks are placed by a neighbour embedding (t-SNE over Hamming distances, from the
-principal components of their bits). Every other code is placed among its nearest landmarks. Nothing
-is random, so the same collection has the same map. It costs seconds for a million codes.
+A few hundred landmarks are laid out by a neighbour embedding (t-SNE over Hamming distances, from
+the principal components of their bits). Every other code lies among its nearest landmarks. Nothing
+is random, so the same collection has the same map. A million codes take some seconds.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fisherhash.codes import hamming, unpack
-from fisherhash.errors import FisherhashError
 from fisherhash.index.items import Codes, Ids
-from fisherhash.system.files import read_bounded
-from fisherhash.system.storage import write_file
 
 LANDMARKS = 600
 _SAMPLE = 20_000
@@ -30,7 +23,6 @@ _NEAREST = 3
 _AT_ONCE = 1 << 14
 _SIDE = 65_535
 _MARGIN = 0.03
-_MOST_BYTES = 4 << 30
 
 
 @dataclass(frozen=True)
@@ -39,40 +31,32 @@ class MapLayout:
 
     Attributes:
         ids: (n,) their ids, ascending.
-        places: (n, 2) from 0 to 65,535, across and down.
+        points: (n, 2) from 0 to 65,535, across and down.
     """
 
     ids: Ids
-    places: NDArray[np.uint16]
+    points: NDArray[np.uint16]
 
     def to_bytes(self) -> bytes:
-        """The number of points, then all ids, then all places, in little-endian order."""
+        """The number of points, then all ids, then all points, in little-endian order."""
         head = np.array([len(self.ids)], "<f8").tobytes()
         # As floats: JavaScript has no array of 64-bit integers that converts by itself.
-        return head + self.ids.astype("<f8").tobytes() + self.places.astype("<u2").tobytes()
+        return head + self.ids.astype("<f8").tobytes() + self.points.astype("<u2").tobytes()
 
 
-def lay_out(blocks: Iterable[tuple[Ids, Codes]], bits: int) -> MapLayout:
-    """Lay out codes.
-
-    Args:
-        blocks: ids and packed codes, by ascending id.
-        bits: length of a code.
-    """
-    parts = list(blocks)
-    if not parts:
-        return MapLayout(np.zeros(0, dtype=np.int64), np.zeros((0, 2), dtype=np.uint16))
-    ids = np.concatenate([part for part, _ in parts])
-    codes = np.concatenate([part for _, part in parts])
+def lay_out(ids: Ids, codes: Codes, bits: int) -> MapLayout:
+    """Lay out packed codes (n, bytes) of some ids."""
+    if not len(ids):
+        return MapLayout(ids, np.zeros((0, 2), dtype=np.uint16))
     marks = _landmarks(codes)
-    placed = _embed(marks, bits)
-    places = np.empty((len(codes), 2), dtype=np.float32)
+    laid = _embed(marks, bits)
+    points = np.empty((len(codes), 2), dtype=np.float32)
     for start in range(0, len(codes), _AT_ONCE):
         block = slice(start, start + _AT_ONCE)
-        places[block] = _among(codes[block], marks, placed)
-    places += _jitter(ids, placed)
-    low, high = np.quantile(places, [0.0005, 0.9995], axis=0)
-    scaled = (places - low) / np.maximum(high - low, 1e-9)
+        points[block] = _among(codes[block], marks, laid)
+    points += _jitter(ids, laid)
+    low, high = np.quantile(points, [0.0005, 0.9995], axis=0)
+    scaled = (points - low) / np.maximum(high - low, 1e-9)
     scaled = _MARGIN + (1 - 2 * _MARGIN) * scaled
     return MapLayout(ids, np.rint(np.clip(scaled, 0, 1) * _SIDE).astype(np.uint16))
 
@@ -98,7 +82,7 @@ def _landmarks(codes: Codes) -> Codes:
 
 
 def _embed(marks: Codes, bits: int) -> NDArray[np.float64]:
-    """Places (n, 2) of the landmarks."""
+    """Points (n, 2) of the landmarks."""
     signs = unpack(marks, bits).astype(np.float64) * 2 - 1
     signs -= signs.mean(axis=0)
     _, vectors = np.linalg.eigh(signs.T @ signs)
@@ -107,34 +91,34 @@ def _embed(marks: Codes, bits: int) -> NDArray[np.float64]:
         top = np.concatenate([top, np.zeros_like(top)], axis=1)
     # The sign of an eigenvector is arbitrary: make its largest part positive.
     top = top * np.where(top[np.abs(top).argmax(axis=0), [0, 1]] < 0, -1, 1)
-    places = signs @ top
-    places *= 1e-2 / max(float(places.std()), 1e-9)
+    points = signs @ top
+    points *= 1e-2 / max(float(points.std()), 1e-9)
     if len(marks) < 5:
-        return places
-    return _neighbour_embedding(hamming(marks, marks).astype(np.float64), places)
+        return points
+    return _neighbour_embedding(hamming(marks, marks).astype(np.float64), points)
 
 
 def _neighbour_embedding(
-    distances: NDArray[np.float64], places: NDArray[np.float64]
+    distances: NDArray[np.float64], points: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """t-SNE by gradient descent, for some hundreds of points."""
-    count = len(places)
+    count = len(points)
     near = _affinities(distances, min(_PERPLEXITY, (count - 1) / 3))
-    speed, gains = np.zeros_like(places), np.ones_like(places)
+    speed, gains = np.zeros_like(points), np.ones_like(points)
     rate = max(count / 12.0, 20.0)
     for step in range(_STEPS):
         pull = 12.0 if step < 80 else 1.0
-        squared = (places**2).sum(axis=1)
-        kernel = 1 / (1 + np.maximum(squared[:, None] + squared - 2 * places @ places.T, 0))
+        squared = (points**2).sum(axis=1)
+        kernel = 1 / (1 + np.maximum(squared[:, None] + squared - 2 * points @ points.T, 0))
         np.fill_diagonal(kernel, 0)
         force = (pull * near - kernel / kernel.sum()) * kernel
-        slope = 4 * (force.sum(axis=1)[:, None] * places - force @ places)
+        slope = 4 * (force.sum(axis=1)[:, None] * points - force @ points)
         same = np.sign(slope) == np.sign(speed)
         gains = np.maximum(np.where(same, gains * 0.8, gains + 0.2), 0.01)
         speed = (0.5 if step < 80 else 0.8) * speed - rate * gains * slope
-        places = places + speed
-        places -= places.mean(axis=0)
-    return places
+        points = points + speed
+        points -= points.mean(axis=0)
+    return points
 
 
 def _affinities(distances: NDArray[np.float64], perplexity: float) -> NDArray[np.float64]:
@@ -156,8 +140,8 @@ def _affinities(distances: NDArray[np.float64], perplexity: float) -> NDArray[np
     return np.maximum((weights + weights.T) / (2 * len(weights)), 1e-12)
 
 
-def _among(codes: Codes, marks: Codes, placed: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Places of codes between their nearest landmarks."""
+def _among(codes: Codes, marks: Codes, laid: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Points of codes between their nearest landmarks."""
     distances = hamming(codes, marks)
     few = min(_NEAREST, len(marks))
     nearest = np.argpartition(distances, few - 1, axis=1)[:, :few]
@@ -165,36 +149,14 @@ def _among(codes: Codes, marks: Codes, placed: NDArray[np.float64]) -> NDArray[n
     # A code that is a landmark stays on it.
     weights = 1 / (apart + 0.02) ** 2
     weights /= weights.sum(axis=1, keepdims=True)
-    return np.einsum("ij,ijk->ik", weights, placed[nearest].astype(np.float32))
+    return np.einsum("ij,ijk->ik", weights, laid[nearest].astype(np.float32))
 
 
-def _jitter(ids: Ids, placed: NDArray[np.float64]) -> NDArray[np.float32]:
+def _jitter(ids: Ids, laid: NDArray[np.float64]) -> NDArray[np.float32]:
     """A small offset of each item, by its id, so that equal codes do not hide each other."""
     words = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     angle = (words >> np.uint64(40)).astype(np.float32) / 2**24 * 2 * np.pi
     reach = ((words >> np.uint64(16)) & np.uint64(0xFFFFFF)).astype(np.float32) / 2**24
-    size = float(np.ptp(placed, axis=0).max()) * 0.006 if len(placed) else 0.0
+    size = float(np.ptp(laid, axis=0).max()) * 0.006 if len(laid) else 0.0
     away = np.sqrt(reach) * np.float32(size)
     return np.stack([away * np.cos(angle), away * np.sin(angle)], axis=1)
-
-
-def load_layout(path: Path) -> MapLayout | None:
-    """A map that was stored, or None."""
-    try:
-        stored = np.load(io.BytesIO(read_bounded(path, _MOST_BYTES)), allow_pickle=False)
-        ids, places = stored["ids"], stored["places"]
-        right = places.shape == (len(ids), 2) and places.dtype == np.uint16
-        return MapLayout(ids.astype(np.int64), places) if right else None
-    except (OSError, ValueError, KeyError, EOFError):
-        return None
-
-
-def save_layout(path: Path, layout: MapLayout) -> None:
-    """Store a map and delete those of older versions; without a place to write, nothing is."""
-    file = io.BytesIO()
-    np.savez(file, ids=layout.ids, places=layout.places)
-    with contextlib.suppress(FisherhashError, OSError):
-        write_file(path, file.getvalue())
-        for other in path.parent.glob("map-*.npz"):
-            if other != path:
-                other.unlink(missing_ok=True)

@@ -28,7 +28,6 @@ class ServeOptions:
         max_pixels: the most pixels of an uploaded image.
         seconds: the most time that a request may take, and that its body may take to arrive.
         cache_bytes: the most bytes of thumbnails on disk.
-        metrics: a folder in which worker processes share their counters.
     """
 
     index: str
@@ -44,7 +43,6 @@ class ServeOptions:
     max_pixels: int = 50_000_000
     seconds: float = 30.0
     cache_bytes: int = 512 << 20
-    metrics: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

@@ -1,214 +1,133 @@
-"""One search as an address says it: the query, how many results, how near, and the filters."""
+"""What an address may say: the queries of pages and API, declared once for both.
+
+FastAPI reads the parameters, their ranges and the description of the API from these classes. Help
+texts and ranges come from the options of an index of images; the limits of a server are added.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+import math
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlencode
 
-from fisherhash.codes import from_hex
-from fisherhash.errors import UsageError
-from fisherhash.index.images.nearest import FINE_WEIGHT
-from fisherhash.index.ranking import check_fine_weight
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-if TYPE_CHECKING:
-    from starlette.datastructures import QueryParams as Params
+from fisherhash.index.images.options import DuplicateCode, DuplicateOptions, Ranking, SearchOptions
+from fisherhash.system.options import options_of
 
-DEFAULT_SHOWN = 24
-MOST_SHOWN = 500
+DEFAULT_SHOWN, MOST_SHOWN = 24, 500
 """Results of one search."""
 MOST_FILTERS = 20
-_LARGEST_ID = 2**62
-KNOWN_RANKINGS = ("hamming", "real")
-_LONGEST_CODE = 128
-TIES = "ties"
-"""The value of ``fine_weight`` that lets second codes order only what is at the same distance."""
-UNASKED: dict[str, Any] = {
-    "code": None,
-    "image": None,
-    "weights": None,
-    "fine": None,
-    "ranking": "hamming",
-}
-"""What only a query with an uploaded image has."""
+MOST_LISTED = 1000
+LARGEST_ID = 2**62
+QueryCode = Annotated[str, Field(pattern="^[0-9a-fA-F]{2,256}$")]
+UploadName = Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
 
 
-@dataclass(frozen=True)
-class SearchQuery:
-    """What to search for; without an item or a code it only selects items.
+def _option(options: type, name: str, default: Any, **limits: Any) -> Any:
+    """A field with the help text and the range of an option; ``limits`` replace some of these."""
+    option = next(one for one in options_of(options) if one.name == name)
+    ends = {"ge": option.range.least, "le": option.range.most}
+    about: dict[str, Any] = {end: value for end, value in ends.items() if math.isfinite(value)}
+    about |= {"description": option.help, **limits}
+    return Field(default, **about)
 
-    Attributes:
-        item: the id of the item to search with.
-        code: the packed code to search with.
-        image: the name of an uploaded image whose code this is.
-        weights: how sure the model is of each bit of the code, 0 to 255, for the ranking ``real``.
-        fine: the second code of an uploaded image.
-        k: the most results.
-        radius: only items whose first codes differ in at most this many bits.
-        where: filters, all of which must match.
-        ranking: how bits that differ count.
-        fine_weight: what a bit of the second code counts, where the index has those; None lets them
-            order only what is at the same distance.
-        bits: whether the codes are shown.
-        seed: which random items are shown where nothing is searched for.
-    """
 
-    item: int | None = None
-    code: bytes | None = None
-    image: str | None = None
-    weights: bytes | None = None
-    fine: bytes | None = None
-    k: int = DEFAULT_SHOWN
-    radius: int | None = None
-    where: tuple[str, ...] = ()
-    ranking: str = "hamming"
-    fine_weight: float | None = FINE_WEIGHT
-    bits: bool = False
-    seed: int = 0
+class _Parameters(BaseModel):
+    """Parameters of an address: an unknown one is an error, an empty one counts as missing."""
 
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
     @classmethod
-    def parse(cls, params: Params, bits: int) -> Self:
-        """Read a query from an address.
+    def _without_empty(cls, given: dict[str, Any]) -> dict[str, Any]:
+        lists = {name: [text for text in v if text] for name, v in given.items() if type(v) is list}
+        return {name: value for name, value in (given | lists).items() if value not in ("", [])}
 
-        Args:
-            params: the parameters of the address.
-            bits: length of the codes of the index.
 
-        Raises:
-            UsageError: one of them is not as it must be.
-        """
-        code, image = params.get("code"), params.get("image")
-        item = _number(params, "like", 0, _LARGEST_ID)
-        if code is not None and item is not None:
-            raise UsageError("search with an item (like) or with a code, not with both")
-        if image is not None and not (len(image) == 40 and set(image) <= set("0123456789abcdef")):
-            raise UsageError("image must be the name that the server gave an upload")
-        where = tuple(text for text in params.getlist("where") if text)
-        if len(where) > MOST_FILTERS:
-            raise UsageError(f"{len(where)} filters are too many, the most is {MOST_FILTERS}")
-        ranking = params.get("ranking") or "hamming"
-        if ranking not in KNOWN_RANKINGS:
-            raise UsageError(f"ranking must be one of {', '.join(KNOWN_RANKINGS)}, got {ranking!r}")
-        k = _number(params, "k", 1, MOST_SHOWN)
-        return cls(
-            item=item,
-            code=None if not code else from_hex([code], bits)[0].tobytes(),
-            image=image if code else None,
-            weights=_bytes(params, "weights", bits) if code else None,
-            fine=_bytes(params, "fine") if code else None,
-            k=DEFAULT_SHOWN if k is None else k,
-            radius=_number(params, "radius", 0, bits),
-            where=where,
-            ranking=ranking,
-            fine_weight=_weight(params),
-            bits=params.get("bits") in ("1", "true"),
-            seed=_number(params, "seed", 0, 2**32) or 0,
-        )
+class Filters(_Parameters):
+    """Which items are meant."""
+
+    where: tuple[str, ...] = _option(SearchOptions, "where", (), max_length=MOST_FILTERS)
+
+
+class ItemsQuery(Filters):
+    """One part of the list of items."""
+
+    limit: int = Field(default=100, ge=1, le=MOST_LISTED, description="The most items.")
+    after: int = Field(default=-1, ge=-1, le=LARGEST_ID, description="Only items with larger ids.")
+
+
+class ImageQuery(Filters):
+    """How to search, whatever the query is."""
+
+    k: int = Field(default=DEFAULT_SHOWN, ge=1, le=MOST_SHOWN, description="The most results.")
+    radius: int | None = _option(SearchOptions, "radius", None)
+    ranking: Ranking = _option(SearchOptions, "ranking", "auto")
+
+
+class SearchQuery(ImageQuery):
+    """What to search for, and how; without an item or a code it only selects items."""
+
+    like: int | None = Field(
+        default=None, ge=0, le=LARGEST_ID, description="Search with the item of this id."
+    )
+    key: str | None = Field(default=None, description="Search with the item of this key.")
+    code: QueryCode | None = Field(default=None, description="Search with this code, as hex.")
+    weights: str | None = Field(
+        default=None,
+        pattern="^([0-9a-f]{2}){1,1024}$",
+        description="How sure the model is of each bit of the code, a byte per bit in hexadecimal; "
+        "for the ranking real.",
+    )
+
+    @model_validator(mode="after")
+    def _one_query(self) -> Self:
+        if sum(one is not None for one in (self.like, self.key, self.code)) > 1:
+            raise ValueError("search with one of like, key and code")
+        return self
 
     @property
     def searches(self) -> bool:
         """Whether there is something to search for."""
-        return self.item is not None or self.code is not None
+        return any(one is not None for one in (self.like, self.key, self.code))
 
-    @property
-    def other_weight(self) -> str:
-        """The weight of the second code as an address has it; empty for the usual one."""
-        return "" if self.fine_weight == FINE_WEIGHT else weight_text(self.fine_weight)
 
-    def params(self) -> str:
-        """The query as the parameters of an address; defaults are left out."""
-        pairs: list[tuple[str, str | int]] = []
-        if self.item is not None:
-            pairs.append(("like", self.item))
-        if self.code is not None:
-            pairs.append(("code", self.code.hex()))
-        if self.image is not None:
-            pairs.append(("image", self.image))
-        if self.weights is not None:
-            pairs.append(("weights", self.weights.hex()))
-        if self.fine is not None:
-            pairs.append(("fine", self.fine.hex()))
-        if self.k != DEFAULT_SHOWN:
-            pairs.append(("k", self.k))
-        if self.radius is not None:
-            pairs.append(("radius", self.radius))
-        pairs += [("where", text) for text in self.where]
-        if self.ranking != "hamming":
-            pairs.append(("ranking", self.ranking))
-        if self.other_weight:
-            pairs.append(("fine_weight", self.other_weight))
-        if self.bits:
-            pairs.append(("bits", "1"))
-        if self.seed:
-            pairs.append(("seed", self.seed))
-        return urlencode(pairs)
+class PageQuery(SearchQuery):
+    """A search as the address of the search page has it."""
+
+    image: UploadName | None = Field(default=None, description="The upload that has this code.")
+    bits: bool = Field(default=False, description="Show the codes.")
+    seed: int = Field(default=0, ge=0, le=2**32, description="Which random items to show.")
 
     def url(self, path: str = "/", **changes: Any) -> str:
-        """The address of this query with some changes."""
-        params = replace(self, **changes).params() if changes else self.params()
-        return f"{path}?{params}" if params else path
+        """The address of this query with some changes; what has its default is left out."""
+        said = self.model_copy(update=changes).model_dump(exclude_defaults=True)
+        pairs = {name: int(v) if isinstance(v, bool) else v for name, v in said.items()}
+        return f"{path}?{urlencode(pairs, doseq=True)}" if pairs else path
 
-    def like(self, item: int) -> str:
+    def similar(self, number: int) -> str:
         """The address that searches with an item, with the same filters and sliders."""
-        return self.url(item=item, seed=0, **UNASKED)
+        nothing = dict.fromkeys(("key", "code", "image", "weights"))
+        return self.url(like=number, seed=0, ranking="auto", **nothing)
 
-    def with_filter(self, text: str) -> str:
+    def toggled(self, text: str) -> str:
         """The address with one more filter, or without it where it is there already."""
-        if text in self.where:
-            return self.url(where=tuple(one for one in self.where if one != text))
-        return self.url(where=(*self.where, text))
+        others = tuple(one for one in self.where if one != text)
+        return self.url(where=others if text in self.where else (*self.where, text))
 
 
-def weight_text(fine_weight: float | None) -> str:
-    """The weight of the second code as an address has it."""
-    return TIES if fine_weight is None else repr(float(fine_weight))
+class DuplicatesQuery(_Parameters):
+    """Which groups of duplicates."""
+
+    radius: int | None = _option(DuplicateOptions, "radius", None)
+    code: DuplicateCode = _option(DuplicateOptions, "code", "auto")
 
 
-def _weight(params: Params) -> float | None:
-    text = params.get("fine_weight")
-    if not text:
-        return FINE_WEIGHT
-    if text == TIES:
-        return None
-    try:
-        # float also takes "1_0", and digits of other scripts
-        if not text.isascii() or "_" in text:
-            raise ValueError
-        weight = float(text)
-        check_fine_weight(weight)
-    except ValueError:
-        raise UsageError(f"fine_weight must be a number, or {TIES}, got {text!r}") from None
-    return weight
+class GroupsQuery(DuplicatesQuery):
+    """The same, one page of groups at a time."""
+
+    start: int = Field(default=0, ge=0, le=10**9)
 
 
-def _bytes(params: Params, name: str, length: int | None = None) -> bytes | None:
-    text = params.get(name)
-    if not text:
-        return None
-    try:
-        found = bytes.fromhex(text)
-    except ValueError:
-        raise UsageError(f"{name} must be hexadecimal") from None
-    if len(found) != length if length is not None else len(found) > _LONGEST_CODE:
-        raise UsageError(f"{name} has {len(found):,} bytes, which is not their number here")
-    return found
-
-
-def _number(params: Params, name: str, least: int, most: int) -> int | None:
-    text = params.get(name)
-    if text is None or text == "":
-        return None
-    # isdecimal alone also takes digits of other scripts, and int alone takes "1_0".
-    if not (text.isascii() and text.isdecimal() and len(text) < 20 and least <= int(text) <= most):
-        raise UsageError(f"{name} must be a whole number from {least:,} to {most:,}, got {text!r}")
-    return int(text)
-
-
-def parse_number_of(params: Params, name: str, default: int, least: int, most: int) -> int:
-    """A whole number of an address, or a default.
-
-    Raises:
-        UsageError: it is none, or out of its range.
-    """
-    number = _number(params, name, least, most)
-    return default if number is None else number
+Size = Literal["small", "medium", "large"]

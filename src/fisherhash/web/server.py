@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import multiprocessing.connection
-import signal
+import functools
+import os
 import socket
 import tempfile
-import time
 import webbrowser
 from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing.context import SpawnProcess
 from urllib.parse import quote
 
 import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.supervisors import Multiprocess
 
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.images.image_index import ImageIndex
 from fisherhash.web.app import create_app, open_served
-from fisherhash.web.guard import GuardedProtocol
+from fisherhash.web.guard import COUNTERS_VARIABLE, GuardedProtocol
 from fisherhash.web.options import ServeOptions
 
 MOST_CONNECTIONS = 1024
-SOON = 10.0
-"""A worker that ends within so many seconds of its start would end again."""
 
 
 def run_server(
@@ -49,11 +45,13 @@ def run_server(
     """
     if workers < 1:
         raise UsageError(f"--workers must be at least 1, got {workers}")
-    # Before anything listens: a wrong path is reported at once, in one sentence.
-    with open_served(options) as images, _listen(options) as listener:
+    with _listen(options) as listener:
+        # Before anything is served: a wrong path is reported at once, in one sentence.
+        with open_served(options) as images:
+            count = len(images.index)
         options = replace(options, port=listener.getsockname()[1])
         address, *others = list_addresses(options)
-        say(f"{len(images.index):,} images of {options.index} are at {address}")
+        say(f"{count:,} images of {options.index} are at {address}")
         for other in others:
             say(f"from other machines: {other}")
         if options.writable:
@@ -61,76 +59,34 @@ def run_server(
         say("Ctrl-C ends the server")
         if browse:
             webbrowser.open(address)
+        config = uvicorn.Config(
+            functools.partial(served_app, options),
+            factory=True,
+            workers=workers,
+            http=GuardedProtocol,
+            ws="none",
+            lifespan="on",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=MOST_CONNECTIONS,
+            timeout_keep_alive=15,
+            timeout_graceful_shutdown=3,
+            h11_max_incomplete_event_size=64 << 10,
+        )
         if workers == 1:
-            _serve(images, options, listener)
+            with contextlib.suppress(KeyboardInterrupt):
+                uvicorn.Server(config).run(sockets=[listener])
             return
-        images.close()
         with tempfile.TemporaryDirectory(prefix="fisherhash-") as counters:
-            _supervise(replace(options, metrics=counters), listener, workers)
+            os.environ[COUNTERS_VARIABLE] = counters
+            Multiprocess(config, sockets=[listener]).run()
 
 
-def _serve(images: ImageIndex, options: ServeOptions, listener: socket.socket) -> None:
-    config = uvicorn.Config(
-        create_app(images, options),
-        http=GuardedProtocol,
-        ws="none",
-        lifespan="on",
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=MOST_CONNECTIONS,
-        timeout_keep_alive=15,
-        timeout_graceful_shutdown=3,
-        h11_max_incomplete_event_size=64 << 10,
-    )
-    with contextlib.suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listener])
-
-
-def _work(options: ServeOptions, listener: socket.socket) -> None:
-    """What a worker process does."""
-    with open_served(options) as images:
-        _serve(images, options, listener)
-
-
-def _supervise(options: ServeOptions, listener: socket.socket, count: int) -> None:
-    """Keep worker processes running until this one is told to end.
-
-    Raises:
-        FisherhashError: a worker ended as soon as it was started.
-    """
-    # Not forked: a forked child dies after a parallel numba kernel.
-    context = multiprocessing.get_context("spawn")
-    began: dict[SpawnProcess, float] = {}
-
-    def start() -> None:
-        worker = context.Process(target=_work, args=(options, listener))
-        worker.start()
-        began[worker] = time.monotonic()
-
-    def end(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        for _ in range(count):
-            start()
-        while True:
-            multiprocessing.connection.wait([worker.sentinel for worker in began])
-            for worker in [worker for worker in began if not worker.is_alive()]:
-                if time.monotonic() - began.pop(worker) < SOON:
-                    raise FisherhashError("a worker of the server ended right after its start")
-                start()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        for worker in began:
-            worker.terminate()
-        for worker in began:
-            worker.join(5)
-            worker.kill()
-        signal.signal(signal.SIGTERM, before)
+def served_app(options: ServeOptions) -> ASGIApp:
+    """The application of one process, over an index of its own."""
+    return create_app(open_served(options), options)
 
 
 def _listen(options: ServeOptions) -> socket.socket:

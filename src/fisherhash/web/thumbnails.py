@@ -15,8 +15,9 @@ from PIL import Image
 from fisherhash.data.images import ImageLike, load_image
 from fisherhash.errors import FisherhashError
 from fisherhash.system.storage import write_file
+from fisherhash.web.queries import Size
 
-SIDES = {"small": 128, "medium": 384, "large": 1600}
+SIDES: dict[Size, int] = {"small": 128, "medium": 384, "large": 1600}
 """The longer side of an image in pixels, by the name of its size in a URL."""
 _KEPT = 0.8
 """How full the cache is after the oldest files were deleted."""
@@ -37,19 +38,19 @@ class ThumbnailCache:
         self._unknown = 0
         self._counted = False
 
-    def thumbnail(self, path: str, size: str) -> bytes:
-        """An image file, upright and in RGB, as a JPEG of a size of :data:`SIDES`.
+    def thumbnail(self, path: str, side: int) -> bytes:
+        """An image file, upright and in RGB, as a JPEG whose longer side has so many pixels.
 
         Raises:
             UnreadableImage: the file cannot be read.
             OSError: there is no such file.
         """
         state = os.stat(path)
-        what = f"{path}\n{state.st_size}\n{state.st_mtime_ns}\n{state.st_ctime_ns}\n{size}"
+        what = f"{path}\n{state.st_size}\n{state.st_mtime_ns}\n{state.st_ctime_ns}\n{side}"
         name = hashlib.sha256(what.encode(errors="surrogateescape")).hexdigest()[:40]
         data = self.read(name)
         if data is None:
-            data = encode_jpeg(path, SIDES[size])
+            data = encode_jpeg(path, side)
             self.write(name, data)
         return data
 
@@ -81,12 +82,10 @@ class ThumbnailCache:
 
     def _evict(self) -> None:
         files = []
-        for place, _, names in os.walk(self.folder):
-            for name in names:
-                path = os.path.join(place, name)
-                with contextlib.suppress(OSError):
-                    state = os.stat(path)
-                    files.append((state.st_mtime, state.st_size, path))
+        for path in self.folder.rglob("*.jpg"):
+            with contextlib.suppress(OSError):
+                state = path.stat()
+                files.append((state.st_mtime, state.st_size, path))
         total = sum(size for _, size, _ in files)
         if total <= self.limit:
             return
@@ -94,7 +93,7 @@ class ThumbnailCache:
             if total <= _KEPT * self.limit:
                 return
             with contextlib.suppress(OSError):
-                os.unlink(path)
+                path.unlink()
                 total -= size
 
 

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-# So that the back-end "memory" can be imported under the name it registers.
+from fisherhash.index import base
+
+# So that the module "memory" can be imported by its name.
 sys.path.insert(0, str(Path(__file__).parent))
-import memory  # noqa: F401
+base.BACKENDS["memory"] = "memory:MemoryIndex"
 
 
 def _folder(request):

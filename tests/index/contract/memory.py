@@ -1,15 +1,12 @@
-"""A toy back-end for ``memory://NAME``: the whole contract in a dictionary and brute force."""
+"""A toy back-end for ``memory://NAME``: the whole contract in a dictionary."""
 
 import json
-import tempfile
 import threading
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from fisherhash.errors import UsageError
-from fisherhash.index.base import Index, Item, Matches, Within, as_ids, register_backend
-from fisherhash.index.checks import code_pairs
-from fisherhash.index.engine import small
+from fisherhash.index.base import Index, Item, as_ids
+from fisherhash.index.checks import code_rows
 from fisherhash.index.filters import select
 
 
@@ -20,8 +17,7 @@ class Commit:
     bits: int
     fingerprint: str | None
     model: dict
-    folder: Path | None
-    fine_bits: int = 0
+    files: dict
     items: dict[int, Item] = field(default_factory=dict)
     notes: dict[tuple[str, str], str] = field(default_factory=dict)
     next_id: int = 0
@@ -34,26 +30,21 @@ class MemoryIndex(Index):
     """An index that lives as long as its process."""
 
     fingerprint = property(lambda self: self._now().fingerprint)
-    can_hold_fine = True
 
     def __init__(self, uri, *, write):
         if uri not in COMMITS:
             raise UsageError(f"{uri} does not exist")
         self.uri, self.writable, self._closed, self._lock = uri, write, False, threading.Lock()
-        now = COMMITS[uri]
-        self.bits, self.fine_bits, self.model = now.bits, now.fine_bits, now.model
+        self.bits, self.model = COMMITS[uri].bits, COMMITS[uri].model
 
-    open_at = classmethod(lambda cls, uri, *, write: cls(uri, write=write))
+    open_at = classmethod(lambda cls, uri, *, write, **_: cls(uri, write=write))
     exists_at = classmethod(lambda cls, uri: uri in COMMITS)
 
     @classmethod
-    def create_at(cls, uri, facts, save_model):
+    def create_at(cls, uri, facts, files):
         if uri in COMMITS:
             raise UsageError(f"{uri} exists already")
-        folder = Path(tempfile.mkdtemp()) / "model" if save_model else None
-        if save_model:
-            save_model(folder)
-        COMMITS[uri] = Commit(**facts, folder=folder)
+        COMMITS[uri] = Commit(**facts, files=files)
         return cls(uri, write=True)
 
     def _now(self):
@@ -63,34 +54,33 @@ class MemoryIndex(Index):
 
     def _put(self, verb, entries, notes, fingerprint):
         with self._lock:
-            now = self._now()
+            now, new, ids = self._now(), {}, []
             known = {item.key: item for item in now.items.values() if item.key is not None}
             self._check_entries(verb, entries, known)
-            items, next_id, ids = dict(now.items), now.next_id, []
             for entry in entries:
                 given = {name: v for name, v in entry._asdict().items() if v is not None}
-                for name in ("labels", "metadata") & given.keys():
-                    given[name] = json.loads(given[name])
-                if "labels" in given:
-                    given["labels"] = tuple(given["labels"])
-                old = known.get(entry.key)
-                item = Item(id=next_id, **given) if old is None else replace(old, **given)
-                next_id += old is None
-                items[item.id] = item
-                ids.append(item.id)
-            self._commit(now, items, next_id, notes, fingerprint)
+                given |= {n: json.loads(given[n]) for n in ("labels", "metadata") if n in given}
+                given |= {"labels": tuple(given["labels"])} if "labels" in given else {}
+                old = known.get(entry.key) or Item(now.next_id + len(new.keys() - now.items), b"")
+                new[old.id] = replace(old, **given)
+                ids.append(old.id)
+            self._commit(now, now.items | new, notes, fingerprint)
             return as_ids(ids)
 
-    def add_codes(self, codes, *, fine=None, fingerprint=None):
-        self._must_write()
+    def _put_codes(self, blocks, fingerprint):
+        codes = [code for block in blocks for code in code_rows(block)]
         with self._lock:
             now = self._now()
-            pairs = code_pairs(codes, fine, self.bits, self.fine_bits)
-            rows = [(a.tobytes(), b.tobytes()) for one in pairs for a, b in zip(*one, strict=True)]
-            new = {i: Item(i, a, fine=b or None) for i, (a, b) in enumerate(rows, now.next_id)}
-            ids = range(now.next_id, now.next_id + len(rows))
-            self._commit(now, now.items | new, ids.stop, {}, fingerprint)
-            return ids
+            new = {i: Item(i, code) for i, code in enumerate(codes, now.next_id)}
+            self._commit(now, now.items | new, {}, fingerprint)
+            return range(now.next_id, now.next_id + len(new))
+
+    def _load(self, items, notes, next_id):
+        with self._lock:
+            now, known = self._now(), {item.key for item in self._now().items.values()} - {None}
+            if (items and items[0].id < now.next_id) or any(item.key in known for item in items):
+                raise UsageError(f"{self.uri}: the ids and keys to load must be new, and ascend")
+            self._commit(now, now.items | {i.id: i for i in items}, notes, None, next_id)
 
     def _remove(self, keys, ids, notes, *, missing_ok):
         with self._lock:
@@ -99,19 +89,17 @@ class MemoryIndex(Index):
             gone = {known.get(key, key) for key in keys} | set(ids.tolist())
             if not missing_ok and (missing := gone - now.items.keys()):
                 raise self._missing(missing.pop(), "; nothing was removed")
-            left = {id_: item for id_, item in now.items.items() if id_ not in gone}
-            self._commit(now, left, now.next_id, notes, None)
-            return len(now.items) - len(left)
+            self._commit(
+                now, {i: item for i, item in now.items.items() if i not in gone}, notes, None
+            )
+            return len(gone & now.items.keys())
 
-    def _commit(self, now, items, next_id, notes, fingerprint):
+    def _commit(self, now, items, notes, fingerprint, next_id=0):
         self._check_model(fingerprint, unnamed_codes=now.next_id > 0)
         written = {name: text for name, text in (now.notes | notes).items() if text is not None}
-        changes = {"items": items, "next_id": next_id, "notes": written}
-        COMMITS[self.uri] = replace(now, fingerprint=fingerprint or now.fingerprint, **changes)
-
-    def compact(self, *, seconds=None):
-        self._must_write()
-        return {"dropped": 0, "bytes_before": 0, "bytes_after": 0, "left": 0}
+        changes = {"items": items, "notes": written, "fingerprint": fingerprint or now.fingerprint}
+        next_id = max(now.next_id, next_id, max(items, default=-1) + 1)
+        COMMITS[self.uri] = replace(now, next_id=next_id, **changes)
 
     def get_items(self, names):
         items = self._now().items
@@ -124,26 +112,8 @@ class MemoryIndex(Index):
     def notes(self, kind):
         return {n: json.loads(text) for (own, n), text in self._now().notes.items() if own == kind}
 
-    def _search(self, queries, k, where):
-        ids = self.ids(where)
-        places, distances = small.nearest_by_numpy(queries, self.codes(ids), self.bits, k)
-        return Matches(ids[places], distances)
-
-    def _within(self, queries, radius, where):
-        ids = self.ids(where)
-        found = small.within_by_numpy(queries, self.codes(ids), self.bits, radius)
-        return Within(found[0], ids[found[1]], found[2])
-
-    def verify(self):
-        return []
-
-    def model_folder(self):
-        return self._now().folder
+    model_files = lambda self: dict(self._now().files)  # noqa: E731
+    verify = lambda self: []  # noqa: E731
 
     def close(self):
         self._closed = True
-
-
-backend = MemoryIndex
-# By name: test tools may load this file a second time under another one.
-register_backend("memory", "memory")

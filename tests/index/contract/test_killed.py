@@ -121,7 +121,7 @@ def test_a_copy_is_killed(tmp_path, new_uri, request):
         process = subprocess.Popen([sys.executable, "-c", COPY, str(tmp_path / "a"), target])
         start = len(Index.open(target)) if Index.exists(target) else 0
         while process.poll() is None:
-            if Index.is_index(target) and len(Index.open(target)) > start + 500:
+            if Index.exists(target) and len(Index.open(target)) > start + 500:
                 break
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)

@@ -1,29 +1,30 @@
-"""Hashers, folders of images, and indexes: on the disk, and in memory by URI."""
+"""Hashers, folders of images, and indexes."""
 
-import importlib
 import shutil
-from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from fisherhash.model.head import linear_head
+from fisherhash.model.torch_network import TorchNetwork
 
 from fisherhash import backbones
 from fisherhash.index import Index
-from fisherhash.index.images import syncing
-from fisherhash.model.heads import LinearHead
-from fisherhash.model.torch_hasher import TorchHasher
+from fisherhash.index.images import encoding
+from fisherhash.model.hasher import Hasher
 
 
 @pytest.fixture(scope="session")
 def make_hasher():
     """Makes a small hasher; the same one for the same seed."""
 
-    def make(seed=0, bits=24):
-        network = backbones.create("tiny", image_size=32)
-        torch.manual_seed(seed)
-        head = LinearHead(network.features, bits)
-        head.start(torch.randn(64, network.features).abs() * 0.1)
-        return TorchHasher(network, head, "lsh")
+    def make(seed=0, bits=24, classes=()):
+        network = TorchNetwork(backbones.create("tiny", image_size=32), torch.device("cpu"))
+        rng = np.random.default_rng(seed)
+        weight = rng.normal(size=(network.width, bits))
+        features = np.abs(rng.normal(size=(64, network.width))) * 0.1
+        head = linear_head(weight, -(features @ weight).mean(axis=0))
+        return Hasher(network, head, method="lsh", classes=classes)
 
     return make
 
@@ -51,21 +52,11 @@ def album(write_photos, tmp_path):
 @pytest.fixture
 def blocks_of(monkeypatch):
     """Sets how many images one commit takes."""
-    return lambda count: monkeypatch.setattr(syncing, "IMAGES_PER_COMMIT", count)
-
-
-@pytest.fixture(params=["path", "memory"])
-def new_uri(request, tmp_path, monkeypatch):
-    """Where a new index may be created, for each back-end."""
-    if request.param == "path":
-        return tmp_path / "new.index"
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "contract")
-    importlib.import_module("memory")
-    return f"memory://{tmp_path}"
+    return lambda count: monkeypatch.setattr(encoding, "IMAGES_PER_COMMIT", count)
 
 
 @pytest.fixture
-def new_index(new_uri):
-    """An empty index of codes of 8 bits, open for writing, for each back-end."""
-    with Index.create(new_uri, bits=8) as index:
+def new_index(tmp_path):
+    """An empty index of codes of 8 bits, open for writing."""
+    with Index.create(tmp_path / "new.index", bits=8) as index:
         yield index

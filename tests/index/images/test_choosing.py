@@ -2,13 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from fisherhash import ImageIndex
 from fisherhash.errors import UsageError
 from fisherhash.index.images import choosing
-from fisherhash.index.images.creating import describe_model, sync_index
-from fisherhash.model import builtin
+from fisherhash.index.images.choosing import describe_model
+from fisherhash.index.images.creating import add_to_index, sync_index
+from fisherhash.model import builtin, onnx_network
 
 
 @pytest.fixture
@@ -73,6 +75,51 @@ def test_enough_images_get_codes_of_their_own_which_stay(photos, tmp_path, monke
         after = {item.key: item.code for item in images.index.items()}
         assert before.items() <= after.items()
         assert images.verify() == []
+
+
+def contents(path):
+    """Codes by the names of the files, and what made them."""
+    with ImageIndex.open(path) as images:
+        codes = {item.path: item.code for item in images.index.items()}
+        return images.index.fingerprint, codes
+
+
+@pytest.mark.parametrize("count", [5, 14])
+def test_every_door_and_every_device_gives_the_same_codes(photos, tmp_path, count, caplog):
+    folder = photos(0, count)
+    report = sync_index(tmp_path / "sync", folder, workers=0)
+    added = add_to_index(tmp_path / "add", [folder], workers=0)
+    assert added.notes[-1] == report.notes[-1]
+    shuffled = sorted(folder.iterdir(), reverse=True)
+    add_to_index(tmp_path / "files", shuffled, workers=0)
+    expected = contents(tmp_path / "sync")
+    assert contents(tmp_path / "add") == contents(tmp_path / "files") == expected
+    if not onnx_network.provides("cuda") and not torch.cuda.is_available():
+        sync_index(tmp_path / "cuda", folder, device="cuda", workers=0)
+        assert contents(tmp_path / "cuda") == expected
+        assert "Images are encoded on the CPU" in caplog.text
+        with pytest.raises(UsageError, match="'cud' cannot be used"):
+            sync_index(tmp_path / "typo", folder, device="cud", workers=0)
+
+
+@pytest.mark.parametrize("count", [5, 14])
+def test_a_trained_model_gets_fitted_bits_behind_its_own(photos, tmp_path, make_hasher, count):
+    hasher = make_hasher(classes=("a", "b"))
+    hasher.save(tmp_path / "model")
+    folder = photos(0, count)
+    report = sync_index(tmp_path / "i", folder, model=tmp_path / "model", workers=0)
+    longer = count == 14
+    with ImageIndex.open(tmp_path / "i") as images:
+        assert images.index.bits == (32 if longer else 24)
+        for item in images.index.items():
+            own = hasher.encode(item.path)[0].tobytes()
+            assert item.code[:3] == own
+            assert item.code == images.hasher.encode(item.path)[0].tobytes()
+    if longer:
+        assert "24 bits that the model learned, 8 fitted to 14 of 14 images" in report.notes[-1]
+    # The same command again knows its model.
+    again = sync_index(tmp_path / "i", folder, model=tmp_path / "model", workers=0)
+    assert (again.unchanged, again.notes) == (count, [])
 
 
 def test_a_named_model_and_a_named_length_are_taken(photos, tmp_path):

@@ -11,19 +11,25 @@ from PIL import Image, ImageFilter
 
 from fisherhash import ImageIndex, codes
 from fisherhash.errors import UsageError
-from fisherhash.index import Entry, Index
+from fisherhash.index import Entry, Index, Item
 from fisherhash.index.images import confirming, duplicate_search
-from fisherhash.index.images.candidates import CandidateFinder
 from fisherhash.index.images.confirming import same_bytes
 from fisherhash.index.images.copies import false_pairs_of, is_copy_index
 from fisherhash.index.images.duplicate_search import DuplicateSearch, best_first
-from fisherhash.index.images.duplicates import Duplicates
-from fisherhash.index.images.moves import moves_script
+from fisherhash.index.images.duplicates import Duplicates, moves_script
+from fisherhash.index.images.options import DuplicateOptions
+from fisherhash.index.images.results import Hit
 from fisherhash.model import builtin
 
 
+def search(index, **options):
+    """What is found with the options that are plain: the index's own codes, all as they are."""
+    plain = {"radius": 0, "keep": "first", "confirm": False}
+    return DuplicateSearch(index).find(DuplicateOptions(**(plain | options)))
+
+
 def names(found):
-    return [[match.name for match in group] for group in found.groups]
+    return [[hit.name for hit in group] for group in found.groups]
 
 
 def photo(seed, size=(64, 48)):
@@ -51,20 +57,23 @@ def test_details_keep_two_scenes_in_one_light_apart(monkeypatch):
     assert confirming.likeness(one, other) >= confirming.ALIKE
 
 
-def test_a_chain_is_several_groups_and_ids_need_not_be_positions():
-    rows = codes.pack(np.tri(9, 8, -1))
+def finder(index, ids, rows):
+    """A search of an index that holds these codes under these ids."""
+    order = np.argsort(ids)
+    index.load([Item(int(ids[i]), rows[i].tobytes()) for i in order])
+    return DuplicateSearch(index)
+
+
+def test_a_chain_is_several_groups_and_ids_need_not_be_positions(new_index):
     ids = np.array([90, 5, 70, 11, 3, 1, 2, 40, 1000])
-    found = CandidateFinder("i", ids, rows, 8).groups(1)
-    assert len(found) == 4
-    for group in found:
-        assert len(group.ids) == 2
-        assert group.span == 1
-    assert CandidateFinder("i", ids, rows, 8).groups(0) == []
+    found = finder(new_index, ids, codes.pack(np.tri(9, 8, -1)))
+    assert [(len(group.ids), group.span) for group in found.groups(1)] == [(2, 1)] * 4
+    assert found.groups(0) == []
 
 
-def test_the_surest_groups_come_first():
+def test_the_surest_groups_come_first(new_index):
     rows = np.repeat(np.array([[0], [0x0F], [0xF0], [0xF1]], np.uint8), [4, 2, 1, 1], axis=0)
-    found = CandidateFinder("i", np.arange(8), rows, 8).groups(1)
+    found = finder(new_index, np.arange(8), rows).groups(1)
     assert [(group.ids.tolist(), group.span) for group in found] == [
         ([4, 5], 0),
         ([0, 1, 2, 3], 0),
@@ -75,23 +84,25 @@ def test_the_surest_groups_come_first():
 def test_pairs_of_equal_codes_are_a_star(new_index):
     rows = [[0], [0], [0], [1], [3], [255]]
     new_index.add([Entry(key, row) for key, row in zip("abcdef", rows, strict=True)])
-    found = DuplicateSearch(new_index).find(1, pairs=True)
+    found = search(new_index, radius=1, pairs=True)
     assert names(found) == [["a", "b"], ["a", "c"], ["a", "d"], ["d", "e"]]
     assert [group.span for group in found.groups] == [0, 0, 1, 1]
 
 
-def test_thousands_of_copies_are_one_group_at_once():
+def test_thousands_of_copies_are_one_group_at_once(tmp_path):
     rng = np.random.default_rng(0)
     rows = np.repeat(rng.integers(0, 256, (3, 8), dtype=np.uint8), 40_000, axis=0)
-    found = CandidateFinder("i", np.arange(len(rows)), rows, 64).groups(4)
-    assert [len(group.ids) for group in found] == [40_000] * 3
-    assert len(CandidateFinder("i", np.arange(len(rows)), rows, 64).pairs(4)) == 3
+    with Index.create(tmp_path / "i", bits=64) as index:
+        index.add_codes(rows)
+        found = DuplicateSearch(index)
+        assert [len(group.ids) for group in found.groups(4)] == [40_000] * 3
+        assert len(found.pairs(4)) == 3
 
 
 @pytest.mark.parametrize("radius", [-1, 9])
 def test_a_radius_that_no_code_has(new_index, radius):
-    with pytest.raises(UsageError, match="radius must be between 0 and 8 bits"):
-        DuplicateSearch(new_index).find(radius)
+    with pytest.raises(UsageError, match="radius must be between 0 and"):
+        search(new_index, radius=radius)
 
 
 def test_files_of_the_same_bytes_are_marked(tmp_path):
@@ -113,7 +124,7 @@ def test_a_report_from_an_index(new_index, tmp_path):
         ]
     )
     new_index.add_codes(np.array(rows[2:3], np.uint8))
-    found = DuplicateSearch(new_index).find(compare_files=True)
+    found = search(new_index, compare_files=True)
     assert names(found) == [["a", "b"], ["x", "c", "y", "id 6"]]
     assert [[m.same_bytes for m in group] for group in found.groups] == [[0, 0], [None] * 4]
     assert "4 items\n     0  x\n" in str(found)
@@ -127,10 +138,10 @@ def test_a_report_from_an_index(new_index, tmp_path):
     assert [group["size"] for group in listed["groups"]] == [2, 4]
     assert listed["groups"][0]["items"][1]["same_bytes"] == 0
     assert listed["groups"][0]["keep"] == "a"
-    near = DuplicateSearch(new_index).find(radius=2)
+    near = search(new_index, radius=2)
     assert [[m.distance for m in group] for group in near.groups] == [[0, 0, 2, 2, 2, 2]]
     assert "Equal or near codes are candidates" in near.summary()
-    assert "same_bytes" not in near.to_json()["groups"][0]["items"][0]
+    assert near.to_json()["groups"][0]["items"][0]["same_bytes"] is None
     table = list(csv.DictReader(io.StringIO(found.to_csv())))
     assert [(row["group"], row["keep"], row["key"]) for row in table[:3]] == [
         ("1", "yes", "a"),
@@ -144,7 +155,7 @@ def test_a_report_from_an_index(new_index, tmp_path):
 def test_pairs_share_items_and_are_counted_once(new_index):
     rows = [[0], [1], [3]]
     new_index.add([Entry(key, row) for key, row in zip("abc", rows, strict=True)])
-    found = DuplicateSearch(new_index).find(1, pairs=True)
+    found = search(new_index, radius=1, pairs=True)
     assert names(found) == [["a", "b"], ["b", "c"]]
     assert "2 pairs of codes within 1 bit, 3 of 3 items" in found.summary()
 
@@ -152,15 +163,15 @@ def test_pairs_share_items_and_are_counted_once(new_index):
 def test_items_that_vanish_meanwhile_are_left_out(new_index, monkeypatch):
     rows = [[0], [0], [1], [255], [254], [15], [15]]
     new_index.add([Entry(key, row) for key, row in zip("abcdefg", rows, strict=True)])
-    find = CandidateFinder.groups
+    find = DuplicateSearch.groups
 
     def late(*arguments):
         found = find(*arguments)
         new_index.remove(["a", "e"])
         return found
 
-    monkeypatch.setattr(CandidateFinder, "groups", late)
-    found = DuplicateSearch(new_index).find(radius=1)
+    monkeypatch.setattr(DuplicateSearch, "groups", late)
+    found = search(new_index, radius=1)
     assert [[(m.name, m.distance) for m in group] for group in found.groups] == [
         [("f", 0), ("g", 0)],
         [("b", 0), ("c", 1)],
@@ -173,27 +184,27 @@ def test_another_radius_only_groups_again(new_index, tmp_path, monkeypatch):
     for path in paths:
         photo(1).save(path)
     new_index.add([Entry(p.stem, row, path=p) for p, row in zip(paths, rows, strict=True)])
-    search = DuplicateSearch(new_index)
+    found = DuplicateSearch(new_index)
     read = []
     load = confirming.load_thumbnail
     monkeypatch.setattr(
         duplicate_search, "load_thumbnail", lambda path: read.append(path) or load(path)
     )
-    wide = search.find(2, confirm=True)
-    assert sorted(names(wide)) == [["a", "b", "c"], ["d", "e"]]
+
+    def at(radius, **options):
+        return names(found.find(DuplicateOptions(radius=radius, keep="first", **options)))
+
+    wide = at(2)
+    assert sorted(wide) == [["a", "b", "c"], ["d", "e"]]
     assert len(read) == 5
-    fresh = [names(DuplicateSearch(new_index).find(radius, pairs=True)) for radius in range(3)]
+    fresh = [names(search(new_index, radius=radius, pairs=True)) for radius in range(3)]
     read.clear()
-    monkeypatch.setattr(
-        "fisherhash.index.images.candidates.remembered_pairs",
-        lambda *_: pytest.fail("the pairs are known"),
-    )
-    assert names(search.find(0, confirm=True)) == [["a", "b"]]
-    assert len(read) == 2
-    assert names(search.find(1, confirm=True)) == [["a", "b", "c"]]
-    assert names(search.find(2, confirm=True)) == names(wide)
-    assert len(read) == 2
-    assert [names(search.find(radius, pairs=True)) for radius in range(3)] == fresh
+    known = "fisherhash.index.images.duplicate_search.remembered_pairs"
+    monkeypatch.setattr(known, lambda *_: pytest.fail("the pairs are known"))
+    assert (at(0), len(read)) == ([["a", "b"]], 2)
+    assert at(1) == [["a", "b", "c"]]
+    assert (at(2), len(read)) == (wide, 2)
+    assert [at(radius, pairs=True, confirm=False) for radius in range(3)] == fresh
 
 
 def test_pipes_and_devices_are_never_read(tmp_path):
@@ -232,7 +243,7 @@ def changed(new_index, tmp_path):
 
 
 def test_thumbnails_split_a_group_into_what_they_show(changed):
-    found = DuplicateSearch(changed).find(confirm=True)
+    found = search(changed, confirm=True)
     assert [group.confirmed for group in found.groups] == [True, True, False]
     assert [set(group) for group in names(found)] == [
         {"two.png", "blurred.png"},
@@ -241,18 +252,18 @@ def test_thumbnails_split_a_group_into_what_they_show(changed):
     ]
     assert "confirmed by their pixels: 2" in found.summary()
     assert "3 items, not confirmed\n" in str(found)
-    (whole,) = DuplicateSearch(changed).find().groups
+    (whole,) = search(changed).groups
     assert whole.confirmed is None
     assert len(whole) == 7
 
 
 def test_the_best_image_is_the_largest_then_the_oldest(changed):
-    (group,) = DuplicateSearch(changed).find(keep="best").groups
+    (group,) = search(changed, keep="best").groups
     assert group[0].name == "large.png"
-    one, two = changed.get(["two.png", "one.png"])
-    assert [item.key for item in best_first([one, two], None)] == ["one.png", "two.png"]
-    with pytest.raises(UsageError, match="keep must be one of first, best"):
-        DuplicateSearch(changed).find(keep="worst")
+    two = [Hit.of(item) for item in changed.get(["two.png", "one.png"])]
+    assert [hit.key for hit in best_first(two)] == ["one.png", "two.png"]
+    with pytest.raises(UsageError, match="unknown keep 'worst'"):
+        search(changed, keep="worst")
 
 
 def test_each_part_of_a_group_that_was_split_keeps_its_best_image(new_index, tmp_path):
@@ -260,14 +271,14 @@ def test_each_part_of_a_group_that_was_split_keeps_its_best_image(new_index, tmp
     for name, size in sizes.items():
         photo(1 if name.startswith("a") else 2).resize((size, size)).save(tmp_path / f"{name}.png")
     new_index.add([Entry(name, [1], path=tmp_path / f"{name}.png") for name in sizes])
-    found = DuplicateSearch(new_index).find(keep="best", confirm=True)
+    found = search(new_index, keep="best", confirm=True)
     names = [[match.name for match in group] for group in found.groups]
     assert names == [["a-large", "a-small"], ["b-large", "b-small"]]
     assert all(group.confirmed for group in found.groups)
 
 
 def test_the_script_moves_what_is_confirmed_and_deletes_nothing(changed, tmp_path):
-    found = DuplicateSearch(changed).find(keep="best", confirm=True)
+    found = search(changed, keep="best", confirm=True)
     target = tmp_path / "to 'move'"
     script = tmp_path / "move.sh"
     script.write_text(moves_script(found, target, script="move.sh"))
@@ -295,7 +306,7 @@ def test_a_link_is_not_kept_in_place_of_its_photo(new_index, tmp_path, keep):
     (tmp_path / "link.png").symlink_to("photo.png")
     files = [tmp_path / name for name in ("link.png", "small.png", "photo.png")]
     new_index.add([Entry(path.name, [1], path=path) for path in files])
-    found = DuplicateSearch(new_index).find(keep=keep, confirm=True)
+    found = search(new_index, keep=keep, confirm=True)
     assert found.groups[0][0].name == ("photo.png" if keep == "best" else "link.png")
     script = tmp_path / "move.sh"
     script.write_text(moves_script(found, tmp_path / "out"))
@@ -311,7 +322,7 @@ def test_no_name_escapes_from_the_script(new_index, tmp_path):
     photo(2).save(tmp_path / "c\ntouch pwned", "png")
     files = [tmp_path / "b.png", evil, tmp_path / "c\ntouch pwned"]
     new_index.add([Entry(str(path), [1], path=path) for path in files])
-    found = DuplicateSearch(new_index).find(confirm=True)
+    found = search(new_index, confirm=True)
     assert [group.confirmed for group in found.groups] == [True, False]
     script = tmp_path / "move.sh"
     script.write_text(moves_script(found, tmp_path / "out\ntouch pwned"))
@@ -345,7 +356,7 @@ def test_copy_codes_are_computed_once_and_follow_the_index(tmp_path, monkeypatch
         assert [set(group) for group in names(found)] == [{"0.png", "copy.png"}]
         assert (found.bits, found.count, found.code) == (256, 5, "copy-256")
         assert found.without_code == 1
-        ids = {match.item.id for match in found.groups[0]}
+        ids = {hit.id for hit in found.groups[0]}
         assert ids == {item.id for item in images.index.get(["0.png", "copy.png"])}
         expected = builtin.false_pairs("copy-256").radius(per_million=1)
         assert images.duplicates(radius=None, code="auto").radius == expected
@@ -361,7 +372,7 @@ def test_copy_codes_are_computed_once_and_follow_the_index(tmp_path, monkeypatch
         found = images.duplicates(radius=0, code="copy")
         assert [set(group) for group in names(found)] == [{"1.png", "2.png"}]
         assert found.count == 4
-        with pytest.raises(UsageError, match="code must be one of auto, copy, own"):
+        with pytest.raises(UsageError, match="unknown code 'best'"):
             images.duplicates(code="best")
 
 

@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 
 from fisherhash import codes
 from fisherhash.errors import UsageError
-from fisherhash.index.images import grouping, known_pairs
+from fisherhash.index.images import chance as chances
+from fisherhash.index.images import grouping
+from fisherhash.index.images.chance import Chance
 from fisherhash.index.images.grouping import (
-    Chance,
     NearPairs,
     complete_groups,
     distinct_codes,
     near_pairs,
+    remembered_pairs,
 )
 
 
@@ -122,7 +124,7 @@ def test_chance_is_measured_and_extrapolated():
     bits, rng = 64, np.random.default_rng(0)
     rows = rng.integers(0, 256, (4000, 8), dtype=np.uint8)
     chance = Chance.of(rows, bits)
-    assert chance.sampled == grouping.SAMPLED_PAIRS
+    assert chance.sampled == chances.SAMPLED_PAIRS
     from math import comb
 
     exact = [sum(comb(bits, d) for d in range(r + 1)) / 2**bits for r in range(bits + 1)]
@@ -131,7 +133,7 @@ def test_chance_is_measured_and_extrapolated():
     for radius in (10, 14):
         assert 0.5 < chance.rate(radius) / exact[radius] < 100
     radius = chance.radius()
-    assert chance.rate(radius) <= grouping.MOST_FALSE < chance.rate(radius + 1)
+    assert chance.rate(radius) <= chances.MOST_FALSE < chance.rate(radius + 1)
     # Real copies are no chance: a hundred of them change nothing.
     copies = np.concatenate([rows, rows[:100]])
     assert Chance.of(copies, bits).radius() == pytest.approx(radius, abs=1)
@@ -167,7 +169,7 @@ def test_chance_in_few_codes_has_a_careful_guess(count):
 
 def test_pairs_are_remembered_and_only_new_codes_are_searched(tmp_path, monkeypatch):
     monkeypatch.setenv("FISHERHASH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(known_pairs, "FEWEST_REMEMBERED", 10)
+    monkeypatch.setattr(grouping, "FEWEST_REMEMBERED", 10)
     searched = []
     search = near_pairs
 
@@ -175,12 +177,12 @@ def test_pairs_are_remembered_and_only_new_codes_are_searched(tmp_path, monkeypa
         searched.append(len(rows) if new is None else len(new))
         return search(rows, bits, radius, new=new)
 
-    monkeypatch.setattr(known_pairs, "near_pairs", spy)
+    monkeypatch.setattr(grouping, "near_pairs", spy)
     rows, _ = distinct_codes(clustered(70, 300, 9, 1))
     some, more = rows[::2], rows[5:]
 
     def check(part, radius, queried):
-        found = known_pairs.remembered_pairs("i", part, 70, radius)
+        found = remembered_pairs("i", part, 70, radius)
         assert listed(found) == all_pairs(part, radius)
         assert searched == queried
         searched.clear()

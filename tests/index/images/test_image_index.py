@@ -1,5 +1,7 @@
 """An index and its hasher, held open: what it finds, for whom, and from how many threads."""
 
+import dataclasses
+import inspect
 import io
 import json
 import subprocess
@@ -16,12 +18,13 @@ from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index import Entry, Index
 from fisherhash.index.images import image_index
 from fisherhash.index.images.image_index import ImageIndex
+from fisherhash.index.images.options import SearchOptions
 
 
 @pytest.fixture
-def images(new_uri, album, make_hasher):
-    """An index of the album, for each back-end."""
-    with ImageIndex.create(new_uri, make_hasher()) as opened:
+def images(tmp_path, album, make_hasher):
+    """An index of the album."""
+    with ImageIndex.create(tmp_path / "new.index", make_hasher()) as opened:
         assert len(opened.sync(album).added) == 14
         yield opened
 
@@ -35,7 +38,7 @@ def brute_force(images, code, own=None):
 
 
 def found(result):
-    return [(match.distance, match.item.id, match.name) for match in result]
+    return [(hit.distance, hit.id, hit.name) for hit in result]
 
 
 def test_the_name_that_is_exported():
@@ -102,12 +105,21 @@ def test_an_image_that_cannot_be_read_is_an_error_or_a_result_of_its_own(images,
         ({"keys": "zz"}, "zz"),
         ({"keys": "top.png", "k": 0}, "k must be at least 1"),
         ({"keys": "top.png", "radius": 25}, "between 0 and 24 bits"),
+        ({"keys": "top.png", "ranking": "real"}, "'real' needs images"),
+        ({"keys": "top.png", "ranking": "best"}, "unknown ranking"),
         ({"keys": "top.png", "where": "labl=a"}, "labl"),
     ],
 )
 def test_bad_queries(images, options, sentence):
     with pytest.raises(UsageError, match=sentence):
         images.search(**options)
+
+
+def test_the_options_of_a_search_are_declared_once():
+    """The command line and the web take the record, Python its fields as keywords."""
+    keywords = inspect.signature(ImageIndex.search).parameters
+    for one in dataclasses.fields(SearchOptions):
+        assert keywords[one.name].default in (one.default, None)
 
 
 def test_add_remove_and_facts(images, album, tmp_path):
@@ -137,7 +149,7 @@ def test_the_notes_are_committed_with_the_items(images, album):
     state = (album / "bad.png").stat()
     notes = images.index.notes("skipped")
     assert (notes["bad.png"]["size"], notes["bad.png"]["mtime_ns"]) == (3, state.st_mtime_ns)
-    assert (notes["gone.png"]["size"], notes["gone.png"]["mtime_ns"]) == (None, None)
+    assert notes["gone.png"]["size"] is None
     assert images.index.notes("sync") == {"folder": {"folder": str(album)}}
 
 
@@ -158,19 +170,19 @@ def test_the_hasher_is_loaded_once_and_only_to_encode(images, album, monkeypatch
     monkeypatch.setattr(image_index, "hasher_of", loading)
     with ImageIndex.open(images.index.uri) as opened:
         opened.search(keys=["top.png"])
-        opened.duplicates(radius=2)
+        opened.duplicates(radius=2, code="own")
         assert loaded == []
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(opened.search, [album / "top.png"] * 8))
         assert len(loaded) == 1
 
 
-def test_an_index_of_codes_can_be_searched_by_key(new_uri):
+def test_an_index_of_codes_can_be_searched_by_key(tmp_path):
     """One without any model, too."""
-    with Index.create(new_uri, bits=8) as index:
+    with Index.create(tmp_path / "i", bits=8) as index:
         index.add([Entry("a", [1]), Entry("b", [3]), Entry("c", [255])])
         index.add_codes(np.array([[1]], np.uint8))
-    with ImageIndex.open(new_uri) as images:
+    with ImageIndex.open(tmp_path / "i") as images:
         (result,) = images.search(keys="a")
         assert [(m.name, m.distance, m.path) for m in result] == [
             ("id 3", 0, None),
@@ -181,12 +193,12 @@ def test_an_index_of_codes_can_be_searched_by_key(new_uri):
             images.search(Image.new("RGB", (8, 8)))
 
 
-def test_eight_threads_find_what_one_finds(new_uri):
+def test_eight_threads_find_what_one_finds(tmp_path):
     rng = np.random.default_rng(0)
     rows = rng.integers(0, 256, (2000, 8), dtype=np.uint8)
-    with Index.create(new_uri, bits=64) as index:
+    with Index.create(tmp_path / "i", bits=64) as index:
         index.add([Entry(f"{i:04d}.png", row) for i, row in enumerate(rows)])
-    with ImageIndex.open(new_uri) as images:
+    with ImageIndex.open(tmp_path / "i") as images:
         keys = [f"{i:04d}.png" for i in range(0, 2000, 13)]
         alone = [found(images.search(keys=key)[0]) for key in keys]
         distances = codes.hamming(rows[::13], rows)
@@ -201,14 +213,14 @@ def test_eight_threads_find_what_one_finds(new_uri):
 
 def test_an_open_index_sees_what_another_process_commits(images):
     def names(opened):
-        return [(match.name, match.item.labels) for match in opened.search(keys="cats/01.png")[0]]
+        return [(hit.name, hit.labels) for hit in opened.search(keys="cats/01.png")[0]]
 
     with ImageIndex.open(images.index.uri) as reader:
         before = names(reader)
         assert names(reader) == before == names(images)
         (first, _), (second, _) = before[:2]
         images.remove([first])
-        images.index.update([Entry(second, labels="new")])
+        images.index.upsert([Entry(second, labels="new")])
         assert names(reader)[0] == (second, ("new",))
         assert first not in dict(names(reader))
 

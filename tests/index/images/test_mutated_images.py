@@ -4,14 +4,10 @@ import io
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image, ImageDraw
 
-from fisherhash import backbones
 from fisherhash.index.images.creating import add_to_index, sync_index
 from fisherhash.index.images.image_index import ImageIndex
-from fisherhash.model.heads import LinearHead
-from fisherhash.model.torch_hasher import TorchHasher
 
 FORMATS = {
     "jpeg": {"quality": 80},
@@ -101,18 +97,14 @@ def write_mutants(folder, count, seed):
         (folder / f"good {name}").write_bytes(data)
 
 
-def check(tmp_path, count, seed):
-    network = backbones.create("tiny", image_size=32)
-    torch.manual_seed(0)
-    head = LinearHead(network.features, 32)
-    TorchHasher(network, head, "lsh").save(tmp_path / "model")
+def check(tmp_path, model, count, seed):
     folder, path = tmp_path / "mutants", tmp_path / "mutants.index"
     write_mutants(folder, count, seed)
     files = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
     good = {name for name in files if name.startswith("good ")}
     assert len(files) == count + len(good)
 
-    report = sync_index(path, folder, model=tmp_path / "model")
+    report = sync_index(path, folder, model=model)
     with ImageIndex.open(path) as images:
         indexed = set(images.index.keys())
         assert images.index.verify() == []
@@ -129,15 +121,15 @@ def check(tmp_path, count, seed):
     assert (again.unchanged, len(again.skipped), again.new_skipped) == (len(indexed), len(rows), 0)
 
     # The same through worker processes, which small files do not start by themselves.
-    added = add_to_index(tmp_path / "added.index", [folder], model=tmp_path / "model", workers=2)
+    added = add_to_index(tmp_path / "added.index", [folder], model=model, workers=2)
     assert len(added.added) == len(indexed)
     assert len(added.skipped) == len(rows)
 
 
-def test_sixty_mutated_files(tmp_path):
-    check(tmp_path, 60, seed=1)
+def test_sixty_mutated_files(tmp_path, model):
+    check(tmp_path, model, 60, seed=1)
 
 
 @pytest.mark.slow
-def test_two_thousand_mutated_files(tmp_path):
-    check(tmp_path, 2000, seed=2)
+def test_two_thousand_mutated_files(tmp_path, model):
+    check(tmp_path, model, 2000, seed=2)

@@ -1,13 +1,14 @@
 """Sync and add: only what changed is encoded, nothing is lost, bad files are listed."""
 
+import contextlib
 import errno
 import json
 import os
 import pickle
 import shutil
+import sqlite3
 import subprocess
 import sys
-import tarfile
 import time
 from pathlib import Path
 
@@ -20,10 +21,10 @@ from fisherhash.data.images import UnreadableImage, load_image
 from fisherhash.data.workers import LostWorkerError
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index import Entry, Index
-from fisherhash.index.images import image_index, syncing
+from fisherhash.index.base import CannotWriteError
+from fisherhash.index.images import choosing, image_index, importing
 from fisherhash.index.images.creating import add_to_index, sync_index
 from fisherhash.index.images.image_index import ImageIndex
-from fisherhash.index.local.guards import cannot_write
 from fisherhash.model.hasher import Hasher
 
 
@@ -137,7 +138,7 @@ def test_an_interrupted_import_goes_on_where_it_stopped(
     album, model, tmp_path, monkeypatch, blocks_of
 ):
     path = tmp_path / "album.index"
-    commit = syncing.Import.commit
+    commit = importing.Import.commit
     blocks = []
 
     def failing(self, entries=(), *arguments, **options):
@@ -148,7 +149,7 @@ def test_an_interrupted_import_goes_on_where_it_stopped(
 
     blocks_of(4)
     with monkeypatch.context() as patch:
-        patch.setattr(syncing.Import, "commit", failing)
+        patch.setattr(importing.Import, "commit", failing)
         with pytest.raises(KeyboardInterrupt):
             sync_index(path, album, model=model)
     assert len(keys(path)) == 8
@@ -301,7 +302,7 @@ def test_another_folder_is_refused_and_a_moved_one_is_followed(
         assert images.info()["folder"] == str(moved)
         (found,) = images.search(keys="top.png", k=3)
     assert len(found) == 3
-    assert all(Path(match.path).is_file() for match in found)
+    assert all(Path(hit.path).is_file() for hit in found)
     report = sync_index(path, other, moved=True)
     assert keys(path) == names(other)
     assert len(report.removed) == 12
@@ -331,10 +332,9 @@ def test_the_index_other_indexes_models_and_hidden_files_are_no_images(album, mo
     (album / "again").symlink_to(album)
     report = sync_index(path, album, model=model)
     assert len(report.added) == 14
-    shutil.copy(album / "top.png", path / "plot.png")
-    second = album / "second.index"
-    assert len(sync_index(second, album, model=model).added) == 14
-    shutil.copy(album / "top.png", second / "plot.png")
+    second = sync_index(album / "second.index", album, model=model)
+    assert len(second.added) == 14
+    assert not any(".index" in note for note in second.notes)
     assert counts(sync_index(path, album)) == (0, 0, 0, 14)
 
 
@@ -351,7 +351,7 @@ def test_names_that_are_not_utf8(album, model, tmp_path):
     assert counts(sync_index(path, album)) == (0, 0, 0, 15)
     with ImageIndex.open(path) as images:
         (found,) = images.search(album / "top.png", where=[os.fsdecode(b"label=caf\xe9")])
-    assert [match.name for match in found] == [os.fsdecode(b"caf\xe9/a.png")]
+    assert [hit.name for hit in found] == [os.fsdecode(b"caf\xe9/a.png")]
     assert found[0].distance == 0
 
 
@@ -381,17 +381,15 @@ def test_folders_that_cannot_be_indexed(album, model, tmp_path, given):
     assert path == album or not path.exists()
 
 
-def test_a_folder_of_something_else_is_not_made_an_index(album, model, tmp_path):
-    path = tmp_path / "mine"
-    path.mkdir()
-    (path / "diary.txt").write_text("mine")
-    with pytest.raises(UsageError):
-        sync_index(path, album, model=model)
-    with pytest.raises(UsageError):
-        sync_index(album / "top.png", album, model=model)
-    assert [p.name for p in path.iterdir()] == ["diary.txt"]
-    (path / "diary.txt").unlink()
-    assert len(sync_index(path, album, model=model).added) == 14
+def test_what_is_no_index_is_not_made_one(album, model, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "diary.txt").write_text("mine")
+    for path in (tmp_path / "mine", album / "top.png", tmp_path / "diary.txt"):
+        with pytest.raises(UsageError):
+            sync_index(path, album, model=model)
+    with pytest.raises(UsageError, match=r"an index is a file, and comes first: .* sync .*new"):
+        sync_index(album, tmp_path / "new.index")
+    assert (tmp_path / "diary.txt").read_text() == "mine"
 
 
 # Models
@@ -431,29 +429,26 @@ def test_another_model_is_refused(album, model, tmp_path, make_hasher):
     assert sync_index(path, album, model=tmp_path / "same").unchanged == 14
 
 
-@pytest.mark.parametrize("damage", ["gone", "weights", "other"])
-def test_a_damaged_model_in_the_index_is_a_sentence(album, model, tmp_path, damage, make_hasher):
+@pytest.mark.parametrize(
+    "damage",
+    ["DELETE FROM files", "UPDATE files SET bytes = x'00' WHERE name LIKE '%.safetensors'"],
+)
+def test_a_damaged_model_in_the_index_is_a_sentence(album, model, tmp_path, damage, monkeypatch):
+    monkeypatch.setenv("FISHERHASH_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "album.index"
     own = shutil.copytree(model, tmp_path / "own")
     sync_index(path, album, model=own)
     shutil.rmtree(own)
-    if damage == "gone":
-        shutil.rmtree(path / "model")
-    elif damage == "weights":
-        weights = path / "model" / "model.safetensors"
-        data = bytearray(weights.read_bytes())
-        data[-3] ^= 1
-        weights.write_bytes(data)
-    else:
-        make_hasher(seed=5).save(path / "model")
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute(damage)
     assert sync_index(path, album).unchanged == 14
     shutil.copy(album / "top.png", album / "new.png")
     with pytest.raises(FisherhashError):
         sync_index(path, album)
     assert len(keys(path)) == 14
     with ImageIndex.open(path) as images:
-        assert [problem.file for problem in images.verify()] == ["model"]
-    assert [problem.file for problem in ImageIndex.examine(path)] == ["model"]
+        assert "model" in [problem.file for problem in images.verify()]
+    assert "model" in [problem.file for problem in ImageIndex.examine(path)]
 
 
 def test_codes_without_hamming_distance_are_refused(album, photos, tmp_path):
@@ -484,7 +479,7 @@ def test_a_hasher_is_fitted_to_the_images(album, tmp_path, monkeypatch, counted)
     with Index.open(path) as index:
         assert index.bits == 8
         assert index.model["fitted"] == "itq"
-        hasher = image_index.hasher_of(index)
+        hasher = choosing.hasher_of(index)
         for key in names(album) - {"bad.png"}:
             code = index.codes(np.array([index.get(key).id]))
             np.testing.assert_array_equal(code, hasher.encode(album / key))
@@ -629,11 +624,11 @@ CHANGING = """if True:
     import os, random, shutil, sys
     import torch
     from pathlib import Path
-    from fisherhash.index.images import syncing
+    from fisherhash.index.images import encoding
     from fisherhash.index.images.creating import sync_index
 
     torch.set_num_threads(1)
-    syncing.IMAGES_PER_COMMIT = 3
+    encoding.IMAGES_PER_COMMIT = 3
     path, root, stock, model, seed = sys.argv[1:]
     chance = random.Random(int(seed))
     images = sorted(Path(stock).rglob("*.png"))
@@ -704,15 +699,6 @@ def test_a_sync_killed_at_any_moment_leaves_a_whole_index(
     assert seen > 10
 
 
-def test_an_index_at_the_end_of_a_link(album, model, tmp_path):
-    (tmp_path / "disk").mkdir()
-    for name, target in (("empty", "disk"), ("new", "not there yet")):
-        (tmp_path / name).symlink_to(tmp_path / target)
-        assert sync_index(tmp_path / name, album, model=model).count == 14
-        assert (tmp_path / name).is_symlink()
-        assert len(keys(tmp_path / target)) == 14
-
-
 def test_new_skipped_files_come_before_the_known_ones(album, model, tmp_path):
     for name in ("a.png", "b.png"):
         (album / name).write_bytes(b"no image")
@@ -738,7 +724,7 @@ def test_a_disk_that_fills_up_says_what_is_in(album, model, tmp_path, monkeypatc
     def filling(self, entries, **options):
         calls.extend([1] if entries else [])
         if len(calls) == 3:
-            raise cannot_write(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+            raise CannotWriteError(f"no room to write {path}", "make room on the disk")
         return upsert(self, entries, **options)
 
     blocks_of(5)
@@ -748,7 +734,7 @@ def test_a_disk_that_fills_up_says_what_is_in(album, model, tmp_path, monkeypatc
         with pytest.raises(FisherhashError) as raised:
             sync_index(path, album, model=model)
     assert str(raised.value) == (
-        f"no room to write {path} (No space left on device). What came before is in the index: "
+        f"no room to write {path}. What came before is in the index: "
         "10 added, 0 updated, 0 removed; make room on the disk, then run the same command again: "
         "it goes on from there"
     )
@@ -765,32 +751,6 @@ def test_a_new_link_to_a_folder_changes_no_keys(album, model, tmp_path):
     report = sync_index(path, album)
     assert (report.removed, report.unchanged) == ([], 14)
     assert report.added == ["b/01.png", "b/02.png", "b/03.png", "b/old ones/00.png"]
-
-
-def test_an_index_of_the_first_format_goes_on(tmp_path):
-    """Written before the notes were part of the index; its folder has moved since then."""
-    with tarfile.open(Path(__file__).parents[2] / "fixtures" / "format-1.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    path, photos = tmp_path / "format-1" / "photos.index", tmp_path / "format-1" / "photos"
-    expected = json.loads((path.parent / "expected.json").read_text())["photos"]
-    with ImageIndex.open(path) as images:
-        assert images.info()["folder"].endswith("format-1/photos")
-        (result,) = images.search(photos / "b" / "01.png", k=1)
-        assert (result[0].name, result[0].distance) == ("b/01.png", 0)
-    assert list(skipped(path)) == ["a/broken.png"]
-    report = sync_index(path, photos, moved=True)
-    # It was removed from the index, but not from the folder.
-    assert report.added == ["c/05.png"]
-    # The archive has no nanoseconds, so that the files seem to have changed.
-    assert (report.removed, len(report.updated) + report.unchanged) == ([], 17)
-    assert (len(report.skipped), report.new_skipped) == (1, 0)
-    assert keys(path) == {*expected["keys"], "c/05.png"}
-    with Index.open(path) as index:
-        assert [list(item.labels) for item in index.get(expected["keys"])] == expected["labels"]
-    with ImageIndex.open(path) as images:
-        assert images.info()["folder"] == str(photos)
-        assert Path(images.search(keys="b/01.png")[0][0].path).is_file()
-    assert ImageIndex.examine(path) == []
 
 
 def test_a_file_changed_under_the_same_size_and_time_is_noticed(album, model, tmp_path, counted):
@@ -867,7 +827,7 @@ def test_photos_have_fields_to_filter_by(album, model, tmp_path):
     assert stored["top.png"] == {}
     with ImageIndex.open(path) as images:
         (found,) = images.search(keys="top.png", k=20, where="taken>=2021-06")
-        assert [match.name for match in found] == ["june.jpg"]
+        assert [hit.name for hit in found] == ["june.jpg"]
         assert [item.key for item in images.index.items("camera=Kodak")] == ["may.jpg"]
     # What the user wrote stays beside what the file says, whatever changes first.
     add_to_index(path, [album / "may.jpg"], metadata={"trip": "Rome"})
@@ -891,7 +851,7 @@ def test_fields_of_unchanged_photos_are_read_on_request(album, model, tmp_path, 
     sync_index(path, album, model=model)
     with Index.open(path, write=True) as index:
         # As an older version left it.
-        index.update([Entry("may.jpg", metadata={"trip": "Rome"})])
+        index.upsert([Entry("may.jpg", metadata={"trip": "Rome"})])
     counted.clear()
     sync_index(path, album)
     assert metadata(path)["may.jpg"] == {"trip": "Rome"}

@@ -6,20 +6,23 @@ import pytest
 from fisherhash.codes import hamming
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index import Entry, Index
-from fisherhash.index.milvus import collection as collections
-from fisherhash.index.milvus import nearest
-from fisherhash.index.milvus.collection import RowStore, read_milvus_place
+from fisherhash.index.base import CannotWriteError, DamagedError
+from fisherhash.index.milvus import index as milvus_index
+from fisherhash.index.milvus import rows as milvus_rows
+from fisherhash.index.milvus.rows import FOREVER, MODEL, MilvusException, Row, Rows, read_address
 
 pytestmark = pytest.mark.xdist_group("milvus")
 
 
 def test_the_uri_says_where():
-    place = read_milvus_place(
-        "milvus://host:19530/photos?index=all&search=ivf&nprobe=8&token=secret"
+    address = read_address("milvus://host:19530/photos?index=all&search=ivf&nprobe=8&token=secret")
+    assert (address.server, address.database, address.collection) == (
+        "http://host:19530",
+        "photos",
+        "all",
     )
-    assert (place.server, place.database, place.name) == ("http://host:19530", "photos", "all")
-    assert (place.search, place.nprobe, place.token) == ("ivf", 8, "secret")
-    assert "secret" not in place.uri
+    assert (address.search, address.nprobe, address.token) == ("ivf", 8, "secret")
+    assert "secret" not in address.uri
     for uri, message in {
         "milvus://host:19530/db": "does not say which index",
         "milvus:///tmp/a?index=b": "must end in .db",
@@ -31,9 +34,12 @@ def test_the_uri_says_where():
             Index.open(uri)
 
 
-def test_ties_that_fill_more_than_a_page(milvus, monkeypatch):
-    """With a page of 16 rows, nearly every search has to split its range."""
-    monkeypatch.setattr(nearest, "PAGE", 16)
+@pytest.mark.parametrize("page", [8, 16, 200, 16_384])
+def test_ties_that_fill_more_than_a_page(milvus, monkeypatch, page):
+    monkeypatch.setattr(milvus_index, "PAGE", page)
+    monkeypatch.setattr(milvus_rows, "PAGE", page)
+    monkeypatch.setattr(milvus_index, "_MORE", 4)
+    monkeypatch.setattr(milvus_index, "_NAMES", page)
     rng = np.random.default_rng(0)
     codes = np.repeat(rng.integers(0, 256, (4, 2), dtype=np.uint8), 75, axis=0)
     codes = codes[rng.permutation(len(codes))]
@@ -47,23 +53,22 @@ def test_ties_that_fill_more_than_a_page(milvus, monkeypatch):
         for k in (1, 5, 16, 40, 300):
             found = index.search(queries, k)
             np.testing.assert_array_equal(found.ids, kept[order[:, :k]])
-        near = index.within(queries, 3)
-        assert [len(hits) for hits in near] == (distances <= 3).sum(axis=1).tolist()
+        for radius in (0, 3, 16):
+            near = index.within(queries, radius)
+            assert [len(hits) for hits in near] == (distances <= radius).sum(axis=1).tolist()
 
 
-def test_a_commit_that_was_never_made_is_undone(milvus):
+def test_what_a_killed_writer_leaves_is_undone(milvus):
     uri = milvus.new_uri()
     with Index.create(uri, bits=16) as index:
         index.add([Entry("a", [0, 1]), Entry("b", [0, 2])], notes={"n": {"x": 1}})
-    collection = RowStore(read_milvus_place(uri))
-    state = collection.state()
+    rows = Rows(read_address(uri))
+    state = rows.state()
     # A process that ended just before its commit: a new row, and an old one that is to end.
-    rows = collection.query(f"row >= 0 and born <= {state.commit} and id >= 0")
-    ended = rows[0]
+    ended = rows.query(f"born <= {state.commit} and id >= 0")[0]
     ended.died = state.commit + 1
-    collection.replace([ended])
-    new = collections.MilvusRow(99, 7, 0, state.commit + 1, collections.FOREVER, b"\0\3")
-    collection.insert([new])
+    rows.replace([ended])
+    rows.insert([Row(99, 7, 0, state.commit + 1, FOREVER, b"\0\3", "")])
     with Index.open(uri) as reader:
         assert [item.key for item in reader.items()] == ["a", "b"]
     with Index.open(uri, write=True) as index:
@@ -71,6 +76,52 @@ def test_a_commit_that_was_never_made_is_undone(milvus):
         assert [item.id for item in index.items()] == [0, 1, 2]
         assert index.get(["a", "b"]) == list(index.items())[:2]
         assert index.verify() == []
+    assert len(rows.query("row >= 0")) == 4
+
+
+def test_the_next_writer_removes_rows_that_ended(milvus):
+    uri = milvus.new_uri()
+    with Index.create(uri, bits=16) as index, Index.open(uri) as reader:
+        index.add_codes([[0, 1], [0, 2], [0, 3]])
+        index.remove(ids=[1])
+        rows = Rows(read_address(uri))
+        assert len(rows.query("row >= 0")) == 3
+        Index.open(uri, write=True).close()
+        assert len(rows.query("row >= 0")) == 2
+        assert len(rows.query("row < 0")) == 1
+        assert reader.ids().tolist() == index.ids().tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_commit_that_fails_says_what_became_of_it(milvus, monkeypatch, stored):
+    with Index.create(milvus.new_uri(), bits=16) as index:
+        index.add([Entry("a", [0, 1])])
+        real = Rows.insert_state
+
+        def fail(self, *given):
+            if stored:
+                real(self, *given)
+            raise MilvusException(message="no connection")
+
+        monkeypatch.setattr(Rows, "insert_state", fail)
+        done = "may or may not have been stored" if stored else "Nothing was added or changed"
+        with pytest.raises(CannotWriteError, match=done):
+            index.upsert([Entry("a", [0, 2]), Entry("b", [0, 3])])
+        monkeypatch.undo()
+        assert index.keys() == (["a", "b"] if stored else ["a"])
+        assert index.add_codes([[0, 1]]) == range(1 + stored, 2 + stored)
+        assert index.verify() == []
+
+
+def test_a_damaged_model_is_reported(milvus):
+    files = {"config.json": b"{}", "model": bytes(100_000)}
+    with Index.create(milvus.new_uri(), bits=16, files=files) as index:
+        assert index.verify() == []
+        rows = Rows(read_address(index.uri))
+        rows.delete([rows.query(f"id == {MODEL}")[1].row])
+        assert [problem.file for problem in index.verify()] == ["the model"]
+        with pytest.raises(DamagedError, match=r"the model that .* is damaged"):
+            index.model_folder()
 
 
 def test_what_is_too_long_is_refused(milvus):

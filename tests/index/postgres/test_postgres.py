@@ -6,11 +6,10 @@ import numpy as np
 import psycopg
 import pytest
 
-from fisherhash.cli import main
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index import Entry, Index
-from fisherhash.index.postgres import schema
-from fisherhash.index.postgres.place import read_place
+from fisherhash.index.base import DamagedError
+from fisherhash.index.postgres.connect import read_address
 
 pytestmark = pytest.mark.xdist_group("postgres")
 
@@ -24,16 +23,16 @@ def repeated_codes(count, bits=48, seed=0):
 
 
 def table_of(uri):
-    return read_place(uri).table
+    return read_address(uri).table
 
 
 def test_passwords_are_not_shown():
-    uri = "postgresql://me:very%40secret@localhost:1/db?index=a&sslpassword=x&password=hidden"
-    place = read_place(uri)
-    assert "secret" not in place.uri
-    assert "hidden" not in place.uri
-    assert "very%40secret" in place.conninfo
-    assert "index=" not in place.conninfo
+    uri = "postgresql://me:very%40secret@localhost:1/db?index=a&sslpassword=hidden&password=hidden"
+    address = read_address(uri)
+    assert "secret" not in address.uri
+    assert "hidden" not in address.uri
+    assert "very%40secret" in address.conninfo
+    assert "index=" not in address.conninfo
     with pytest.raises(FisherhashError, match="cannot be reached") as caught:
         Index.open(uri)
     assert "secret" not in str(caught.value)
@@ -83,7 +82,6 @@ def test_a_foreign_table_is_left_alone(postgres):
     with psycopg.connect(postgres.uri) as connection:
         connection.execute(f"CREATE TABLE {table_of(uri)} (a integer)")
     assert Index.exists(uri)
-    assert not Index.is_index(uri)
     with pytest.raises(UsageError, match="exists already"):
         Index.create(uri, bits=16)
     with pytest.raises(UsageError, match="does not exist"):
@@ -108,39 +106,33 @@ def test_a_deleted_index_says_so(postgres):
             index.count()
 
 
-def test_tables_are_migrated(postgres, monkeypatch):
-    uri = postgres.new_uri()
-    with Index.create(uri, bits=16) as index:
-        index.add([Entry("a", [0, 1])])
-    step = schema.Migration(
-        ("ALTER TABLE fisherhash_indexes ADD COLUMN since integer DEFAULT 7",),
-        ("ALTER TABLE {table} ADD COLUMN more text",),
-    )
-    current = schema.VERSION
-    monkeypatch.setattr(schema, "VERSION", current + 1)
-    monkeypatch.setitem(schema.MIGRATIONS, current, step)
-    try:
-        with pytest.raises(FisherhashError, match=f"version {current}, this .*Open it once"):
-            Index.open(uri)
-        for _ in range(2):
-            with Index.open(uri, write=True) as index:
-                assert index.get("a").code == b"\0\1"
-        with Index.open(uri) as reader:
-            assert reader.search([[0, 1]], 1).ids.tolist() == [[0]]
+def test_another_format_is_refused(postgres):
+    with Index.create(postgres.new_uri(), bits=16) as index:
         with psycopg.connect(postgres.uri) as connection:
-            assert connection.execute(f"SELECT more FROM {table_of(uri)}").fetchall() == [(None,)]
-            since = "SELECT since FROM fisherhash_indexes WHERE name = %s"
-            assert connection.execute(since, [table_of(uri)]).fetchall() == [(7,)]
-        monkeypatch.setattr(schema, "VERSION", current)
-        for write in (False, True):
-            with pytest.raises(FisherhashError, match="written by a newer fisherhash"):
-                Index.open(uri, write=write)
-    finally:
-        with psycopg.connect(postgres.uri) as connection:
-            connection.execute("UPDATE fisherhash_schema SET version = %s", [current])
+            query = "UPDATE fisherhash_indexes SET format = 99 WHERE name = %s"
+            connection.execute(query, [table_of(index.uri)])
+        with pytest.raises(FisherhashError, match="another version of fisherhash"):
+            Index.open(index.uri)
 
 
-def test_a_graph_is_built_on_demand_and_its_recall_is_measured(postgres, caplog):
+def test_foreign_items_and_a_damaged_model_are_reported(postgres):
+    with Index.create(postgres.new_uri(), bits=16, files={"config.json": b"{}"}) as index:
+        index.add_codes([[0, 0]])
+        assert index.verify() == []
+        with psycopg.connect(postgres.uri) as connection:
+            connection.execute("UPDATE fisherhash_files SET data = 'x' WHERE name = 'config.json'")
+            connection.execute(
+                f"INSERT INTO {table_of(index.uri)} (id, code) VALUES (9, B'{0:016}')"
+            )
+        assert [problem.file for problem in index.verify()] == [
+            "the model",
+            f"table {table_of(index.uri)}",
+        ]
+        with pytest.raises(DamagedError, match=r"the model that .* is damaged"):
+            index.model_folder()
+
+
+def test_a_writer_builds_the_graph_and_measures_its_recall(postgres, caplog):
     codes = repeated_codes(3000)
     uri = postgres.new_uri()
     graph = f"{uri}&search=hnsw&ef_search=100"
@@ -149,12 +141,12 @@ def test_a_graph_is_built_on_demand_and_its_recall_is_measured(postgres, caplog)
         exact = index.search(codes[:20], 10)
     with Index.open(graph) as reader, pytest.raises(UsageError, match="no HNSW graph yet"):
         reader.search(codes[:1], 10)
-    with Index.open(graph) as reader, pytest.raises(UsageError, match="open it with write=True"):
-        reader.build()
-    with caplog.at_level(logging.INFO), Index.open(graph, write=True) as index:
-        index.build()
-        known = index.info()["graph"]
-    assert "recall at 10" in caplog.text
+    with caplog.at_level(logging.INFO):
+        Index.open(graph, write=True).close()
+        Index.open(graph, write=True).close()
+    assert caplog.text.count("recall at 10") == 1
+    with Index.open(graph) as reader:
+        known = reader.info()["graph"]
     assert (known["queries"], known["k"], known["ef_search"]) == (100, 10, 100)
     assert 0 < known["recall"] <= 1
     with Index.open(graph) as near, Index.open(uri) as scanning:
@@ -168,15 +160,3 @@ def test_a_graph_is_built_on_demand_and_its_recall_is_measured(postgres, caplog)
         # Without the option, the graph that is there changes nothing; nor do radius and filters.
         assert scanning.search(codes[:20], 10).to_list() == exact.to_list()
         assert near.within(codes[:2], 3).to_list() == scanning.within(codes[:2], 3).to_list()
-
-
-def test_the_command_line_builds_and_copies(postgres, tmp_path, capsys):
-    codes = repeated_codes(200)
-    with Index.create(tmp_path / "a", bits=48) as index:
-        index.add_codes(codes)
-    uri = postgres.new_uri(search="hnsw")
-    for command in (["copy", str(tmp_path / "a"), uri], ["build", uri], ["verify", uri]):
-        with pytest.raises(SystemExit) as ended:
-            main(["index", *command])
-        assert ended.value.code == 0
-        assert ("recall at 10" in capsys.readouterr().err) == (command[0] != "verify")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fisherhash.index.filters import _order
-from fisherhash.index.postgres.texts import loaded_json, loaded_text, stored_json, stored_text
+from fisherhash.index.postgres.sql import loaded_json, loaded_text, stored_json, stored_text
 
 ODD = st.sampled_from("\0\x01\x02\ud7ff\ue000\uffff\U0010ffff\U0001f600a")
 NAMES = st.text(st.one_of(ODD, st.characters(exclude_categories=["Cs"])), max_size=6)

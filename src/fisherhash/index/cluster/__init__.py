@@ -6,6 +6,4 @@ require_package("ray", "ray", "an index on a Ray cluster")
 
 from fisherhash.index.cluster.index import ClusterIndex  # noqa: E402 (needs ray)
 
-backend = ClusterIndex
-
-__all__ = ["backend"]
+__all__ = ["ClusterIndex"]

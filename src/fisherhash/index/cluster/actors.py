@@ -1,26 +1,25 @@
-"""The actors of this process on a cluster, and calls to them that survive the loss of a node."""
+"""Actors on a Ray cluster that hold shards, and calls to them that survive the loss of a node."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+import uuid
+from typing import Any, NamedTuple
 
+import numpy as np
 import ray
+from numpy.typing import NDArray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.cluster.holder import Answer, Shard, ShardHolder
-from fisherhash.index.cluster.storage import ClusterPlace
+from fisherhash.errors import FisherhashError
+from fisherhash.index.engine import Engine
 
 _PAUSE = 0.2
 _lock = threading.RLock()
 _holders: list[Any] = []
-_users: Counter[Shard] = Counter()
 
 
 def connect_ray(address: str, uri: str) -> None:
@@ -53,9 +52,33 @@ def connect_ray(address: str, uri: str) -> None:
 
 
 def start_actor(kind: type, *args: Any, **options: Any) -> Any:
-    """An actor of a class; one that dies is started again on another node."""
+    """Start an actor of a class; one that dies is started again on another node."""
     remote: Any = ray.remote
     return remote(max_restarts=-1, **options)(kind).remote(*args)
+
+
+class ShardHolder:
+    """Holds shards of any number of indexes, and searches them."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, int], tuple[int, Engine]] = {}
+
+    def load(
+        self, index: str, number: int, commit: int, codes: NDArray[np.uint8], bits: int
+    ) -> None:
+        """Hold the codes of a shard, as a commit left them."""
+        self._held[index, number] = (commit, Engine(codes.copy(), bits))
+
+    def answer(
+        self, index: str, number: int, commit: int, method: str, args: dict[str, Any]
+    ) -> Any:
+        """Call a method of the engine of a shard; None if it does not hold that commit."""
+        held, engine = self._held.get((index, number), (None, None))
+        return getattr(engine, method)(**args) if held == commit else None
+
+    def drop(self, index: str) -> None:
+        """Forget the shards of an index."""
+        self._held = {key: held for key, held in self._held.items() if key[0] != index}
 
 
 def _pool(count: int) -> list[Any]:
@@ -65,94 +88,121 @@ def _pool(count: int) -> list[Any]:
         while len(_holders) < count:
             nodes = nodes or [node["NodeID"] for node in ray.nodes() if node["Alive"]]
             near = NodeAffinitySchedulingStrategy(nodes[len(_holders) % len(nodes)], soft=True)
-            options = {"num_cpus": 0, "scheduling_strategy": near}
-            _holders.append(start_actor(ShardHolder, **options))
+            _holders.append(start_actor(ShardHolder, num_cpus=0, scheduling_strategy=near))
         return list(_holders)
 
 
-class ShardCalls:
-    """Calls to all shards of an index: every one answers, or there is an error."""
+class Searched(NamedTuple):
+    """What is searched: the codes of an index, by ascending id.
 
-    def __init__(self, place: ClusterPlace, version: str) -> None:
-        self._place = place
-        self._shards = [
-            Shard(place.storage, version, place.shards, number) for number in range(place.shards)
-        ]
-        self._turn = 0
-        connect_ray(place.address, place.uri)
-        with _lock:
-            _users.update(self._shards)
+    Attributes:
+        commit: the commit that left them.
+        bits: length of a code.
+        codes: (n, bytes) all of them.
+        among: the positions of those to search; None for all.
+    """
 
-    def call(self, method: str, commit: int, *args: Any) -> list[Answer]:
-        """The answers of all shards, in their order."""
+    commit: int
+    bits: int
+    codes: NDArray[np.uint8]
+    among: NDArray[np.int64] | None
+
+
+class Shards:
+    """The shards of an index on a cluster: every one answers, or there is an error.
+
+    Args:
+        cluster: HOST:PORT of the cluster, see :func:`connect_ray`.
+        uri: of the index, for errors.
+        count: how many shards.
+        replicas: actors that hold the same shard.
+        timeout: seconds to wait for an answer.
+    """
+
+    def __init__(self, cluster: str, uri: str, count: int, replicas: int, timeout: int) -> None:
+        self._uri, self._count, self._replicas, self._timeout = uri, count, replicas, timeout
+        self._name, self._turn = uuid.uuid4().hex, 0
+        self._sent: dict[tuple[int, int], int] = {}
+        connect_ray(cluster, uri)
+
+    def call(self, searched: Searched, method: str, args: dict[str, Any]) -> list[tuple[int, Any]]:
+        """Call a method of the engine of every shard.
+
+        Returns:
+            For every shard, where its positions begin, and what the method returned.
+        """
         self._turn += 1
-        refs = [self._send(shard, self._turn, method, commit, args) for shard in self._shards]
-        deadline = time.monotonic() + self._place.timeout
+        deadline = time.monotonic() + self._timeout
+        sent = [self._send(i, self._turn, searched, method, args) for i in range(self._count)]
         return [
-            self._answer(shard, ref, deadline, method, commit, args)
-            for shard, ref in zip(self._shards, refs, strict=True)
+            (self._bounds(i, searched)[0], self._answer(i, ref, deadline, searched, method, args))
+            for i, ref in enumerate(sent)
         ]
 
-    def _send(self, shard: Shard, turn: int, method: str, commit: int, args: Sequence[Any]) -> Any:
-        replicas = self._place.replicas
-        pool = _pool(max(self._place.shards, replicas))
-        holder = pool[(shard.number + turn % replicas) % len(pool)]
+    def _bounds(self, number: int, searched: Searched) -> tuple[int, int]:
+        count = len(searched.codes)
+        return count * number // self._count, count * (number + 1) // self._count
+
+    def _send(
+        self, number: int, turn: int, searched: Searched, method: str, args: dict[str, Any]
+    ) -> Any:
+        """Send a call, and before it the codes if that actor does not have them."""
+        pool = _pool(max(self._count, self._replicas))
+        holder = (number + turn % self._replicas) % len(pool)
+        first, end = self._bounds(number, searched)
+        among = searched.among
+        if among is not None:
+            among = among[slice(*np.searchsorted(among, [first, end]))] - first
+        shard = (self._name, number, searched.commit)
         try:
-            return getattr(holder, method).remote(shard, commit, *args)
+            if self._sent.get((holder, number)) != searched.commit:
+                self._sent[holder, number] = searched.commit
+                pool[holder].load.remote(*shard, searched.codes[first:end], searched.bits)
+            return holder, pool[holder].answer.remote(*shard, method, {**args, "among": among})
         except RayError as error:
-            return error
+            return holder, error
 
     def _answer(
         self,
-        shard: Shard,
-        ref: Any,
+        number: int,
+        sent: tuple[int, Any],
         deadline: float,
+        searched: Searched,
         method: str,
-        commit: int,
-        args: Sequence[Any],
-    ) -> Answer:
-        turn, reason = self._turn, ""
+        args: dict[str, Any],
+    ) -> Any:
+        what = f"{self._uri}: shard {number + 1} of {self._count}"
+        turn, reason = self._turn, "it did not answer in time"
         while (left := deadline - time.monotonic()) > 0:
+            holder, ref = sent
             try:
-                if isinstance(ref, Exception):
+                if isinstance(ref, RayError):
                     raise ref
-                return Answer(*ray.get(ref, timeout=left))
+                found = ray.get(ref, timeout=left)
+                if found is not None:
+                    return found
+                # It was started again, or a search of another commit came between.
+                self._sent.pop((holder, number), None)
             except RayTaskError as error:
-                cause = error.cause
-                if isinstance(cause, UsageError | FisherhashError):
-                    raise type(cause)(str(cause)) from error
-                raise FisherhashError(f"{self._name(shard)} failed: {cause}") from error
+                raise FisherhashError(f"{what} failed: {error.cause}") from error
             except GetTimeoutError:
-                reason = "it did not answer in time"
                 break
-            except RayActorError as error:
-                # Another replica, or the same actor, which is started again on another node.
-                reason = "its node or its process ended"
-                del error
-                turn += 1
-                if self._place.replicas == 1 or (turn - self._turn) % self._place.replicas == 0:
-                    time.sleep(_PAUSE)
-                ref = self._send(shard, turn, method, commit, args)
             except RayError as error:
                 reason = str(error).splitlines()[0]
-                time.sleep(_PAUSE)
-                ref = self._send(shard, turn, method, commit, args)
+                if isinstance(error, RayActorError):
+                    reason = f"its node or its process ended: {reason}"
+                    # Another replica, or the same actor, which is started again elsewhere.
+                    turn += 1
+                if (turn - self._turn) % self._replicas == 0:
+                    time.sleep(_PAUSE)
+            sent = self._send(number, turn, searched, method, args)
         raise FisherhashError(
-            f"{self._name(shard)} cannot be reached within {self._place.timeout} s ({reason}), so "
-            "there is no complete answer. Add nodes, or replicas=2 to the URI, and try again"
+            f"{what} cannot be reached within {self._timeout} s ({reason}), so there is no "
+            "complete answer. Add nodes, or replicas=2 to the URI, and try again"
         )
 
-    def _name(self, shard: Shard) -> str:
-        return f"{self._place.uri}: shard {shard.number + 1} of {shard.shards}"
-
     def close(self) -> None:
-        """Forget the shards on the cluster, unless another index of this process uses them."""
-        with _lock:
-            _users.subtract(self._shards)
-            unused = [shard for shard in self._shards if _users[shard] <= 0]
-            for shard in unused:
-                del _users[shard]
-            if ray.is_initialized():
-                for holder in _holders:
-                    for shard in unused:
-                        holder.drop.remote(shard)
+        """Forget the shards on the cluster."""
+        if ray.is_initialized():
+            for holder in _holders:
+                holder.drop.remote(self._name)

@@ -1,241 +1,213 @@
 """An index whose searches run on a Ray cluster.
 
-The index itself is a folder of the default back-end: what is written, and every read but a search,
-goes there. Its items are cut into shards by ascending id. Each shard is held by actors that load
-it from the storage. A search goes to all shards, and their results are merged by (distance, id);
-all of them must be of the same commit.
+The index itself is one file of the default back-end: what is written, and every read but a search,
+goes there. Its codes are cut into shards by ascending id, which this process sends to actors on the
+nodes when they are first searched, and again after a commit. A search goes to all shards, and their
+results are merged by (distance, id).
+
+The file may lie behind a URL of fsspec, uploaded when nobody had it open for writing. It is
+downloaded once into the cache; another upload has another size, time or checksum, and is
+downloaded again.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import threading
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, Self
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Self
 
 import numpy as np
-import ray
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.base import Index, SaveModel, Uri, Verb
-from fisherhash.index.checks import CheckedEntry, Notes, NoteTexts
-from fisherhash.index.cluster.actors import ShardCalls
-from fisherhash.index.cluster.storage import (
-    ClusterPlace,
-    downloaded,
-    read_cluster_place,
-    stored_version,
-)
-from fisherhash.index.filters import All, Where
-from fisherhash.index.items import Codes, FileState, Ids, Item, Matches, Problem, Within
-from fisherhash.system.remote import file_system
+from fisherhash.index.base import Files, Uri
+from fisherhash.index.cluster.actors import Searched, Shards
+from fisherhash.index.filters import All
+from fisherhash.index.items import Codes, Ids, Matches, Problem, Within
+from fisherhash.index.local import LocalIndex
+from fisherhash.index.uris import Option, read_uri
+from fisherhash.system.cache import cache_dir
+from fisherhash.system.remote import file_system, is_url
+from fisherhash.system.storage import draft_folder
 
-_PAUSE = 0.05
+_OPTIONS: dict[str, Option] = {"shards": 2, "replicas": 1, "timeout": 60, "storage": ""}
+_MARKS = ("size", "ETag", "LastModified", "mtime", "created", "md5", "etag")
 
 
-class ClusterIndex(Index):
-    """An index whose searches run on a Ray cluster."""
+class Address(NamedTuple):
+    """An index on a Ray cluster, as its URI says.
 
-    def __init__(self, place: ClusterPlace, stored: Index, version: str) -> None:
-        self._place, self._stored = place, stored
-        self.uri = stored.uri = place.uri
-        self.bits, self.fingerprint, self.model = stored.bits, stored.fingerprint, stored.model
-        self.writable = stored.writable
-        self._lock = threading.Lock()
-        self._version = version
-        self._made: ShardCalls | None = None
+    Attributes:
+        uri: as given.
+        cluster: HOST:PORT; empty for the cluster that this machine belongs to.
+        storage: the path or the URL of the index.
+        shards: parts of the index, each searched by one actor.
+        replicas: actors that hold the same part.
+        timeout: seconds to wait for a part that cannot be reached.
+    """
+
+    uri: str
+    cluster: str
+    storage: str
+    shards: int
+    replicas: int
+    timeout: int
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the storage is a URL."""
+        return is_url(self.storage)
+
+
+def read_address(uri: Uri) -> Address:
+    """Parse ``ray://[HOST:PORT]/FILE?shards=4`` or ``ray://[HOST:PORT]?storage=s3://…``."""
+    shown, rest, options = read_uri(str(uri), _OPTIONS)
+    host, slash, path = rest.removeprefix("ray://").partition("/")
+    storage = options.pop("storage") or slash + path
+    if storage in ("", "/"):
+        raise UsageError(
+            f"{shown} does not say where the index is stored: give ray:///FILE, or "
+            "ray://?storage=URL"
+        )
+    return Address(shown, host, storage, **options)
+
+
+class ClusterIndex(LocalIndex):
+    """An index in one file whose searches run on a Ray cluster."""
+
+    def __init__(self, address: Address, *, write: bool) -> None:
+        self._address = address
+        if write and address.is_remote:
+            raise UsageError(
+                f"{address.uri} can only be read: change the index where it was made, then "
+                f"upload it to {address.storage} again"
+            )
+        super().__init__(local_path(address.storage), write=write)
+        self.uri = address.uri
+        self._connecting = threading.Lock()
+        self._shards: Shards | None = None
 
     # Opening
 
     @classmethod
-    def open_at(cls, uri: Uri, *, write: bool) -> Self:
-        """See :meth:`Index.open`."""
-        place = read_cluster_place(uri)
-        version = ""
-        if place.is_remote:
-            if write:
-                raise UsageError(
-                    f"{place.uri} can only be read: change the index where it was made, then "
-                    f"upload it to {place.storage} again"
-                )
-            version = stored_version(place.storage)
-        folder = downloaded(place.storage, version) if version else place.storage
-        return cls(place, Index.open(folder, write=write), version)
+    def open_at(cls, uri: Uri, *, write: bool, skip_damaged: bool = False) -> Self:
+        """Open the index; items that are damaged are not left out on a cluster."""
+        return cls(read_address(uri), write=write)
 
     @classmethod
-    def create_at(cls, uri: Uri, facts: dict[str, Any], save_model: SaveModel | None) -> Self:
-        """See :meth:`Index.create`."""
-        place = read_cluster_place(uri)
-        if place.is_remote:
-            raise UsageError(f"{place.uri}: create the index in a folder, then upload that")
-        stored = Index.create(place.storage, **facts, save_model=save_model)
-        return cls(place, stored, "")
+    def create_at(cls, uri: Uri, facts: dict[str, Any], files: Files) -> Self:
+        """Create the file of an empty index."""
+        address = read_address(uri)
+        if address.is_remote:
+            raise UsageError(f"{address.uri}: create the index in a file, then upload that")
+        LocalIndex.create_at(address.storage, facts, files).close()
+        return cls(address, write=True)
 
     @classmethod
     def exists_at(cls, uri: Uri) -> bool:
-        """See :meth:`Index.exists`."""
-        place = read_cluster_place(uri)
-        if place.is_remote:
-            fs, root = file_system(place.storage)
-            return bool(fs.exists(root))
-        return Index.exists(place.storage)
+        """Whether there is anything at the path or behind the URL."""
+        address = read_address(uri)
+        if address.is_remote:
+            fs, path = file_system(address.storage)
+            return bool(fs.exists(path))
+        return LocalIndex.exists_at(address.storage)
 
     @classmethod
-    def is_index_at(cls, uri: Uri) -> bool:
-        """See :meth:`Index.is_index`."""
-        place = read_cluster_place(uri)
-        return cls.exists_at(uri) if place.is_remote else Index.is_index(place.storage)
+    def examine_at(cls, uri: Uri) -> list[Problem]:
+        """Check the file, or a copy of what lies behind the URL."""
+        return LocalIndex.examine_at(local_path(read_address(uri).storage))
 
     def close(self) -> None:
-        """See :meth:`Index.close`."""
-        with self._lock:
-            if self._made is not None:
-                self._made.close()
-            self._made = None
-        self._stored.close()
+        """Release the file, and the shards on the cluster."""
+        with self._connecting:
+            if self._shards is not None:
+                self._shards.close()
+            self._shards = None
+        super().close()
+
+    def info(self) -> dict[str, Any]:
+        """Facts that JSON can hold."""
+        names = ("shards", "replicas", "storage")
+        return super().info() | {"cluster": {name: getattr(self._address, name) for name in names}}
 
     # Search
 
-    def _calls(self) -> ShardCalls:
-        with self._lock:
-            if self._made is None:
-                self._made = ShardCalls(self._place, self._version)
-            return self._made
-
-    def _search(self, queries: Codes, k: int, where: All) -> Matches:
-        parts = self._answers("search", queries, k, where)
-        ids = np.concatenate([part[0] for part in parts], axis=1)
-        distances = np.concatenate([part[1] for part in parts], axis=1)
-        order = np.lexsort((ids, distances), axis=1)[:, :k]
-        return Matches(
-            np.take_along_axis(ids, order, axis=1), np.take_along_axis(distances, order, axis=1)
+    def _search(
+        self, queries: Codes, weights: NDArray[np.int64] | None, k: int, where: All
+    ) -> Matches:
+        ids, answers = self._answers(
+            "search", where, {"queries": queries, "k": k, "weights": weights}
         )
+        positions = np.concatenate([first + found for first, (found, _) in answers], axis=1)
+        distances = np.concatenate([near for _, (_, near) in answers], axis=1)
+        order = np.lexsort((positions, distances), axis=1)[:, :k]
+        nearest = np.take_along_axis(positions, order, axis=1)
+        return Matches(ids[nearest], np.take_along_axis(distances, order, axis=1))
 
     def _within(self, queries: Codes, radius: int, where: All) -> Within:
-        parts = self._answers("within", queries, radius, where)
-        rows = [np.repeat(np.arange(len(queries)), np.diff(part[0])) for part in parts]
-        query, ids, distances = (
-            np.concatenate(some)
-            for some in (rows, [part[1] for part in parts], [part[2] for part in parts])
-        )
-        order = np.lexsort((ids, distances, query))
-        counts = np.bincount(query, minlength=len(queries))
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return Within(offsets, ids[order], distances[order])
+        ids, answers = self._answers("within", where, {"queries": queries, "radius": radius})
+        numbers = np.arange(len(queries))
+        query = np.concatenate([np.repeat(numbers, np.diff(part[0])) for _, part in answers])
+        positions = np.concatenate([first + part[1] for first, part in answers])
+        distances = np.concatenate([part[2] for _, part in answers])
+        order = np.lexsort((positions, distances, query))
+        offsets = np.sum([part[0] for _, part in answers], axis=0)
+        return Within(offsets, ids[positions[order]], distances[order])
 
     def _answers(
-        self, method: str, queries: Codes, limit: int, where: All
-    ) -> list[tuple[NDArray[Any], ...]]:
-        """Results of all shards, all of the commit that was the last one."""
-        deadline = time.monotonic() + self._place.timeout
-        while True:
-            commit = self._commit()
-            calls = self._calls()
-            wanted = None
-            if where:
-                wanted = ray.put(self._stored.ids(where))
-                if self._commit() != commit:
-                    continue
-            answers = calls.call(method, commit, queries, limit, wanted)
-            found = [answer.found for answer in answers if answer.found is not None]
-            if len(found) == len(answers):
-                return found
-            if time.monotonic() > deadline:
-                raise FisherhashError(
-                    f"{self.uri}: the nodes see another commit of the index than this process; "
-                    f"is {self._place.storage} the same folder on all of them?"
+        self, method: str, where: All, args: dict[str, Any]
+    ) -> tuple[Ids, list[tuple[int, Any]]]:
+        """The ids of all codes, and what a method of the engine returned for every shard."""
+        snapshot, among = self._among(where)
+        address = self._address
+        with self._connecting:
+            if self._shards is None:
+                self._shards = Shards(
+                    address.cluster, self.uri, address.shards, address.replicas, address.timeout
                 )
-            time.sleep(_PAUSE)
+            shards = self._shards
+        searched = Searched(snapshot.state.commit, self.bits, snapshot.whole.codes, among)
+        return snapshot.whole.ids, shards.call(searched, method, args)
 
-    def _commit(self) -> int:
-        return int(self._stored.info()["commit"])
 
-    def build(self) -> None:
-        """Load all shards now."""
-        empty = np.zeros((0, -(-self.bits // 8)), dtype=np.uint8)
-        for _ in range(self._place.replicas):
-            self._answers("search", empty, 1, All())
+def local_path(storage: str) -> str:
+    """Return a path as it is, and for a URL that of a copy in the cache.
 
-    # All else is done by the stored index.
+    Raises:
+        UsageError: there is nothing behind the URL.
+    """
+    if not is_url(storage):
+        return storage
+    version = _version(storage)
+    folder = cache_dir() / "downloaded-indexes" / version
+    if not folder.is_dir():
+        fs, path = file_system(storage)
+        with contextlib.suppress(FileExistsError), draft_folder(folder) as draft, _reading(storage):
+            fs.get_file(path, str(draft / "index"))
+            if _version(storage) != version:
+                raise FisherhashError(f"{storage} was changed while it was read; open it again")
+    return str(folder / "index")
 
-    def _put(
-        self, verb: Verb, entries: list[CheckedEntry], notes: NoteTexts, fingerprint: str | None
-    ) -> Ids:
-        ids = self._stored._put(verb, entries, notes, fingerprint)
-        self.fingerprint = self._stored.fingerprint
-        return ids
 
-    def add_codes(
-        self,
-        codes: ArrayLike | Iterable[ArrayLike],
-        *,
-        fine: ArrayLike | Iterable[ArrayLike] | None = None,
-        fingerprint: str | None = None,
-    ) -> range:
-        """See :meth:`Index.add_codes`."""
-        ids = self._stored.add_codes(codes, fine=fine, fingerprint=fingerprint)
-        self.fingerprint = self._stored.fingerprint
-        return ids
+def _version(url: str) -> str:
+    """A text that changes with the file behind a URL."""
+    fs, path = file_system(url)
+    with _reading(url):
+        fs.invalidate_cache()
+        if not fs.exists(path):
+            raise UsageError(f"{url} does not exist")
+        about = fs.info(path)
+    known = [url, *(str(about.get(mark)) for mark in _MARKS)]
+    return hashlib.sha256(repr(known).encode()).hexdigest()
 
-    def add_items(
-        self, items: Iterable[Item], *, notes: Notes = None, next_id: int | None = None
-    ) -> None:
-        """See :meth:`Index.add_items`."""
-        self._stored.add_items(items, notes=notes, next_id=next_id)
 
-    def _remove(self, keys: list[str], ids: Ids, notes: NoteTexts, *, missing_ok: bool) -> int:
-        return self._stored._remove(keys, ids, notes, missing_ok=missing_ok)
-
-    def compact(self, *, seconds: float | None = None) -> dict[str, int]:
-        """See :meth:`Index.compact`."""
-        return self._stored.compact(seconds=seconds)
-
-    def get_items(self, names: Sequence[str] | Ids) -> list[Item | None]:
-        """See :meth:`Index.get_items`."""
-        return self._stored.get_items(names)
-
-    def items(self, where: Where | None = None) -> Iterator[Item]:
-        """See :meth:`Index.items`."""
-        return self._stored.items(where)
-
-    def ids(self, where: Where | None = None) -> Ids:
-        """See :meth:`Index.ids`."""
-        return self._stored.ids(where)
-
-    def count(self, where: Where | None = None) -> int:
-        """See :meth:`Index.count`."""
-        return self._stored.count(where)
-
-    def codes(self, ids: Iterable[int] | Ids) -> Codes:
-        """See :meth:`Index.codes`."""
-        return self._stored.codes(ids)
-
-    def _scan(self, block: int) -> Iterator[tuple[Ids, Codes]]:
-        return self._stored.scan(block)
-
-    def files(self) -> dict[str, FileState]:
-        """See :meth:`Index.files`."""
-        return self._stored.files()
-
-    def notes(self, kind: str) -> dict[str, Any]:
-        """See :meth:`Index.notes`."""
-        return self._stored.notes(kind)
-
-    def info(self) -> dict[str, Any]:
-        """See :meth:`Index.info`."""
-        place = self._place
-        cluster = {"shards": place.shards, "replicas": place.replicas, "storage": place.storage}
-        return self._stored.info() | {"cluster": cluster}
-
-    def _check_model(self, fingerprint: str | None, *, unnamed_codes: bool = False) -> None:
-        self._stored._check_model(fingerprint, unnamed_codes=unnamed_codes)
-
-    def verify(self) -> list[Problem]:
-        """See :meth:`Index.verify`."""
-        return self._stored.verify()
-
-    def model_folder(self) -> Path | None:
-        """See :meth:`Index.model_folder`."""
-        return self._stored.model_folder()
+@contextlib.contextmanager
+def _reading(url: str) -> Iterator[None]:
+    try:
+        yield
+    except FisherhashError:
+        raise
+    except Exception as error:  # every file system has errors of its own
+        raise FisherhashError(f"{url} cannot be read: {error}") from error

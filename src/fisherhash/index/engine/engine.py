@@ -1,77 +1,43 @@
 """Exact search over an array of codes, by position.
 
-Four ways return the same results in the same order: plain numpy (small collections), a scan of all
-codes, a scan of the distinct codes, and buckets (see tables.py). The planner chooses. ``search``
-and ``within`` go by Hamming distance, ``rank`` also by weights and by a second code.
+Three paths return the same results in the same order: numpy (small collections, or where numba is
+not installed), a scan of all codes, and buckets. The planner chooses between them.
 """
 
 from __future__ import annotations
 
-import logging
-import sys
+import operator
 import threading
-import time
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fisherhash.codes import check_bits, check_codes, code_bytes
-from fisherhash.errors import UsageError
-from fisherhash.index.checks import whole_number
-from fisherhash.index.engine import planner, small, sums
-from fisherhash.index.engine import ranking as by_kernels
-from fisherhash.index.engine import tables as search_tables
-from fisherhash.index.engine.sums import SumLayout
-from fisherhash.index.engine.tables import Tables
-from fisherhash.index.ranking import (
-    COST_BITS,
-    Ranked,
-    WeightedQueries,
-    check_weights,
-    ranked_by_numpy,
-)
+from fisherhash.codes import as_words, check_bits, check_codes, code_bytes
+from fisherhash.errors import UsageError, unknown_name
+from fisherhash.index.engine import by_numpy, planner
+from fisherhash.index.engine.weights import check_weights
 from fisherhash.system.cores import available_cores
 from fisherhash.system.memory import available_memory
 
-PATHS = ("auto", "numpy", "scan", "unique", "buckets")
+if TYPE_CHECKING:
+    from fisherhash.index.engine.buckets import Buckets
+    from fisherhash.index.engine.scan import Planes
+
+PATHS = ("auto", "numpy", "scan", "buckets")
 MOST_CODES = 2**31 - 1
 
-UNLIMITED = 1 << 60
-# the bit at which the query's number begins in a record
-_QUERY = np.uint64(43)
-# items ranked by the first code beyond twice the k wanted, before sums are scanned
-_MORE_RANKED = 64
-_NO_FINE = np.zeros((0, 1), dtype=np.uint64)
-# bytes for entries of second codes, 8 per item and table; and at most an eighth of the memory
-_MOST_ENTRIES = 1 << 30
+_UNLIMITED = 1 << 60
+# records of a radius search number their queries in 21 bits
+_RECORDED_QUERIES = 1 << 16
 
-_log = logging.getLogger(__name__)
-
-
-class _Shown:
-    """A read-only array's memory, presented as writable.
-
-    The kernels do not write to these arrays, but numba would compile every kernel a second time
-    for read-only ones.
-    """
-
-    def __init__(self, array: NDArray[Any]) -> None:
-        self.array = array
-        self.__array_interface__ = {
-            **array.__array_interface__,
-            "data": (array.__array_interface__["data"][0], False),
-        }
-
-
-def _plain(array: NDArray[Any]) -> NDArray[Any]:
-    array = np.require(np.asarray(array), requirements=["C", "A"])
-    return array if array.flags.writeable or not array.size else np.asarray(_Shown(array))
+Numbers = NDArray[np.int64]
 
 
 class Engine:
-    """Exact search over codes, ordered by (distance, position).
+    """Exact search over codes in memory, ordered by (distance, position).
+
+    Several threads may use one engine.
 
     >>> engine = Engine(np.array([[3], [1], [6]], dtype=np.uint8), bits=8)
     >>> positions, distances = engine.search(np.array([[1]], dtype=np.uint8), k=2)
@@ -82,13 +48,9 @@ class Engine:
         codes: (n, bytes) packed codes, possibly memory-mapped; they are not copied, and must not
             change while the engine is used.
         bits: length of a code.
-        tables: the result of :meth:`tables` of an engine over the same codes.
         threads: the most threads to use; all cores if None.
-        path: one of PATHS, to force one way; ``auto`` lets the planner choose.
-        fine: (n, fine bytes) second codes, by which :meth:`rank` orders ties.
-
-    Attributes:
-        rejected: the given tables were not those of the codes, and were built again.
+        path: one of PATHS, to force one; ``auto`` takes what is likely to be fastest. All of them
+            return the same results. Without numba, only numpy is used.
     """
 
     def __init__(
@@ -96,10 +58,8 @@ class Engine:
         codes: NDArray[np.uint8],
         bits: int,
         *,
-        tables: Mapping[str, NDArray[Any]] | None = None,
         threads: int | None = None,
         path: str = "auto",
-        fine: NDArray[np.uint8] | None = None,
     ) -> None:
         self.bits = check_bits(bits)
         if codes.ndim != 2 or codes.dtype != np.uint8 or codes.shape[1] != code_bytes(bits):
@@ -109,320 +69,207 @@ class Engine:
             )
         if len(codes) > MOST_CODES:
             raise UsageError(f"an engine can hold at most {MOST_CODES} codes, got {len(codes)}")
-        if path not in PATHS:
-            raise UsageError(f"unknown path '{path}'. Known: {', '.join(PATHS)}")
-        if fine is not None and (
-            fine.ndim != 2 or fine.dtype != np.uint8 or len(fine) != len(codes)
-        ):
-            raise UsageError(
-                f"the second codes of {len(codes)} codes must be uint8 of shape ({len(codes)}, "
-                f"bytes), got {fine.dtype} of shape {fine.shape}"
-            )
-        self.codes = _plain(codes)
-        self.fine = fine
-        self._fine_words: tuple[Tables, NDArray[np.uint64]] | None = None
-        self._layout: tuple[Tables, SumLayout] | None = None
-        self._entries: tuple[Tables, NDArray[np.uint64] | None] | None = None
+        self.codes = np.require(codes, requirements=["C", "A"])
         self.threads = available_cores() if threads is None else max(1, threads)
+        if path not in PATHS:
+            raise unknown_name("path", path, PATHS)
         self.path = path
+        self._planner = planner.Planner(len(codes), codes.shape[1], self.threads)
         self._lock = threading.Lock()
-        self._planes: Tables | None = None
-        self._tables: Tables | None = None
-        self._plan = planner.Planner()
-        self._rank_plan = planner.Planner()
-        self._sum_plan = planner.Planner(sums=True)
-        self._build_seconds: float | None = None
-        self.rejected = False
-        self._proven = tables is None
-        if tables is not None:
-            ready = {name: _plain(array) for name, array in tables.items()}
-            self._tables = Tables.from_arrays(ready, len(codes), self.bits)
+        self._building = threading.Lock()
+        self._words: NDArray[np.unsignedinteger] | None = None
+        self._planes: Planes | None = None
+        self._buckets: Buckets | None = None
 
     def __len__(self) -> int:
         return len(self.codes)
 
-    def search(self, queries: ArrayLike, k: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Positions and distances (n_queries, min(k, n)) of the nearest codes."""
-        codes = check_codes(queries, self.bits)
-        k = min(whole_number("k", k, 1), len(self))
-        if not k or not len(codes) or self._is_small(len(codes), "search"):
-            return small.nearest_by_numpy(codes, self.codes, self.bits, k)
-        from fisherhash.index.engine import multi_index, scan
+    def search(
+        self,
+        queries: ArrayLike,
+        k: int,
+        *,
+        weights: ArrayLike | None = None,
+        among: ArrayLike | None = None,
+    ) -> tuple[Numbers, Numbers]:
+        """The nearest codes of each query.
 
-        codes = _plain(codes)
-        tables = self._ready(len(codes))
-        planner.loaded.add(self._kernels("search"))
-        budget = self._budget(tables, len(codes), k, self._plan)
-        if not budget:
-            return scan.nearest_by_scan(tables, codes, k, self.threads)
-        began = time.perf_counter()
-        found, distances, done, guess = multi_index.nearest_by_buckets(
-            tables, codes, k, self.threads, budget, self._plan.guess(k)
-        )
-        late = planner.is_late(time.perf_counter() - began, tables, len(codes), self.threads)
-        left = np.flatnonzero(done == 0)
-        self._plan.learn(k, len(codes), len(left), guess, late=late)
-        found[left], distances[left] = scan.nearest_by_scan(tables, codes[left], k, self.threads)
-        return found, distances
+        Args:
+            queries: (n_queries, bytes) packed codes.
+            k: how many; reduced to the number of codes that are searched.
+            weights: (n_queries, bits) what each bit costs where a code differs from the query, as
+                whole numbers with a sum below 2 ** 31; see :func:`real_weights`.
+            among: only these positions are searched; they must ascend.
 
-    def rank(self, queries: WeightedQueries, k: int) -> Ranked:
-        """The best codes (n_queries, min(k, n)), in the order of the queries' ranking."""
-        codes, k = check_codes(queries.codes, self.bits), min(whole_number("k", k, 1), len(self))
-        fine, extra, weights = queries.fine, queries.fine_weight, queries.weights
-        if fine is not None:
-            fine = self._check_fine(fine, len(codes))
-        if weights is not None:
-            weights = check_weights(weights, len(codes), self.bits)
-        if extra is None:
-            return self._rank(WeightedQueries(_plain(codes), weights, fine), k)
-        if fine is None or extra.shape != (len(codes),) or extra.dtype.kind not in "iu":
-            raise UsageError("fine_weight needs second codes, and a whole number per query")
-        if extra.size and (extra.min() < 0 or extra.max() >= 1 << (2 * COST_BITS - 10)):
-            raise UsageError("fine_weight must not be negative, and not that large")
-        return self._rank(WeightedQueries(_plain(codes), weights, fine, extra.astype(np.int64)), k)
-
-    def _check_fine(self, fine: NDArray[np.uint8], queries: int) -> NDArray[np.uint8]:
-        if self.fine is None:
-            raise UsageError("there are no second codes to compare the queries' with")
-        if fine.dtype != np.uint8 or fine.shape != (queries, self.fine.shape[1]):
-            raise UsageError(
-                f"second codes must be uint8 of shape ({queries}, {self.fine.shape[1]}), "
-                f"got {fine.dtype} of shape {fine.shape}"
-            )
-        return fine
-
-    def _rank(self, queries: WeightedQueries, k: int) -> Ranked:
-        summed = queries.fine_weight is not None
-        kind, plan = ("sum", self._sum_plan) if summed else ("rank", self._rank_plan)
-        # numpy has no fast way to add weights
-        effort = 1 if queries.plain else self.codes.shape[1]
-        count = len(queries.codes)
-        if not k or not count or self._is_small(effort * count, kind):
-            return ranked_by_numpy(queries, self.codes, k, self.fine)
-        tables = self._ready(count)
-        planner.loaded.add(self._kernels(kind))
-        budget = self._budget(tables, count, k, plan)
-        by_scan = self._sum_by_scan if summed else self._rank_by_scan
-        entries = self._bucket_entries(tables) if budget and summed else None
-        if not budget or (summed and entries is None):
-            return by_scan(tables, queries, k)
-        stored = self._fine(tables) if queries.fine is not None and not summed else _NO_FINE
-        began = time.perf_counter()
-        if entries is not None:
-            results, done = sums.summed_by_buckets(
-                tables, queries, k, self._sum_layout(tables), entries, self.threads, budget
-            )
-        else:
-            results, done = by_kernels.ranked_by_buckets(
-                tables, queries, k, stored, self.threads, budget
-            )
-        late = planner.is_late(time.perf_counter() - began, tables, count, self.threads)
-        left = np.flatnonzero(done == 0)
-        plan.learn(k, count, len(left), 0, late=late)
-        if len(left):
-            rest = by_scan(tables, queries.part(left), k)
-            for result, values in zip(results, rest, strict=True):
-                result[left] = values
-        return results
-
-    def _rank_by_scan(self, tables: Tables, queries: WeightedQueries, k: int) -> Ranked:
-        stored = self._fine(tables) if queries.fine is not None else _NO_FINE
-        return by_kernels.ranked_by_scan(tables, queries, k, stored, self.threads)
-
-    def _sum_by_scan(self, tables: Tables, queries: WeightedQueries, k: int) -> Ranked:
-        count = min(len(self), 2 * k + _MORE_RANKED)
-        codes, weights, second, _ = queries
-        if queries.plain:
-            positions, distances = self.search(codes, count)
-            each = 1 if weights is None else weights
-            near = Ranked(positions, distances * each, np.zeros_like(positions))
-        else:
-            near = self._rank(WeightedQueries(codes, weights), count)
-        if second is not None and self.fine is not None:
-            near = near._replace(fines=sums.fine_distances(near, second, self.fine))
-        layout = self._sum_layout(tables)
-        return sums.summed_by_scan(tables, queries, near, k, layout, self.threads)
-
-    def _fine(self, tables: Tables) -> NDArray[np.uint64]:
-        """The second codes in the order of the tables' lists: those of equal codes lie together."""
-        with self._lock:
-            if self._fine_words is None or self._fine_words[0] is not tables:
-                fine = self.fine if self.fine is not None else np.zeros((0, 8), np.uint8)
-                ordered = fine[tables.positions] if len(tables.starts) else fine
-                self._fine_words = tables, _plain(by_kernels.fine_words(ordered))
-            return self._fine_words[1]
-
-    def _sum_layout(self, tables: Tables) -> SumLayout:
-        """The second codes as sums read them."""
-        with self._lock:
-            if self._layout is None or self._layout[0] is not tables:
-                fine = self.fine if self.fine is not None else np.zeros((0, 8), np.uint8)
-                self._layout = tables, sums.sum_layout(tables, fine, self.threads)
-            return self._layout[1]
-
-    def _bucket_entries(self, tables: Tables) -> NDArray[np.uint64] | None:
-        """Where the second codes of what is in the buckets are; None if that is too large."""
-        layout = self._sum_layout(tables)
-        with self._lock:
-            if self._entries is None or self._entries[0] is not tables:
-                free, size = available_memory(), 8 * tables.bucket_items.size
-                fits = size <= _MOST_ENTRIES and (free is None or size <= free // 8)
-                made = sums.bucket_entries(tables, layout.entries, self.threads) if fits else None
-                self._entries = tables, made
-            return self._entries[1]
+        Returns:
+            Positions and distances (n_queries, k); with weights, distances are sums of costs.
+        """
+        own = check_codes(queries, self.bits)
+        costs = None if weights is None else check_weights(weights, len(own), self.bits)
+        k = _whole_number("k", k, 1)
+        if among is not None:
+            chosen = self._positions(among)
+            positions, distances = self._chosen(chosen)._search(own, costs, k)
+            return chosen[positions], distances
+        return self._search(own, costs, k)
 
     def within(
-        self, queries: ArrayLike, radius: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Offsets (n_queries + 1,), positions and distances of everything up to the radius."""
-        codes = check_codes(queries, self.bits)
-        radius = min(whole_number("radius", radius, 0), self.bits)
-        if not len(self) or not len(codes) or self._is_small(len(codes), "within"):
-            return small.within_by_numpy(codes, self.codes, self.bits, radius)
-        from fisherhash.index.engine import scan
+        self, queries: ArrayLike, radius: int, *, among: ArrayLike | None = None
+    ) -> tuple[Numbers, Numbers, Numbers]:
+        """Everything within a Hamming distance of each query.
 
-        tables = self._ready(len(codes))
-        planner.loaded.add(self._kernels("within"))
-        step = scan.MOST_QUERIES
-        blocks = [_plain(codes[first : first + step]) for first in range(0, len(codes), step)]
-        parts = [self._within(tables, block, radius) for block in blocks]
-        if len(parts) == 1:
-            return parts[0]
-        offsets, found, distances = zip(*parts, strict=True)
-        counts = np.concatenate([[0], *map(np.diff, offsets)])
-        return np.cumsum(counts), np.concatenate(found), np.concatenate(distances)
+        Args:
+            queries: (n_queries, bytes) packed codes.
+            radius: the largest distance.
+            among: only these positions are searched; they must ascend.
 
-    def _within(
-        self, tables: Tables, queries: NDArray[np.uint8], radius: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        from fisherhash.index.engine import kernels, multi_index, scan
-
-        records = []
-        left = np.arange(len(queries))
-        budget = self._budget(tables, len(queries), 0, self._plan)
-        if budget:
-            near, done = multi_index.within_by_buckets(
-                tables, queries, radius, self.threads, budget
-            )
-            records.append(near)
-            left = np.flatnonzero(done == 0)
-        if len(left):
-            near = scan.within_by_scan(tables, queries[left], radius, self.threads)
-            if len(left) < len(queries):
-                numbers = near >> _QUERY
-                near += (left.astype(np.uint64)[numbers] - numbers) << _QUERY
-            records.append(near)
-        offsets = np.zeros(len(queries) + 1, dtype=np.int64)
-        for part in records:
-            kernels.count_within(part, tables.starts, offsets[1:])
-        np.cumsum(offsets, out=offsets)
-        found = np.empty(offsets[-1], dtype=np.int64)
-        distances = np.empty(offsets[-1], dtype=np.int64)
-        for part in records:
-            kernels.fill_within(part, tables.starts, tables.positions, offsets, found, distances)
-        return offsets, found, distances
-
-    def build(self) -> None:
-        """Build the search tables now; otherwise the first search that profits from them does."""
-        with self._lock:
-            self._build()
-
-    def tables(self) -> dict[str, NDArray[Any]]:
-        """The search tables as plain arrays; builds them if necessary.
-
-        They can be written to disk, mapped into memory and passed to another engine.
+        Returns:
+            Offsets (n_queries + 1,), positions and distances: the results of query i are those from
+            offset i to offset i + 1.
         """
-        self.build()
-        return {} if self._tables is None else self._tables.arrays()
+        own = check_codes(queries, self.bits)
+        radius = min(_whole_number("radius", radius, 0), self.bits)
+        if among is not None:
+            chosen = self._positions(among)
+            offsets, positions, distances = self._chosen(chosen)._within(own, radius)
+            return offsets, chosen[positions], distances
+        return self._within(own, radius)
 
-    def describe(self) -> dict[str, Any]:
-        """Which way a search goes, and how large the tables are."""
-        tables = self._tables or self._planes
-        about: dict[str, Any] = {
-            "codes": len(self),
-            "bits": self.bits,
-            "path": self.path,
-            "threads": self.threads,
-            "tables": self._tables is not None,
-        }
-        if tables is not None:
-            about |= {
-                "distinct": tables.items if len(tables.starts) else None,
-                "bucket_tables": len(tables.directory),
-                "bucket_bits": tables.length,
-                "table_bytes": tables.bytes,
-            }
-        summed = self._layout[1].bytes if self._layout is not None else 0
-        if self._entries is not None and self._entries[1] is not None:
-            summed += self._entries[1].nbytes
-        if summed:
-            about["sum_bytes"] = summed
-        if self._build_seconds is not None:
-            about["build_seconds"] = round(self._build_seconds, 3)
-        kernels = sys.modules.get("fisherhash.index.engine.kernels")
-        if kernels is not None:
-            about["compile_seconds"] = round(kernels.compiling.seconds, 3)
-        return about
+    def _positions(self, among: ArrayLike) -> Numbers:
+        chosen = np.asarray(among)
+        if chosen.size == 0:
+            return np.zeros(0, dtype=np.int64)
+        if chosen.ndim != 1 or chosen.dtype.kind not in "iu":
+            raise UsageError(
+                f"among must be a list of positions, got {chosen.dtype} of shape {chosen.shape}"
+            )
+        chosen = chosen.astype(np.int64, copy=False)
+        if chosen[0] < 0 or chosen[-1] >= len(self) or (chosen[1:] <= chosen[:-1]).any():
+            raise UsageError(f"among must hold ascending positions from 0 to {len(self) - 1}")
+        return chosen
 
-    def _is_small(self, queries: int, kind: str) -> bool:
+    def _chosen(self, positions: Numbers) -> Engine:
+        return Engine(self.codes[positions], self.bits, threads=self.threads, path=self.path)
+
+    def _search(
+        self, queries: NDArray[np.uint8], weights: Numbers | None, k: int
+    ) -> tuple[Numbers, Numbers]:
+        k = min(k, len(self))
+        if weights is not None:
+            if self._use_numpy("weighted", len(queries)):
+                return by_numpy.nearest_weighted(queries, weights, self.codes, k, self.threads)
+            return self._ready_planes().nearest_weighted(queries, weights, k)
+        if self._use_numpy("search", len(queries)):
+            return by_numpy.nearest(queries, self._ready_words(), self.bits, k, self.threads)
+        buckets = self._ready_buckets(len(queries))
+        budget = self._budget(buckets, len(queries), k)
+        if buckets is None or not budget:
+            return self._ready_planes().nearest(queries, k)
+        found, distances, done, guess = buckets.nearest(queries, k, budget, self._planner.guess(k))
+        left = np.flatnonzero(~done)
+        self._planner.learn(k, len(queries), len(left), guess)
+        if len(left):
+            found[left], distances[left] = self._ready_planes().nearest(queries[left], k)
+        return found, distances
+
+    def _within(self, queries: NDArray[np.uint8], radius: int) -> tuple[Numbers, Numbers, Numbers]:
+        if self._use_numpy("within", len(queries)):
+            words = self._ready_words()
+            return by_numpy.within(queries, words, self.bits, radius, self.threads)
+        starts = range(0, len(queries), _RECORDED_QUERIES)
+        blocks = [queries[start : start + _RECORDED_QUERIES] for start in starts]
+        parts = [self._within_by_kernels(block, radius) for block in blocks]
+        counts, positions, distances = zip(*parts, strict=True)
+        offsets = np.cumsum(np.concatenate([[0], *counts]))
+        return offsets, np.concatenate(positions), np.concatenate(distances)
+
+    def _within_by_kernels(
+        self, queries: NDArray[np.uint8], radius: int
+    ) -> tuple[Numbers, Numbers, Numbers]:
+        """How many results each query has, positions and distances."""
+        from fisherhash.index.engine.kernels import QUERY_SHIFT
+
+        buckets = self._ready_buckets(len(queries))
+        budget = self._budget(buckets, len(queries))
+        records, left = np.zeros(0, dtype=np.uint64), np.arange(len(queries))
+        if buckets is not None and budget:
+            records, done = buckets.within(queries, radius, budget)
+            left = np.flatnonzero(~done)
+        if len(left):
+            found = self._ready_planes().within(queries[left], radius)
+            numbers = (found >> np.uint64(QUERY_SHIFT)).astype(np.int64)
+            found += (left[numbers] - numbers).astype(np.uint64) << np.uint64(QUERY_SHIFT)
+            records = np.concatenate([records, found])
+        records.sort()
+        numbers = (records >> np.uint64(QUERY_SHIFT)).astype(np.int64)
+        counts = np.bincount(numbers, minlength=len(queries))
+        distances = (records >> np.uint64(32)) & np.uint64((1 << QUERY_SHIFT - 32) - 1)
+        positions = records & np.uint64(0xFFFFFFFF)
+        return counts, positions.astype(np.int64), distances.astype(np.int64)
+
+    def _use_numpy(self, search: str, queries: int) -> bool:
+        """Whether numpy does a kind of search; notes that the kernels are loaded otherwise."""
+        if not len(self) or not queries:
+            return True
+        # kernels are compiled for each type of distances
+        kind = f"{search} in {8 if self.bits < 255 else 16} bits"
+        total, width = self.codes.shape
+        weighted = search == "weighted"
+        numpy = planner.use_numpy(queries, total, width, kind, weighted=weighted)
         if self.path != "auto":
-            return self.path == "numpy"
-        return planner.is_small(queries * len(self), self._kernels(kind))
+            numpy = self.path == "numpy" or not planner.has_numba()
+        if not numpy:
+            planner.loaded.add(kind)
+        return numpy
 
-    def _kernels(self, kind: str) -> str:
-        """The name of the kernels for a kind of search; they differ in the type of distances."""
-        return f"{kind} in {8 if self.bits < 255 else 16} bits"
+    def _budget(self, buckets: Buckets | None, queries: int, k: int = 0) -> int:
+        """Work that the buckets may do per query; 0 if they are not to be used."""
+        if buckets is None or self.path == "buckets":
+            return _UNLIMITED
+        return self._planner.budget(queries, k)
 
-    def _ready(self, queries: int) -> Tables:
-        """The tables to search in; builds them if that pays."""
-        usable = self.path in ("auto", "buckets", "unique")
-        if self._tables is not None and self._proven and usable:
-            return self._tables
+    def _ready_words(self) -> NDArray[np.unsignedinteger]:
+        if self._words is None:
+            self._words = as_words(self.codes)
+        return self._words
+
+    def _ready_planes(self) -> Planes:
+        from fisherhash.index.engine.scan import Planes
+
         with self._lock:
-            if usable and not self._proven:
-                self._build()
-            if self._tables is not None and usable:
-                return self._tables
-            if self.path in ("buckets", "unique") or (
-                self.path == "auto" and self._plan.build_now(len(self), self.bits, queries)
-            ):
-                self._build()
-                if self._tables is not None:
-                    return self._tables
             if self._planes is None:
-                self._planes = search_tables.build(
-                    self.codes, self.bits, self.threads, lists=False, buckets=False
-                )
+                self._planes = Planes(self.codes, self.bits, self.threads)
             return self._planes
 
-    def _budget(self, tables: Tables, queries: int, k: int, plan: planner.Planner) -> int:
-        """Work that the buckets may do per query; 0 if they are not to be used."""
-        if not tables.length or self.path == "unique":
-            return 0
-        if self.path == "buckets":
-            return UNLIMITED
-        return plan.budget(tables, queries, self.threads, k)
+    def _ready_buckets(self, queries: int) -> Buckets | None:
+        """The buckets, if this search uses them; builds them if that pays."""
+        if self._buckets is not None or self.path == "scan":
+            return self._buckets
+        from fisherhash.index.engine import buckets
 
-    def _prove(self) -> None:
-        """Compare given tables with the codes, before the first kernel sees them."""
-        if self._proven:
-            return
-        wrong = self._tables.disprove(self.codes, self.threads) if self._tables is not None else ""
-        if wrong:
-            _log.warning("stored search tables are not those of the codes (%s): built again", wrong)
-            self._tables, self.rejected = None, True
-        self._proven = True
+        forced = self.path == "buckets"
+        if not forced and not (
+            self.bits <= buckets.LONGEST_PROBED and self._planner.buckets_pay(queries)
+        ):
+            return None
+        # while one thread builds them, the others scan
+        if not self._building.acquire(blocking=forced):
+            return None
+        try:
+            free, needed = available_memory(), buckets.bytes_needed(self.bits, len(self))
+            fits = free is None or needed < free // 2
+            if self._buckets is None and (forced or fits):
+                self._buckets = buckets.Buckets(self.codes, self.bits, self.threads)
+        finally:
+            self._building.release()
+        return self._buckets
 
-    def _build(self) -> None:
-        self._prove()
-        if self._tables is not None or not len(self):
-            return
-        start = time.perf_counter()
-        forced = {"buckets": True, "unique": False}.get(self.path)
-        lists = None if self.path == "auto" else True
-        self._tables = search_tables.build(
-            self.codes, self.bits, self.threads, lists=lists, buckets=forced
-        )
-        self._planes = None
-        self._build_seconds = time.perf_counter() - start
-        _log.info("search tables of %d codes built in %.1f s", len(self), self._build_seconds)
+
+def _whole_number(name: str, value: Any, least: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or number < least:
+        raise UsageError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    return number

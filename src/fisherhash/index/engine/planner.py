@@ -1,4 +1,4 @@
-"""Which way a search goes: estimates of work, in nanoseconds of one thread.
+"""How a search is done: estimates of work, in nanoseconds of one thread.
 
 They only decide how fast a result comes, never what it is.
 """
@@ -7,106 +7,89 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import logging
 from dataclasses import dataclass
 
-from fisherhash.index.engine.tables import Tables
-
-# comparisons up to which numpy is used while numba's kernels are not loaded yet
-_SMALL = 4_000_000
+# numpy is used up to this much work while numba's kernels are not loaded yet
+_SMALL = 25e6
 # the same once they are loaded
-_TINY = 5_000
-# numpy's comparisons in total, after which the kernels would have been the better choice
-_PATIENCE = 200_000_000
+_TINY = 20e3
+# work of numpy in total, after which the kernels would have been the better choice
+_PATIENCE = 500e6
+# numpy's work per code: for a word of eight bytes, and for a byte of a weighted search
+_NUMPY_WORD, _NUMPY_BYTE = 1.3, 1.2
 
 # one compared code in a bucket
 _COMPARED = 0.15
 # one code of the scan: a fixed part, and one per byte
 _SCANNED = 0.035
 _SCANNED_BYTE = 0.01
-# a scan that adds up two distances, relative to one that does not
-_SUMMED = 8
 # reading planes from memory, per byte, all threads together
 _READ_BYTE = 0.025
-# building, per code
+# building buckets, per code
 _BUILT = 60.0
 _FEWEST_BUILT = 100_000
 # buckets may spend this fraction of what a scan would
 _SHARE = 0.7
 
-# buckets that mostly failed, or were late, are tried again once in so many searches
-_RETRY, _LATE_RETRY = 16, 256
+# buckets that mostly failed are tried again once in so many searches
+_RETRY = 16
 
-# buckets are late when they take so many times as long as a scan would, and so many seconds
-_LATE, _LATE_SECONDS = 8.0, 0.05
-# so many times in a row, and their tables are taken not to be in memory
-_OFTEN_LATE = 4
+# without numba, a hint is logged from so many codes on, and for so much work in one search
+_LARGE_COLLECTION = 2_000_000
+_LARGE_WORK = 2e9
 
-# kinds of searches whose kernels this process has compiled or loaded from the cache
+_log = logging.getLogger(__name__)
+
 loaded: set[str] = set()
+"""Kinds of searches whose kernels this process has compiled or loaded from the cache."""
 
-_numpy_done = 0
+_numpy_done = 0.0
 
 
 @functools.cache
-def _has_numba() -> bool:
+def has_numba() -> bool:
+    """Whether numba is installed; it is not imported yet."""
     return importlib.util.find_spec("numba") is not None
 
 
-def is_small(comparisons: int, kind: str) -> bool:
-    """Whether numpy is fast enough for this many comparisons.
-
-    ``kind`` names the kernels that would do it instead; see ``loaded``.
-    """
+def use_numpy(queries: int, total: int, width: int, kind: str, *, weighted: bool) -> bool:
+    """Whether numpy searches, instead of the kernels of this kind; see ``loaded``."""
     global _numpy_done
-    if kind in loaded:
-        return comparisons < _TINY
-    if not _has_numba():
+    each = width * _NUMPY_BYTE if weighted else -(-width // 8) * _NUMPY_WORD
+    work = queries * total * each
+    if not has_numba():
+        if total > _LARGE_COLLECTION or work > _LARGE_WORK:
+            _suggest_numba()
         return True
-    if comparisons > _SMALL or _numpy_done > _PATIENCE:
+    if kind in loaded:
+        return work < _TINY
+    if work > _SMALL or _numpy_done > _PATIENCE:
         return False
-    _numpy_done += comparisons
+    _numpy_done += work
     return True
 
 
-def scan_cost(items: int, width: int, queries: int, threads: int) -> float:
+@functools.cache
+def _suggest_numba() -> None:
+    _log.warning("searches of this size are many times faster with: pip install 'fisherhash[fast]'")
+
+
+def scan_cost(total: int, width: int, queries: int, threads: int) -> float:
     """Nanoseconds that a thread needs to scan for one query, in a batch of this many."""
-    cost = items * (_SCANNED + _SCANNED_BYTE * width)
+    cost = total * (_SCANNED + _SCANNED_BYTE * width)
     if queries < 4:
         # few queries have all threads to themselves, but wait for the memory
-        cost = max(cost / threads, items * width * _READ_BYTE)
+        cost = max(cost / threads, total * width * _READ_BYTE)
     return cost
-
-
-def is_late(seconds: float, tables: Tables, queries: int, threads: int) -> bool:
-    """Whether the buckets took far longer than a scan would.
-
-    Look-ups are spread over all of the tables. Where these do not fit into memory, nearly every
-    look-up waits for the disk, while a scan reads the codes alone, which may fit.
-    """
-    if seconds < _LATE_SECONDS:
-        return False
-    cost = scan_cost(tables.items, _width(tables), queries, threads)
-    return seconds > 1e-9 * _LATE * cost * (queries if queries < 4 else queries / threads)
-
-
-def _width(tables: Tables) -> int:
-    return len(tables.planes) // max(1, tables.items)
-
-
-def tables_pay(total: int, bits: int, queries: int) -> bool:
-    """Whether this many queries save more time than building takes."""
-    if total < _FEWEST_BUILT:
-        return False
-    return queries * scan_cost(total, -(-bits // 8), queries, 1) > _BUILT * total
 
 
 @dataclass
 class _Past:
-    """Searches of one engine for about the same k."""
+    """Searches for about the same k."""
 
     tried: int = 0
     failed: int = 0
-    late: int = 0
     waited: int = 0
     guess: int | None = None
 
@@ -115,41 +98,40 @@ class Planner:
     """Remembers how earlier searches of one engine went.
 
     Args:
-        sums: they rank by the sum of two distances.
+        total: how many codes there are.
+        width: bytes of a code.
+        threads: the most threads to use.
     """
 
-    def __init__(self, *, sums: bool = False) -> None:
-        self._share = _SHARE * (_SUMMED if sums else 1)
+    def __init__(self, total: int, width: int, threads: int) -> None:
+        self._size = total, width
+        self._threads = threads
         self._scanned = 0
         self._past: dict[int, _Past] = {}
 
-    def build_now(self, total: int, bits: int, queries: int) -> bool:
-        """Whether the scans up to this one would have paid for the tables."""
+    def buckets_pay(self, queries: int) -> bool:
+        """Whether the scans up to this one would have paid for building buckets."""
         self._scanned += queries
-        return tables_pay(total, bits, self._scanned)
+        total = self._size[0]
+        each = scan_cost(*self._size, queries, 1)
+        return total >= _FEWEST_BUILT and self._scanned * each > _BUILT * total
 
-    def budget(self, tables: Tables, queries: int, threads: int, k: int = 0) -> int:
-        """Work that the buckets may do per query; 0 when they failed or were late too often."""
+    def budget(self, queries: int, k: int = 0) -> int:
+        """Work that the buckets may do per query; 0 when they failed too often for this k."""
         past = self._past.get(k.bit_length(), _Past())
-        fails = past.tried >= 8 and 2 * past.failed > past.tried
-        if fails or past.late >= _OFTEN_LATE:
+        if past.tried >= 8 and 2 * past.failed > past.tried:
             past.waited += 1
-            if past.waited % (_RETRY if fails else _LATE_RETRY):
+            if past.waited % _RETRY:
                 return 0
-        cost = scan_cost(tables.items, _width(tables), queries, threads)
-        return int(self._share * cost / _COMPARED)
+        return int(_SHARE * scan_cost(*self._size, queries, self._threads) / _COMPARED)
 
     def guess(self, k: int) -> int | None:
         """A distance within which the k nearest are likely to be found."""
         return self._past.get(k.bit_length(), _Past()).guess
 
-    def learn(self, k: int, tried: int, failed: int, guess: int, *, late: bool = False) -> None:
-        """Remember for how many queries the buckets failed, and how far the results were.
-
-        Whether they were late counts per search: kernels that are compiled make one of them late.
-        """
+    def learn(self, k: int, tried: int, failed: int, guess: int) -> None:
+        """Remember for how many queries the buckets failed, and how far the results were."""
         past = self._past.setdefault(k.bit_length(), _Past())
-        past.late = past.late + 1 if late else 0
         past.tried += tried
         past.failed += failed
         past.guess = guess

@@ -1,38 +1,54 @@
-"""The hasher of a new index for which no model was named.
+"""The hasher of a new index: one choice, whichever door its images come through.
 
 Codes that are fitted to the images themselves find more similar ones than codes that were made for
 all kinds of images, once there are enough images to fit them to. What was measured is in
 ``results/default-hasher.json``, ``results/default-hasher-general2.json`` and in docs/search.md.
+
+A trained model gives an index its learned bits and, behind them, bits that are fitted without
+labels: images of classes that it was not trained on are found by these. Both are one code.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from fisherhash.codes import pack
-from fisherhash.data.splits import hash_order
-from fisherhash.errors import UsageError
-from fisherhash.index.images.stored import KnownCodes
-from fisherhash.index.images.syncing import collection_of
+import numpy as np
+from numpy.typing import NDArray
+
+from fisherhash.errors import FisherhashError, NotDefinedError, UsageError
+from fisherhash.index.base import Index
+from fisherhash.index.images.encoding import collection_of
+from fisherhash.index.items import Codes
 from fisherhash.model import builtin
 
 if TYPE_CHECKING:
+    from fisherhash.data.collection import Collection
+    from fisherhash.data.computing import Rows
     from fisherhash.data.folders import ImageFile
     from fisherhash.model.hasher import Hasher
+    from fisherhash.model.networks import Network
 
 FEWEST_FITTED = builtin.FEWEST_FITTED
 FITTED_BITS = 128
 """Length of fitted codes: P@10 is 1 to 4 points above that of 64 bits."""
+UNFITTED_BITS = 128
 UNFITTED = {64: "general2-64", 128: "general2-128", 256: "general2-256"}
 """The built-in hashers for fewer images, by the length of their codes."""
-UNFITTED_BITS = 128
 FIT_SAMPLE = 10_000
 """Images that the codes are fitted to, where there are more."""
+FIT_BITS, FIT_IMAGES = 64, 20_000
+"""The same where a method was named."""
 DRAFT = 1.5
 """How far fitted hashers let the JPEG decoder reduce large files, as the general2 hashers do."""
+
+logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+StrPath = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -48,98 +64,283 @@ class ChosenHasher:
 
     hasher: Hasher
     model: dict[str, Any]
-    codes: KnownCodes
-    reason: str
+    codes: Mapping[str, Codes] = field(default_factory=dict)
+    reason: str = ""
 
 
 def choose_hasher(
     name: str,
     files: Sequence[ImageFile],
     *,
+    model: StrPath | None = None,
+    fit: str | None = None,
     bits: int | None = None,
     device: str = "cpu",
     workers: int | None = None,
 ) -> ChosenHasher:
-    """Fit a hasher to images if there are enough of them; otherwise take the built-in one.
+    """The hasher of a new index: the one that was named, fitted as requested, or chosen.
+
+    Without a name, codes are fitted to the images if there are enough of them; otherwise they are
+    those of a built-in hasher. The choice depends neither on the door nor on the device.
 
     Args:
         name: what the progress bar shows.
         files: the images; of many, a sample decides that does not depend on their order.
-        bits: length of the codes; 128 by default.
-        device: where to encode; a processor, since the built-in hashers for few images are int8.
+        model: a model folder, or the name of a built-in hasher.
+        fit: the method to fit a hasher by, without labels.
+        bits: length of the codes where no model is named; 128 by default, or 64 with ``fit``.
+        device: where to encode.
         workers: number of processes that encode; None lets the work decide.
 
     Raises:
-        UsageError: too few images to fit codes to, and no built-in hasher has that length.
+        UsageError: options exclude each other, there are too few images to fit codes to and no
+            built-in hasher has that length, or the method needs labels.
     """
+    if fit is not None and model is not None:
+        raise UsageError("--fit and --model exclude each other")
+    if bits is not None and model is not None:
+        raise UsageError("--bits and --model exclude each other; a model has its own length")
+    if fit is not None:
+        return _fitted_by(name, files, fit, bits=bits, device=device)
+    if model is not None:
+        hasher = load_hasher(model, device)
+        if files:
+            hasher.check_takes_images()
+        return _extended(name, files, hasher, workers)
     if len(files) >= FEWEST_FITTED:
-        fitted = fit_sample(name, files, bits=bits, device=device, workers=workers)
+        fitted = _fitted(name, files, FITTED_BITS if bits is None else bits, device, workers)
         if fitted is not None:
             return fitted
-    hasher = _unfitted(bits, device)
-    reason = f"fewer than {FEWEST_FITTED:,} images are too few to fit codes to"
-    choice = f"{hasher.bits}-bit codes of {hasher.about['builtin']}: {reason}"
-    return ChosenHasher(hasher, hasher.about | {"chosen": reason}, {}, choice)
-
-
-def _unfitted(bits: int | None, device: str) -> Hasher:
-    """Load the built-in hasher of a length."""
-    from fisherhash.model.hasher import Hasher
-
-    name = UNFITTED.get(UNFITTED_BITS if bits is None else bits)
-    if name is None:
+    unfitted = UNFITTED.get(UNFITTED_BITS if bits is None else bits)
+    if unfitted is None:
         lengths = ", ".join(str(one) for one in UNFITTED)
         raise UsageError(
             f"--bits {bits} needs codes that are fitted, and there are fewer than "
             f"{FEWEST_FITTED:,} images to fit them to; choose one of {lengths}, or add --fit itq"
         )
-    return Hasher.load_builtin(name, device=device)
+    hasher = load_builtin(unfitted, device)
+    reason = f"fewer than {FEWEST_FITTED:,} images are too few to fit codes to"
+    choice = f"{hasher.bits}-bit codes of {unfitted}: {reason}"
+    return ChosenHasher(hasher, hasher.about | {"chosen": reason}, {}, choice)
 
 
-def fit_sample(
-    name: str,
-    files: Sequence[ImageFile],
-    *,
-    bits: int | None = None,
-    device: str = "cpu",
-    workers: int | None = None,
+def _fitted(
+    name: str, files: Sequence[ImageFile], bits: int, device: str, workers: int | None
 ) -> ChosenHasher | None:
-    """Fit a hasher to a sample of image files by iterative quantisation, without torch.
+    """Codes of the packaged network, fitted to the images; None if too few can be read."""
+    from fisherhash.model.hasher import Hasher
+    from fisherhash.model.head import linear_head
 
-    Args:
-        name: as for :func:`choose_hasher`, like the arguments below.
-        files: the images.
-        bits: length of the codes; by default 128.
-        device: where to encode.
-        workers: number of processes.
+    network = on_device_or_cpu(lambda where: builtin.packaged_network(device=where), device)
+    network = network.decoding(replace(network.preprocessing, draft=DRAFT))
+    found = _fit_itq(name, files, network, bits, workers)
+    if found is None:
+        return None
+    images = len(found.rows.indices)
+    details = {
+        "data": {"name": name, "images": images, "of": len(files)},
+        "options": {"features": f"{network.name} of {builtin.DEFAULT_HASHER}"},
+    }
+    head = linear_head(found.weight, found.offset)
+    hasher = Hasher(network, head, method="itq", details=details)
+    reason = f"there are at least {FEWEST_FITTED:,} images, enough to fit codes to"
+    return ChosenHasher(
+        hasher,
+        {"fitted": "itq", "images": images} | hasher.about,
+        found.codes(hasher),
+        f"{bits}-bit codes, fitted to {images:,} of {len(files):,} images (itq): {reason}",
+    )
 
-    Returns:
-        None if too few images can be read.
+
+def _extended(
+    name: str, files: Sequence[ImageFile], hasher: Hasher, workers: int | None
+) -> ChosenHasher:
+    """A model's own bits and, where it learned from labels, fitted ones behind them."""
+    plain = ChosenHasher(hasher, hasher.about)
+    if "builtin" in hasher.about:
+        return plain
+    try:
+        hasher.extended(np.zeros((hasher.feature_width, 1)), np.zeros(1))
+    except NotDefinedError:
+        # Its codes have no Hamming distance, or its network computes logits without features.
+        return plain
+    own, learned = {"base": hasher.fingerprint()}, f"{hasher.bits} bits that the model learned"
+    if hasher.classes and len(files) >= FEWEST_FITTED:
+        network = hasher.features_network
+        found = _fit_itq(name, files, network, min(FITTED_BITS, network.width), workers)
+        if found is not None:
+            longer, images = hasher.extended(found.weight, found.offset), len(found.rows.indices)
+            own |= {"fitted_bits": len(found.offset), "images": images}
+            of = f"{images:,} of {len(files):,} images"
+            reason = f"{learned}, {len(found.offset)} fitted to {of}"
+            return ChosenHasher(longer, own | hasher.about, found.codes(longer), reason)
+    if hasher.fitted is None:
+        return plain
+    longer, added = hasher.extended(*hasher.fitted), len(hasher.fitted[1])
+    reason = f"{learned}, {added} fitted to the images that it was trained on"
+    return ChosenHasher(longer, own | {"fitted_bits": added} | hasher.about, {}, reason)
+
+
+def _fitted_by(
+    name: str, files: Sequence[ImageFile], method: str, *, bits: int | None, device: str
+) -> ChosenHasher:
+    """A hasher that a method fits to at most 20,000 of the images, without labels."""
+    from fisherhash.methods import find, registry
+    from fisherhash.training.fitting import fit
+
+    if find(method).info.needs_labels:
+        free = sorted(n for n, m in registry().items() if not m.info.needs_labels)
+        raise UsageError(
+            f"{method} learns from labels, which --fit does without; take one of "
+            f"{', '.join(free)}, or train a model and give it with --model"
+        )
+    sample = _sample(name, files, FIT_IMAGES)
+    hasher = fit(
+        sample, method=method, bits=FIT_BITS if bits is None else bits, device=device
+    ).hasher
+    codes: dict[str, Codes] = {}
+    for block in hasher.encode_blocks(sample, cached=True):
+        for number, code in zip(block.indices.tolist(), block.codes, strict=True):
+            codes[sample.names[int(number)]] = code
+    return ChosenHasher(hasher, {"fitted": method, "images": len(codes)} | hasher.about, codes)
+
+
+def _sample(name: str, files: Sequence[ImageFile], most: int) -> Collection:
+    """At most so many of the images, by the hashes of their names inside their common folder."""
+    from fisherhash.data.splits import hash_order
+
+    ordered = sorted(files, key=lambda file: file.path)
+    # Of their texts, not of their folders: they may be URLs.
+    prefix = os.path.commonprefix([file.path for file in ordered])  # noqa: RUF071
+    common = prefix.rfind("/") + 1
+    order = hash_order([file.path[common:] for file in ordered], range(len(ordered)), seed=0)
+    return collection_of(name, [ordered[i] for i in sorted(order[:most])])
+
+
+class Fitted(NamedTuple):
+    """Bits that were fitted to a sample of some images.
+
+    Attributes:
+        weight: (d, bits).
+        offset: (bits,) a bit is 1 where ``features @ weight + offset > 0``.
+        sample: the images that they were fitted to.
+        rows: the features of those that could be read.
     """
-    from fisherhash.model.fitted_hasher import FittedHasher
-    from fisherhash.model.itq_fit import fit_itq
-    from fisherhash.model.onnx_hasher import OnnxHasher
-    from fisherhash.model.runtime import feature_rows
 
-    base = OnnxHasher.from_package(builtin.DEFAULT_HASHER, device=device)
-    runtime = base.runtime.decoding(dataclasses.replace(base.preprocessing, draft=DRAFT))
-    order = hash_order([file.key for file in files], range(len(files)), seed=0)[:FIT_SAMPLE]
-    sample = collection_of(name, [files[i] for i in sorted(order)])
-    # Stored on disk: after an interruption the same command goes on from there.
-    rows = feature_rows(runtime, sample, workers=workers)  # type: ignore[arg-type]
+    weight: NDArray[np.float32]
+    offset: NDArray[np.float32]
+    sample: Collection
+    rows: Rows
+
+    def codes(self, hasher: Hasher) -> dict[str, Codes]:
+        """The codes of the sample by key: its features are there already."""
+        numbers, found = self.rows.indices.tolist(), {}
+        for block in hasher.encode_feature_blocks(self.rows.values):
+            for row, code in zip(block.indices.tolist(), block.codes, strict=True):
+                found[str(self.sample.names[numbers[row]])] = code
+        return found
+
+
+def _fit_itq(
+    name: str, files: Sequence[ImageFile], network: Network, bits: int, workers: int | None
+) -> Fitted | None:
+    """Fit bits to the features that a network computes; None if too few images can be read.
+
+    The features are stored on disk: after an interruption, the same command goes on from there.
+    """
+    from fisherhash.model.itq_fit import fit_itq
+    from fisherhash.model.networks import feature_rows
+
+    sample = _sample(name, files, FIT_SAMPLE)
+    rows = feature_rows(network, sample, workers=workers)
     if len(rows.indices) < min(FEWEST_FITTED, FIT_SAMPLE):
         return None
-    length = FITTED_BITS if bits is None else bits
-    weight, offset = fit_itq(rows.values, length)
-    of = f"{len(rows.indices):,} of {len(files):,} images"
-    details = {
-        "data": {"name": name, "images": len(rows.indices), "of": len(files)},
-        "options": {"features": f"{base.backbone_name} of {builtin.DEFAULT_HASHER}"},
-    }
-    hasher = FittedHasher(runtime, weight, offset, method="itq", details=details)
-    codes = pack(hasher.logits_of_rows(rows.values))
-    pairs = zip(rows.indices, codes, strict=True)
-    known: KnownCodes = {sample.names[int(i)]: (code, None) for i, code in pairs}
-    reason = f"there are at least {FEWEST_FITTED:,} images, enough to fit codes to"
-    model = {"fitted": "itq", "images": len(known)} | hasher.about
-    return ChosenHasher(hasher, model, known, f"{length}-bit codes, fitted to {of} (itq): {reason}")
+    weight, offset = fit_itq(rows.values, bits)
+    return Fitted(weight, offset, sample, rows)
+
+
+# Loading
+
+
+def load_hasher(model: StrPath | None, device: str) -> Hasher:
+    """Load the hasher of a model; None for the default built-in one."""
+    from fisherhash.model.hasher import Hasher
+
+    return Hasher.load(model, device=device)
+
+
+def load_builtin(name: str, device: str) -> Hasher:
+    """Load a built-in hasher by its name only: a folder of that name may exist here."""
+    from fisherhash.model.hasher import Hasher
+
+    return on_device_or_cpu(lambda where: Hasher.load_builtin(name, device=where), device)
+
+
+def on_device_or_cpu(load: Callable[[str], _T], device: str) -> _T:
+    """Load for a device; on the CPU where the runtime cannot use a GPU, and say so."""
+    try:
+        return load(device)
+    except UsageError as error:
+        if device.partition(":")[0] not in ("cuda", "auto"):
+            raise
+        logger.warning("%s. Images are encoded on the CPU", error)
+        return load("cpu")
+
+
+def hasher_of(index: Index, *, device: str = "cpu") -> Hasher:
+    """Load the hasher that made the codes of an index.
+
+    Raises:
+        UsageError: the index does not say which.
+        FisherhashError: the hasher is missing, damaged, or not the one that made the codes.
+    """
+    if not index.model:
+        raise UsageError(
+            f"{index.uri} does not say which model made its codes, so it cannot encode images; "
+            "search by --key, or by codes from Python"
+        )
+    if "builtin" in index.model:
+        hasher = load_builtin(str(index.model["builtin"]), device)
+        what = f"the built-in hasher '{index.model['builtin']}'"
+    else:
+        folder = index.model_folder()
+        if folder is None and "path" in index.model:
+            folder = Path(index.model["path"])
+        if folder is None or not folder.is_dir():
+            raise FisherhashError(f"the model of {index.uri} is missing; restore it from a copy")
+        hasher = on_device_or_cpu(lambda where: load_hasher(folder, where), device)
+        what = f"the model in {folder}"
+    if index.fingerprint not in (None, hasher.fingerprint()):
+        raise FisherhashError(other_hasher(what, index))
+    return hasher
+
+
+def other_hasher(what: str, index: Index) -> str:
+    """The sentence about a hasher that is no longer the one that made the codes of an index."""
+    version = " of this version" if "builtin" in index.model else ""
+    return (
+        f"{what}{version} is not the one that made the codes of {index.uri}; restore it, or create "
+        "the index again"
+    )
+
+
+def is_outdated(index: Index) -> bool:
+    """Whether a built-in hasher made the codes of an index and has changed since."""
+    name = index.model.get("builtin")
+    known = name in builtin.NAMES and index.fingerprint is not None
+    return known and index.fingerprint != builtin.fingerprint(str(name))
+
+
+def describe_model(model: Mapping[str, Any]) -> str:
+    """The description of an index's model in words."""
+    images = f"{model['images']:,}" if isinstance(model.get("images"), int) else "?"
+    if "builtin" in model:
+        why = f" ({model['chosen']})" if "chosen" in model else ""
+        return f"the built-in hasher {model['builtin']}{why}"
+    if "fitted" in model:
+        return f"{model['fitted']}, fitted to {images} of its images"
+    path = str(model.get("path", "unknown"))
+    if "fitted_bits" in model:
+        of = f"{images} of its images" if "images" in model else "the images of its training"
+        return f"{path}, and {model['fitted_bits']} bits fitted to {of}"
+    return path

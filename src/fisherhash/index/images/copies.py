@@ -7,26 +7,26 @@ is used: only files that are new or have changed are encoded. Deleting it loses 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
-import shutil
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fisherhash.data.folders import ImageFile
 from fisherhash.data.images import read_failure
 from fisherhash.errors import FisherhashError
 from fisherhash.index.base import DamagedError, Index
+from fisherhash.index.images.choosing import load_builtin
+from fisherhash.index.images.encoding import Encoder
+from fisherhash.index.images.importing import Import
 from fisherhash.index.images.known import cache_place
 from fisherhash.index.images.results import image_path, synced_folder
-from fisherhash.index.images.syncing import Import
 from fisherhash.model import builtin
 
 if TYPE_CHECKING:
     from fisherhash.model.hasher import Hasher
-
-DuplicateCode = Literal["auto", "copy", "own"]
-CODES: tuple[DuplicateCode, ...] = ("auto", "copy", "own")
 
 _log = logging.getLogger(__name__)
 
@@ -34,13 +34,8 @@ _log = logging.getLogger(__name__)
 def has_files(index: Index) -> bool:
     """Whether an index is about image files that are there, judged by its first items."""
     folder = synced_folder(index)
-    for number, item in enumerate(index.items()):
-        path = image_path(item, folder)
-        if path is not None and os.path.exists(path):
-            return True
-        if number >= 100:
-            break
-    return False
+    paths = (image_path(item, folder) for item in itertools.islice(index.items(), 100))
+    return any(path is not None and os.path.exists(path) for path in paths)
 
 
 def is_copy_index(index: Index) -> bool:
@@ -71,11 +66,10 @@ def copy_codes(index: Index, *, device: str = "cpu", workers: int | None = None)
     if is_copy_index(index):
         yield index
         return
-    from fisherhash.model.hasher import Hasher
-
-    hasher = Hasher.load_builtin(builtin.COPY_HASHER, device=device)
+    hasher = load_builtin(builtin.COPY_HASHER, device)
     with _opened(index, hasher) as copies:
-        _update(index, copies, hasher, workers)
+        work = Import(copies, Encoder(lambda: hasher, workers=workers))
+        _update(index, work)
         yield copies
 
 
@@ -83,7 +77,7 @@ def missing_copies(index: Index) -> int:
     """About how many images have no copy code yet, without a look at their files."""
     if is_copy_index(index):
         return 0
-    place, known = cache_place(index.uri, "copies", ".index"), 0
+    place, known = _place(index), 0
     with contextlib.suppress(FisherhashError):
         if Index.exists(place):
             with Index.open(place) as copies:
@@ -91,9 +85,13 @@ def missing_copies(index: Index) -> int:
     return max(0, index.info()["keyed"] - known)
 
 
+def _place(index: Index) -> Path:
+    return cache_place(index.uri, "copies", ".index")
+
+
 def _opened(index: Index, hasher: Hasher) -> Index:
     """The copy codes of an index, to be written; they begin empty if they cannot be used."""
-    place = cache_place(index.uri, "copies", ".index")
+    place = _place(index)
     if Index.exists(place):
         copies = None
         # A damaged index is computed again; one that another process writes to is not touched.
@@ -104,28 +102,25 @@ def _opened(index: Index, hasher: Hasher) -> Index:
         if copies is not None:
             copies.close()
         _log.info("the copy codes of %s are of another version, and are computed again", index.uri)
-        shutil.rmtree(place)
+        for name in (place.name, f"{place.name}-wal", f"{place.name}-shm"):
+            place.with_name(name).unlink(missing_ok=True)
     place.parent.mkdir(parents=True, exist_ok=True)
-    return Index.create(
-        place, bits=hasher.bits, fingerprint=hasher.fingerprint(), model=hasher.about
-    )
+    facts = {"fingerprint": hasher.fingerprint(), "model": hasher.about}
+    return Index.create(place, bits=hasher.bits, **facts)
 
 
-def _update(index: Index, copies: Index, hasher: Hasher, workers: int | None) -> None:
-    work, folder = Import(copies, lambda: hasher, workers=workers), synced_folder(index)
-    keys, todo = set(), []
+def _update(index: Index, work: Import) -> None:
+    folder, keys, files = synced_folder(index), set(), []
     for item in index.items():
         path = image_path(item, folder)
         if item.key is None or path is None:
             continue
         keys.add(item.key)
         try:
-            file = ImageFile.from_state(item.key, path, os.stat(path))
+            files.append(ImageFile.from_state(item.key, path, os.stat(path)))
         except (OSError, ValueError) as error:
             work.skip(item.key, read_failure(error))
-            continue
-        if not work.is_unchanged(file) and work.may_be_readable(file):
-            todo.append(file)
+    todo = work.new_files(files)
     with work.writing():
         work.forget(work.skipped.keys() - keys)
         work.commit(gone=sorted(work.files.keys() - keys))

@@ -1,4 +1,4 @@
-"""Sync and add as the command line offers them: they create the index if there is none.
+"""Sync, add and vectors as the command line offers them: they create the index if there is none.
 
 An index describes what made its codes. A built-in hasher is named; any other one is stored in the
 index itself, so that the index can be moved and the model folder deleted. Nothing here imports
@@ -9,43 +9,47 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import Index, Uri
-from fisherhash.index.images.choosing import ChosenHasher, choose_hasher
+from fisherhash.index.images.choosing import choose_hasher, describe_model, load_hasher
+from fisherhash.index.images.encoding import ClusterEncoder, Encoder
 from fisherhash.index.images.image_index import ImageIndex
+from fisherhash.index.images.importing import Import
 from fisherhash.index.images.results import SyncReport
-from fisherhash.index.images.stored import CodePair, codes_by_name
 from fisherhash.index.images.syncing import (
-    Import,
+    StrPath,
     check_folder,
-    collection_of,
     find_images,
+    list_files,
     sync_images,
+    take_images,
 )
-from fisherhash.model.onnx_runtime import installed
-from fisherhash.system.devices import is_processor
+from fisherhash.index.items import Codes, Entry
+from fisherhash.system.progress import progress
+from fisherhash.system.remote import is_url
 from fisherhash.system.storage import read_json
 
 if TYPE_CHECKING:
-    from fisherhash.data.folders import ImageFile
+    from fisherhash.data.folders import FoundImages
     from fisherhash.model.hasher import Hasher
 
-FIT_BITS = 64
-FIT_IMAGES = 20_000
+VECTORS_PER_COMMIT = 16_384
+"""Less than a second of work."""
 
 
 def sync_index(
     uri: Uri,
-    folder: str | os.PathLike[str],
+    source: StrPath,
     *,
-    model: str | os.PathLike[str] | None = None,
+    model: StrPath | None = None,
     fit: str | None = None,
     bits: int | None = None,
     device: str = "cpu",
+    cluster: str | None = None,
     dry_run: bool = False,
     allow_empty: bool = False,
     moved: bool = False,
@@ -56,13 +60,16 @@ def sync_index(
 
     Args:
         uri: the index.
-        folder: the images, in sub-folders of any depth.
-        model: a model folder or the name of a built-in hasher; by default the index's own. For a
-            new index, one is fitted to these images if there are enough of them, otherwise it is
-            the default built-in one, see :func:`~fisherhash.index.images.choosing.choose_hasher`.
+        source: the images, in sub-folders of any depth; or a URL of fsspec (``s3://…``) or a list,
+            a text file ``.txt`` with one image per line, whose images are added, and none is
+            removed.
+        model: a model folder or the name of a built-in hasher; by default the index's own, or for a
+            new index the one of :func:`~fisherhash.index.images.choosing.choose_hasher`.
         fit: for a new index: fit a hasher to these images by this method.
         bits: length of the codes, where no model is named.
         device: where to encode.
+        cluster: encode on the Ray cluster at HOST:PORT; empty for the one that this machine belongs
+            to, or a new one on this machine. All nodes must see the images.
         dry_run: only report what would be done.
         allow_empty: let an empty folder empty the index.
         moved: the index was in sync with another folder, and this one takes its place.
@@ -73,85 +80,179 @@ def sync_index(
         UsageError: there is no such folder or image, it is another folder than before, or the
             model is another one.
     """
-    root, exists = check_folder(folder, uri), Index.exists(uri)
-    if fit is not None and model is not None:
-        raise UsageError("--fit and --model exclude each other")
-    if bits is not None and model is not None and not exists:
-        raise UsageError("--bits and --model exclude each other; a model has its own length")
-    if exists:
-        with opened_index(uri, model, fit, bits, device=device, write=not dry_run) as images:
-            return images.sync(
-                root,
-                dry_run=dry_run,
-                allow_empty=allow_empty,
-                moved=moved,
-                refresh_fields=refresh_fields,
-                workers=workers,
-            )
-    found = find_images(root, uri)
-    if not found.files and not allow_empty:
-        raise UsageError(found.nothing(root))
+    root, found = _listed(source, uri)
+    name = os.fspath(source) if root is None else root.name
+    local = "cpu" if cluster is not None else device
+    write = {"cluster": cluster, "device": device, "workers": workers}
+    options: dict[str, Any] = {"dry_run": dry_run, "allow_empty": allow_empty, "moved": moved}
+    options["refresh_fields"] = refresh_fields
+    if Index.exists(uri):
+        with opened_index(uri, model, fit, bits, device=local, write=not dry_run) as images:
+            return _sync(images, {}, name, root, found, write, options)
+    if not found.files and (root is None or not allow_empty):
+        raise UsageError(f"{source} holds no images" if root is None else found.nothing(root))
     if dry_run:
         return SyncReport(added=[file.key for file in found.files], notes=found.notes())
-    chosen = _chosen_hasher(
-        root.name, found.files, model, fit, bits=bits, device=device, workers=workers
+    chosen = choose_hasher(
+        name, found.files, model=model, fit=fit, bits=bits, device=local, workers=workers
     )
     with ImageIndex.create(uri, chosen.hasher, model=chosen.model) as images:
-        work = Import(images.index, lambda: chosen.hasher, chosen.codes, workers=workers)
-        report = sync_images(work, root, found=found)
-    if chosen.reason:
-        report.notes.append(chosen.reason)
+        report = _sync(images, chosen.codes, name, root, found, write, options)
+    report.notes += [chosen.reason] if chosen.reason else []
     return report
 
 
-def _chosen_hasher(
+def _listed(source: StrPath, uri: Uri) -> tuple[Path | None, FoundImages]:
+    """The folder, and its images; None where the images are behind a URL or in a list."""
+    name = os.fspath(source)
+    if is_url(name) or (name.endswith(".txt") and os.path.isfile(name)):
+        from fisherhash.data.remote import list_images
+
+        return None, list_images(name)
+    root = check_folder(source, uri)
+    return root, find_images(root)
+
+
+def _sync(
+    images: ImageIndex,
+    codes: Mapping[str, Codes],
     name: str,
-    files: Sequence[ImageFile],
-    model: str | os.PathLike[str] | None,
-    fit: str | None,
+    root: Path | None,
+    found: FoundImages,
+    where: dict[str, Any],
+    options: dict[str, Any],
+) -> SyncReport:
+    encoder = _encoder(lambda: images.hasher, codes=codes, **where)
+    work = Import(images.index, encoder)
+    try:
+        if root is None:
+            return take_images(work, name, found)
+        return sync_images(work, root, found=found, **options)
+    finally:
+        encoder.close()
+
+
+def _encoder(
+    hasher: Callable[[], Hasher],
     *,
-    bits: int | None,
+    codes: Mapping[str, Codes],
+    cluster: str | None,
     device: str,
     workers: int | None,
-) -> ChosenHasher:
-    """The hasher of a new index: the one that was named, fitted as requested, or chosen."""
-    if fit is not None:
-        hasher, description, codes = fit_hasher(name, files, fit, bits=bits, device=device)
-        return ChosenHasher(hasher, description, codes, "")
-    if model is None and is_processor(device) and installed():
-        return choose_hasher(name, files, bits=bits, device=device, workers=workers)
-    if bits is not None:
-        raise UsageError(f"--bits goes with --fit on {device}; the built-in hasher has its own")
-    hasher = load_hasher(model, device)
-    hasher.check_takes_images()
-    return ChosenHasher(hasher, hasher.about, {}, "")
+) -> Encoder:
+    if cluster is None:
+        return Encoder(hasher, codes=codes, workers=workers)
+    return ClusterEncoder(hasher, cluster, codes=codes, workers=workers, device=device)
 
 
 def add_to_index(
     uri: Uri,
-    images: Iterable[str | os.PathLike[str]],
+    images: Sequence[StrPath],
     *,
-    model: str | os.PathLike[str] | None = None,
+    model: StrPath | None = None,
     labels: Sequence[str] | None = None,
     metadata: Mapping[str, Any] | None = None,
     device: str = "cpu",
     workers: int | None = None,
 ) -> SyncReport:
-    """Add images to an index, see :meth:`ImageIndex.add`; create the index if there is none."""
+    """Add images to an index, see :meth:`ImageIndex.add`; create the index if there is none.
+
+    A new index has the hasher that a sync with these images would choose.
+    """
     if Index.exists(uri):
-        opened = opened_index(uri, model, device=device)
-    else:
-        hasher = load_hasher(model, device)
-        hasher.check_takes_images()
-        opened = ImageIndex.create(uri, hasher)
-    with opened as index:
-        return index.add(images, labels=labels, metadata=metadata, workers=workers)
+        with opened_index(uri, model, device=device) as index:
+            return index.add(images, labels=labels, metadata=metadata, workers=workers)
+    files, _ = list_files(images, None)
+    name = os.path.basename(os.path.abspath(uri))
+    chosen = choose_hasher(name, files, model=model, device=device, workers=workers)
+    with ImageIndex.create(uri, chosen.hasher, model=chosen.model) as index:
+        report = index.add(
+            images, labels=labels, metadata=metadata, workers=workers, codes=chosen.codes
+        )
+    report.notes += [chosen.reason] if chosen.reason else []
+    return report
+
+
+def add_vectors(
+    uri: Uri,
+    features: StrPath,
+    *,
+    keys: StrPath | None = None,
+    model: StrPath | None = None,
+    labels: Sequence[str] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    device: str = "cpu",
+) -> SyncReport:
+    """Add the vectors of an .npy file to an index; create the index if there is none.
+
+    The file is checked as a whole before anything is written. Every block is one commit; the same
+    call continues where an interrupted one stopped.
+
+    Args:
+        uri: the index.
+        features: the file with vectors (n, d).
+        keys: a text file with one key per line; by default the numbers of the rows, from 0. A
+            vector under a key that exists replaces the item, except under such a number.
+        model: a model folder; by default the index's own.
+        labels: of all these vectors.
+        metadata: of all these vectors.
+        device: where to encode.
+
+    Raises:
+        UsageError: a file is missing or does not hold what it should, a row's number is the key of
+            another vector, or the model is another one.
+    """
+    from fisherhash.data.vectors import open_vectors, read_keys
+
+    vectors = open_vectors(features)
+    names = None if keys is None else read_keys(keys, len(vectors))
+    names = list(map(str, range(len(vectors)))) if names is None else list(names)
+    given = {"labels": labels, "metadata": metadata}
+    if Index.exists(uri):
+        with opened_index(uri, model, device=device) as images:
+            images.hasher.check_vectors(vectors, str(features))
+            return _add_vectors(images, vectors, names, given, replace=keys is not None)
+    if model is None:
+        raise UsageError(
+            f"{uri} does not exist yet; say which model encodes its vectors: --model MODEL"
+        )
+    chosen = choose_hasher("", (), model=model, device=device)
+    # Before an index is created that would stay empty.
+    chosen.hasher.check_vectors(vectors, str(features))
+    with ImageIndex.create(uri, chosen.hasher, model=chosen.model) as images:
+        return _add_vectors(images, vectors, names, given, replace=keys is not None)
+
+
+def _add_vectors(
+    images: ImageIndex, vectors: Any, names: list[str], given: dict[str, Any], *, replace: bool
+) -> SyncReport:
+    index, hasher, report = images.index, images.hasher, SyncReport()
+    relabelled = any(value is not None for value in given.values())
+    with progress("encoding vectors", len(vectors)) as advance:
+        for block in hasher.encode_feature_blocks(vectors, block=VECTORS_PER_COMMIT):
+            keys, entries = [names[number] for number in block.indices.tolist()], []
+            for key, code, item in zip(keys, block.codes, index.get_items(keys), strict=True):
+                same = item is not None and item.code == code.tobytes()
+                if same and not relabelled:
+                    report.unchanged += 1
+                    continue
+                if item is not None and not same and not replace:
+                    raise UsageError(
+                        f"{index.uri} has another vector under the key '{key}', which is the "
+                        "number of a row; give these vectors keys of their own: --keys FILE"
+                    )
+                entries.append(Entry(key, code, **given))
+                (report.added if item is None else report.updated).append(key)
+            index.upsert(entries, fingerprint=hasher.fingerprint())
+            advance(len(keys))
+    report.count = len(index)
+    return report
 
 
 @contextlib.contextmanager
 def opened_index(
     uri: Uri,
-    model: str | os.PathLike[str] | None,
+    model: StrPath | None,
     fit: str | None = None,
     bits: int | None = None,
     *,
@@ -166,15 +267,13 @@ def opened_index(
         yield ImageIndex(index, given, device=device)
 
 
-def _check_model(
-    index: Index, model: str | os.PathLike[str] | None, fit: str | None, bits: int | None
-) -> None:
+def _check_model(index: Index, model: StrPath | None, fit: str | None, bits: int | None) -> None:
     """Refuse a model that is not the one of the index; reads the model's config where possible."""
     if bits is not None and bits != index.bits:
         raise UsageError(
             f"{index.uri} has codes of {index.bits} bits, not {bits}; create another index"
         )
-    if fit is not None and index.model.get("fitted") != fit:
+    if fit is not None and (model is not None or index.model.get("fitted") != fit):
         raise UsageError(
             f"{index.uri} has its model already ({describe_model(index.model)}); --fit is for a "
             "new index"
@@ -184,61 +283,11 @@ def _check_model(
     try:
         fingerprint = read_json(Path(model).expanduser() / "config.json")["fingerprint"]
     except (FisherhashError, KeyError):
-        from fisherhash.model.hasher import Hasher
-
-        fingerprint = Hasher.load(model).fingerprint()
-    if fingerprint != index.fingerprint:
+        fingerprint = load_hasher(model, "cpu").fingerprint()
+    # A model whose bits have fitted ones behind them is known by its own fingerprint, too.
+    if fingerprint not in (index.fingerprint, index.model.get("base")):
         raise UsageError(
             f"the codes of {index.uri} were made by another model "
             f"({describe_model(index.model)}) than {model}; codes of two models cannot be "
             "compared. Leave --model out, or create another index"
         )
-
-
-def describe_model(model: Mapping[str, Any]) -> str:
-    """The description of an index's model in words."""
-    if "builtin" in model:
-        why = f" ({model['chosen']})" if "chosen" in model else ""
-        return f"the built-in hasher {model['builtin']}{why}"
-    if "fitted" in model:
-        images = model.get("images", "?")
-        count = f"{images:,}" if isinstance(images, int) else images
-        return f"{model['fitted']}, fitted to {count} of its images"
-    return str(model.get("path", "unknown"))
-
-
-def fit_hasher(
-    name: str, files: Sequence[ImageFile], method: str, *, bits: int | None, device: str
-) -> tuple[Hasher, dict[str, Any], dict[str, CodePair]]:
-    """Fit a hasher to at most 20,000 of some image files, without labels.
-
-    Returns:
-        The hasher, its description for the index, and the codes that are known from fitting it,
-        by key.
-    """
-    from fisherhash.data.splits import hash_order
-    from fisherhash.methods import find, registry
-    from fisherhash.training.fitting import fit
-
-    if find(method).info.needs_labels:
-        free = sorted(n for n, m in registry().items() if not m.info.needs_labels)
-        raise UsageError(
-            f"{method} learns from labels, which --fit does without; take one of "
-            f"{', '.join(free)}, or train a model and give it with --model"
-        )
-    order = hash_order([file.key for file in files], range(len(files)), seed=0)[:FIT_IMAGES]
-    sample = collection_of(name, [files[i] for i in sorted(order)])
-    hasher = fit(
-        sample, method=method, bits=FIT_BITS if bits is None else bits, device=device
-    ).hasher
-    known: dict[str, CodePair] = {}
-    for block in hasher.encode_blocks(sample, cached=True):
-        known |= codes_by_name(sample.names, block)
-    return hasher, {"fitted": method, "images": len(known)} | hasher.about, known
-
-
-def load_hasher(model: str | os.PathLike[str] | None, device: str) -> Hasher:
-    """Load the hasher of a model; None for the default built-in one."""
-    from fisherhash.model.hasher import Hasher
-
-    return Hasher.load(model, device=device)

@@ -1,4 +1,4 @@
-"""Groups of items whose codes are equal or nearly so, the surest first.
+"""Groups of items whose codes are equal or nearly so, the surest first, and what to do with them.
 
 Near codes are candidates for duplicates, not a proof. Where their files are there, the pixels of
 their thumbnails confirm them.
@@ -8,42 +8,57 @@ from __future__ import annotations
 
 import csv
 import io
+import os
+import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from fisherhash.errors import counted, printable, printable_text
-from fisherhash.index.images.results import Match
-
-Keep = Literal["first", "best"]
-KEEP: tuple[Keep, ...] = ("first", "best")
+from fisherhash.index.images.options import Keep
+from fisherhash.index.images.results import Hit
 
 
-class DuplicateGroup(list[Match]):
-    """The items of a group. The first is the one to keep; the others have their distance from it.
+@dataclass(frozen=True)
+class DuplicateGroup(Sequence[Hit]):
+    """Items that are likely copies. The first is to be kept; the others' distances are from it.
 
     Attributes:
+        hits: the items.
         span: the largest distance between any two of them.
         confirmed: whether their thumbnails show the same image; None if that was not compared.
     """
 
-    def __init__(
-        self, matches: Sequence[Match], *, span: int = 0, confirmed: bool | None = None
-    ) -> None:
-        super().__init__(matches)
-        self.span, self.confirmed = span, confirmed
+    hits: tuple[Hit, ...]
+    span: int = 0
+    confirmed: bool | None = None
+
+    def __len__(self) -> int:
+        return len(self.hits)
+
+    def __getitem__(self, rank: Any) -> Any:
+        return self.hits[rank]
+
+    def __iter__(self) -> Iterator[Hit]:
+        return iter(self.hits)
 
     def pairs(self) -> Iterator[DuplicateGroup]:
         """The first item with each of the others."""
-        for match in self[1:]:
-            span = int(match.distance)
-            yield DuplicateGroup([self[0], match], span=span, confirmed=self.confirmed)
+        for hit in self.hits[1:]:
+            yield replace(self, hits=(self.hits[0], hit), span=int(hit.distance or 0))
 
     def rank(self) -> tuple[bool, int, int, int, int]:
         """What groups are ordered by: the surest first."""
         # Where many images have equal codes, the code is more likely to say too little.
-        ids = self[0].item.id, self[1].item.id
-        return self.confirmed is not True, self.span, len(self), *ids
+        first, second = self.hits[:2]
+        return self.confirmed is not True, self.span, len(self), first.id, second.id
+
+    def to_json(self) -> dict[str, Any]:
+        """The group as JSON can hold it."""
+        rows = [hit.to_json() | {"same_bytes": hit.same_bytes} for hit in self.hits]
+        facts = {"size": len(self), "span": self.span, "confirmed": self.confirmed}
+        return facts | {"keep": self.hits[0].key, "items": rows}
 
 
 @dataclass(frozen=True)
@@ -53,12 +68,11 @@ class Duplicates:
     Attributes:
         index: the name of the index.
         bits: length of the codes that were compared.
-        count: items in it.
+        count: items that have such a code.
         radius: bits in which any two items of a group may differ.
-        groups: the items of each group, the surest group first: those that are confirmed, then by
-            the largest distance in the group, then by its size. The first item of a group is the
-            one to keep, and the others have their distance from it.
-        compared: whether files were compared, see :attr:`Match.same_bytes`.
+        groups: the surest first: those that are confirmed, then by span, then by size.
+        folder: the folder that the index is in sync with.
+        compared: whether files were compared, see :attr:`Hit.same_bytes`.
         pairs: whether the groups are pairs, of which several may share an item.
         comparisons: in how many comparisons one false pair is expected; None if it is not known.
         distinct: different codes among the items.
@@ -71,7 +85,8 @@ class Duplicates:
     bits: int
     count: int
     radius: int
-    groups: Sequence[Sequence[Match]]
+    groups: Sequence[DuplicateGroup]
+    folder: str | None = None
     compared: bool = False
     pairs: bool = False
     comparisons: float | None = None
@@ -83,31 +98,29 @@ class Duplicates:
     def __str__(self) -> str:
         lines = []
         for group in self.groups:
-            sure = confirmed(group)
-            state = "" if sure is None else ", confirmed" if sure else ", not confirmed"
+            state = {None: "", True: ", confirmed", False: ", not confirmed"}[group.confirmed]
             lines.append(f"{len(group)} items{state}")
-            for number, match in enumerate(group):
-                mark = match.same_bytes
-                same = "" if mark is None else f"  same bytes ({mark + 1})"
+            for number, hit in enumerate(group):
+                same = "" if hit.same_bytes is None else f"  same bytes ({hit.same_bytes + 1})"
                 kept = "  keep" if self.keep == "best" and not number else ""
-                lines.append(f"{match.distance:>6}  {printable(match.name)}{same}{kept}")
+                lines.append(f"{hit.distance:>6}  {printable(hit.name)}{same}{kept}")
             lines.append("")
         return "\n".join(lines)
 
     def summary(self) -> str:
         """The counts in one sentence."""
-        items = len({match.item.id for group in self.groups for match in group})
+        items = len({hit.id for group in self.groups for hit in group})
         codes = f"codes within {counted(self.radius, 'bit')}" if self.radius else "equal codes"
         groups = counted(len(self.groups), "pair" if self.pairs else "group")
         sentence = f"{groups} of {codes}, {items:,} of {self.count:,} items"
         if self.compared:
             copies = 0
             for group in self.groups:
-                marks = [match.same_bytes for match in group if match.same_bytes is not None]
+                marks = [hit.same_bytes for hit in group if hit.same_bytes is not None]
                 copies += len(marks) - len(set(marks))
             sentence += f"; byte for byte copies of another file: {copies:,}"
-        sure = sum(confirmed(group) is True for group in self.groups)
-        if any(confirmed(group) is not None for group in self.groups):
+        sure = sum(group.confirmed is True for group in self.groups)
+        if any(group.confirmed is not None for group in self.groups):
             sentence += f"; confirmed by their pixels: {sure:,}"
         if self.groups and sure < len(self.groups):
             alike = "Equal or near" if self.radius else "Equal"
@@ -129,16 +142,9 @@ class Duplicates:
 
     def to_json(self) -> dict[str, Any]:
         """The groups as JSON can hold them."""
-        groups = []
-        for group in self.groups:
-            rows = [match.to_json() for match in group]
-            if self.compared:
-                rows = [match.to_json() | {"same_bytes": match.same_bytes} for match in group]
-            about = {"size": len(group), "span": _span(group), "confirmed": confirmed(group)}
-            groups.append(about | {"keep": rows[0]["key"] if rows else None, "items": rows})
         facts = {"bits": self.bits, "radius": self.radius, "count": self.count}
         facts |= {"code": self.code, "pairs": self.pairs, "comparisons": self.comparisons}
-        return facts | {"groups": groups}
+        return facts | {"groups": [group.to_json() for group in self.groups]}
 
     def to_csv(self) -> str:
         """One line per item: group, keep, distance, span, confirmed, same_bytes, key, path."""
@@ -147,25 +153,13 @@ class Duplicates:
         names = ("group", "keep", "distance", "span", "confirmed", "same_bytes", "key", "path")
         writer.writerow(names)
         for number, group in enumerate(self.groups, start=1):
-            sure = {None: "", True: "yes", False: "no"}[confirmed(group)]
-            for place, match in enumerate(group):
-                same = "" if match.same_bytes is None else match.same_bytes + 1
-                kept = "" if place else "yes"
-                facts = (number, kept, match.distance, _span(group), sure, same)
-                key, path = printable_text(match.name), printable_text(match.path or "")
-                writer.writerow((*facts, key, path))
+            sure = {None: "", True: "yes", False: "no"}[group.confirmed]
+            for rank, hit in enumerate(group):
+                same = "" if hit.same_bytes is None else hit.same_bytes + 1
+                kept = "" if rank else "yes"
+                key, path = printable_text(hit.name), printable_text(hit.path or "")
+                writer.writerow((number, kept, hit.distance, group.span, sure, same, key, path))
         return text.getvalue()
-
-
-def confirmed(group: Sequence[Match]) -> bool | None:
-    """Whether thumbnails show that a group is one image; None if they were not compared."""
-    return group.confirmed if isinstance(group, DuplicateGroup) else None
-
-
-def _span(group: Sequence[Match]) -> int:
-    if isinstance(group, DuplicateGroup):
-        return group.span
-    return int(max((match.distance for match in group), default=0))
 
 
 def _rounded(number: float) -> str:
@@ -177,3 +171,69 @@ def _rounded(number: float) -> str:
     if number >= 1e15 or number < 10:
         return f"{number:.2g}"
     return f"{float(f'{number:.2g}'):,.0f}"
+
+
+_HEAD = """\
+#!/bin/sh
+# Moves duplicates to {target}
+# The first image of each group stays. No file is deleted, and none is overwritten.
+# Groups that are not confirmed are commented out. Read this file, then run it: sh {script}
+set -eu
+"""
+
+
+def moves_script(found: Duplicates, target: str | os.PathLike[str], *, script: str = "FILE") -> str:
+    """The moves as a POSIX shell script: all but the first image of each group.
+
+    Nothing here moves or deletes a file. A file keeps its path inside the synced folder; one from
+    elsewhere keeps its name and gets its id in front. An image that is in several groups is moved
+    once. Groups that are not confirmed are commented out. Symbolic links stay, and so does the file
+    that a kept one points to.
+
+    Args:
+        found: the groups.
+        target: the folder to move to; the script creates it.
+        script: the name of the script, for its own first lines.
+    """
+    root = Path(os.path.abspath(target))
+    lines = [_HEAD.format(target=printable(str(root)), script=shlex.quote(printable(script)))]
+    # What one group keeps, no other one may move.
+    kept = {group[0].id for group in found.groups}
+    shown = {os.path.realpath(group[0].path) for group in found.groups if group[0].path}
+    moved: set[int] = set()
+    for number, group in enumerate(found.groups, start=1):
+        sure = group.confirmed is not False
+        state = "" if sure else ", not confirmed"
+        lines.append(
+            f"\n# group {number}: {counted(len(group), 'image')} within "
+            f"{counted(int(max(hit.distance or 0 for hit in group)), 'bit')}{state}\n"
+            f"# keep {printable(group[0].path or group[0].name)}\n"
+        )
+        for hit in group[1:]:
+            if hit.path is None or hit.id in kept or hit.id in moved:
+                continue
+            if os.path.islink(hit.path) or os.path.realpath(hit.path) in shown:
+                what = "a link, or what the kept link points to"
+                lines.append(f"# not moved, {what}: {printable(hit.path)}\n")
+                continue
+            if sure:
+                moved.add(hit.id)
+            to = root / _inside(hit.path, found.folder, hit.id)
+            here, there, above = map(shlex.quote, (hit.path, str(to), str(to.parent)))
+            command = f"mkdir -p -- {above} && mv -n -- {here} {there}\n"
+            # A name may hold a line break, which would end the comment.
+            lines.append(command if sure else "".join(_commented(command)))
+    return "".join(lines)
+
+
+def _inside(path: str, folder: str | None, number: int) -> str:
+    """Where a file goes inside the target folder."""
+    if folder is not None:
+        inside = os.path.relpath(path, folder)
+        if not inside.startswith(os.pardir) and not os.path.isabs(inside):
+            return inside
+    return f"{number}-{os.path.basename(path)}"
+
+
+def _commented(command: str) -> list[str]:
+    return [f"# {line}\n" for line in command.splitlines()]

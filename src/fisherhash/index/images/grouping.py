@@ -11,43 +11,31 @@ are counted from a sample, and :func:`near_pairs` refuses instead of listing the
 
 from __future__ import annotations
 
-import functools
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from statistics import NormalDist
-from typing import NamedTuple
+import contextlib
+import io
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fisherhash.errors import UsageError
+from fisherhash.codes import code_bytes
+from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.index.base import Index, Uri
 from fisherhash.index.engine import Engine
+from fisherhash.index.images.chance import Chance
+from fisherhash.index.images.known import cache_place
 from fisherhash.index.items import Codes, Ids
+from fisherhash.system.storage import write_file
 
 MOST_PAIRS = 1 << 25
 """Pairs of distinct codes that are listed; about half a GiB of memory."""
 RESULTS_AT_ONCE = 1 << 22
 MOST_QUERIES = 1 << 12
-SAMPLED_PAIRS = 1 << 20
-FEWEST_SAMPLED = 5000
-"""Pairs below which a sample says too little about how near codes come by chance."""
-FALSE_PAIRS_PER_ITEM = 1e-3
-"""The false pairs that the default radius allows for: one per thousand images."""
-MOST_FALSE = 1e-6
-"""The largest share of false pairs that it allows for, however few images there are."""
-
-_SPREAD = 1.5
-"""Standard deviation of distances, as a multiple of that of independent bits, if none is known."""
-_TAIL = (1e-4, 2e-3)
-"""The part of the distances from which rarer ones are extrapolated; copies are rarer than that."""
-_VALLEY = 1 / 16
-"""The width of the valley between the distances of copies and those of other images, as a share of
-the bits."""
-_IN_VALLEY = (10, 1 / 20)
-"""The most pairs in it, and the most as a share of the pairs below it."""
-_TIMED = 256
-"""Queries that decide which way of the engine is faster."""
+FEWEST_REMEMBERED = 20_000
+"""Distinct codes below which all pairs are found again in less than a second."""
+CODES_AT_ONCE = 1 << 18
 
 
 class NearPairs(NamedTuple):
@@ -76,117 +64,25 @@ class NearPairs(NamedTuple):
         return cls(left[new], right[new], distances[new])
 
 
+def all_codes(index: Index) -> tuple[Ids, Codes]:
+    """The ids and the codes of all items."""
+    none = np.empty(0, dtype=np.int64), np.empty((0, code_bytes(index.bits)), dtype=np.uint8)
+    ids, codes = zip(none, *index.scan(CODES_AT_ONCE), strict=True)
+    return np.concatenate(ids), np.concatenate(codes)
+
+
 def distinct_codes(codes: Codes) -> tuple[Codes, NDArray[np.int64]]:
     """The distinct codes in a fixed order, and for each row the number of its code."""
-    width = codes.shape[1]
-    if width <= 8:
-        # As one number: numpy sorts numbers much faster than strings of bytes.
-        rows = np.pad(codes, ((0, 0), (0, 8 - width))).view(np.uint64).ravel()
-    else:
-        rows = np.ascontiguousarray(codes).view(f"V{width}").ravel()
-    _, first, number = np.unique(rows, return_index=True, return_inverse=True)
+    _, first, number = np.unique(_rows(codes), return_index=True, return_inverse=True)
     return np.ascontiguousarray(codes[first]), number.ravel().astype(np.int64)
 
 
-@dataclass(frozen=True)
-class Chance:
-    """How near two codes of a collection come by chance, from pairs drawn at random.
-
-    Attributes:
-        bits: length of a code.
-        count: codes in the collection.
-        sampled: pairs that were drawn.
-        within: (bits + 1,) how many of them are within each distance.
-        measured: false pairs within a radius per million, as measured elsewhere for codes of this
-            kind; stands in where a sample says too little.
-    """
-
-    bits: int
-    count: int
-    sampled: int
-    within: NDArray[np.int64]
-    measured: Callable[[int], float] | None = None
-
-    @classmethod
-    def of(cls, codes: Codes, bits: int, measured: Callable[[int], float] | None = None) -> Chance:
-        """Draw pairs of different rows; the same codes have the same pairs every time."""
-        count = len(codes)
-        rng = np.random.default_rng(count)
-        total = count * (count - 1) // 2
-        if total <= SAMPLED_PAIRS:
-            left, right = np.triu_indices(count, 1)
-        else:
-            left = rng.integers(0, count, SAMPLED_PAIRS)
-            right = (left + rng.integers(1, count, SAMPLED_PAIRS)) % count
-        differ = np.bitwise_count(codes[left] ^ codes[right]).sum(axis=1, dtype=np.int64)
-        within = np.cumsum(np.bincount(differ, minlength=bits + 1))
-        return cls(bits, count, len(left), within, measured)
-
-    @property
-    def pairs(self) -> int:
-        """Pairs of codes in the collection."""
-        return self.count * (self.count - 1) // 2
-
-    @functools.cached_property
-    def copies(self) -> int:
-        """How many of the sampled pairs are copies: those below the valley of the distances.
-
-        Copies are near each other and other images are far; between them hardly any distance
-        occurs. Where distances only become rarer towards 0, there is no valley and none is told.
-        """
-        width = max(1, round(_VALLEY * self.bits))
-        below, inside = self.within[:-width], self.within[width:] - self.within[:-width]
-        most, share = _IN_VALLEY
-        valleys = np.flatnonzero(inside <= np.minimum(most, share * below))
-        # Those above the middle are on the other side of all distances.
-        valleys = valleys[below[valleys] < self.within[-1] / 2]
-        return int(below[valleys[-1]]) if len(valleys) else 0
-
-    def rate(self, radius: int) -> float:
-        """The share of pairs of different images that are within a radius.
-
-        Where the sample holds too few of them, the rate is extrapolated from distances that it
-        holds often enough: with each bit it falls by the same factor, as it does for codes of
-        photos. For independent bits it falls faster, so it is rather too high than too low. Copies
-        do not count, as far as they are told from the others.
-        """
-        sampled = self.sampled - self.copies
-        if sampled < FEWEST_SAMPLED and self.measured is not None:
-            return self.measured(radius) / 1e6
-        if sampled < FEWEST_SAMPLED:
-            spread = _SPREAD * self.bits**0.5 / 2
-            return NormalDist(self.bits / 2, spread).cdf(radius + 0.5)
-        share = np.maximum(self.within - self.copies, 0) / sampled
-        low, high = max(_TAIL[0], 100 / sampled), _TAIL[1]
-        if share[radius] >= low:
-            return float(share[radius])
-        usable = np.flatnonzero((share >= low) & (share <= high))
-        if len(usable) < 2:
-            # So few distances are in the tail that the next ones have to do.
-            usable = np.flatnonzero(share >= low)[:3]
-        if len(usable) < 2 or share[usable[0]] == share[usable[-1]]:
-            return float(share[radius])
-        slope, offset = np.polyfit(usable, np.log(share[usable]), 1)
-        return float(np.exp(offset + slope * radius))
-
-    def false_pairs(self, radius: int) -> float:
-        """How many pairs of different images to expect within a radius."""
-        return self.pairs * self.rate(radius)
-
-    def radius(self) -> int:
-        """The largest radius with few false pairs: one per thousand images, one in a million."""
-        allowed = min(MOST_FALSE, FALSE_PAIRS_PER_ITEM * self.count / max(1, self.pairs))
-        radius = 0
-        while radius < self.bits and self.rate(radius + 1) <= allowed:
-            radius += 1
-        return radius
-
-
-def check_radius(radius: int, bits: int) -> int:
-    """Return the radius if codes of this length have it, else raise a :class:`UsageError`."""
-    if isinstance(radius, bool) or not 0 <= radius <= bits:
-        raise UsageError(f"radius must be between 0 and {bits} bits, got {radius}")
-    return int(radius)
+def _rows(codes: Codes) -> NDArray[Any]:
+    """Each code as one value; numpy sorts numbers much faster than strings of bytes."""
+    width = codes.shape[1]
+    if width <= 8:
+        return np.pad(codes, ((0, 0), (0, 8 - width))).view(np.uint64).ravel()
+    return np.ascontiguousarray(codes).view(f"V{width}").ravel()
 
 
 def near_pairs(
@@ -213,7 +109,7 @@ def near_pairs(
     # Near codes are neighbours in their order; far steps spread them evenly over the blocks.
     queries = queries[_spread(len(queries))]
     at_once = int(np.clip(RESULTS_AT_ONCE / (1 + len(codes) * share), 16, MOST_QUERIES))
-    engine, parts, listed = _engine(codes, bits, radius, queries), [], 0
+    engine, parts, listed = Engine(codes, bits), [], 0
     for start in range(0, len(queries), at_once):
         block = queries[start : start + at_once]
         offsets, near, distances = engine.within(codes[block], radius)
@@ -228,21 +124,6 @@ def near_pairs(
         if listed > 2 * MOST_PAIRS:
             raise _too_wide(radius, chance)
     return NearPairs.joined(parts)
-
-
-def _engine(codes: Codes, bits: int, radius: int, queries: NDArray[np.int64]) -> Engine:
-    """The engine that is faster for so many queries; both find the same."""
-    if len(queries) < 16 * _TIMED:
-        return Engine(codes, bits)
-    # Forced, because the planner builds no tables for the few queries that are timed.
-    found = []
-    for path in ("buckets", "scan"):
-        engine = Engine(codes, bits, path=path)
-        engine.within(codes[queries[:_TIMED]], radius)  # builds its tables, compiles its kernels
-        began = time.perf_counter()
-        engine.within(codes[queries[:_TIMED]], radius)
-        found.append((time.perf_counter() - began, engine))
-    return min(found, key=lambda one: one[0])[1]
 
 
 def _spread(count: int) -> NDArray[np.int64]:
@@ -262,6 +143,57 @@ def _too_wide(radius: int, chance: Chance) -> UsageError:
         f"a radius of {radius} bits is too wide for these codes: a code has about {mean:,.0f} "
         f"others within it. Take {best}"
     )
+
+
+def remembered_pairs(uri: Uri, codes: Codes, bits: int, radius: int) -> NearPairs:
+    """All pairs of distinct codes within a radius; only what is new is searched for.
+
+    Pairs that an earlier search found are in this user's cache. A pair is remembered by its two
+    codes, not by its items, so it stays true whatever happens to the index.
+
+    Args:
+        uri: the index; its pairs are remembered under this name.
+        codes: (n, bytes) its distinct codes.
+        bits: their length.
+        radius: the most bits in which a pair may differ.
+    """
+    if len(codes) < FEWEST_REMEMBERED or not radius:
+        return near_pairs(codes, bits, radius)
+    place = cache_place(uri, "pairs", ".npz")
+    old, before = _read_pairs(place, codes.shape[1], bits, radius)
+    both = np.intersect1d(_rows(codes), _rows(old), assume_unique=True, return_indices=True)
+    # Numbers of the old codes among those of today; -1 for those that are gone.
+    now = np.full(len(old), -1)
+    now[both[2]] = both[1]
+    left, right = now[before.left], now[before.right]
+    keep = (left >= 0) & (right >= 0) & (before.distances <= radius)
+    left, right = left[keep], right[keep]
+    ends = np.minimum(left, right), np.maximum(left, right)
+    known = NearPairs(*ends, before.distances[keep])
+    new = np.setdiff1d(np.arange(len(codes)), both[1])
+    if not len(new):
+        return NearPairs.joined([known])
+    pairs = NearPairs.joined([known, near_pairs(codes, bits, radius, new=new)])
+    data, about = io.BytesIO(), np.array([bits, radius])
+    lists = {"left": pairs.left, "right": pairs.right, "distances": pairs.distances}
+    np.savez(data, allow_pickle=False, codes=codes, about=about, **lists)
+    with contextlib.suppress(FisherhashError, OSError):
+        write_file(place, data.getvalue())
+    return pairs
+
+
+def _read_pairs(place: Path, width: int, bits: int, radius: int) -> tuple[Codes, NearPairs]:
+    """The codes and pairs of an earlier search of at least this radius; none if unusable."""
+    try:
+        with np.load(place, allow_pickle=False) as file:
+            codes, (was_bits, was_radius) = file["codes"], file["about"].tolist()
+            pairs = NearPairs(file["left"], file["right"], file["distances"])
+        fits = was_bits == bits and was_radius >= radius and codes.shape[1] == width
+        if fits and len(pairs.left) == len(pairs.distances):
+            return codes, pairs
+    except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile):
+        pass
+    return np.empty((0, width), dtype=np.uint8), NearPairs.joined([])
 
 
 def complete_groups(names: Ids, pairs: NearPairs) -> tuple[NDArray[np.int64], NDArray[np.uint16]]:

@@ -1,4 +1,4 @@
-"""What an index of images returns: the results of a search, the report of a sync."""
+"""What an index of images returns: the hits of a search, the report of a sync."""
 
 from __future__ import annotations
 
@@ -6,153 +6,135 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from fisherhash.errors import counted
-from fisherhash.index.base import Codes, Index, Item
+from fisherhash.index.base import Index
+from fisherhash.index.items import Codes, Item
 
 
-class Match(NamedTuple):
-    """One item that a query found.
+@dataclass(frozen=True)
+class Hit:
+    """One item of an index as a search, a list or a group of duplicates shows it.
 
     Attributes:
-        item: the item of the index.
-        distance: its distance from the query: the bits that differ or, in a search with real-valued
-            queries, their weights, where a bit of mean weight counts 1.
-        folder: the folder that the index is kept in sync with.
+        id: of the item.
+        key: the user's name for it; None for codes that were added in bulk.
+        distance: from the query or, in a group of duplicates, from its first item: the bits that
+            differ or, in a search with real-valued queries, their weights, where a bit of mean
+            weight counts 1. None where nothing was searched for.
+        path: where its image file is now, also after its folder was moved; None without a file.
+        labels: names of its classes.
+        metadata: its other fields.
+        size: bytes of its file.
+        mtime_ns: when its file was changed.
+        code: its packed code.
         same_bytes: among duplicates whose files were compared: the number of its set of
             byte-identical files, None for a file that equals no other.
-        fine: the distance of its second code, where the search used those.
-        combined: the distance plus the weighted fine distance, where this sum orders the matches.
     """
 
-    item: Item
-    distance: float
-    folder: str | None
+    id: int
+    key: str | None
+    distance: float | None = None
+    path: str | None = None
+    labels: tuple[str, ...] = ()
+    metadata: dict[str, Any] = field(default_factory=dict)
+    size: int | None = None
+    mtime_ns: int | None = None
+    code: bytes = field(default=b"", repr=False)
     same_bytes: int | None = None
-    fine: int | None = None
-    combined: float | None = None
+
+    @classmethod
+    def of(cls, item: Item, distance: float | None = None, *, folder: str | None = None) -> Self:
+        """The hit of an item.
+
+        Args:
+            item: the item.
+            distance: from the query.
+            folder: the folder that the index is in sync with, see :func:`synced_folder`.
+        """
+        return cls(
+            id=item.id,
+            key=item.key,
+            distance=distance,
+            path=image_path(item, folder),
+            labels=item.labels,
+            metadata=item.metadata,
+            size=item.size,
+            mtime_ns=item.mtime_ns,
+            code=item.code,
+        )
 
     @property
     def name(self) -> str:
         """Its key; an item without a key is named by its id."""
-        return self.item.name
-
-    @property
-    def path(self) -> str | None:
-        """Where its image file is now."""
-        return image_path(self.item, self.folder)
+        return f"id {self.id}" if self.key is None else self.key
 
     def to_json(self) -> dict[str, Any]:
-        """What identifies it, as JSON can hold it."""
-        item = self.item
-        fine: dict[str, Any] = {} if self.fine is None else {"fine": self.fine}
-        if self.combined is not None:
-            fine["combined"] = round(self.combined, 6)
-        place = {"id": item.id, "key": item.key, "path": self.path}
-        return {"distance": self.distance, **fine, **place}
+        """What identifies it, and what it is about, as JSON can hold it."""
+        facts = {"distance": self.distance, "id": self.id, "key": self.key, "path": self.path}
+        return facts | {"labels": list(self.labels), "metadata": self.metadata}
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """One query and its matches, nearest first; iterates over the matches.
+    """One query and its hits, the nearest first; iterates over the hits.
 
     Attributes:
         query: the file or the key of the query.
         path: the query's image file.
         code: the query's packed code.
-        matches: the items it found.
-        error: why its image cannot be read; such a query has no code and no matches.
+        hits: the items it found.
+        error: why its image cannot be read; such a query has no code and no hits.
         by_key: whether the query is an item of the index, which then says where its file is.
         unavailable: items that were left out because they are damaged; None where none may be.
         ranking: how bits that differ count: ``hamming`` or ``real``.
-        fine_weight: the weight of the second code in the order of the matches; None where it orders
-            inside ties only, or where there is none.
-        fine: the query's second code, where its hasher makes those.
-        ties: how many items of the index are at each distance of a match, if they were counted.
+        ties: how many items of the index are at each distance of a hit, if they were counted.
     """
 
     query: str
-    path: str | None
-    code: bytes = field(repr=False)
-    matches: list[Match]
+    path: str | None = None
+    code: bytes = field(default=b"", repr=False)
+    hits: list[Hit] = field(default_factory=list)
     error: str | None = None
     by_key: bool = False
     unavailable: int | None = None
     ranking: str = "hamming"
-    fine_weight: float | None = None
-    fine: bytes | None = field(default=None, repr=False)
     ties: dict[float, int] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
-        return len(self.matches)
+        return len(self.hits)
 
-    def __iter__(self) -> Iterator[Match]:
-        return iter(self.matches)
+    def __iter__(self) -> Iterator[Hit]:
+        return iter(self.hits)
 
-    def __getitem__(self, rank: int) -> Match:
-        return self.matches[rank]
+    def __getitem__(self, rank: int) -> Hit:
+        return self.hits[rank]
 
     def tied(self) -> list[str]:
-        """Sentences about the distances at which there are more items than matches.
-
-        One per distance or, where both codes order the matches, one about all of them.
-        """
-        shown = Counter(match.distance for match in self.matches)
-        if self.fine_weight:
-            total = sum(self.ties.values())
-            if total <= len(self):
-                return []
-            return [
-                f"{total:,} images are at {_listed_distances(sorted(self.ties))}; "
-                f"both codes decide which {len(self):,} of them are shown"
-            ]
-        ordered = self.fine is not None and self.fine_weight is None
-        how = " by the second code" if ordered else ""
+        """One sentence per distance at which there are more items than hits."""
+        shown = Counter(hit.distance for hit in self.hits)
         return [
             f"{count:,} images are at distance {shown_distance(distance)}; "
             + (
-                f"the first {shown[distance]:,}{how} are shown"
+                f"the first {shown[distance]:,} are shown"
                 if shown[distance] > 1
-                else f"the first{how} is shown"
+                else "the first is shown"
             )
             for distance, count in sorted(self.ties.items())
             if count > shown[distance]
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """The query and its matches as JSON can hold them."""
-        rows = [
-            {"rank": rank}
-            | match.to_json()
-            | {"labels": list(match.item.labels), "metadata": match.item.metadata}
-            for rank, match in enumerate(self.matches, start=1)
-        ]
+        """The query and its hits as JSON can hold them."""
+        rows = [{"rank": rank} | hit.to_json() for rank, hit in enumerate(self.hits, start=1)]
         found: dict[str, Any] = {"query": self.query, "code": self.code.hex()}
         found |= {"ranking": self.ranking, "results": rows}
-        if self.fine_weight is not None:
-            found["fine_weight"] = self.fine_weight
         if self.ties:
             found["ties"] = [{"distance": d, "items": n} for d, n in sorted(self.ties.items())]
         return found if self.unavailable is None else found | {"unavailable": self.unavailable}
-
-
-def _listed_distances(distances: list[float]) -> str:
-    """Distances in words; of many only the ends.
-
-    >>> _listed_distances([0]), _listed_distances([0, 2, 3])
-    ('distance 0', 'distance 0, 2 or 3')
-    >>> _listed_distances([0, 1, 2, 3, 5])
-    'one of 5 distances from 0 to 5'
-    """
-    texts = list(map(shown_distance, distances))
-    if len(texts) > 4:
-        return f"one of {len(texts)} distances from {texts[0]} to {texts[-1]}"
-    *others, last = texts
-    return f"distance {', '.join(others)} or {last}" if others else f"distance {last}"
 
 
 def shown_distance(distance: float) -> str:
@@ -162,28 +144,6 @@ def shown_distance(distance: float) -> str:
     ('3', '2.26')
     """
     return str(distance) if isinstance(distance, int) else f"{distance:.2f}"
-
-
-def shown_weight(fine_weight: float) -> str:
-    """A weight of the second code as it is printed.
-
-    >>> shown_weight(1 / 3), shown_weight(0.37)
-    ('1/3', '0.37')
-    """
-    part = Fraction(fine_weight).limit_denominator(12)
-    return str(part) if abs(float(part) - fine_weight) < 1e-9 else f"{fine_weight:g}"
-
-
-def both_codes(fine_weight: float) -> str:
-    """The sentence about an order by both codes.
-
-    >>> both_codes(1 / 6)
-    'Ordered by both codes: the distance of the first plus 1/6 of that of the second'
-    """
-    return (
-        "Ordered by both codes: the distance of the first plus "
-        f"{shown_weight(fine_weight)} of that of the second"
-    )
 
 
 def left_out(count: int) -> str:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fisherhash.data.formats import IMAGE_EXTENSIONS
 from fisherhash.errors import FisherhashError
 from fisherhash.index.base import CannotReadError, DamagedError, Index, Uri
-from fisherhash.index.images.image_index import hasher_of
+from fisherhash.index.images.choosing import hasher_of
+from fisherhash.index.images.encoding import Encoder
+from fisherhash.index.images.importing import Import
 from fisherhash.index.images.results import SyncReport
-from fisherhash.index.images.syncing import Import, check_folder, sync_images
+from fisherhash.index.images.syncing import check_folder, sync_images
 from fisherhash.system.extras import require_package
 
 if TYPE_CHECKING:
@@ -56,7 +57,15 @@ def watch_folder(
     require_package("watchfiles", "web", "--watch")
     from watchfiles import watch
 
-    root, kept = check_folder(folder, uri), _Once(device)
+    root = check_folder(folder, uri)
+    loaded: list[Hasher] = []
+
+    def hasher(index: Index) -> Hasher:
+        """The hasher of the index, loaded when it is first needed and kept for the next sync."""
+        if not loaded:
+            loaded.append(hasher_of(index, device=device))
+        return loaded[0]
+
     own = None if "://" in os.fspath(uri) else os.path.realpath(uri)
     changes = watch(
         root,
@@ -75,7 +84,9 @@ def watch_folder(
         if not (todo or changed):
             continue
         try:
-            report = _sync(uri, root, kept, workers)
+            with Index.open(uri, write=True) as index:
+                encoder = Encoder(lambda index=index: hasher(index), workers=workers)
+                report = sync_images(Import(index, encoder), root)
         except (DamagedError, CannotReadError):
             raise
         except FisherhashError as error:
@@ -89,27 +100,9 @@ def watch_folder(
             yield report
 
 
-def _sync(uri: Uri, root: Path, kept: _Once, workers: int | None) -> SyncReport:
-    with Index.open(uri, write=True) as index:
-        return sync_images(Import(index, lambda: kept.hasher(index), workers=workers), root)
-
-
-class _Once:
-    """Loads the hasher of the index when it is first needed, and keeps it for the next sync."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-        self._hasher: Hasher | None = None
-
-    def hasher(self, index: Index) -> Hasher:
-        if self._hasher is None:
-            self._hasher = hasher_of(index, device=self._device)
-        return self._hasher
-
-
 def _matters(path: str, own: str | None) -> bool:
     """Whether a change of a file may change the index: an image, or a folder, outside the index."""
-    if own is not None and (path == own or path.startswith(own + os.sep)):
-        return False
+    if own is not None and (path == own or path.startswith(f"{own}-")):
+        return False  # SQLite writes its journal beside the file
     suffix = os.path.splitext(path)[1].lower()
     return suffix in IMAGE_EXTENSIONS or not suffix or os.path.isdir(path)

@@ -1,7 +1,12 @@
-"""The default back-end: an index is a folder with a SQLite catalogue and append-only code files."""
+"""The default back-end: an index is one SQLite file that can be copied, mailed and deleted."""
 
 from fisherhash.index.local.index import LocalIndex
+from fisherhash.index.local.upkeep import (
+    BackupReport,
+    LostItem,
+    RepairReport,
+    backup,
+    repair,
+)
 
-backend = LocalIndex
-
-__all__ = ["backend"]
+__all__ = ["BackupReport", "LocalIndex", "LostItem", "RepairReport", "backup", "repair"]

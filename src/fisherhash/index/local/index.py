@@ -1,250 +1,616 @@
-"""The local index: a folder with a catalogue and code files, see folder.py.
-
-A commit first brings the new codes to the disk, then commits the catalogue, then writes its number
-into ``head``. A process that ends in between leaves bytes that nobody reads.
-"""
+"""The local index: codes in memory as the last commit left them, everything else in the file."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
-import time
-from collections.abc import Iterable, Iterator, Sequence
+import json
+import os
+import sqlite3
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import NDArray
 
+from fisherhash.codes import code_bytes
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.base import SaveModel, Uri, Verb
+from fisherhash.index.base import CannotReadError, DamagedError, Files, Index, Uri, Verb
 from fisherhash.index.checks import (
     CheckedEntry,
-    Notes,
     NoteTexts,
     as_ids,
     check_entries,
-    check_notes,
-    code_pairs,
+    code_rows,
+    whole_number,
 )
-from fisherhash.index.items import Ids, Item
-from fisherhash.index.local.catalogue_writer import CatalogueWriter
+from fisherhash.index.filters import All, Where, parse_filter, unknown_field
+from fisherhash.index.items import Codes, FileState, Ids, Item, Matches, Problem, Within
+from fisherhash.index.local.blocks import SELECT_BLOCKS, Block, Snapshot, block_name, read_block
 from fisherhash.index.local.change import Change
-from fisherhash.index.local.code_files import delete_files
-from fisherhash.index.local.compacting import Group, next_group, plan_group, rewrite_group
-from fisherhash.index.local.folder import create_folder
-from fisherhash.index.local.format_1 import delete_old_notes
-from fisherhash.index.local.guards import CommitMark
-from fisherhash.index.local.reader import LocalReader
-from fisherhash.index.local.records import Records
-from fisherhash.index.local.rows import ItemRow
-from fisherhash.index.local.schema import PUT_FACT, fact_columns
-from fisherhash.index.local.table_files import delete_tables
+from fisherhash.index.local.file import (
+    FORMAT,
+    REMEDY,
+    IndexFile,
+    create_tables,
+    new_file,
+    read_files,
+)
+from fisherhash.index.local.rows import (
+    COLUMNS,
+    SUMMED,
+    ItemRow,
+    item_of,
+    key_hash,
+    read_notes,
+    read_row,
+    row_problem,
+)
+from fisherhash.index.local.salvage import salvage, structure_problems
+from fisherhash.index.local.where import has_field, metadata_fields, to_sql
 
-logger = logging.getLogger(__name__)
+T = TypeVar("T")
+_STEP = 4096
+_FILTERS = 8
+"""Filters whose items are remembered until the next commit."""
+_VACUUM_BYTES = 1 << 20
+"""Free space in a file that is worth a vacuum, if it is also a third of the file."""
 
 
-class LocalIndex(LocalReader):
-    """An index in a folder. One process may write while any number of others read."""
+class LocalIndex(Index):
+    """An index in one SQLite file.
+
+    Any number of processes may read it, and several may have it open for writing: each change waits
+    for its turn. A call sees the last commit. Do not carry an object over a ``fork``.
+
+    Attributes:
+        path: the file.
+    """
+
+    def __init__(self, uri: Uri, *, write: bool, skip_damaged: bool = False) -> None:
+        self.uri, self.path, self.writable = os.fspath(uri), Path(uri), write
+        self._guard = threading.RLock()
+        self._process, self._skip_damaged = os.getpid(), skip_damaged
+        self._snapshot: Snapshot | None = None
+        self._seen: Any = None
+        self._removed = False
+        self._file = IndexFile(self.path, write=write)
+        try:
+            with self._file.explained():
+                self._load_facts(self._file.meta()[0])
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _load_facts(self, facts: dict[str, Any]) -> None:
+        self.bits, self.fingerprint = facts["bits"], facts["fingerprint"]
+        self.model = facts["model"]
 
     @classmethod
-    def create_at(cls, uri: Uri, facts: dict[str, Any], save_model: SaveModel | None) -> Self:
-        """See :meth:`Index.create`."""
-        create_folder(Path(uri), facts, save_model)
-        return cls.open_at(uri, write=True)
+    def open_at(cls, uri: Uri, *, write: bool, skip_damaged: bool = False) -> Self:
+        """Open the file of an index."""
+        return cls(uri, write=write, skip_damaged=skip_damaged)
+
+    @classmethod
+    def create_at(cls, uri: Uri, facts: dict[str, Any], files: Files) -> Self:
+        """Create the file of an empty index."""
+        with new_file(Path(uri)) as draft:
+            create_tables(draft, facts, files)
+        return cls(uri, write=True)
+
+    @classmethod
+    def exists_at(cls, uri: Uri) -> bool:
+        """Whether there is anything of that name, also a folder or a broken link."""
+        return os.path.lexists(uri)
+
+    @classmethod
+    def examine_at(cls, uri: Uri) -> list[Problem]:
+        """Check a file that may be too damaged to be opened."""
+        try:
+            return super().examine_at(uri)
+        except UsageError as error:
+            if not Path(uri).is_file() or "damaged" not in str(error):
+                raise
+            return [Problem(str(uri), f"cannot be opened: {error}", REMEDY)]
+        except CannotReadError as error:
+            return [Problem(str(uri), f"cannot be read: {error}", "check the disk, then try again")]
+        except DamagedError as error:
+            return [Problem(str(uri), f"cannot be opened: {error}", REMEDY)]
+
+    def close(self) -> None:
+        """Release the file; what removed items left free is given back where that pays."""
+        with self._guard:
+            if self._removed and self._file.is_open and self._process == os.getpid():
+                with contextlib.suppress(FisherhashError), self._file.explained():
+                    self._vacuum()
+            self._removed, self._snapshot = False, None
+            self._file.close()
+
+    def _vacuum(self) -> None:
+        db = self._file.db
+        free, pages, size = (
+            db.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("freelist_count", "page_count", "page_size")
+        )
+        if free * size > _VACUUM_BYTES and 3 * free > pages:
+            self._file.meter.suspend()
+            db.execute("VACUUM")
+
+    # The last commit
+
+    def _ready(self) -> IndexFile:
+        file = self._file
+        if not file.is_open:
+            raise UsageError(f"{self.uri} was closed")
+        if self._process != os.getpid():
+            raise UsageError(
+                f"{self.uri} was opened before this process was forked; open it again here"
+            )
+        if not file.is_the_file():
+            raise FisherhashError(
+                f"{self.uri} was deleted, or another index took its name, while it was open; "
+                "open it again"
+            )
+        if file.immutable and self._seen not in (None, file.version()):
+            # Somebody who may write there has changed it.
+            file.close()
+            self._file = file = IndexFile(self.path, write=False)
+        # What an interrupted call left.
+        file.rollback()
+        return file
+
+    def _read(self, work: Callable[[IndexFile, Snapshot], T]) -> T:
+        """Do something that reads the file and the codes of one commit."""
+        with self._guard:
+            file = self._ready()
+            with file.explained():
+                return self._inside(file, work)
+
+    def _inside(self, file: IndexFile, work: Callable[[IndexFile, Snapshot], T]) -> T:
+        file.begin()
+        try:
+            return work(file, self._refresh(file))
+        finally:
+            file.rollback()
+
+    def _now(self) -> Snapshot:
+        """The codes of the last commit."""
+        with self._guard:
+            file = self._ready()
+            with file.explained():
+                if self._snapshot is not None and self._seen == file.version():
+                    return self._snapshot
+                return self._inside(file, lambda _, snapshot: snapshot)
+
+    def _refresh(self, file: IndexFile) -> Snapshot:
+        """The codes as a transaction of a file sees them."""
+        facts, state = file.meta()
+        self._load_facts(facts)
+        old, new = self._snapshot, None
+        if old is not None and old.state == state:
+            new = old
+        elif self._skip_damaged:
+            new = Snapshot(self.bits, state, salvage(file).blocks)
+            new.unavailable = max(0, state.count - len(new.whole.ids))
+        elif old is not None and old.state.commit < state.commit:
+            new = old.after(state, self._blocks(file, old.state.commit))
+            new = new if new.is_complete() else None
+        if new is None:
+            new = Snapshot(self.bits, state, self._blocks(file, None))
+            if not new.is_complete():
+                raise file.damaged(
+                    f"of its {state.blocks:,} blocks of codes, {len(new.sums):,} are as its last "
+                    "commit left them"
+                )
+        self._snapshot = new
+        if file is self._file:
+            self._seen = file.version()
+        return new
+
+    def _blocks(self, file: IndexFile, since: int | None) -> dict[int, tuple[int, Block]]:
+        which = "ORDER BY block" if since is None else f"WHERE changed > {since}"
+        width, found = code_bytes(self.bits), {}
+        for row in file.db.execute(f"{SELECT_BLOCKS} {which}"):
+            try:
+                found[row[0]] = (row[2], read_block(row, width))
+            except ValueError as error:
+                raise file.damaged(f"{block_name(row[0])} {error}") from None
+        return found
+
+    @property
+    def unavailable(self) -> int | None:
+        """How many items were left out because they are damaged; None where none may be."""
+        return self._now().unavailable if self._skip_damaged else None
+
+    # Changes
+
+    def _commit(self, fingerprint: str | None, work: Callable[[IndexFile, Change], T]) -> T:
+        """One commit: all that is done happens, or nothing does."""
+        with self._guard:
+            self._must_write()
+            file = self._ready()
+            with file.explained():
+                file.begin(write=True)
+                try:
+                    snapshot = self._refresh(file)
+                    super()._check_model(fingerprint, unnamed_codes=snapshot.state.next_id > 0)
+                    change = Change(file, snapshot)
+                    done = work(file, change)
+                    named = fingerprint is not None and self.fingerprint is None
+                    facts = {"bits": self.bits, "fingerprint": fingerprint, "model": self.model}
+                    new = change.finish(facts if named else None)
+                    # An interruption may come just after the commit: look at the file then.
+                    self._seen = None
+                    file.db.execute("COMMIT")
+                finally:
+                    file.rollback()
+                self._snapshot, self._seen = new, file.version()
+                if named:
+                    self.fingerprint = fingerprint
+            return done
 
     def _put(
         self, verb: Verb, entries: list[CheckedEntry], notes: NoteTexts, fingerprint: str | None
     ) -> Ids:
-        with self._guard, self._commit(fingerprint) as change:
-            known = self._catalogue.rows_of_keys([entry.key for entry in entries])
+        def put(file: IndexFile, change: Change) -> Ids:
+            known = self._rows_of_keys(file, change.before, [entry.key for entry in entries])
             self._check_entries(verb, entries, known)
-            ids = itertools.count(change.state.next_id)
-            rows = [
-                ItemRow.from_stored(known[e.key]).updated(e)
-                if e.key in known
-                else ItemRow.from_entry(next(ids), e)
-                for e in entries
-            ]
-            change.delete_rows(known.values())
-            change.insert_rows(rows)
-            new = {
-                row.id: e.code + (e.fine or b"")
-                for row, e in zip(rows, entries, strict=True)
-                if e.code
-            }
-            moved = {row[0]: new.pop(row[0]) for row in known.values() if row[0] in new}
-            change.move(as_ids(moved), self._form.joined(moved.values()))
-            change.append(self._form.joined(new.values()))
-            change.write_notes(notes)
-        return as_ids(row.id for row in rows)
+            numbers = itertools.count(change.state.next_id)
+            new = [(next(numbers), entry) for entry in entries if entry.key not in known]
+            ids = {entry.key: id_ for id_, entry in new} | {k: row.id for k, row in known.items()}
+            old = sorted((ids[e.key], e) for e in entries if e.key in known)
+            change.put_rows([known[entry.key].updated(entry) for _, entry in old])
+            coded = [(id_, entry.code) for id_, entry in old if entry.code is not None]
+            change.recode(as_ids(id_ for id_, _ in coded), self._joined(code for _, code in coded))
+            rows = [ItemRow.from_entry(id_, entry) for id_, entry in new]
+            codes = self._joined(entry.code or b"" for _, entry in new)
+            change.append(as_ids(id_ for id_, _ in new), codes, rows)
+            change.put_notes(notes)
+            return as_ids(ids[entry.key] for entry in entries)
 
-    def add_codes(
-        self,
-        codes: ArrayLike | Iterable[ArrayLike],
-        *,
-        fine: ArrayLike | Iterable[ArrayLike] | None = None,
-        fingerprint: str | None = None,
-    ) -> range:
-        """See :meth:`Index.add_codes`."""
-        with self._guard, self._commit(fingerprint) as change:
+        return self._commit(fingerprint, put)
+
+    def _put_codes(self, blocks: Iterator[Codes], fingerprint: str | None) -> range:
+        # Before the commit begins: what makes the codes may take its time, or search this index.
+        given = list(blocks)
+
+        def put(_: IndexFile, change: Change) -> range:
             first = change.state.next_id
-            for pair in code_pairs(codes, fine, self.bits, self.fine_bits):
-                change.append(np.hstack(pair) if self.fine_bits else pair[0])
+            for codes in given:
+                start = change.state.next_id
+                change.append(np.arange(start, start + len(codes)), codes)
             return range(first, change.state.next_id)
 
-    def add_items(
-        self, items: Iterable[Item], *, notes: Notes = None, next_id: int | None = None
-    ) -> None:
-        """See :meth:`Index.add_items`; one commit."""
-        self._must_write()
-        given = list(items)
-        keyed = [item for item in given if item.key is not None]
-        entries = check_entries((item.entry() for item in keyed), *self._form)
-        rows = [
-            ItemRow.from_entry(item.id, entry) for item, entry in zip(keyed, entries, strict=True)
-        ]
-        with self._guard:
-            known = self._catalogue.rows_of_keys([entry.key for entry in entries])
-            self._check_entries("add", entries, known)
-            ids = as_ids(item.id for item in given)
-            records = self._form.joined(i.code + (i.fine or b"") for i in given)
-            self.load_items(ids, records, rows, check_notes(notes), next_id=next_id or 0)
+        return self._commit(fingerprint, put)
 
-    def load_items(
-        self,
-        ids: Ids,
-        records: Records,
-        rows: Sequence[ItemRow],
-        notes: NoteTexts,
-        *,
-        next_id: int = 0,
-    ) -> None:
-        """Add items with ids of their own, in one commit; for repair and copies.
+    def _load(self, items: list[Item], notes: NoteTexts, next_id: int) -> None:
+        entries = check_entries((i.entry() for i in items if i.key is not None), self.bits)
+        named = (item.id for item in items if item.key is not None)
+        rows = [ItemRow.from_entry(id_, entry) for id_, entry in zip(named, entries, strict=True)]
+        codes = self._joined(item.code for item in items)
+        self.load_rows(as_ids(item.id for item in items), codes, rows, notes, next_id)
 
-        Args:
-            ids: ascending, and none below the next id.
-            records: their codes, each with its second code behind it.
-            rows: the rows of those that have a key.
-            notes: written in the same commit.
-            next_id: the least id that a new item gets afterwards.
-        """
-        with self._guard, self._commit(None) as change:
-            if len(ids) and (ids[0] < change.state.next_id or (np.diff(ids) <= 0).any()):
-                raise UsageError(f"{self.uri}: the ids to load must ascend, and be new")
-            change.load(ids, records, rows, next_id)
-            change.write_notes(notes)
+    def load_rows(
+        self, ids: Ids, codes: Codes, rows: Sequence[ItemRow], notes: NoteTexts, next_id: int
+    ) -> None:
+        """Add items under their own ids, in one commit; ``rows`` are those of items with a key."""
+
+        def load(file: IndexFile, change: Change) -> None:
+            if len(ids) and ids[0] < change.state.next_id:
+                raise UsageError(
+                    f"{self.uri}: the ids to load must ascend, and be new: the next one is "
+                    f"{change.state.next_id}, got {int(ids[0])}"
+                )
+            known = self._rows_of_keys(file, change.before, [row.key for row in rows])
+            if known:
+                key = next(iter(known))
+                raise UsageError(f"{self.uri} already has an item with the key {key!r}")
+            change.append(ids, codes, rows)
+            change.reserve(next_id)
+            change.put_notes(notes)
+
+        self._commit(None, load)
 
     def _remove(self, keys: list[str], ids: Ids, notes: NoteTexts, *, missing_ok: bool) -> int:
-        with self._guard, self._commit(None) as change:
-            rows = self._catalogue.rows_of_keys(keys)
-            if len(rows) < len(keys) and not missing_ok:
-                missing = next(key for key in keys if key not in rows)
+        def remove(file: IndexFile, change: Change) -> int:
+            known = self._rows_of_keys(file, change.before, keys)
+            if len(known) < len(keys) and not missing_ok:
+                missing = next(key for key in keys if key not in known)
                 raise self._missing(missing, "; nothing was removed")
-            wanted = np.unique(np.concatenate([as_ids([row[0] for row in rows.values()]), ids]))
-            exists = change.before.locate(wanted)[0] >= 0
+            wanted = np.union1d(as_ids(row.id for row in known.values()), ids)
+            exists, _ = change.before.positions(wanted)
             if not exists.all() and not missing_ok:
                 raise self._missing(wanted[~exists][0], "; nothing was removed")
-            wanted = wanted[exists]
-            change.remove(wanted)
-            change.write_notes(notes)
-            return len(wanted)
+            change.remove(wanted[exists])
+            change.put_notes(notes)
+            return int(exists.sum())
 
-    def compact(self, *, seconds: float | None = None) -> dict[str, int]:
-        """See :meth:`Index.compact`."""
+        removed = self._commit(None, remove)
+        self._removed |= removed > 0
+        return removed
+
+    def _check_model(self, fingerprint: str | None, *, unnamed_codes: bool = False) -> None:
+        if fingerprint is not None and self.fingerprint is None:
+            # Another process may have named the model meanwhile.
+            self._now()
+        super()._check_model(fingerprint, unnamed_codes=unnamed_codes)
+
+    # Rows
+
+    def _rows(self, file: IndexFile, ids: Ids) -> dict[int, ItemRow]:
+        """The rows of items that have one, by id.
+
+        Raises:
+            DamagedError: a row is missing, or it is not what was written.
+        """
+        found: dict[int, ItemRow] = {}
+        for start in range(0, len(ids), _STEP):
+            some = ids[start : start + _STEP].tolist()
+            # A row that SQLite finds by its id is found though its neighbours are damaged.
+            if some[-1] - some[0] < 2 * len(some) and not self._skip_damaged:
+                which, values = "BETWEEN ? AND ?", [some[0], some[-1]]
+            else:
+                which, values = f"IN ({','.join('?' * len(some))})", some
+            wanted = set(some)
+            for row in file.db.execute(f"SELECT {COLUMNS} FROM items WHERE id {which}", values):
+                if row[0] in wanted:
+                    try:
+                        found[row[0]] = read_row(row)
+                    except ValueError as error:
+                        raise file.damaged(row_problem(row[0], row[1], error)) from None
+            if missing := wanted - found.keys():
+                raise file.damaged(row_problem(min(missing), None, "is missing"))
+        return found
+
+    def _rows_of_keys(
+        self, file: IndexFile, snapshot: Snapshot, keys: Sequence[str]
+    ) -> dict[str, ItemRow]:
+        """The rows of those keys that exist, in the order of the keys."""
+        ids = snapshot.candidates([key_hash(key) for key in keys])
+        found = {row.key: row for row in self._rows(file, ids).values()}
+        return {key: found[key] for key in keys if key in found}
+
+    def _items(self, file: IndexFile, snapshot: Snapshot, ids: Ids) -> list[Item]:
+        """Items that exist, in the order of their ascending ids."""
+        rows = self._rows(file, ids[snapshot.have_rows(ids)])
+        codes = code_rows(snapshot.whole.codes[snapshot.positions(ids)[1]])
+        found = []
+        for id_, code in zip(ids.tolist(), codes, strict=True):
+            row = rows.get(id_)
+            try:
+                found.append(Item(id_, code) if row is None else item_of(row, code))
+            except ValueError as error:
+                raise file.damaged(row_problem(id_, None, error)) from None
+        return found
+
+    # Content
+
+    def get_items(self, names: Sequence[str] | Ids) -> list[Item | None]:
+        """The items of some keys or ids, all from one commit; None where there is none."""
+
+        def get(file: IndexFile, snapshot: Snapshot) -> list[Item | None]:
+            if len(names) and isinstance(names[0], str):
+                rows = self._rows_of_keys(file, snapshot, list(dict.fromkeys(names)))  # type: ignore[arg-type]
+                by_name: dict[Any, int] = {key: row.id for key, row in rows.items()}
+            else:
+                known = np.unique(as_ids(names))  # type: ignore[arg-type]
+                known = known[snapshot.positions(known)[0]]
+                by_name = dict(zip(known.tolist(), known.tolist(), strict=True))
+            ids = np.unique(as_ids(by_name.values()))
+            items = {item.id: item for item in self._items(file, snapshot, ids)}
+            return [items.get(by_name.get(name, -1)) for name in names]
+
+        return self._read(get)
+
+    def items(self, where: Where | None = None) -> Iterator[Item]:
+        """All items that match a filter by ascending id, from one commit."""
+        found = parse_filter(where)
         with self._guard:
-            self._heal()
-            catalogue = self._writer()
-            before = self._current()
-            start, place, left = time.monotonic(), 0, 0
-            while group := next_group(self._current(), place):
-                if seconds is not None and time.monotonic() - start > seconds:
-                    left += 1
-                else:
-                    self._compact_group(group)
-                place = group.end
-            if self._current().state != before.state:
-                catalogue.vacuum()
-            after = self._current()
-            return {
-                "dropped": before.removed() - after.removed(),
-                "bytes_before": before.code_bytes(),
-                "bytes_after": after.code_bytes(),
-                "left": left,
-            }
+            self._ready()
+            # A connection of its own, which stays at this commit until the last item.
+            own = IndexFile(self.path, write=False)
+            try:
+                with own.explained():
+                    own.begin()
+                    snapshot = self._refresh(own)
+                    ids = self._matching(own, snapshot, found) if found else snapshot.whole.ids
+            except BaseException:
+                own.close()
+                raise
+        return self._iterate(own, snapshot, ids)
 
-    def _compact_group(self, group: Group) -> None:
-        snapshot = self._current()
-        snapshot.check()
-        runs = plan_group(snapshot, group, self._form.width)
-        if runs is None:
-            return
-        with self._commit(None) as change:
-            gone = rewrite_group(change, group, runs)
-        self._snapshot = None
-        delete_files(self.path, gone)
-        delete_tables(self.path, gone)
-
-    def _writer(self) -> CatalogueWriter:
-        self._must_write()
-        catalogue = self._catalogue
-        if not isinstance(catalogue, CatalogueWriter) or catalogue.uncertain:
-            raise FisherhashError(
-                f"{self.uri}: the disk failed during the last change. Check the disk, then close "
-                "the index and open it again"
-            )
-        if self._lock is None or not self._lock.is_ours():
-            catalogue.abandoned = True
-            raise FisherhashError(
-                f"{self.path / 'lock'} was deleted or replaced while {self.uri} was open for "
-                "writing, so another process may be writing. Nothing was changed; close the index "
-                "and open it again"
-            )
-        return catalogue
-
-    @contextlib.contextmanager
-    def _commit(self, fingerprint: str | None) -> Iterator[Change]:
-        """One commit: all that is done to the change happens, or nothing does."""
-        self._heal()
-        catalogue = self._writer()
-        snapshot = self._current()
-        self._check_model(fingerprint, unnamed_codes=snapshot.state.next_id > 0)
-        change = Change(catalogue, snapshot, self.path)
+    def _iterate(self, own: IndexFile, snapshot: Snapshot, ids: Ids) -> Iterator[Item]:
         try:
-            change.begin()
-            # Again: another process that did the same cannot have begun meanwhile.
-            self._writer()
-            yield change
-            if change.is_empty():
-                catalogue.rollback()
-                return
-            if fingerprint is not None and self.fingerprint is None:
-                facts = {**catalogue.facts, "fingerprint": fingerprint}
-                catalogue.write(PUT_FACT, [fact_columns("index", facts)])
-            change.finish()
-        except BaseException:
-            self._roll_back(catalogue, change)
-            raise
+            for start in range(0, len(ids), _STEP):
+                with own.explained():
+                    own.meter.refill(0)
+                    items = self._items(own, snapshot, ids[start : start + _STEP])
+                yield from items
         finally:
-            change.close()
-        # It is committed; what follows is for those who come later.
-        if fingerprint is not None:
-            self.fingerprint = fingerprint
-        with contextlib.suppress(OSError):
-            CommitMark(self.path).write(change.state.commit)
-        if change.upgrades:
-            delete_old_notes(self.path)
-        catalogue.tidy()
+            own.close()
 
-    def _roll_back(self, catalogue: CatalogueWriter, change: Change) -> None:
-        catalogue.rollback()
-        try:
-            # An interruption may come just after the commit; then the bytes count.
-            unchanged = catalogue.state().commit == change.before.state.commit
-            # Nor may bytes be cut off that another writer put there, if the lock was deleted.
-            ours = self._lock is not None and self._lock.is_ours()
-            if unchanged and ours and not catalogue.uncertain:
-                change.undo()
-        except FisherhashError as error:
-            logger.warning("%s: %s", self.uri, error)
+    def _matching(self, file: IndexFile, snapshot: Snapshot, where: All) -> Ids:
+        """The ids of the items that match a filter; every row is checked on the way."""
+        # As text: 1 and True are equal, but match different items.
+        name = repr(where)
+        if name in snapshot.filters:
+            return snapshot.filters[name]
+        named = snapshot.whole.named
+        if self._skip_damaged:
+            items = self._items(file, snapshot, named)
+            ids = as_ids(item.id for item in items if where.matches(item))
+        else:
+            condition, values = to_sql(where)
+            file.meter.refill(len(values))
+            try:
+                flags = self._checked(file, named, condition, values)
+            except sqlite3.OperationalError:
+                # A row that is damaged may not be JSON; then this names it.
+                self._checked(file, named)
+                raise
+            ids = named[flags.astype(bool)]
+        if len(named):
+            self._refuse_unknown(file, where)
+        while len(snapshot.filters) >= _FILTERS:
+            snapshot.filters.pop(next(iter(snapshot.filters)), None)
+        snapshot.filters[name] = ids
+        return ids
+
+    def _checked(
+        self, file: IndexFile, named: Ids, column: str = "0", values: Sequence[Any] = ()
+    ) -> NDArray[Any]:
+        """A column of all rows, which are those that must be there and as they were written."""
+        found: list[Any] = []
+        rows = file.db.execute(f"SELECT id, crc, {SUMMED}, {column} FROM items ORDER BY id", values)
+        place = 0
+        for part in iter(lambda: rows.fetchmany(_STEP), []):
+            ids, sums, summed, cells = zip(*part, strict=True)
+            expected = named[place : place + len(ids)].tolist()
+            place += len(ids)
+            if None in summed or tuple(map(zlib.crc32, summed)) != sums:
+                wrong = next(
+                    i
+                    for i, sum_, text in zip(ids, sums, summed, strict=True)
+                    if text is None or zlib.crc32(text) != sum_
+                )
+                raise file.damaged(row_problem(wrong, None, "does not match its checksum"))
+            if list(ids) != expected:
+                raise file.damaged(_other_rows(ids, expected))
+            found += cells
+        if place < len(named):
+            raise file.damaged(row_problem(int(named[place]), None, "is missing"))
+        return np.array(found)
+
+    def _refuse_unknown(self, file: IndexFile, where: All) -> None:
+        """A mistyped field would match no item, and with != every one."""
+        for condition in where.conditions:
+            if condition.paths and not any(has_field(file.db, path) for path in condition.paths):
+                raise unknown_field(self.uri, condition.field, metadata_fields(file.db))
+
+    def ids(self, where: Where | None = None) -> Ids:
+        """Ids of all items that match a filter, ascending; of all items without one."""
+        found = parse_filter(where)
+        if not found:
+            return self._now().whole.ids.copy()
+        return self._read(lambda file, snapshot: self._matching(file, snapshot, found)).copy()
+
+    def count(self, where: Where | None = None) -> int:
+        """How many items match a filter; all items without one."""
+        return len(self.ids(where)) if parse_filter(where) else len(self._now().whole.ids)
+
+    def codes(self, ids: Iterable[int] | Ids) -> Codes:
+        """(n, bytes) codes of items, in the order of the ids."""
+        wanted, snapshot = as_ids(ids), self._now()
+        exists, positions = snapshot.positions(wanted)
+        if not exists.all():
+            raise self._missing(wanted[~exists][0])
+        return snapshot.whole.codes[positions]
+
+    def scan(self, block: int = 1 << 16) -> Iterator[tuple[Ids, Codes]]:
+        """Ids and codes of everything by ascending id, about ``block`` at a time, of one commit."""
+        step, whole = whole_number("block", block, 1), self._now().whole
+        starts = range(0, len(whole.ids), step)
+        return ((whole.ids[i : i + step], whole.codes[i : i + step]) for i in starts)
+
+    def files(self) -> dict[str, FileState]:
+        """What is known about the file of every item that has a key, by ascending id."""
+
+        def read(file: IndexFile, snapshot: Snapshot) -> dict[str, FileState]:
+            named = snapshot.whole.named
+            if self._skip_damaged:
+                rows = self._rows(file, named).values()
+                return {row.key: FileState(row.size, row.mtime_ns, row.id) for row in rows}
+            found: dict[str, FileState] = {}
+            query = f"SELECT key, size, mtime_ns, id, crc, {SUMMED} FROM items ORDER BY id"
+            for key, size, mtime, id_, crc, summed in file.db.execute(query):
+                if summed is None or zlib.crc32(summed) != crc:
+                    raise file.damaged(row_problem(id_, key, "does not match its checksum"))
+                found[key.decode(errors="surrogateescape")] = FileState(size, mtime, id_)
+            ids = [state.id for state in found.values()]
+            if ids != named.tolist():
+                raise file.damaged(_other_rows(ids, named.tolist()))
+            return found
+
+        return self._read(read)
+
+    def notes(self, kind: str) -> dict[str, Any]:
+        """The documents of a kind by name."""
+
+        def read(file: IndexFile, snapshot: Snapshot) -> dict[str, Any]:
+            return read_notes(file, snapshot.state, kind)
+
+        found = self._read(read)
+        return {name: json.loads(text) for name, text in found.items()}
+
+    def model_files(self) -> dict[str, bytes]:
+        """The files of the model that the index carries; empty if it carries none."""
+        return self._read(lambda file, snapshot: read_files(file, snapshot.state))
+
+    def info(self) -> dict[str, Any]:
+        """Facts that JSON can hold."""
+        snapshot = self._now()
+        sizes = [f"{self.path}{end}" for end in ("", "-wal")]
+        return {
+            "uri": self.uri,
+            "path": str(self.path),
+            "format": FORMAT,
+            "bits": self.bits,
+            "fingerprint": self.fingerprint,
+            "model": self.model,
+            "count": len(snapshot.whole.ids),
+            "keyed": len(snapshot.whole.named),
+            "next_id": snapshot.state.next_id,
+            "commit": snapshot.state.commit,
+            "bytes": sum(os.path.getsize(path) for path in sizes if os.path.exists(path)),
+            "unavailable": snapshot.unavailable,
+        }
+
+    # Search
+
+    def _search(
+        self, queries: Codes, weights: NDArray[np.int64] | None, k: int, where: All
+    ) -> Matches:
+        snapshot, among = self._among(where)
+        positions, distances = snapshot.engine().search(queries, k, weights=weights, among=among)
+        return Matches(snapshot.whole.ids[positions], distances)
+
+    def _within(self, queries: Codes, radius: int, where: All) -> Within:
+        snapshot, among = self._among(where)
+        offsets, positions, distances = snapshot.engine().within(queries, radius, among=among)
+        return Within(offsets, snapshot.whole.ids[positions], distances)
+
+    def _among(self, where: All) -> tuple[Snapshot, NDArray[np.int64] | None]:
+        """All codes, and the positions of those to search among."""
+        if not where:
+            return self._now(), None
+
+        def read(file: IndexFile, snapshot: Snapshot) -> tuple[Snapshot, NDArray[np.int64]]:
+            return snapshot, snapshot.positions(self._matching(file, snapshot, where))[1]
+
+        return self._read(read)
+
+    # Health
+
+    def verify(self) -> list[Problem]:
+        """Read and check everything; an empty list means that nothing is wrong."""
+        with self._guard:
+            file = self._ready()
+            with file.explained():
+                file.begin()
+                try:
+                    return [*salvage(file).problems, *structure_problems(file)]
+                finally:
+                    file.rollback()
+
+
+def _other_rows(found: Iterable[int], expected: Iterable[int]) -> str:
+    """What is wrong with rows that are not those of the items."""
+    rows, items = set(found), set(expected)
+    if missing := items - rows:
+        return row_problem(min(missing), None, "is missing")
+    if more := rows - items:
+        return row_problem(min(more), None, "belongs to no item")
+    return "its rows of items are not in order"

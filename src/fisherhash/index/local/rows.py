@@ -1,51 +1,28 @@
-"""Rows of the catalogue's tables of items and notes, as they are stored, with their checksums."""
+"""Rows of items and notes as they are stored: texts, and checksums that SQLite helps to compare.
+
+A row's checksum is the CRC-32 of one text of all its columns and their types. SQLite joins them
+when a row is read, and Python sums up: so a million rows are checked in a second.
+"""
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from fisherhash.index.base import DamagedError
 from fisherhash.index.checks import CheckedEntry
 from fisherhash.index.items import Item
-from fisherhash.index.local.schema import REMEDY
+from fisherhash.index.local.file import IndexFile, State
 
-
-def encode_text(text: str) -> str | bytes:
-    """Text as SQLite stores it; the name of a file that is not UTF-8 is stored as its bytes.
-
-    >>> encode_text("caf\\udce9")
-    b'caf\\xe9'
-    """
-    try:
-        text.encode()
-        return text
-    except UnicodeEncodeError:
-        stored = text.encode(errors="surrogateescape")
-    try:
-        # Bytes that are UTF-8 after all are the same name, and stored the same way.
-        return stored.decode()
-    except UnicodeDecodeError:
-        return stored
-
-
-def decode_text(value: str | bytes) -> str:
-    """The inverse of :func:`encode_text`."""
-    return value if isinstance(value, str) else value.decode(errors="surrogateescape")
-
-
-def row_crc(numbers: Sequence[Any], texts: Sequence[Any]) -> int:
-    """Checksum of a row as stored: its numbers, then its texts."""
-    first = " ".join(map(str, numbers))
-    try:
-        # The usual row, and a search checks many.
-        return zlib.crc32("\0".join((first, *texts)).encode())
-    except TypeError:
-        parts = ("\1" if text is None else text for text in (first, *texts))
-        encoded = (part.encode() if isinstance(part, str) else part for part in parts)
-        return zlib.crc32(b"\0".join(encoded))
+SUMMED = (
+    "CAST(id || ' ' || coalesce(size, '-') || ' ' || coalesce(mtime_ns, '-') || ' ' || "
+    "typeof(key) || typeof(path) || typeof(labels) || typeof(metadata) || ' ' || key || char(10) "
+    "|| coalesce(path, '') || char(10) || labels || char(10) || metadata AS BLOB)"
+)
+"""What the checksum of a row of ``items`` covers."""
+COLUMNS = f"id, key, path, size, mtime_ns, labels, metadata, crc, {SUMMED}"
+PUT_ITEM = "INSERT OR REPLACE INTO items VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class ItemRow(NamedTuple):
@@ -69,81 +46,100 @@ class ItemRow(NamedTuple):
         given = zip(self._fields[2:], entry[1:6], strict=True)
         return self._replace(**{name: value for name, value in given if value is not None})
 
-    def stored_columns(self) -> tuple[Any, ...]:
-        """The row as it is stored, with its checksum."""
-        path = None if self.path is None else encode_text(self.path)
-        columns = (self.id, encode_text(self.key), path, *self[3:])
-        return *columns, item_crc(columns)
-
-    @classmethod
-    def from_stored(cls, columns: Sequence[Any]) -> ItemRow:
-        """A row from the columns of a stored row that was checked."""
-        id_, key, path, *rest = columns[:7]
-        return cls(id_, decode_text(key), None if path is None else decode_text(path), *rest)
+    def stored(self) -> tuple[Any, ...]:
+        """The columns as they are stored, with their checksum."""
+        key, path = encode_text(self.key), None if self.path is None else encode_text(self.path)
+        kinds = "".join(map(_KINDS.__getitem__, (type(key), type(path)))) + "texttext"
+        numbers = ["-" if number is None else str(number) for number in self[3:5]]
+        head = f"{self.id} {numbers[0]} {numbers[1]} {kinds} ".encode()
+        texts = b"\n".join(map(text_bytes, (key, path or "", *self[5:])))
+        return self.id, key, path, *self[3:], zlib.crc32(head + texts)
 
 
-def item_of(
-    id_: int, columns: Sequence[Any] | None, code: bytes, fine: bytes | None = None
-) -> Item:
-    """An item from its stored row that was checked, if it has one, and its codes."""
-    if columns is None:
-        return Item(id_, code, fine=fine)
-    _, key, path, size, mtime_ns, labels, metadata, _ = columns
-    return Item(
-        id_,
-        code,
-        decode_text(key),
-        None if path is None else decode_text(path),
-        size,
-        mtime_ns,
-        # Most items have neither, and a search fetches many items.
-        () if labels == "[]" else tuple(parsed(id_, labels, list)),
-        {} if metadata == "{}" else parsed(id_, metadata, dict),
-        fine,
-    )
+def read_row(columns: Iterable[Any]) -> ItemRow:
+    """A row from :data:`COLUMNS`.
+
+    Raises:
+        ValueError: it is not what was written; the message says what is wrong.
+    """
+    id_, key, path, size, mtime_ns, labels, metadata, crc, summed = columns
+    if summed is None or zlib.crc32(summed) != crc:
+        raise ValueError("does not match its checksum")
+    path = None if path is None else decode_text(path)
+    return ItemRow(id_, decode_text(key), path, size, mtime_ns, labels.decode(), metadata.decode())
 
 
-def item_crc(columns: Sequence[Any]) -> int:
-    """Checksum of (id, key, path, size, mtime_ns, labels, metadata) as stored."""
-    id_, key, path, size, mtime_ns, labels, metadata = columns
-    return row_crc((id_, size, mtime_ns), (key, path, labels, metadata))
+def item_of(row: ItemRow, code: bytes) -> Item:
+    """An item from its row and its code.
+
+    Raises:
+        ValueError: the row is none that a writer stored, though its checksum fits.
+    """
+    id_, key, path, size, mtime_ns, labels, metadata = row
+    # Most items have neither, and a search fetches many items.
+    names: Any = [] if labels == "[]" else json.loads(labels)
+    fields: Any = {} if metadata == "{}" else json.loads(metadata)
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ValueError("holds no labels")
+    if not isinstance(fields, dict):
+        raise ValueError("holds no metadata")
+    return Item(id_, code, key, path, size, mtime_ns, tuple(names), fields)
 
 
-def wrong_item(rows: Iterable[Sequence[Any]]) -> Sequence[Any] | None:
-    """The first stored row of an item that is not what was written."""
-    for row in rows:
-        id_, key, path, size, mtime_ns, labels, metadata, crc = row
-        try:
-            # The usual row, at once: a search checks many.
-            text = "\0".join((f"{id_} {size} {mtime_ns}", key, path, labels, metadata))
-            if zlib.crc32(text.encode()) == crc:
-                continue
-        except (TypeError, UnicodeEncodeError):
-            pass
-        try:
-            if item_crc(row[:-1]) == crc:
-                continue
-        except (TypeError, ValueError, AttributeError, OverflowError):
-            pass
-        return row
-    return None
+def key_hash(key: str) -> int:
+    """What a block of codes knows about the key of an item."""
+    return zlib.crc32(key.encode(errors="surrogateescape"))
 
 
-def note_columns(kind: str, name: str, value: str) -> tuple[Any, ...]:
-    """The row of a note as it is stored, with its checksum."""
-    columns = (encode_text(kind), encode_text(name), value)
-    return *columns, row_crc((), columns)
+def note_crc(kind: bytes, name: bytes, value: bytes) -> int:
+    """Checksum of a note."""
+    return zlib.crc32(b"\0".join((kind, name, value)))
 
 
-def parsed(id_: int, text: Any, kind: type[list[Any]] | type[dict[str, Any]]) -> Any:
-    """The JSON of a stored row; a checksum does not prove that it is JSON."""
+def read_notes(file: IndexFile, state: State, kind: str) -> dict[str, str]:
+    """The notes of a kind as JSON texts, by name.
+
+    Raises:
+        DamagedError: they are not those that were written.
+    """
+    stored, found, total = encode_text(kind), {}, 0
+    query = "SELECT name, value, crc FROM notes WHERE kind = ?"
+    for name, value, crc in file.db.execute(query, (stored,)):
+        if note_crc(text_bytes(stored), name, value) != crc:
+            raise file.damaged(f"the note {decode_text(name)!r} of the kind {kind!r}")
+        found[decode_text(name)], total = value.decode(), total + crc
+    if [len(found), total] != state.notes.get(kind, [0, 0]):
+        raise file.damaged(f"the notes of the kind {kind!r} are not complete")
+    return found
+
+
+def row_problem(id_: int, key: bytes | None, what: object) -> str:
+    """What to say about the row of an item."""
+    name = f" ({decode_text(key)!r})" if isinstance(key, bytes) else ""
+    return f"the row of item {id_}{name} {what}"
+
+
+def encode_text(text: str) -> str | bytes:
+    """Text as SQLite stores it; the name of a file that is not UTF-8 is stored as its bytes.
+
+    >>> encode_text("caf\\udce9")
+    b'caf\\xe9'
+    """
     try:
-        value = json.loads(text)
-    except (ValueError, TypeError, RecursionError):
-        value = None
-    if not isinstance(value, kind) or (kind is list and not all(isinstance(v, str) for v in value)):
-        raise DamagedError(
-            f"the row of item {id_} in the catalogue is damaged: it holds no labels or no "
-            f"metadata. {REMEDY}"
-        )
-    return value
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="surrogateescape")
+    return text
+
+
+def decode_text(stored: bytes) -> str:
+    """The inverse of :func:`encode_text`, as a connection returns it."""
+    return stored.decode(errors="surrogateescape")
+
+
+def text_bytes(stored: str | bytes) -> bytes:
+    """The bytes of a stored text."""
+    return stored.encode() if isinstance(stored, str) else stored
+
+
+_KINDS = {str: "text", bytes: "blob", type(None): "null"}

@@ -1,294 +1,256 @@
-"""What verifies of a damaged catalogue: every row whose own checksum is right."""
+"""Everything of a file that reads and verifies, and what does not: for verify, repair and more."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import shutil
 import sqlite3
-import tempfile
-import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
-from fisherhash.errors import FisherhashError, counted
-from fisherhash.index.local.connect import connection
-from fisherhash.index.local.files import NotAFileError, open_inside
-from fisherhash.index.local.format_1 import read_old_notes
-from fisherhash.index.local.guards import CommitMark
-from fisherhash.index.local.raw_pages import PAGE, RawPages, Record
-from fisherhash.index.local.rows import decode_text, item_crc, note_columns, row_crc
-from fisherhash.index.local.schema import (
-    CATALOGUE,
-    ITEM_COLUMNS,
-    FileRow,
-    RemovedRow,
-    State,
-)
-from fisherhash.index.local.spare import read_spare
+import numpy as np
 
-_FACTS = ("index", "state", "recent")
-"""Names in SQLite's index of the facts, which looks like that of the keys."""
-_ITEM_WIDTH = len(ITEM_COLUMNS.split(","))
+from fisherhash.codes import code_bytes
+from fisherhash.index.base import DamagedError
+from fisherhash.index.checks import NoteTexts, as_ids
+from fisherhash.index.items import Problem
+from fisherhash.index.local.blocks import SELECT_BLOCKS, SLOTS, Block, block_name, read_block
+from fisherhash.index.local.file import REMEDY, IndexFile, State, read_files
+from fisherhash.index.local.rows import (
+    COLUMNS,
+    ItemRow,
+    decode_text,
+    item_of,
+    key_hash,
+    note_crc,
+    read_row,
+    row_problem,
+)
+
+_FAILURES = 200_000
+"""After so many failed attempts to read something, the rest counts as lost."""
+_MOST_MISSING = 10_000
+
+
+@dataclass(frozen=True)
+class LostItem:
+    """An item that could not be saved.
+
+    Attributes:
+        key: its key; None if that is lost, too.
+        id: its id.
+        reason: what of it is damaged.
+    """
+
+    key: str | None
+    id: int
+    reason: str
 
 
 @dataclass
 class Salvage:
-    """Rows of a catalogue that verify.
+    """What reads and verifies.
 
     Attributes:
-        facts: what the index is; None where that is lost.
-        state: of the newest commit that was found.
-        files: rows of code files by number.
-        removed: removed bits by file and block.
-        items: stored columns of items by id.
-        notes: stored columns of notes by kind and name.
-        keys: keys by id from SQLite's own index of keys, which has no checksum: good enough to
-            name what is lost.
-        remarks: sentences about what was damaged and what was done about it.
+        facts: what the index is; None if that is lost.
+        state: what the last commit left; None if that is lost.
+        blocks: the blocks of codes with their checksums, without the items in ``lost``.
+        rows: the rows of their items by id, if they were asked for.
+        lost: items with a key that are damaged.
+        lost_codes: (first, last) ids of blocks that are damaged and held codes without a key.
+        notes: the notes.
+        lost_notes: how many notes are damaged.
+        files: the files that the index carries; None if one is damaged.
+        problems: all that is wrong.
     """
 
     facts: dict[str, Any] | None = None
     state: State | None = None
-    files: dict[int, FileRow] = field(default_factory=dict)
-    removed: dict[tuple[int, int], RemovedRow] = field(default_factory=dict)
-    items: dict[int, list[Any]] = field(default_factory=dict)
-    notes: dict[tuple[Any, Any], tuple[Any, ...]] = field(default_factory=dict)
-    keys: dict[int, str] = field(default_factory=dict)
-    remarks: list[str] = field(default_factory=list)
-
-    # What was found, compared with what the state says
-
-    def commit(self) -> int:
-        """The newest commit that was found."""
-        return self.state.commit if self.state else 0
-
-    def missing_rows(self) -> int:
-        """How many rows of items are lost."""
-        return max(0, self.state.rows - len(self.items)) if self.state else 0
-
-    def missing_notes(self) -> int:
-        """How many notes are lost."""
-        return max(0, self.state.notes - len(self.notes)) if self.state else 0
-
-    def knows_files(self) -> bool:
-        """Whether the rows of code files are exactly those of the last commit."""
-        sums = [row.crc() for row in self.files.values()]
-        found = (len(sums), sum(sums) % 2**64)
-        return self.state is not None and found == (self.state.files, self.state.files_sum)
-
-    def is_exact(self) -> bool:
-        """Whether the rows of items are exactly those of the last commit."""
-        sums = [row[-1] for row in self.items.values()]
-        found = (len(sums), sum(sums) % 2**64)
-        return self.state is not None and found == (self.state.rows, self.state.rows_sum)
+    blocks: dict[int, tuple[int, Block]] = field(default_factory=dict)
+    rows: dict[int, ItemRow] = field(default_factory=dict)
+    lost: list[LostItem] = field(default_factory=list)
+    lost_codes: list[tuple[int, int]] = field(default_factory=list)
+    notes: NoteTexts = field(default_factory=dict)
+    lost_notes: int = 0
+    files: dict[str, bytes] | None = None
+    problems: list[Problem] = field(default_factory=list)
 
 
-def salvage_catalogue(folder: Path) -> Salvage:
-    """Read everything that verifies from the catalogue of an index, its log and its spare."""
-    commit, _ = CommitMark(folder).read()
-    found = _salvage(folder, whole_log=False)
-    if commit is not None and (found.state is None or found.state.commit < commit):
-        # What says that the log's last frames are committed is damaged, but ``head`` knows it.
-        whole = _salvage(folder, whole_log=True)
-        found = whole if whole.commit() > found.commit() or found.state is None else found
-        if found.commit() < commit:
-            found.remarks.append(
-                f"commit {found.commit()} is the newest that was found, the last one was {commit}: "
-                "the newest changes may be missing"
-            )
-    return found
+def salvage(file: IndexFile, *, keep_rows: bool = False) -> Salvage:
+    """Read all of a file, inside a transaction; what is damaged is left out and named."""
+    found = Salvage()
 
+    def report(part: str, what: object) -> None:
+        found.problems.append(Problem(str(file.path), f"is damaged: {part} {what}", REMEDY))
 
-def _salvage(folder: Path, *, whole_log: bool) -> Salvage:
-    found, unsure, old = Salvage(), Salvage(), Salvage()
-    with _catalogue(folder, found, whole_log=whole_log) as pages:
-        if pages is not None:
-            for record in pages.records("table"):
-                _take_table_row(found, unsure, record)
-            for record in pages.records("index"):
-                _take_index_row(found, record)
-            for record in pages.old_records():
-                _take_table_row(old, old, record)
-                _take_index_row(old, record)
-            if pages.lost:
-                found.remarks.append(f"{len(pages.lost):,} pages of {CATALOGUE} cannot be read")
-            if pages.log_damaged:
-                found.remarks.append(
-                    f"{CATALOGUE}-wal is damaged in the middle; rows on the pages that it held may "
-                    "be lost, or be those of an earlier commit"
-                )
-            _use_old(found, old)
-    # Perhaps deleted ones, perhaps the only copies. The id of an item decides: it must have a code.
-    if not found.is_exact():
-        found.items = unsure.items | found.items
-    if not found.knows_files():
-        found.files = unsure.files | found.files
-    if not found.files and old.files:
-        # Codes verify with the checksums in these rows; what was added after them has none.
-        found.files = old.files
-        found.remarks.append(
-            "the list of code files is that of an earlier commit: the newest changes may be "
-            "missing, codes without a key among them"
-        )
-    _use_spare(folder, found)
-    if not found.notes and found.state is not None and not found.state.notes:
-        _use_old_notes(folder, found)
-    return found
-
-
-def _use_old(found: Salvage, old: Salvage) -> None:
-    """Older versions of lost rows: for their keys, and as rows where the state proves them true."""
-    found.facts = found.facts or old.facts
-    older = {id_: row for id_, row in old.items.items() if id_ not in found.items}
-    with_older = replace(found, items=found.items | older)
-    if older and with_older.is_exact():
-        found.items = with_older.items
-    found.keys = old.keys | {i: decode_text(row[1]) for i, row in older.items()} | found.keys
-
-
-def _take_table_row(found: Salvage, unsure: Salvage, record: Record) -> None:
-    rowid, values = record.rowid, record.values
-    if rowid is None:
-        return
-    if len(values) == 3:
-        _take_fact(found, values)
-        return
-    try:
-        if len(values) == _ITEM_WIDTH and item_crc((rowid, *values[1:-1])) == values[-1]:
-            where = found if record.held else unsure
-            where.items[rowid] = [rowid, *values[1:]]
-            return
-    except (TypeError, ValueError, AttributeError):
-        pass
-    with contextlib.suppress(TypeError, ValueError, AttributeError):
-        if len(values) == len(FileRow._fields) + 1:
-            row = FileRow(rowid, *values[1:-1])
-            where = (found if record.held else unsure).files
-            old = where.get(row.number)
-            if row.crc() == values[-1] and (old is None or _age(row) > _age(old)):
-                where[row.number] = row
-
-
-def _age(row: FileRow) -> tuple[int, int]:
-    """Files only grow, and removed positions only become more."""
-    return row.length, row.removed
-
-
-def _take_fact(found: Salvage, values: list[Any]) -> None:
-    name, text, crc = values
-    if not isinstance(text, str) or zlib.crc32(text.encode()) != crc:
-        return
-    with contextlib.suppress(ValueError, TypeError):
-        if name == "index":
-            found.facts = json.loads(text)
-        elif name == "state":
-            state = State(**json.loads(text))
-            if found.state is None or state.commit > found.state.commit:
-                found.state = state
-
-
-def _take_index_row(found: Salvage, record: Record) -> None:
-    values = record.values
-    if record.rowid is not None:
-        return
-    with contextlib.suppress(TypeError, ValueError, AttributeError):
-        if len(values) == 2 and isinstance(values[1], int) and values[0] not in _FACTS:
-            found.keys[values[1]] = decode_text(values[0])
-        elif len(values) == 4 and row_crc((), values[:-1]) == values[-1]:
-            if record.held or (values[0], values[1]) not in found.notes:
-                found.notes[values[0], values[1]] = tuple(values)
-        elif len(values) == len(RemovedRow._fields) + 1:
-            row = RemovedRow(*values[:-1])
-            old = found.removed.get((row.file, row.block))
-            if row.crc() == values[-1] and (old is None or row.changed > old.changed):
-                found.removed[row.file, row.block] = row
-
-
-def _use_spare(folder: Path, found: Salvage) -> None:
-    """Fill in what is missing from the second copy of the small tables."""
-    spare = read_spare(folder)
-    if spare is None:
-        return
+    meta = file.readable_meta()
+    for name in ("index", "index copy", "state"):
+        if isinstance(what := meta.get(name, "is missing"), str):
+            report(f"the row {name!r} of its table meta", what)
+    facts = [meta.get(name) for name in ("index", "index copy")]
+    found.facts = next((one for one in facts if isinstance(one, dict)), None)
+    found.state = meta["state"] if isinstance(meta["state"], State) else None
     if found.facts is None:
-        found.facts = spare.facts
-        found.remarks.append("what the index is was taken from its spare copy")
-    if found.state is None:
-        found.state = spare.state
-        found.remarks.append("the state of the last commit was taken from its spare copy")
-    if not found.knows_files():
-        more = {row.number: row for row in spare.files if row.number not in found.files}
-        found.files |= more
-        found.remarks.append(f"{counted(len(more), 'row')} of code files taken from the spare copy")
-    for row in spare.removed:
-        if row.file in found.files:
-            found.removed.setdefault((row.file, row.block), row)
-
-
-def _use_old_notes(folder: Path, found: Salvage) -> None:
-    """Notes of format 1 lie beside the catalogue."""
-    with contextlib.suppress(Exception):
-        for kind, documents in read_old_notes(folder).items():
-            for name, value in documents.items():
-                row = note_columns(kind, name, json.dumps(value))
-                found.notes[row[0], row[1]] = row
-
-
-# The catalogue's bytes
-
-
-@contextlib.contextmanager
-def _catalogue(folder: Path, found: Salvage, *, whole_log: bool) -> Iterator[RawPages | None]:
-    """The pages of the catalogue; the original is only ever read."""
-    with contextlib.ExitStack() as stack:
-        path = folder / CATALOGUE
-        journal = folder / f"{CATALOGUE}-journal"
-        if journal.is_file() and journal.stat().st_size:
-            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fisherhash-")))
-            path = _rolled_back(folder, place)
+        return found
+    damaged = _read_blocks(file, found, code_bytes(found.facts["bits"]))
+    for number, what in damaged.items():
+        report(block_name(number), what)
+    _read_rows(file, found, keep_rows=keep_rows)
+    for item in found.lost:
+        key = None if item.key is None else item.key.encode(errors="surrogateescape")
+        report(row_problem(item.id, key, ""), item.reason)
+    _count_lost_codes(found, damaged)
+    _read_notes(file, found)
+    if found.lost_notes:
+        report(f"{found.lost_notes} of its notes", "do not match their checksums, or are missing")
+    if found.state is not None:
         try:
-            pages = RawPages(path, whole_log)
-        except OSError as error:
-            found.remarks.append(f"{CATALOGUE} cannot be read: {error.strerror or error}")
-            yield None
-            return
-        stack.callback(pages.close)
-        yield pages
+            found.files = read_files(file, found.state)
+        except (DamagedError, sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            found.problems.append(Problem(str(file.path), str(error), REMEDY))
+    return found
 
 
-def _rolled_back(folder: Path, place: Path) -> Path:
-    """A private copy without what a killed writer wrote in place: SQLite's journal knows it."""
-    for end in ("", "-wal", "-journal"):
-        copy_readable(folder / (CATALOGUE + end), place / (CATALOGUE + end))
-    with contextlib.suppress(sqlite3.Error, FisherhashError):
-        db, _ = connection(place / CATALOGUE, "rw")
-        with contextlib.closing(db):
-            db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    return place / CATALOGUE
-
-
-def copy_readable(source: Path, target: Path) -> str | None:
-    """Copy a regular file, with zeros for what cannot be read; returns what was wrong with it."""
+def structure_problems(file: IndexFile) -> list[Problem]:
+    """What SQLite itself finds wrong with a file."""
+    file.meter.suspend()
     try:
-        fd = open_inside(source.parent, source.name, os.O_RDONLY)
-    except FileNotFoundError:
-        return "is missing"
-    except NotAFileError:
-        return "is not a regular file"
-    except OSError as error:
-        return f"cannot be read: {error.strerror or error}"
-    wrong = None
-    with open(fd, "rb", buffering=0) as file, target.open("wb") as out:
+        lines = [
+            row[0].decode(errors="replace") for row in file.db.execute("PRAGMA integrity_check(20)")
+        ]
+    except sqlite3.DatabaseError as error:
+        _must_be_damage(error)
+        lines = [str(error)]
+    return [
+        Problem(str(file.path), f"is damaged in its structure: {line}", REMEDY)
+        for line in lines
+        if line != "ok"
+    ]
+
+
+def _must_be_damage(error: sqlite3.DatabaseError) -> None:
+    name = getattr(error, "sqlite_errorname", None) or ""
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_INTERRUPT", "SQLITE_NOMEM")):
+        raise error
+
+
+def _each(file: IndexFile, select: str, key: str, first: int, last: int) -> Iterator[Any]:
+    """Rows by their key; those that SQLite cannot read are left out."""
+    todo, failures = [(first, last)], 0
+    query = f"{select} WHERE {key} BETWEEN ? AND ? ORDER BY {key}"
+    while todo and failures < _FAILURES:
+        first, last = todo.pop()
         try:
-            shutil.copyfileobj(file, out, 1 << 20)
-        except OSError as error:
-            wrong = f"cannot be read in places: {error.strerror or error}"
-            for offset in range(0, os.fstat(fd).st_size, PAGE):
-                with contextlib.suppress(OSError):
-                    data = os.pread(fd, PAGE, offset)
-                    out.seek(offset)
-                    out.write(data)
-    return wrong
+            for row in file.db.execute(query, (first, last)):
+                yield row
+                first = max(first, row[0] + 1)
+        except sqlite3.DatabaseError as error:
+            _must_be_damage(error)
+            failures += 1
+            if first < last:
+                middle = (first + last) // 2
+                todo += [(middle + 1, last), (first, middle)]
+
+
+def _read_blocks(file: IndexFile, found: Salvage, width: int) -> dict[int, str]:
+    """Read the blocks; returns what is wrong with the others, by number."""
+    damaged: dict[int, str] = {}
+    state = found.state
+    last = (1 << 48) - 1 if state is None else state.next_id // SLOTS
+    for row in _each(file, SELECT_BLOCKS, "block", 0, last):
+        number = row[0]
+        try:
+            block = read_block(row, width)
+            if state is not None and len(block.ids) and block.ids[-1] >= state.next_id:
+                raise ValueError("has ids that were not given yet")
+        except ValueError as error:
+            damaged[number] = str(error)
+        else:
+            found.blocks[number] = (row[2], block)
+    if state is None:
+        return damaged
+    missing = [n for n in range(min(last + 1, _MOST_MISSING)) if n not in found.blocks]
+    missing = [number for number in missing if number not in damaged]
+    lacking = state.blocks - len(found.blocks) - len(damaged)
+    if lacking > 0:
+        # Without a gap in the ids these are exactly the missing ones.
+        damaged |= dict.fromkeys(missing, "is missing")
+    elif not damaged and state.blocks_sum != sum(crc for crc, _ in found.blocks.values()):
+        damaged[-1] = "are not those of the last commit"
+    return damaged
+
+
+def _read_rows(file: IndexFile, found: Salvage, *, keep_rows: bool) -> None:
+    """Read the rows of items; items whose rows are damaged leave their blocks."""
+    parts = [block for _, block in found.blocks.values()]
+    named = np.concatenate([as_ids(()), *(block.named for block in parts)])
+    hashes = np.concatenate([np.zeros(0, np.uint32), *(block.hashes for block in parts)])
+    expected = dict(zip(named.tolist(), hashes.tolist(), strict=True))
+    bad: dict[int, tuple[str | None, str]] = {}
+    keys: dict[str, int] = {}
+    last = (1 << 62) if found.state is None else found.state.next_id
+    for columns in _each(file, f"SELECT {COLUMNS} FROM items", "id", 0, last):
+        id_, key = columns[0], columns[1]
+        name = decode_text(key) if isinstance(key, bytes) else None
+        try:
+            row = read_row(columns)
+            item_of(row, b"")
+        except ValueError as error:
+            # The hash in the block tells whether the key is what it was.
+            known = name is not None and key_hash(name) == expected.get(id_)
+            if id_ in expected:
+                bad[id_] = (name if known else None, str(error))
+            continue
+        if id_ not in expected:
+            if id_ // SLOTS not in found.blocks:
+                found.lost.append(LostItem(row.key, id_, "its code is damaged"))
+            else:
+                what = row_problem(id_, None, "belongs to no item")
+                found.problems.append(Problem(str(file.path), f"is damaged: {what}", REMEDY))
+        elif expected.pop(id_) != key_hash(row.key) or row.key in keys:
+            bad[id_] = (row.key, "has the key of another item")
+        else:
+            keys[row.key] = id_
+            if keep_rows:
+                found.rows[id_] = row
+    for id_ in expected:
+        bad.setdefault(id_, (None, "is missing"))
+    found.lost += [LostItem(key, id_, reason) for id_, (key, reason) in bad.items()]
+    found.lost.sort(key=lambda item: item.id)
+    gone = as_ids(sorted(bad))
+    for number in np.unique(gone // SLOTS).tolist():
+        crc, block = found.blocks[number]
+        stays, named = ~np.isin(block.ids, gone), ~np.isin(block.named, gone)
+        found.blocks[number] = (
+            crc,
+            Block(block.ids[stays], block.codes[stays], block.named[named], block.hashes[named]),
+        )
+
+
+def _count_lost_codes(found: Salvage, damaged: dict[int, str]) -> None:
+    """Name the ids of damaged blocks, unless every item that they held is known by its key."""
+    state = found.state
+    if state is not None:
+        here = sum(len(block.ids) for _, block in found.blocks.values())
+        if here + len(found.lost) >= state.count:
+            return
+    for number in sorted(damaged):
+        first, last = number * SLOTS, (number + 1) * SLOTS - 1
+        found.lost_codes.append((first, last if state is None else min(last, state.next_id - 1)))
+
+
+def _read_notes(file: IndexFile, found: Salvage) -> None:
+    bad, totals = 0, dict[str, list[int]]()
+    try:
+        for kind, name, value, crc in file.db.execute("SELECT kind, name, value, crc FROM notes"):
+            if note_crc(kind, name, value) != crc:
+                bad += 1
+                continue
+            total = totals.setdefault(decode_text(kind), [0, 0])
+            total[:] = [total[0] + 1, total[1] + crc]
+            found.notes[decode_text(kind), decode_text(name)] = value.decode()
+    except sqlite3.DatabaseError as error:
+        _must_be_damage(error)
+    if found.state is not None and totals != found.state.notes:
+        expected = sum(pair[0] for pair in found.state.notes.values())
+        bad = max(1, bad, expected - len(found.notes))
+    found.lost_notes = bad

@@ -6,6 +6,4 @@ require_package("pymilvus", "milvus", "an index on Milvus")
 
 from fisherhash.index.milvus.index import MilvusIndex  # noqa: E402 (needs pymilvus)
 
-backend = MilvusIndex
-
-__all__ = ["backend"]
+__all__ = ["MilvusIndex"]

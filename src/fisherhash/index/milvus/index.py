@@ -1,23 +1,28 @@
-"""An index in a collection of Milvus; see collection.py for how a commit is made there."""
+"""An index in a collection of Milvus; see rows.py for how a commit is made there.
+
+Milvus returns ties in any order and a page of results at most. A search therefore takes more than k
+results, and if it cannot be told which of the ties have the smallest ids, or if the results fill a
+page, the codes are compared in memory. So are searches with a filter, which is evaluated here: the
+items with a key are read once per commit.
+"""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import json
-import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fisherhash.codes import code_bytes
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.base import SaveModel, Uri
-from fisherhash.index.carried import pack_model
-from fisherhash.index.checks import as_ids, code_rows
+from fisherhash.index.base import CannotWriteError, Files, Uri
+from fisherhash.index.checks import CheckedEntry, NoteTexts, code_rows
 from fisherhash.index.filters import All, Where, parse_filter, select
 from fisherhash.index.items import (
     Codes,
@@ -30,282 +35,389 @@ from fisherhash.index.items import (
     matches_of,
     within_of,
 )
-from fisherhash.index.milvus.collection import (
-    ALL_FIELDS,
+from fisherhash.index.milvus.rows import (
+    FOREVER,
     MAX_TEXT,
     MODEL,
-    MilvusRow,
-    MilvusState,
-    RowStore,
-    milvus_errors,
-    read_milvus_place,
+    NOTE,
+    PAGE,
+    MilvusException,
+    Row,
+    Rows,
+    State,
+    first_line,
+    one_of,
+    read_address,
+    text_hash,
     visible,
 )
-from fisherhash.index.milvus.commit import Commit, recover
-from fisherhash.index.milvus.nearest import Nearest
-from fisherhash.index.server import ServerIndex
+from fisherhash.index.server import ServerIndex, digest_of
 
-logger = logging.getLogger(__name__)
-
+_QUERIES = 64
+_MORE = 256
+"""Results that a search takes beyond the k nearest, to see all ties."""
+_NAMES = 1000
+"""Keys or ids in one expression."""
+_BUFFER = 1 << 14
 Result = TypeVar("Result")
+Hits = list[tuple[int, int]]
 
 
 class MilvusIndex(ServerIndex):
     """An index in a collection of Milvus; one process at a time may write."""
 
-    def __init__(self, collection: RowStore, state: MilvusState, *, write: bool) -> None:
-        self.uri, self.writable = collection.place.uri, write
+    def __init__(self, rows: Rows, state: State, *, write: bool) -> None:
+        self.uri, self.writable = rows.address.uri, write
         self.bits, self.fingerprint, self.model = state.bits, state.fingerprint, state.model
-        self.approximate = collection.place.search == "ivf"
-        self._collection = collection
+        self.approximate = rows.address.search == "ivf"
+        self._rows = rows
         self._closed = False
         self._lock = threading.RLock()
         self._keyed: tuple[int, list[Item]] | None = None
         if write:
-            recover(collection, state)
+            with rows.guard:
+                rows.recover(code_bytes(self.bits))
 
     # Opening
 
     @classmethod
-    def open_at(cls, uri: Uri, *, write: bool) -> Self:
+    def open_at(cls, uri: Uri, *, write: bool, skip_damaged: bool = False) -> Self:
         """See :meth:`Index.open`."""
-        collection = RowStore(read_milvus_place(uri))
-        state = collection.state() if collection.exists() else None
+        rows = Rows(read_address(uri))
+        state = rows.state() if rows.exists() else None
         if state is None:
-            name = collection.place.name
-            raise UsageError(f"{collection.place.uri} does not exist: there is no index {name}")
-        return cls(collection, state, write=write)
+            address = rows.address
+            raise UsageError(f"{address.uri} does not exist: no index {address.collection}")
+        return cls(rows, state, write=write)
 
     @classmethod
-    def create_at(cls, uri: Uri, facts: dict[str, Any], save_model: SaveModel | None) -> Self:
+    def create_at(cls, uri: Uri, facts: dict[str, Any], files: Files) -> Self:
         """See :meth:`Index.create`."""
-        collection = RowStore(read_milvus_place(uri))
-        if collection.exists():
-            raise UsageError(f"{collection.place.uri} exists already")
-        model = pack_model(save_model)
-        state = MilvusState(**facts, archive=model.digest if model else None)
-        try:
-            collection.create(state, code_bytes(facts["bits"]))
-            if model is not None:
-                with Commit(collection, state).making() as commit:
-                    for part in model.parts(MAX_TEXT // 2):
-                        commit.insert_row(MODEL, 0, b"", base64.b64encode(part).decode())
-        except BaseException:
-            with contextlib.suppress(Exception):
-                collection.client.drop_collection(collection.place.name)
-            raise
+        rows = Rows(read_address(uri))
+        if rows.exists():
+            address = rows.address
+            raise UsageError(
+                f"{address.uri} exists already: there is a collection {address.collection}"
+            )
+        state = State(**facts, digest=digest_of(files))
+        rows.create(state, files, code_bytes(facts["bits"]))
         return cls.open_at(uri, write=True)
 
     @classmethod
     def exists_at(cls, uri: Uri) -> bool:
         """See :meth:`Index.exists`."""
-        return RowStore(read_milvus_place(uri)).exists()
-
-    @classmethod
-    def is_index_at(cls, uri: Uri) -> bool:
-        """See :meth:`Index.is_index`."""
-        collection = RowStore(read_milvus_place(uri))
-        return collection.exists() and collection.state() is not None
+        return Rows(read_address(uri)).exists()
 
     def close(self) -> None:
         """See :meth:`Index.close`."""
         self._closed = True
 
-    def _state(self) -> MilvusState:
+    def _state(self) -> State:
         if self._closed:
             raise UsageError(f"{self.uri} was closed")
-        state = self._collection.state()
+        state = self._rows.state()
         if state is None:
             raise FisherhashError(f"{self.uri} was deleted while it was open")
         self.fingerprint = state.fingerprint
         return state
 
-    def _read(self, work: Callable[[MilvusState], Result]) -> Result:
+    def _commit(self) -> int:
+        return self._state().commit
+
+    def _read(self, work: Callable[[State], Result]) -> Result:
         """What is read of one commit; again if rows were removed for good meanwhile."""
         while True:
-            with self._collection.guard:
+            with self._rows.guard:
                 state = self._state()
                 result = work(state)
-            if self._collection.is_local or self._state().compacted == state.compacted:
-                return result
+                if self._rows.address.is_local or self._state().cleaned == state.cleaned:
+                    return result
 
     # Changes
 
     @contextlib.contextmanager
-    def _changing(self, fingerprint: str | None = None) -> Iterator[Commit]:
+    def _changing(self, fingerprint: str | None = None) -> Iterator[_Change]:
         self._must_write()
-        with self._lock, self._collection.guard:
+        with self._lock, self._rows.guard:
             state = self._state()
             self._check_model(fingerprint, unnamed_codes=state.next_id > 0)
-            if fingerprint is not None:
-                state = replace(state, fingerprint=fingerprint)
-            with Commit(self._collection, state).making() as commit:
-                yield commit
-            self.fingerprint = state.fingerprint
-
-    def compact(self, *, seconds: float | None = None) -> dict[str, int]:
-        """See :meth:`Index.compact`."""
-        self._must_write()
-        with self._lock, self._collection.guard:
-            state = self._state()
-            width, gone = code_bytes(self.bits), self._ended_rows(state)
-            if gone:
-                # Announced first: who is reading an older commit reads again.
-                said = replace(state, dead=0, compacted=state.compacted + 1)
-                with Commit(self._collection, said).making():
-                    pass
-                with milvus_errors(self.uri):
-                    self._collection.delete(gone)
-            after = self.count() * width
-            return {
-                "dropped": len(gone),
-                "bytes_before": after + len(gone) * width,
-                "bytes_after": after,
-                "left": 0,
-            }
-
-    def _ended_rows(self, state: MilvusState) -> list[int]:
-        pages = self._collection.pages(state.next_row, f"died <= {state.commit}", ["row"])
-        return [row["row"] for page in pages for row in page]
+            named = replace(state, fingerprint=fingerprint or state.fingerprint)
+            try:
+                change = _Change(self._rows, named)
+                yield change
+                change.commit()
+            except BaseException as error:
+                done = "The change may or may not have been stored"
+                with contextlib.suppress(Exception):
+                    last = self._rows.recover(code_bytes(self.bits))
+                    if last is not None and last.commit == state.commit:
+                        done = "Nothing was added or changed"
+                if isinstance(error, MilvusException):
+                    what = f"{self.uri}: {first_line(error)}"
+                    raise CannotWriteError(what, "see that the server runs", done) from error
+                raise
+            self.fingerprint = named.fingerprint
 
     # Content
 
-    def _items(self, state: MilvusState, expression: str) -> list[Item]:
+    def _items(self, state: State, expression: str) -> list[Item]:
         """Items of a commit, by ascending id."""
-        test = f"id >= 0 and {visible(state.commit)} and {expression}"
-        pages = self._collection.pages(state.next_row, test, ALL_FIELDS)
-        items = [_item(row) for page in pages for row in page]
-        return sorted(items, key=lambda item: item.id)
+        rows = self._rows.all(state, f"id >= 0 and {expression}")
+        return sorted(map(_item, rows), key=lambda item: item.id)
 
     def _found(self, keys: list[str], ids: list[int]) -> Mapping[str | int, Item]:
-        def rows(state: MilvusState) -> Mapping[str | int, MilvusRow]:
-            commit = Commit(self._collection, state)
-            return {**commit.rows_of(keys), **commit.rows_of_ids(ids)}
+        def read(state: State) -> list[Row]:
+            by_key = _rows_of(self._rows, state, keys).values()
+            return [*by_key, *_rows_of_ids(self._rows, state, ids)]
 
-        return {name: _item(row) for name, row in self._read(rows).items()}
+        items = [_item(row) for row in self._read(read)]
+        by_key = {item.key: item for item in items if item.key is not None}
+        return {**by_key, **{item.id: item for item in items}}
 
     def items(self, where: Where | None = None) -> Iterator[Item]:
-        """See :meth:`Index.items`; all of them are read at once, as Milvus keeps no snapshot."""
+        """See :meth:`Index.items`; all of them are read at once, as Milvus has no snapshots."""
         found = parse_filter(where)
         if found:
-            return iter(self._read(lambda state: self._matching(state, found)))
+            return iter(select(self._read(self._with_keys), found, self.uri))
         return iter(self._read(lambda state: self._items(state, "row >= 0")))
 
-    def _matching(self, state: MilvusState, where: All) -> list[Item]:
-        """Items that match a filter; the items with a key are kept until the next commit."""
-        kept = self._keyed
-        if kept is None or kept[0] != state.commit:
-            kept = (state.commit, self._items(state, "hash != 0"))
-            self._keyed = kept
-        return select(kept[1], where, self.uri)
-
-    def _scan(self, block: int) -> Iterator[tuple[Ids, Codes]]:
-        def read(state: MilvusState) -> tuple[Ids, Codes]:
-            test = f"id >= 0 and {visible(state.commit)}"
-            ids: list[int] = []
-            codes: list[bytes] = []
-            for page in self._collection.pages(state.next_row, test, ALL_FIELDS):
-                ids += [row.id for row in page]
-                codes += [row.code for row in page]
-            order = np.argsort(as_ids(ids), kind="stable")
-            return as_ids(ids)[order], self._joined(codes)[order]
-
-        ids, codes = self._read(read)
-        return ((ids[i : i + block], codes[i : i + block]) for i in range(0, len(ids), block))
-
-    def ids(self, where: Where | None = None) -> Ids:
-        """See :meth:`Index.ids`."""
-        found = parse_filter(where)
-
-        def read(state: MilvusState) -> Ids:
-            if found:
-                return as_ids(item.id for item in self._matching(state, found))
-            test = f"id >= 0 and {visible(state.commit)}"
-            pages = self._collection.pages(state.next_row, test, ["id"])
-            return np.sort(as_ids(row["id"] for page in pages for row in page))
-
-        return self._read(read)
+    def _with_keys(self, state: State) -> list[Item]:
+        """All items that have a key; they stay in memory until the next commit."""
+        known = self._keyed
+        if known is None or known[0] != state.commit:
+            self._keyed = known = (state.commit, self._items(state, "hash != 0"))
+        return known[1]
 
     def count(self, where: Where | None = None) -> int:
         """See :meth:`Index.count`."""
         if parse_filter(where):
-            return len(self.ids(where))
-
-        def read(state: MilvusState) -> int:
-            rows = self._collection.query(f"id >= 0 and {visible(state.commit)}", ["count(*)"])
-            return int(rows[0]["count(*)"])
-
-        return self._read(read)
+            return super().count(where)
+        return self._read(lambda state: self._rows.count(f"id >= 0 and {visible(state.commit)}"))
 
     def files(self) -> dict[str, FileState]:
         """See :meth:`Index.files`."""
-        items = self._read(lambda state: self._matching(state, All()))
+        items = self._read(self._with_keys)
         return {i.key: FileState(i.size, i.mtime_ns, i.id) for i in items if i.key is not None}
 
     def notes(self, kind: str) -> dict[str, Any]:
         """See :meth:`Index.notes`."""
-        notes = self._read(lambda state: Commit(self._collection, state).notes())
-        return {name: json.loads(text) for (own, name), (_, text) in notes.items() if own == kind}
+        known = self._read(lambda state: _notes(self._rows, state, kind))
+        return {name: json.loads(text) for name, (_, text) in known.items()}
 
     def info(self) -> dict[str, Any]:
         """See :meth:`Index.info`."""
-        state = self._state()
-        found = super().info()
-        place = self._collection.place
-        return found | {
-            "commit": state.commit,
-            "next_id": state.next_id,
-            "removed": state.dead,
-            "search": place.search,
-        }
+        state, search = self._state(), self._rows.address.search
+        more = {"commit": state.commit, "next_id": state.next_id, "search": search}
+        return super().info() | more
+
+    def _stored_model(self) -> tuple[str | None, dict[str, bytes]]:
+        def read(state: State) -> tuple[str | None, dict[str, bytes]]:
+            files: dict[str, bytes] = {}
+            rows = self._rows.all(state, f"id == {MODEL}")
+            for row in sorted(rows, key=lambda row: row.row):
+                name, part = json.loads(row.text)
+                files[name] = files.get(name, b"") + base64.b64decode(part)
+            return state.digest, files
+
+        return self._read(read)
 
     # Search
 
-    def _nearest(self, state: MilvusState, where: All) -> Nearest:
-        wanted = as_ids(item.id for item in self._matching(state, where)) if where else None
-        return Nearest(self._collection, state, self.bits, wanted)
+    def _search(
+        self, queries: Codes, weights: NDArray[np.int64] | None, k: int, where: All
+    ) -> Matches:
+        found = None
+        if not where and weights is None and k + _MORE < PAGE:
+            codes = code_rows(queries)
+            found = self._read(lambda state: self._nearest(state, codes, k))
+        if found is None:
+            return super()._search(queries, weights, k, where)
+        return matches_of(found)
 
-    def _search(self, queries: Codes, k: int, where: All) -> Matches:
-        codes = code_rows(queries)
-        return matches_of(self._read(lambda state: self._nearest(state, where).search(codes, k)))
+    def _nearest(self, state: State, queries: Sequence[bytes], k: int) -> list[Hits] | None:
+        """The k nearest of each query; None if there are more ties than Milvus returns."""
+        test = f"id >= 0 and {visible(state.commit)}"
+        found: list[Hits] = []
+        for start in range(0, len(queries), _QUERIES):
+            found += self._rows.search(queries[start : start + _QUERIES], k + _MORE, test)
+        for i, hits in enumerate(found):
+            if _has_ties_beyond(hits, k, k + _MORE) and not self.approximate:
+                (hits,) = self._rows.search([queries[i]], PAGE, test)
+                if _has_ties_beyond(hits, k, PAGE):
+                    return None
+            found[i] = sorted(hits, key=_by_distance)[:k]
+        return found
 
     def _within(self, queries: Codes, radius: int, where: All) -> Within:
         codes = code_rows(queries)
-        return within_of(
-            self._read(lambda state: self._nearest(state, where).within(codes, radius))
-        )
+        found = None if where else self._read(lambda state: self._near(state, codes, radius))
+        return super()._within(queries, radius, where) if found is None else within_of(found)
 
-    def _refresh(self) -> None:
-        self._state()
+    def _near(self, state: State, queries: Sequence[bytes], radius: int) -> list[Hits] | None:
+        """Everything within a radius; None if that is more than Milvus returns."""
+        test = f"id >= 0 and {visible(state.commit)}"
+        params = {"radius": radius + 1, "range_filter": 0}
+        if self.approximate:
+            params["nprobe"] = self._rows.address.nlist  # all lists, so that nothing is missed
+        found = []
+        for query in queries:
+            (hits,) = self._rows.search([query], PAGE, test, **params)
+            if len(hits) >= PAGE:
+                return None
+            # Distances are whole numbers, but a range may be open on either side.
+            found.append(sorted((hit for hit in hits if hit[1] <= radius), key=_by_distance))
+        return found
 
     # Health
 
     def verify(self) -> list[Problem]:
         """See :meth:`Index.verify`."""
-        problems, place = [], f"collection {self._collection.place.name}"
-        todo = "copy the index again"
+        problems = self._model_problems()
+        where, todo = f"collection {self._rows.address.collection}", "copy the index again"
         state, items = self._read(lambda state: (state, self._items(state, "row >= 0")))
         keys = [item.key for item in items if item.key is not None]
         last = items[-1].id if items else -1
         if len({item.id for item in items}) < len(items) or last >= state.next_id:
-            problems.append(Problem(place, "has ids twice, or ids that were never given", todo))
+            problems.append(Problem(where, "has ids twice, or ids that were never given", todo))
         if len(set(keys)) < len(keys):
-            problems.append(Problem(place, "has keys twice", todo))
-        return problems + self._model_problems(place)
-
-    def _model_digest(self) -> str | None:
-        return self._state().archive
-
-    def _model_archive(self) -> bytes:
-        rows = self._collection.query(
-            f"id == {MODEL} and {visible(self._state().commit)}", ["row", "text"]
-        )
-        ordered = sorted(rows, key=lambda row: row["row"])
-        return b"".join(base64.b64decode(row["text"]) for row in ordered)
+            problems.append(Problem(where, "has keys twice", todo))
+        return problems
 
 
-def _item(row: Any) -> Item:
+class _Change:
+    """One commit in the making."""
+
+    def __init__(self, rows: Rows, state: State) -> None:
+        self._rows, self._state = rows, state
+        self._width = code_bytes(state.bits)
+        self._new: list[Row] = []
+        self._ended: list[Row] = []
+        self._known: dict[int, Row] = {}
+        self._next_row = state.next_row
+        self.next_id = state.next_id
+
+    def commit(self) -> None:
+        """Make all of it visible at once."""
+        number = self._state.commit + 1
+        self._rows.insert(self._new)
+        self._rows.replace(replace(row, died=number) for row in self._ended)
+        new = replace(self._state, commit=number, next_row=self._next_row, next_id=self.next_id)
+        self._rows.insert_state(new, self._width)
+        with contextlib.suppress(MilvusException):
+            self._rows.delete([-1 - self._state.commit])
+
+    def _insert(self, id_: int, hash_: int, code: bytes | None, text: str) -> None:
+        if len(text) > MAX_TEXT:
+            raise UsageError(
+                f"{self._rows.address.uri}: an item or a note can have {MAX_TEXT:,} bytes at "
+                f"most on Milvus, one has {len(text):,}. Nothing was added"
+            )
+        born = self._state.commit + 1
+        code = code or bytes(self._width)
+        self._new.append(Row(self._next_row, id_, hash_, born, FOREVER, code, text))
+        self._next_row += 1
+        if len(self._new) >= _BUFFER:
+            self._rows.insert(self._new)
+            self._new = []
+
+    def ids_of(self, keys: list[str]) -> dict[str, int]:
+        """Return the ids of those keys that exist."""
+        found = _rows_of(self._rows, self._state, keys)
+        self._known = {row.id: row for row in found.values()}
+        return {key: row.id for key, row in found.items()}
+
+    def insert(self, ids: Sequence[int], entries: list[CheckedEntry]) -> None:
+        """Add items with keys."""
+        for id_, entry in zip(ids, entries, strict=True):
+            self._insert(id_, text_hash(entry.key), entry.code, _text(entry, {}))
+
+    def insert_codes(self, ids: Ids, codes: Codes) -> None:
+        """Add codes without keys."""
+        for id_, code in zip(ids.tolist(), code_rows(codes), strict=True):
+            self._insert(id_, 0, code, "")
+
+    def update(self, entries: dict[int, CheckedEntry]) -> None:
+        """Change the fields that are given, of items that :meth:`ids_of` found."""
+        for id_, entry in entries.items():
+            old = self._known[id_]
+            self._ended.append(old)
+            self._insert(id_, old.hash, entry.code or old.code, _text(entry, json.loads(old.text)))
+
+    def delete(self, keys: list[str], ids: Ids) -> dict[int, str | None]:
+        """Remove items; returns the keys of those that were there, by id."""
+        by_key = _rows_of(self._rows, self._state, keys).values()
+        rows = [*by_key, *_rows_of_ids(self._rows, self._state, ids.tolist())]
+        gone = {row.id: row for row in rows}
+        self._ended += gone.values()
+        return {id_: _item(row).key for id_, row in gone.items()}
+
+    def write_notes(self, notes: NoteTexts) -> None:
+        """Write and remove notes."""
+        known = {kind: _notes(self._rows, self._state, kind) for kind, _ in notes}
+        for (kind, name), text in notes.items():
+            if name in known[kind]:
+                self._ended.append(known[kind][name][0])
+            if text is not None:
+                self._insert(NOTE, text_hash(kind), None, json.dumps([kind, name, text]))
+
+
+def _rows_of(rows: Rows, state: State, keys: list[str]) -> dict[str, Row]:
+    """The rows of those keys that exist."""
+    hashes = {text_hash(key) for key in keys if _is_key(key)}
+    found = {_item(row).key: row for row in _select(rows, state, "hash", hashes)}
+    return {key: found[key] for key in keys if key in found}
+
+
+def _rows_of_ids(rows: Rows, state: State, ids: Iterable[int]) -> list[Row]:
+    """The rows of those ids that exist."""
+    return list(_select(rows, state, "id", {id_ for id_ in ids if id_ >= 0}))
+
+
+def _select(rows: Rows, state: State, name: str, values: Iterable[int]) -> Iterator[Row]:
+    wanted = list(values)
+    for start in range(0, len(wanted), _NAMES):
+        test = one_of(name, wanted[start : start + _NAMES])
+        yield from rows.query(f"id >= 0 and {visible(state.commit)} and {test}")
+
+
+def _notes(rows: Rows, state: State, kind: str) -> dict[str, tuple[Row, str]]:
+    """The notes of a kind by name: their rows and JSON texts."""
+    known = {}
+    for row in rows.all(state, f"id == {NOTE} and hash == {text_hash(kind)}"):
+        own, name, text = json.loads(row.text)
+        if own == kind:
+            known[name] = (row, text)
+    return dict(sorted(known.items(), key=lambda one: ascii(one[0])))
+
+
+def _text(entry: CheckedEntry, old: dict[str, Any]) -> str:
+    """The fields of an item that has a key, after an entry."""
+    given = {name: v for name, v in entry._asdict().items() if v is not None and name != "code"}
+    for name in ("labels", "metadata") & given.keys():
+        given[name] = json.loads(given[name])
+    return json.dumps(old | given)
+
+
+def _item(row: Row) -> Item:
     if not row.text:
         return Item(row.id, row.code)
     known = json.loads(row.text)
     return Item(row.id, row.code, **(known | {"labels": tuple(known.get("labels", ()))}))
+
+
+def _is_key(key: str) -> bool:
+    try:
+        key.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _by_distance(hit: tuple[int, int]) -> tuple[int, int]:
+    return hit[1], hit[0]
+
+
+def _has_ties_beyond(hits: Hits, k: int, limit: int) -> bool:
+    """Whether results that were not returned may be as near as the k-th."""
+    distances = sorted(distance for _, distance in hits)
+    return len(hits) >= limit and distances[k - 1] == distances[-1]

@@ -6,6 +6,4 @@ require_package("psycopg", "postgres", "an index on PostgreSQL")
 
 from fisherhash.index.postgres.index import PostgresIndex  # noqa: E402 (needs psycopg)
 
-backend = PostgresIndex
-
-__all__ = ["backend"]
+__all__ = ["PostgresIndex"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import errors as pg_errors
@@ -13,11 +14,21 @@ from psycopg import pq
 from psycopg.adapt import Buffer, Loader
 
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.base import CannotWriteError, UnknownOutcomeError
-from fisherhash.index.postgres.place import Place
+from fisherhash.index.base import CannotWriteError, Uri
+from fisherhash.index.uris import Option, read_uri
 
-Connection = psycopg.Connection
 Cursor = psycopg.Cursor
+# The numbers are pgvector's own defaults, but for ef_search, which it has at 40.
+_OPTIONS: dict[str, Option] = {
+    "index": "",
+    "search": ("exact", "hnsw"),
+    "m": 16,
+    "ef_construction": 64,
+    "ef_search": 200,
+}
+_RESERVED = "fisherhash_"
+"""Tables with names that begin like this hold what is not an item."""
+MAX_EF = 1000
 _MAX_IDLE = 4
 _BIT = 1560
 _REFUSED = (
@@ -26,6 +37,48 @@ _REFUSED = (
     pg_errors.InvalidAuthorizationSpecification,
     pg_errors.InvalidCatalogName,
 )
+_LOST = (psycopg.OperationalError, psycopg.InterfaceError)
+
+
+class Address(NamedTuple):
+    """An index on a PostgreSQL server, as its URI says.
+
+    Attributes:
+        uri: as messages show it, without the password.
+        conninfo: what psycopg connects to.
+        table: the table of the index.
+        search: ``exact``, or ``hnsw`` for the approximate graph of pgvector.
+        m: neighbours per node of the graph.
+        ef_construction: candidates per node while the graph is built.
+        ef_search: candidates per query.
+    """
+
+    uri: str
+    conninfo: str
+    table: str
+    search: str
+    m: int
+    ef_construction: int
+    ef_search: int
+
+    def run(self, cursor: Cursor, query: str, values: Sequence[Any] = ()) -> Cursor:
+        """Execute a query with ``{table}`` in it; values are parameters, never part of it."""
+        return cursor.execute(self.sql(query), values)
+
+    def sql(self, query: str) -> bytes:
+        """Return a query with the name of the table, which has no character to be quoted."""
+        return query.replace("{table}", f'"{self.table}"').encode()
+
+
+def read_address(uri: Uri) -> Address:
+    """Parse ``postgresql://USER@HOST/DATABASE?index=NAME``; other options go to PostgreSQL."""
+    shown, rest, options = read_uri(str(uri), _OPTIONS, strict=False)
+    address = Address(shown, rest, options.pop("index"), **options)
+    if address.table.startswith(_RESERVED):
+        raise UsageError(f"the name of an index cannot begin with {_RESERVED}, got {address.table}")
+    if address.ef_search > MAX_EF:
+        raise UsageError(f"ef_search can be {MAX_EF} at most, got {address.ef_search}")
+    return address
 
 
 class _BitLoader(Loader):
@@ -40,94 +93,69 @@ class _BitLoader(Loader):
 class Connections:
     """Connections to the server of an index; threads and open iterators have one each."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._idle: list[Connection] = []
-        self._lock = threading.Lock()
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._idle: deque[psycopg.Connection] = deque()
         self._closed = False
         self._process = os.getpid()
 
     def close(self) -> None:
         """Close those that nobody uses; the others are closed when they are given back."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        if self._process == os.getpid():
-            for connection in idle:
-                connection.close()
+        self._closed = True
+        while self._process == os.getpid() and self._idle:
+            self._idle.pop().close()
 
-    def _take(self) -> Connection:
-        uri = self._place.uri
+    @contextlib.contextmanager
+    def transaction(self, *, write: bool = False) -> Iterator[Cursor]:
+        """One snapshot for all that is read inside; with ``write``, one commit at the end."""
+        uri = self._address.uri
+        with _explained(uri, write=write):
+            connection = self._take()
+            level = psycopg.IsolationLevel
+            try:
+                connection.isolation_level = (
+                    level.READ_COMMITTED if write else level.REPEATABLE_READ
+                )
+                connection.read_only = not write
+                with connection.cursor(binary=True) as cursor:
+                    yield cursor
+                try:
+                    connection.commit()
+                except _LOST as error:
+                    raise CannotWriteError(
+                        f"{uri}: the connection was lost during a commit ({_first_line(error)})",
+                        "look at the index",
+                        done="The change may or may not have been stored",
+                    ) from error
+            finally:
+                self._give_back(connection)
+
+    def _take(self) -> psycopg.Connection:
+        uri = self._address.uri
         if self._closed:
             raise UsageError(f"{uri} was closed")
         if self._process != os.getpid():
             raise UsageError(f"{uri} was opened before this process was forked; open it again here")
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        connection = psycopg.connect(self._place.conninfo, application_name="fisherhash")
+        with contextlib.suppress(IndexError):
+            return self._idle.pop()
+        connection = psycopg.connect(self._address.conninfo, application_name="fisherhash")
         connection.adapters.register_loader(_BIT, _BitLoader)
         # Searches look expensive to the planner, and compiling them costs more than they do.
         connection.execute("SET jit = off")
         connection.commit()
         return connection
 
-    def _give_back(self, connection: Connection) -> None:
-        usable = not connection.closed
-        if usable and connection.info.transaction_status != pq.TransactionStatus.IDLE:
-            with contextlib.suppress(psycopg.Error):
-                connection.rollback()
-            usable = not connection.closed
-        with self._lock:
-            if usable and not self._closed and len(self._idle) < _MAX_IDLE:
-                self._idle.append(connection)
-                return
-        connection.close()
-
-    @contextlib.contextmanager
-    def connection(self) -> Iterator[Connection]:
-        """A connection; errors of the server become ours."""
-        with explained(self._place.uri):
-            connection = self._take()
-            try:
-                yield connection
-            finally:
-                self._give_back(connection)
-
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[Cursor]:
-        """One snapshot for all that is read inside."""
-        with self.connection() as connection:
-            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-            connection.read_only = True
-            yield connection.cursor(binary=True)
+    def _give_back(self, connection: psycopg.Connection) -> None:
+        with contextlib.suppress(psycopg.Error):
             connection.rollback()
-
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[Cursor]:
-        """One transaction: all that is done inside is committed at the end, or nothing is."""
-        with self.connection() as connection:
-            connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-            connection.read_only = False
-            try:
-                yield connection.cursor(binary=True)
-            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-                raise CannotWriteError(
-                    f"{self._place.uri}: {_first_line(error)}", "see that the server runs"
-                ) from error
-            try:
-                connection.commit()
-            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-                raise UnknownOutcomeError(
-                    f"{self._place.uri}: the connection was lost during a commit "
-                    f"({_first_line(error)})",
-                    "look at the index",
-                    done="The change may or may not have been stored",
-                ) from error
+        if connection.closed or self._closed or len(self._idle) >= _MAX_IDLE:
+            connection.close()
+        else:
+            self._idle.append(connection)
 
 
 @contextlib.contextmanager
-def explained(uri: str) -> Iterator[None]:
+def _explained(uri: str, *, write: bool) -> Iterator[None]:
     """Turn errors of the server into errors that say what to do."""
     try:
         yield
@@ -137,7 +165,11 @@ def explained(uri: str) -> Iterator[None]:
         ) from error
     except _REFUSED as error:
         raise UsageError(f"{uri} refuses: {_first_line(error)}") from error
-    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+    except _LOST as error:
+        if write:
+            raise CannotWriteError(
+                f"{uri}: {_first_line(error)}", "see that the server runs"
+            ) from error
         raise FisherhashError(
             f"{uri} cannot be reached: {_first_line(error)}. Is the server running?"
         ) from error

@@ -79,7 +79,8 @@ function bits(number) {
 function params() {
   const chosen = new URLSearchParams();
   for (const [name, value] of new FormData(controls)) {
-    if (name === "radius" && value === radius?.dataset.any) continue;
+    const real = controls.elements.ranking?.value === "real";
+    if (name === "radius" && (real || value === radius?.dataset.any)) continue;
     if (name === "k" && value === count.dataset.usual) continue;
     if (name === "ranking" && value === "hamming") continue;
     chosen.append(name, value);

@@ -1,0 +1,247 @@
+"""From image files to codes: in this process, in worker processes, or on a cluster.
+
+Every door to an index (sync, add, the codes for copies) encodes through an :class:`Encoder`, so the
+same files get the same codes wherever they are computed.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fisherhash.data.collection import Collection
+from fisherhash.data.folders import ImageFile
+from fisherhash.data.readers import FileReader
+from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.index.items import Codes
+from fisherhash.system.remote import is_url
+
+if TYPE_CHECKING:
+    from fisherhash.model.hasher import EncodedBlock, Hasher
+
+IMAGES_PER_COMMIT = 128
+"""A few seconds of work."""
+CHUNK = 64
+"""Images that a worker of a cluster encodes at a time."""
+_AHEAD = 2
+_ATTEMPTS = 5
+"""Workers that a chunk may take down before its images are to blame."""
+
+
+class Encoder:
+    """Encodes image files; the hasher is loaded when the first file is due.
+
+    Args:
+        hasher: returns the hasher of the index.
+        codes: codes that are known already, because a hasher was fitted to these images, by key.
+        workers: number of processes that encode; 0 means this one, None lets the work decide.
+    """
+
+    def __init__(
+        self,
+        hasher: Callable[[], Hasher],
+        *,
+        codes: Mapping[str, Codes] | None = None,
+        workers: int | None = None,
+    ) -> None:
+        self.hasher, self.codes, self.workers = hasher, codes or {}, workers
+
+    def blocks(self, name: str, files: Sequence[ImageFile]) -> Iterator[EncodedBlock]:
+        """The codes of files, a block at a time; first those that are known.
+
+        Args:
+            name: names the work in the progress bar.
+            files: the files; the indices of the blocks count them.
+        """
+        from fisherhash.model.hasher import EncodedBlock
+
+        known = [number for number, file in enumerate(files) if file.key in self.codes]
+        for start in range(0, len(known), IMAGES_PER_COMMIT):
+            some = known[start : start + IMAGES_PER_COMMIT]
+            codes = np.stack([self.codes[files[number].key] for number in some])
+            yield EncodedBlock(np.array(some), codes, None, [])
+        rest = np.setdiff1d(np.arange(len(files)), known)
+        if len(rest):
+            yield from self._computed(name, files, rest)
+
+    def _computed(
+        self, name: str, files: Sequence[ImageFile], rest: np.ndarray
+    ) -> Iterator[EncodedBlock]:
+        collection = collection_of(name, files)
+        return self.hasher().encode_blocks(
+            collection, rest, block=IMAGES_PER_COMMIT, workers=self.workers
+        )
+
+    def close(self) -> None:
+        """End what was started to encode."""
+
+
+def collection_of(name: str, files: Sequence[ImageFile]) -> Collection:
+    """Image files, or images behind URLs, under their keys, without labels."""
+    paths = [file.path for file in files]
+    reader: Any = FileReader(os.sep, paths)
+    if any(map(is_url, paths)):
+        from fisherhash.data.remote import RemoteReader
+
+        reader = RemoteReader(paths)
+    return Collection(
+        name=name,
+        names=[file.key for file in files],
+        labels=np.zeros((len(files), 0), dtype=np.uint8),
+        classes=(),
+        reader=reader,
+        kind="photos",
+    )
+
+
+def files_of(hasher: Hasher) -> dict[str, bytes]:
+    """The files of a hasher's model folder, which an index carries."""
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            hasher.save(folder)
+            return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+    except OSError as error:
+        raise FisherhashError(f"the model cannot be written for the index: {error}") from error
+
+
+class ClusterEncoder(Encoder):
+    """Encodes on a Ray cluster: actors read and encode images, this process writes the index.
+
+    A chunk whose worker is lost goes to another one.
+
+    Args:
+        hasher: returns the hasher of the index.
+        address: HOST:PORT of the cluster; empty for the one that this machine belongs to, or a new
+            one on this machine.
+        codes: as for :class:`Encoder`.
+        workers: number of actors; by default one per GPU, or one per core where there is none.
+        device: ``cpu``, ``cuda``, or ``auto`` for GPUs where there are some.
+    """
+
+    def __init__(
+        self,
+        hasher: Callable[[], Hasher],
+        address: str,
+        *,
+        codes: Mapping[str, Codes] | None = None,
+        workers: int | None = None,
+        device: str = "auto",
+    ) -> None:
+        from fisherhash.index.cluster.actors import connect_ray
+
+        super().__init__(hasher, codes=codes, workers=workers)
+        connect_ray(address, f"ray://{address}")
+        import ray
+
+        self._device, self._actors = device, []
+        self._gpus = int(ray.cluster_resources().get("GPU", 0)) if device != "cpu" else 0
+        if device == "cuda" and not self._gpus:
+            raise UsageError("the cluster has no GPU; use --device cpu")
+
+    def _start(self) -> None:
+        import ray
+
+        from fisherhash.index.cluster.actors import start_actor
+
+        about, gpus = self.hasher().about, self._gpus
+        model = str(about["builtin"]) if "builtin" in about else files_of(self.hasher())
+        stored, cpus = ray.put(model), max(1, int(ray.cluster_resources().get("CPU", 1)))
+        count = self.workers or gpus or cpus
+        # Half of what a worker uses: if its node ends, it is started again on another one, where it
+        # would wait for ever if that were full.
+        needs = {"num_gpus": 1, "num_cpus": 0} if gpus else {"num_cpus": min(1.0, cpus / count) / 2}
+        options = {"scheduling_strategy": "SPREAD", **needs}
+        where = "cuda" if gpus else "cpu"
+        self._actors = [start_actor(EncodingWorker, stored, where, **options) for _ in range(count)]
+
+    def _computed(
+        self, name: str, files: Sequence[ImageFile], rest: np.ndarray
+    ) -> Iterator[EncodedBlock]:
+        import ray
+        from ray.exceptions import RayActorError, RayTaskError
+
+        if not self._actors:
+            self._start()
+        fingerprint = self.hasher().fingerprint()
+        waiting = list(range(0, len(rest), CHUNK))[::-1]
+        attempts = dict.fromkeys(waiting, 0)
+        running: dict[Any, tuple[int, int]] = {}
+
+        def send(worker: int) -> None:
+            start = waiting.pop()
+            some = [files[number] for number in rest[start : start + CHUNK].tolist()]
+            running[self._actors[worker].encode.remote(some)] = (worker, start)
+
+        for worker in list(range(len(self._actors))) * _AHEAD:
+            if waiting:
+                send(worker)
+        while running:
+            (ref, *_), _ = ray.wait(list(running), num_returns=1)
+            worker, start = running.pop(ref)
+            try:
+                made, blocks = ray.get(ref)
+            except RayActorError:
+                attempts[start] += 1
+                if attempts[start] >= _ATTEMPTS:
+                    raise FisherhashError(
+                        f"{_ATTEMPTS} workers ended while they encoded {files[rest[start]].key} "
+                        "and the images after it. What is done is stored; the same command goes on"
+                    ) from None
+                waiting.append(start)
+                worker = (worker + 1) % len(self._actors)
+            except RayTaskError as error:
+                raise FisherhashError(f"a worker failed: {error.cause}") from error
+            else:
+                if made != fingerprint:
+                    raise FisherhashError(
+                        "a node of the cluster has another version of the model than this process; "
+                        "install the same fisherhash on all of them"
+                    )
+                for block in blocks:
+                    numbers = rest[start : start + CHUNK]
+                    skipped = [replace(one, index=int(numbers[one.index])) for one in block.skipped]
+                    yield replace(block, indices=numbers[block.indices], skipped=skipped)
+            if waiting:
+                send(worker)
+
+    def close(self) -> None:
+        """End the workers."""
+        import ray
+
+        for actor in self._actors:
+            ray.kill(actor)
+
+
+class EncodingWorker:
+    """The actor that encodes: it loads the model once, and reads images by path or URL.
+
+    Args:
+        model: the name of a built-in hasher, or the files of another one's folder.
+        device: where to encode.
+    """
+
+    def __init__(self, model: str | dict[str, bytes], device: str) -> None:
+        self._folder = tempfile.TemporaryDirectory()  # as long as the actor: it may be mapped
+        self._hasher = _loaded(model, self._folder.name, device)
+
+    def encode(self, files: list[ImageFile]) -> tuple[str, list[EncodedBlock]]:
+        """The model's fingerprint, and the codes of some images."""
+        source = collection_of("a chunk", files)
+        return self._hasher.fingerprint(), list(self._hasher.encode_blocks(source, workers=0))
+
+
+def _loaded(model: str | dict[str, bytes], folder: str, device: str) -> Hasher:
+    from fisherhash.model.hasher import Hasher
+
+    if isinstance(model, str):
+        return Hasher.load_builtin(model, device=device)
+    for name, data in model.items():
+        with open(os.path.join(folder, os.path.basename(name)), "wb") as file:
+            file.write(data)
+    return Hasher.load(folder, device=device)

@@ -1,0 +1,532 @@
+"""The SQLite file of an index: its tables, and a connection that a stranger's file cannot misuse.
+
+The file is in WAL mode and every commit waits for the disk. Its schema is compared with ours before
+anything else is read, so that there are no views, triggers or computed columns, and a statement may
+take only as many steps as the size of the file explains.
+
+The file is never opened but through SQLite: closing any other handle to it would drop the locks
+that SQLite holds for this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+import sqlite3
+import stat
+import time
+import weakref
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.index.base import CannotReadError, CannotWriteError, DamagedError, Files
+from fisherhash.system.storage import NEW, fsync_file, fsync_folder, make_folder, remove_old_drafts
+
+APPLICATION = 0x46484958  # "FHIX"
+FORMAT = 1
+REMEDY = "Restore it from a copy, or save what is left with: fisherhash index repair INDEX"
+"""What to do about damage: the end of many a message."""
+SCHEMA = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE items (id INTEGER PRIMARY KEY, key TEXT NOT NULL, path TEXT, size INTEGER,
+    mtime_ns INTEGER, labels TEXT NOT NULL, metadata TEXT NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE blocks (block INTEGER PRIMARY KEY, changed INTEGER NOT NULL, crc INTEGER NOT NULL,
+    present BLOB NOT NULL, named BLOB NOT NULL, hashes BLOB NOT NULL, codes BLOB NOT NULL);
+CREATE INDEX blocks_changed ON blocks (changed);
+CREATE TABLE notes (kind TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL,
+    crc INTEGER NOT NULL, PRIMARY KEY (kind, name)) WITHOUT ROWID;
+CREATE TABLE files (name TEXT NOT NULL, part INTEGER NOT NULL, bytes BLOB NOT NULL,
+    crc INTEGER NOT NULL, PRIMARY KEY (name, part));
+"""
+_PART = 1 << 24
+WAIT_SECONDS = 30.0
+"""How long a change waits for the changes of other processes."""
+_BUSY_SECONDS = 0.2
+_MOST = 1 << 62
+_TICK = 20_000
+_FEWEST_STEPS = 20_000_000
+_STEPS_PER_BYTE = 16
+_LIMITS = {
+    sqlite3.SQLITE_LIMIT_LENGTH: 1 << 28,
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 1_000_000,
+    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 4,
+    sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
+    sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
+    sqlite3.SQLITE_LIMIT_ATTACHED: 1,
+}
+_NOT_WRITTEN = (
+    "SQLITE_FULL",
+    "SQLITE_IOERR_WRITE",
+    "SQLITE_IOERR_SHM",
+    "SQLITE_IOERR_FSYNC",
+    "SQLITE_IOERR_DIR_FSYNC",
+    "SQLITE_IOERR_TRUNCATE",
+    "SQLITE_IOERR_DELETE",
+    "SQLITE_READONLY",
+)
+_BAD_CONTENT = ("SQLITE_IOERR_SHORT_READ", "SQLITE_IOERR_CORRUPTFS", "SQLITE_IOERR_DATA")
+_NOT_READ = ("SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_NOMEM", "SQLITE_PROTOCOL")
+
+
+class State(NamedTuple):
+    """What the last commit left.
+
+    Attributes:
+        commit: its number.
+        next_id: the id of the next new item.
+        count: items.
+        blocks: rows of the table of blocks.
+        blocks_sum: sum of their checksums.
+        notes: number and sum of the checksums of the notes of each kind.
+        files: number and sum of the checksums of the parts of files.
+    """
+
+    commit: int = 1
+    next_id: int = 0
+    count: int = 0
+    blocks: int = 0
+    blocks_sum: int = 0
+    notes: dict[str, list[int]] = {}  # noqa: RUF012 (never changed, only replaced)
+    files: list[int] = [0, 0]  # noqa: RUF012
+
+    @classmethod
+    def read(cls, value: Any) -> State:
+        """A state from JSON; a checksum does not prove that a writer stored it."""
+        state = cls(**value)
+        numbers = [*state[:5], *state.files, *(n for pair in state.notes.values() for n in pair)]
+        if not all(type(number) is int and 0 <= number < _MOST for number in numbers):
+            raise ValueError("a number is out of range")
+        if {len(state.files), *map(len, state.notes.values())} != {2}:
+            raise ValueError("a sum is missing")
+        return state
+
+
+def check_facts(value: Any) -> dict[str, Any]:
+    """What an index is: ``bits``, ``fingerprint`` and ``model``, if a writer could store it."""
+    bits, fingerprint, model = (value[name] for name in ("bits", "fingerprint", "model"))
+    if type(bits) is not int or not 1 <= bits <= 1024:
+        raise ValueError("bits is out of range")
+    if not isinstance(fingerprint, str | None) or not isinstance(model, dict):
+        raise ValueError("the fingerprint or the model is none")
+    return value
+
+
+class _Meter:
+    """Ends statements that take more steps than the size of their file explains.
+
+    It also lets Python handle signals while SQLite works.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.refill(0)
+
+    def refill(self, values: int) -> None:
+        """Allow the steps for the next statements, which compare with that many values."""
+        size = 0
+        for end in ("", "-wal"):
+            with contextlib.suppress(OSError):
+                size += os.stat(f"{self._path}{end}").st_size
+        self.left = _FEWEST_STEPS + _STEPS_PER_BYTE * size * (1 + values)
+
+    def suspend(self) -> None:
+        """Allow any number of steps."""
+        self.left = 1 << 62
+
+    def tick(self) -> bool:
+        """Called by SQLite every few steps; True ends the statement."""
+        self.left -= _TICK
+        return self.left < 0
+
+
+class IndexFile:
+    """A connection to the file of an index.
+
+    Args:
+        path: the file.
+        write: whether it may be changed.
+    """
+
+    def __init__(self, path: Path, *, write: bool) -> None:
+        self.path, self.write = path, write
+        self._place = os.path.realpath(path)
+        self._identity = _check_files(path, Path(self._place))
+        folder = os.path.dirname(self._place)
+        writable = os.access(self._place, os.W_OK) and os.access(folder, os.W_OK)
+        if write and not writable:
+            raise FisherhashError(
+                f"{path} cannot be opened for writing: no permission to write it or its folder. "
+                "Reading it may still work; to change it, get the permission or copy the file"
+            )
+        # A connection that may write clears up after the last one; queries only do not write.
+        self.immutable = not writable and not _size(f"{self._place}-wal")
+        mode = "rw" if writable else "ro&immutable=1" if self.immutable else "ro"
+        self.meter = _Meter(path)
+        with self.explained():
+            self.db = sqlite3.connect(
+                f"{Path(self._place).as_uri()}?mode={mode}",
+                uri=True,
+                timeout=_BUSY_SECONDS,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            # Also without close(): the log must not stay beside the file.
+            self._closing = weakref.finalize(self, _close, self.db, os.getpid())
+            try:
+                self._prepare()
+            except BaseException:
+                self.close()
+                raise
+
+    def _prepare(self) -> None:
+        db = self.db
+        for name, most in _LIMITS.items():
+            db.setlimit(name, most)
+        if hasattr(db, "setconfig"):
+            db.setconfig(sqlite3.SQLITE_DBCONFIG_DEFENSIVE, True)  # type: ignore[attr-defined]
+        db.set_progress_handler(self.meter.tick, _TICK)
+        db.text_factory = bytes
+        for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0"):
+            db.execute(f"PRAGMA {pragma}")
+        found = [
+            db.execute(f"PRAGMA {n}").fetchone()[0] for n in ("application_id", "user_version")
+        ]
+        if found[0] != APPLICATION:
+            raise UsageError(f"{self.path} is no index of fisherhash, but another file of SQLite")
+        if found[1] != FORMAT:
+            raise FisherhashError(
+                f"{self.path} has the format {found[1]}, and this version of fisherhash reads "
+                f"format {FORMAT}; update fisherhash, or make the index again with: fisherhash "
+                "index sync"
+            )
+        found, expected = _schema(db), _expected()
+        if found != expected:
+            names = ", ".join(sorted(row[1][:40] for row in found ^ expected)[:3])
+            raise self.damaged(f"its tables are not those of an index ({names})")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA cache_size = -65536")
+        if self.write:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute(f"PRAGMA journal_size_limit = {64 << 20}")
+        else:
+            db.execute("PRAGMA query_only = ON")
+
+    def close(self) -> None:
+        """Release the file; again does nothing."""
+        self._closing()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was not closed."""
+        return self._closing.alive
+
+    def is_the_file(self) -> bool:
+        """Whether the file is still the one that its path names."""
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self._identity
+
+    def version(self) -> Any:
+        """Something that differs after every commit of another connection."""
+        if self.immutable:
+            with contextlib.suppress(OSError):
+                found = os.stat(self._place)
+                return found.st_size, found.st_mtime_ns
+        return self.db.execute("PRAGMA data_version").fetchone()[0]
+
+    # Transactions
+
+    def begin(self, *, write: bool = False) -> None:
+        """Start a transaction; one that writes waits for its turn.
+
+        Raises:
+            FisherhashError: other processes kept on writing for too long.
+        """
+        self.rollback()
+        self.meter.refill(0)
+        end = time.monotonic() + WAIT_SECONDS
+        while True:
+            try:
+                self.db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+                self.db.execute("SELECT count(*) FROM meta").fetchone()
+            except sqlite3.OperationalError as error:
+                self.rollback()
+                if not _is_busy(error) or time.monotonic() > end:
+                    raise
+            else:
+                break
+        if write:
+            self.meter.suspend()
+
+    def rollback(self) -> None:
+        """End a transaction, if there is one; nothing of it happened."""
+        if self.db.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
+                self.db.execute("ROLLBACK")
+
+    def meta(self) -> tuple[dict[str, Any], State]:
+        """What the index is, and the state of the last commit.
+
+        Raises:
+            DamagedError: one of both is not what was written.
+        """
+        found = self.readable_meta()
+        for name in ("index", "state"):
+            if isinstance(found[name], str):
+                raise self.damaged(f"the row {name!r} of its table meta {found[name]}")
+        return found["index"], found["state"]
+
+    def readable_meta(self) -> dict[str, Any]:
+        """The rows of the table meta by name; a text says what is wrong with one."""
+        found: dict[str, Any] = {"index": "is missing", "state": "is missing"}
+        for name, value, crc in self.db.execute("SELECT name, value, crc FROM meta LIMIT 10"):
+            name = name.decode(errors="replace")
+            try:
+                if zlib.crc32(value, zlib.crc32(name.encode())) != crc:
+                    raise ValueError("does not match its checksum")
+                # A copy serves to repair.
+                kind = State.read if name == "state" else check_facts
+                found[name] = kind(json.loads(value))
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                found[name] = f"is damaged: {error}"
+        return found
+
+    def put_meta(self, *, facts: dict[str, Any] | None = None, state: State | None = None) -> None:
+        """Write what the index is, or the state, or both."""
+        given: dict[str, Any] = {"index": facts, "index copy": facts}
+        given["state"] = None if state is None else state._asdict()
+        for name, value in given.items():
+            if value is not None:
+                text = json.dumps(value).encode()
+                crc = zlib.crc32(text, zlib.crc32(name.encode()))
+                row = (name, text.decode(), crc)
+                self.db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", row)
+
+    # Errors
+
+    def damaged(self, what: str) -> DamagedError:
+        """The error for something that is not what was written."""
+        return DamagedError(f"{self.path} is damaged: {what}. {REMEDY}")
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turn errors of SQLite into errors that say what to do."""
+        try:
+            yield
+        except (sqlite3.Error, MemoryError, OverflowError, UnicodeError) as error:
+            raise self._explain(error) from error
+
+    def _explain(self, error: Exception) -> BaseException:
+        path, name = self.path, getattr(error, "sqlite_errorname", None) or ""
+        if _is_busy(error):
+            return FisherhashError(
+                f"{path} is being changed by another process, and did not become free within "
+                f"{WAIT_SECONDS:.0f} s. Nothing was changed; try again when that one has finished"
+            )
+        if name == "SQLITE_INTERRUPT":
+            if self.meter.left >= 0:
+                # SQLite ends a statement when Python's signal handler raised, and hides the reason.
+                return KeyboardInterrupt()
+            return self.damaged("reading it takes more steps than its size explains")
+        if name == "SQLITE_NOTADB":
+            return UsageError(f"{path} is no index, or its first bytes are damaged: {error}")
+        if name.startswith(_NOT_WRITTEN):
+            return cannot_write(path, error)
+        if isinstance(error, MemoryError):
+            return CannotReadError(f"{path} cannot be read: there is not enough memory. Try again")
+        if name.startswith(_NOT_READ) and not name.startswith(_BAD_CONTENT):
+            return CannotReadError(
+                f"{path} cannot be read: {error} ({name}). Check the disk and the permissions, "
+                "then try again; what was written may still be whole"
+            )
+        if name.startswith(("SQLITE_CONSTRAINT", "SQLITE_TOOBIG", "SQLITE_MISUSE")):
+            return FisherhashError(f"{path} refused a change: {error}. Nothing was changed")
+        return self.damaged(str(error))
+
+
+def cannot_write(path: Path, error: Exception) -> CannotWriteError:
+    """The error for a write that the system or SQLite refused."""
+    reason = getattr(error, "strerror", None) or error
+    name = getattr(error, "sqlite_errorname", None) or ""
+    if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE")):
+        return CannotWriteError(f"no room to write {path} ({reason})", "make room on the disk")
+    return CannotWriteError(
+        f"{path} cannot be written: {reason}", "check the disk and the permissions"
+    )
+
+
+def _close(db: sqlite3.Connection, process: int) -> None:
+    if process != os.getpid():
+        # A forked child: the file is its parent's, and SQLite must not tidy it up here.
+        _INHERITED.append(db)
+        return
+    with contextlib.suppress(sqlite3.Error):
+        db.close()
+
+
+_INHERITED: list[sqlite3.Connection] = []
+
+
+def _is_busy(error: Exception) -> bool:
+    name = getattr(error, "sqlite_errorname", None) or ""
+    return name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def _check_files(path: Path, place: Path) -> tuple[int, int]:
+    """Refuse what is no file of an index; returns which file it is."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist; fisherhash index sync creates an index") from None
+    except OSError as error:
+        raise CannotReadError(f"{path} cannot be read: {error.strerror or error}") from None
+    if stat.S_ISDIR(found.st_mode):
+        if (path / "catalogue.sqlite").exists():
+            raise UsageError(
+                f"{path} is a folder, as an earlier version of fisherhash made it. An index is one "
+                "file now: delete the folder, and make the index with fisherhash index sync again"
+            )
+        raise UsageError(f"{path} is a folder, and an index is a file")
+    if not stat.S_ISREG(found.st_mode):
+        raise CannotReadError(f"{path} cannot be read: it is not a regular file")
+    for end in ("-wal", "-shm", "-journal"):
+        beside = place.with_name(place.name + end)
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISREG(os.lstat(beside).st_mode):
+                raise CannotReadError(f"{beside} is not a regular file; delete it")
+            if end == "-journal":
+                raise DamagedError(
+                    f"{beside} is beside {path.name}, and no index has such a file: SQLite could "
+                    "change or delete other files by it. Delete it if you trust the index"
+                )
+    return found.st_dev, found.st_ino
+
+
+@functools.cache
+def _expected() -> frozenset[tuple[str, ...]]:
+    db = sqlite3.connect(":memory:")
+    try:
+        db.text_factory = bytes
+        db.executescript(SCHEMA)
+        return _schema(db)
+    finally:
+        db.close()
+
+
+def _schema(db: sqlite3.Connection) -> frozenset[tuple[str, ...]]:
+    rows = db.execute("SELECT type, name, tbl_name, sql FROM sqlite_master LIMIT 100")
+    cells = (tuple((cell or b"").decode(errors="replace") for cell in row) for row in rows)
+    return frozenset(tuple(" ".join(cell.split()) for cell in row) for row in cells)
+
+
+# New files
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Make a file that is complete or absent: yields where to write it, then moves it to ``path``.
+
+    Raises:
+        UsageError: there is something at ``path``.
+        CannotWriteError: the system cannot store the file.
+    """
+    place = Path(os.path.abspath(path))
+    draft = place.with_name(f".{place.name}.{os.getpid()}-{time.time_ns():x}{NEW}")
+    try:
+        if os.path.lexists(place):
+            raise FileExistsError
+        make_folder(place.parent)
+        remove_old_drafts(place)
+        draft.mkdir()
+        try:
+            inside = draft / "index"
+            yield inside
+            fsync_file(inside)
+            try:
+                os.link(inside, place)
+            except FileExistsError:
+                raise
+            except OSError:
+                # Not every file system has links.
+                if os.path.lexists(place):
+                    raise FileExistsError from None
+                os.rename(inside, place)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        fsync_folder(place.parent)
+    except FileExistsError:
+        raise UsageError(f"{path} exists already; give another name, or remove it first") from None
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
+def create_tables(path: Path, facts: Mapping[str, Any], files: Files) -> None:
+    """Write an empty index with the files that it carries to a file that does not exist yet."""
+    db = sqlite3.connect(path, isolation_level=None)
+    try:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.executescript(SCHEMA)
+        db.execute(f"PRAGMA application_id = {APPLICATION}")
+        db.execute(f"PRAGMA user_version = {FORMAT}")
+    except sqlite3.Error as error:
+        raise cannot_write(path, error) from None
+    finally:
+        db.close()
+    file = IndexFile(path, write=True)
+    try:
+        with file.explained():
+            file.begin(write=True)
+            total = [0, 0]
+            for name, data in files.items():
+                # At least one part, so that an empty file is there.
+                for part in range(max(1, -(-len(data) // _PART))):
+                    piece = data[part * _PART : (part + 1) * _PART]
+                    crc = _part_crc(name.encode(), part, piece)
+                    file.db.execute(
+                        "INSERT INTO files VALUES (?, ?, ?, ?)", (name, part, piece, crc)
+                    )
+                    total = [total[0] + 1, total[1] + crc]
+            file.put_meta(facts=dict(facts), state=State(files=total))
+            file.db.execute("COMMIT")
+    finally:
+        file.close()
+
+
+def read_files(file: IndexFile, state: State) -> dict[str, bytes]:
+    """The files that an index carries.
+
+    Raises:
+        DamagedError: one is not what was written.
+    """
+    found: dict[str, list[bytes]] = {}
+    total = [0, 0]
+    for name, part, data, crc in file.db.execute(
+        "SELECT name, part, bytes, crc FROM files ORDER BY name, part"
+    ):
+        shown, parts = name.decode(errors="replace"), found.setdefault(name.decode(), [])
+        if part != len(parts) or not isinstance(data, bytes) or crc != _part_crc(name, part, data):
+            raise file.damaged(f"the file {shown!r} that it carries is not what was written")
+        parts.append(data)
+        total = [total[0] + 1, total[1] + crc]
+    if total != state.files:
+        raise file.damaged("a file that it carries is not complete")
+    return {name: b"".join(parts) for name, parts in found.items()}
+
+
+def _part_crc(name: bytes, part: int, data: bytes) -> int:
+    return zlib.crc32(data, zlib.crc32(b"%s %d " % (name, part)))

@@ -1,0 +1,150 @@
+"""Duplicates: groups at a threshold, which of each to keep, and a list or a script of the rest."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import shlex
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Form, HTTPException, Query, Response
+from fastapi.responses import RedirectResponse
+
+from fisherhash.errors import FisherhashError, UsageError, counted
+from fisherhash.index.images.duplicates import DuplicateGroup
+from fisherhash.web.duplicates import FoundDuplicates
+from fisherhash.web.gallery import Gallery, MissingError
+from fisherhash.web.pages import WAIT
+from fisherhash.web.queries import LARGEST_ID, DuplicatesQuery, GroupsQuery
+from fisherhash.web.rendering import Shown, render_page, sentence
+
+GROUPS_ON_PAGE = 40
+GROUP_SHOWN = 24
+"""Images of one group that are shown."""
+MOST_EXPORTED = 100_000
+_FAILED = "The codes could not be computed; the server's log says why."
+Wanted = Annotated[GroupsQuery, Query()]
+router = APIRouter(prefix="/duplicates", include_in_schema=False)
+
+
+@router.get("")
+def page(gallery: Shown, query: Wanted) -> Response:
+    """The whole page."""
+    return render_page("duplicates.html", gallery, "duplicates", **_groups(gallery, query))
+
+
+@router.get("/groups")
+def groups(gallery: Shown, query: Wanted) -> Response:
+    """Only the groups, for the slider."""
+    return render_page("_groups.html", gallery, "duplicates", **_groups(gallery, query))
+
+
+@router.post("/compute")
+def compute(gallery: Shown) -> Response:
+    """Begin to compute the copy codes of a large collection."""
+    gallery.duplicates.allow()
+    return RedirectResponse("/duplicates", 303)
+
+
+def _groups(gallery: Gallery, query: GroupsQuery) -> dict[str, Any]:
+    problem = ""
+    try:
+        state = gallery.duplicates.at(query.radius, code=query.code, wait=WAIT)
+    except FisherhashError as error:
+        choices = gallery.duplicates.choices()
+        state = FoundDuplicates(query.code if query.code in choices else choices[0], choices)
+        # A radius so wide that everything would be a duplicate; or a disk that is full, say,
+        # whose path is nobody's business.
+        problem = _FAILED if not isinstance(error, UsageError) else sentence(str(error))
+    found, start = state.found, query.start
+    every = [] if found is None else found.groups
+    radius = query.radius if found is None else found.radius
+    expected = None if found is None else found.expectation()
+    return {
+        "state": state,
+        "found": found,
+        "radius": radius,
+        "most": state.most or max(radius or 0, 1),
+        "start": start,
+        "step": GROUPS_ON_PAGE,
+        "problem": problem,
+        "expected": expected and sentence(expected),
+        "total": len(every),
+        "sure": sum(group.confirmed is True for group in every),
+        "items": len({hit.id for group in every for hit in group}),
+        "groups": [_shown(gallery, group) for group in every[start : start + GROUPS_ON_PAGE]],
+    }
+
+
+def _shown(gallery: Gallery, group: DuplicateGroup) -> dict[str, Any]:
+    copies = [(hit, gallery.pixels(hit)) for hit in group.hits[:GROUP_SHOWN]]
+    return {"size": len(group), "confirmed": group.confirmed, "copies": copies}
+
+
+@router.post("/export")
+def export(
+    gallery: Shown,
+    query: Annotated[DuplicatesQuery, Query()],
+    format: Annotated[Literal["list", "csv", "script"], Form()],
+    remove: Annotated[list[Annotated[int, Form(ge=0, le=LARGEST_ID)]] | None, Form()] = None,
+    every: Annotated[bool, Form()] = False,
+) -> Response:
+    """The files that were marked: as a list, as CSV, or as a script that moves them away."""
+    marked = [*(remove or ()), *(_worse(gallery, query) if every else ())]
+    if not marked:
+        raise HTTPException(400, "No image is marked: choose those not to keep")
+    paths = []
+    for number in dict.fromkeys(marked):
+        hit = gallery.item(number)
+        if hit.path is None:
+            raise MissingError(f"the item with the id {number} has no file")
+        paths.append(os.path.abspath(hit.path))
+    writer, ending, kind = _WRITERS[format]
+    headers = {"content-disposition": f'attachment; filename="duplicates.{ending}"'}
+    body = writer(paths).encode(errors="surrogateescape")
+    return Response(body, media_type=f"{kind}; charset=utf-8", headers=headers)
+
+
+def _worse(gallery: Gallery, query: DuplicatesQuery) -> list[int]:
+    """All but the best image of each confirmed group, on whatever page it is."""
+    found = gallery.duplicates.at(query.radius, code=query.code, wait=WAIT).found
+    if found is None:
+        raise HTTPException(503, "The duplicates are still being searched for; try again")
+    return [hit.id for group in found.groups if group.confirmed for hit in group.hits[1:]]
+
+
+def removal_script(paths: list[str]) -> str:
+    """A shell script that moves files into a folder; the user runs it, and may read it before."""
+    lines = [
+        "#!/bin/sh",
+        f"# {counted(len(paths), 'file')} that you marked as duplicates. This script moves them to",
+        "# a folder, and deletes nothing. Look at it, then run it: sh duplicates.sh [FOLDER]",
+        "set -eu",
+        'to="${1:-./duplicates-removed}"',
+        'mkdir -p -- "$to"',
+        "move() {",
+        '    name="$(basename -- "$1")" number=0 target="$to/$name"',
+        '    while [ -e "$target" ]; do number=$((number + 1)) target="$to/$number-$name"; done',
+        '    mv -- "$1" "$target"',
+        "}",
+    ]
+    lines += [f"move {shlex.quote(path)}" for path in paths]
+    return "\n".join([*lines, ""])
+
+
+def _as_list(paths: list[str]) -> str:
+    return "".join(f"{path}\n" for path in paths)
+
+
+def _as_csv(paths: list[str]) -> str:
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows([["path"], *([path] for path in paths)])
+    return file.getvalue()
+
+
+_WRITERS = {
+    "list": (_as_list, "txt", "text/plain"),
+    "csv": (_as_csv, "csv", "text/csv"),
+    "script": (removal_script, "sh", "text/x-shellscript"),
+}
