@@ -147,18 +147,12 @@ class Cell:
         method = methods.find(self.method)
         known = methods.hyper_parameters(method)
         defaults = {name: parameter.default for name, parameter in known.items()}
-        added = method.added if issubclass(method, methods.HashMethod) else frozenset()
-        options = {
-            name: value
-            for name, value in (defaults | dict(self.options)).items()
-            if name not in added or value != defaults[name]
-        }
         return {
             **self.bench.to_json(),
             "data": self.bench.name,
             "method": self.method,
             "bits": self.bits,
-            "options": options,
+            "options": defaults | dict(self.options),
             "settings": self.settings.to_json(),
             # Part of the names of published runs: the wording is fixed.
             "measured": "queries, and real-valued queries"

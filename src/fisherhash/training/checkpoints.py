@@ -14,16 +14,6 @@ from fisherhash.system import storage
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "CHECKPOINT",
-    "check_resumable",
-    "checkpoint_files",
-    "discard_checkpoint",
-    "is_unfinished",
-    "read_checkpoint",
-    "unfinished_identity",
-]
-
 
 def checkpoint_files(
     epoch: int, state: dict[str, Tensor], identity: dict[str, Any]
@@ -58,8 +48,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if path.parent != folder:
         raise FisherhashError(f"{folder / CHECKPOINT} is damaged: it names a file elsewhere")
     state = storage.read_tensors(path)
-    # Checkpoints of older versions have no checksum.
-    if "sha256" in entry and storage.tensors_checksum(state) != entry["tensors_sha256"]:
+    if storage.tensors_checksum(state) != entry["tensors_sha256"]:
         raise FisherhashError(f"{path} is damaged: its checksum is not the one in {CHECKPOINT}")
     return entry, state
 
@@ -72,9 +61,7 @@ def unfinished_identity(folder: Path) -> dict[str, Any]:
 def _read_entry(folder: Path) -> dict[str, Any]:
     entry = storage.read_json(folder / CHECKPOINT)
     noted = {name: value for name, value in entry.items() if name != "sha256"}
-    # Both or none: a changed name must not pass for an older version's file.
-    whole = ("sha256" in entry) == ("tensors_sha256" in entry)
-    if not whole or entry.get("sha256") not in (None, _checksum(noted)):
+    if entry.get("sha256") != _checksum(noted):
         raise FisherhashError(
             f"{folder / CHECKPOINT} is damaged: it is not what was written; use --overwrite to "
             "start over"

@@ -18,7 +18,7 @@ from fisherhash.methods._pairs import TrainingLabels
 from fisherhash.model.finished_heads import ClassStepHead, CutHead
 from fisherhash.model.head_base import Head
 from fisherhash.training.class_step import GRID, fit_class_step
-from fisherhash.training.loop import FrozenImages, evaluation_mode
+from fisherhash.training.images import FrozenImages, evaluation_mode
 from fisherhash.training.measuring import held_out_map
 from fisherhash.training.settings import Settings
 
