@@ -29,7 +29,7 @@ from fisherhash.methods.base import (
     create,
     find,
 )
-from fisherhash.model.head_base import Head
+from fisherhash.model.heads import Head
 
 
 class _FirstOutputs:

@@ -16,8 +16,8 @@ from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import open_data
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.model.folder import versions
-from fisherhash.model.runtime import feature_rows
-from fisherhash.model.torch_runtime import TorchRuntime
+from fisherhash.model.networks import feature_rows
+from fisherhash.model.torch_network import TorchNetwork
 from fisherhash.pages import demo_page
 from fisherhash.pages.demo_page import MODEL, PAGE, Demo
 from fisherhash.system import storage
@@ -92,7 +92,7 @@ def run_demo(
     )
     say(f"features: {network.name} at {image_size} px, the longest part, cached for next time …")
     # On the CPU everywhere: a GPU would produce other bits.
-    feature_rows(TorchRuntime(network, torch.device("cpu")), collection)
+    feature_rows(TorchNetwork(network, torch.device("cpu")), collection)
     say(f"features of {len(collection):,} images: {lap('features')}")
 
     trained = fit(

@@ -267,7 +267,7 @@ def _footer(demo: Demo) -> str:
 <p>Method: Y. Li, W. Pei, Y. Zha, J. van Gemert, <a
 href="{info.url}">{escape(info.title)}</a>, {info.venue} {info.year}.
 Images: {escape(CITATION)}.</p>
-<p>Features: {escape(hasher.backbone.name)} with its default weights; images enlarged
+<p>Features: {escape(hasher.backbone_name)} with its default weights; images enlarged
 to {hasher.preprocessing.size} pixels. Trained: the head only, {settings.epochs} epochs, seed
 {settings.seed}. Split: {escape(str(demo.split))}.</p>
 <p>{escape(made)}</p>

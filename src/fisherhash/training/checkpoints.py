@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from fisherhash.model.folder import CHECKPOINT, CONFIG, WEIGHTS, is_unfinished
 from fisherhash.system import storage
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 
 def checkpoint_files(
@@ -146,7 +147,19 @@ def _is_ours(folder: Path) -> bool:
     if CONFIG not in names:
         return False
     try:
-        return "weights_sha256" in storage.read_json(folder / CONFIG)
+        return "files" in storage.read_json(folder / CONFIG)
     except FisherhashError:
         # A damaged config beside weights is a damaged model, which --overwrite may replace.
         return WEIGHTS in names
+
+
+def joined_state(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """The tensors of several modules, each under the name of its module: ``head.linear.bias``."""
+    states = {part: module.state_dict() for part, module in modules.items()}
+    return {f"{part}.{k}": tensor for part, own in states.items() for k, tensor in own.items()}
+
+
+def part_state(state: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    """The tensors of one of those modules, under the names it knows them by."""
+    prefix = part + "."
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}

@@ -28,9 +28,9 @@ from fisherhash.data.unseen import hold_out_classes
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.methods import HashMethod
 from fisherhash.methods._nested import Nested
-from fisherhash.model.runtime import feature_rows
-from fisherhash.model.torch_hasher import TorchHasher
-from fisherhash.model.torch_runtime import TorchRuntime, on_device
+from fisherhash.model.hasher import Hasher
+from fisherhash.model.networks import feature_rows
+from fisherhash.model.torch_network import TorchNetwork
 from fisherhash.training.distributed import join
 from fisherhash.training.jobs import (
     FEATURES_BY,
@@ -145,7 +145,7 @@ def fit(
         endings = [(n, dataclasses.replace(other, fixed_layers=fixed)) for n, other in endings]
     if live:
         network.fix(settings.fixed_layers)
-    runtime = TorchRuntime(on_device(network, place), place, via_onnx=True)
+    runtime = TorchNetwork(network, place, via_onnx=True)
     folder = None if out is None else Path(out)
     about = (learner, settings, collection, split, network, live, ranks, place, folder, endings)
     job = Job(method, bits, *about)
@@ -198,9 +198,9 @@ def fit(
     return trained
 
 
-def _hasher_of(function: Callable[P, Trained]) -> Callable[P, TorchHasher]:
+def _hasher_of(function: Callable[P, Trained]) -> Callable[P, Hasher]:
     @functools.wraps(function)
-    def train(*arguments: P.args, **options: P.kwargs) -> TorchHasher:
+    def train(*arguments: P.args, **options: P.kwargs) -> Hasher:
         options.setdefault("recipe", "best")
         return function(*arguments, **options).hasher
 
@@ -232,7 +232,7 @@ def _open(
 
 def _identify(
     job: Job,
-    runtime: TorchRuntime,
+    runtime: TorchNetwork,
     images: int,
     begun: str | None,
     *,
@@ -277,7 +277,7 @@ def _identify(
 
 
 def _features(
-    job: Job, runtime: TorchRuntime, wanted: NDArray[np.int64], begun: str | None
+    job: Job, runtime: TorchNetwork, wanted: NDArray[np.int64], begun: str | None
 ) -> Rows:
     """Compute the features of the training images, or read those that are stored."""
     ranks, collection = job.ranks, job.collection

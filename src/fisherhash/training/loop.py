@@ -17,10 +17,15 @@ from torch import Tensor, nn
 
 from fisherhash.errors import DivergedError, FisherhashError
 from fisherhash.methods.base import HashMethod, Progress
-from fisherhash.model.folder import joined_state, part_state
 from fisherhash.system import storage
 from fisherhash.system.progress import progress
-from fisherhash.training.checkpoints import checkpoint_files, is_unfinished, read_checkpoint
+from fisherhash.training.checkpoints import (
+    checkpoint_files,
+    is_unfinished,
+    joined_state,
+    part_state,
+    read_checkpoint,
+)
 from fisherhash.training.images import FrozenImages
 from fisherhash.training.settings import Settings
 from fisherhash.training.side_classifier import find_side_classifier

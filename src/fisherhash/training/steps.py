@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fisherhash.backbones import VectorInput
 from fisherhash.data.loading import Rows
 from fisherhash.data.pixels import PixelBank, check_readable, pixel_rows, placed
 from fisherhash.data.row_cache import StoredRows
@@ -23,9 +24,10 @@ from fisherhash.data.streaming import StreamedRows
 from fisherhash.errors import UsageError, counted
 from fisherhash.methods import HashMethod
 from fisherhash.model.folder import is_unfinished
-from fisherhash.model.head_base import Head
+from fisherhash.model.hasher import Hasher
+from fisherhash.model.heads import Head
 from fisherhash.model.itq_fit import fit_itq
-from fisherhash.model.torch_hasher import TorchHasher
+from fisherhash.model.torch_network import TorchNetwork
 from fisherhash.training.finishing import Ending, Endings
 from fisherhash.training.images import FrozenImages, LiveImages
 from fisherhash.training.jobs import Job
@@ -70,7 +72,10 @@ def train_job(
             values = torch.from_numpy(rows.values).to(place)
         head = learner.fit(values, labels, seed=job.settings.seed)
     classes = collection.classes
-    hasher = TorchHasher(job.network, head, job.method, classes, device=place, via_onnx=via_onnx)
+    network = None
+    if not isinstance(job.network, VectorInput):
+        network = TorchNetwork(job.network, place, via_onnx=via_onnx)
+    hasher = Hasher(network, head.finished(), method=job.method, classes=classes)
     trained = Trained(
         hasher,
         learner,
@@ -88,7 +93,7 @@ def train_job(
 
 def _other(trained: Trained, ending: Ending) -> Trained:
     """Return a training with another of its endings."""
-    hasher = dataclasses.replace(trained.hasher, head=ending.head)
+    hasher = trained.hasher.with_head(ending.head.finished())
     # The last row of the history has what held-out images say about this ending.
     history = [*trained.history[:-1], *({**row, **ending.row} for row in trained.history[-1:])]
     return dataclasses.replace(trained, hasher=hasher, history=history, step=ending.step, others=[])

@@ -16,9 +16,9 @@ from fisherhash.errors import UsageError
 from fisherhash.evaluation import Evaluation
 from fisherhash.evaluation.looking import NeighbourAgreement
 from fisherhash.methods import HashMethod
-from fisherhash.model.finished_heads import ClassStepHead
-from fisherhash.model.head_base import Head
-from fisherhash.model.torch_hasher import TorchHasher
+from fisherhash.model.hasher import Hasher
+from fisherhash.model.head import FinishedHead
+from fisherhash.model.outer_heads import ClassStepHead
 from fisherhash.system import storage
 from fisherhash.training.checkpoints import discard_checkpoint
 from fisherhash.training.class_step import ClassStep
@@ -51,7 +51,7 @@ class Trained:
         others: the same training with each of the ``endings`` of :func:`fit`, in their order.
     """
 
-    hasher: TorchHasher
+    hasher: Hasher
     method: HashMethod | methods.FeatureMethod
     collection: Collection
     split: Split | None
@@ -88,17 +88,18 @@ class Trained:
         ways = [(way, head) for way in WAYS if head.hamming or way == "real"]
         names = [way for way, _ in ways]
         if step is not None and self.step is not None:
-            ways += [(way, self.step.with_step(step.weight, step.sharpness)) for way in WAYS]
+            stepped = self.step.with_step(step.weight, step.sharpness).finished()
+            ways += [(way, stepped) for way in WAYS]
             names += [f"step_{way}" for way in WAYS]
         return dict(zip(names, self.evaluations(ways, bank=bank), strict=True))
 
     @property
-    def plain_head(self) -> Head:
+    def plain_head(self) -> FinishedHead:
         """The head without the class step."""
-        return self.hasher.head if self.step is None else self.step.inner
+        return self.hasher.head if self.step is None else self.step.inner.finished()
 
     def evaluations(
-        self, ways: Sequence[tuple[str, Head]], *, bank: PixelBank | None = None
+        self, ways: Sequence[tuple[str, FinishedHead]], *, bank: PixelBank | None = None
     ) -> list[Evaluation]:
         """Measure heads on the split's queries and database.
 
@@ -110,7 +111,7 @@ class Trained:
             raise UsageError(
                 f"'{self.collection.name}' has no labels, so there is nothing to measure"
             )
-        heads: dict[Head, bool] = {}
+        heads: dict[FinishedHead, bool] = {}
         for way, head in ways:
             heads[head] = heads.get(head, False) or way == "real"
         # Features of frozen weights are on disk or worth storing; those of new weights are not.
