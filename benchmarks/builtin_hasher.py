@@ -54,7 +54,9 @@ from fisherhash.model.runtime import feature_rows
 from fisherhash.model.torch_hasher import TorchHasher
 from fisherhash.model.torch_runtime import TorchRuntime
 from fisherhash.system import storage
-from fisherhash.training.loop import FrozenImages, Loop, Settings
+from fisherhash.training.images import FrozenImages
+from fisherhash.training.loop import Loop
+from fisherhash.training.settings import Settings
 
 BITS, SIZE, SEEDS = 64, 224, 3
 SIZES = (128, 160, 224)

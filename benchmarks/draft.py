@@ -40,9 +40,9 @@ from PIL import Image
 from fisherhash.codes import hamming, pack
 from fisherhash.data.images import load_image
 from fisherhash.data.preprocessing import Preprocessing
-from fisherhash.data.processes import MEMORY
 from fisherhash.data.sources import open_data
 from fisherhash.data.splits import hash_order
+from fisherhash.data.workers import MEMORY
 from fisherhash.evaluation import evaluate
 from fisherhash.index.images.choosing import DRAFT, FITTED_BITS
 from fisherhash.model import builtin

@@ -27,7 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from fisherhash import backbones
 from fisherhash.methods import Batch, HashMethod, MethodInfo, create
 from fisherhash.model.torch_runtime import TorchRuntime, on_device
-from fisherhash.training.loop import LiveImages, Loop
+from fisherhash.training.images import LiveImages
+from fisherhash.training.loop import Loop
 from fisherhash.training.settings import Settings
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fisherhash.model import torch_hasher
+from fisherhash.model import folder
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -38,14 +38,14 @@ def one_thread():
 def no_export_with_every_save():
     """Exporting takes seconds; tests of the export ask for it with :func:`exporting`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_hasher, "missing_package", lambda: "onnx")
+        patch.setattr(folder, "missing_package", lambda: "onnx")
         yield
 
 
 @pytest.fixture
 def exporting(monkeypatch):
     """Saving a model exports it, as it does where the extra is installed."""
-    monkeypatch.setattr(torch_hasher, "missing_package", lambda: None)
+    monkeypatch.setattr(folder, "missing_package", lambda: None)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from fisherhash.errors import not_installed
 from fisherhash.system.version import __version__
 
 if TYPE_CHECKING:
-    from fisherhash import backbones, methods
+    from fisherhash import backbones, losses, methods
     from fisherhash.evaluation import evaluate
     from fisherhash.index.base import Index
     from fisherhash.index.images.image_index import ImageIndex
@@ -29,6 +29,7 @@ __all__ = [
     "backbones",
     "builtin",
     "evaluate",
+    "losses",
     "methods",
     "train",
 ]
@@ -43,6 +44,7 @@ _PLACES = {
     "backbones": "fisherhash.backbones",
     "builtin": "fisherhash.model.builtin",
     "evaluate": "fisherhash.evaluation",
+    "losses": "fisherhash.losses",
     "methods": "fisherhash.methods",
     "train": "fisherhash.training.fitting",
 }

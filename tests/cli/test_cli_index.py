@@ -19,7 +19,6 @@ import pytest
 import torch
 
 from fisherhash import backbones, cli, codes
-from fisherhash.data import processes
 from fisherhash.index import Index
 from fisherhash.index.images import syncing
 from fisherhash.model.hasher import Hasher
@@ -118,23 +117,6 @@ def test_sync_reports_on_stderr_and_as_json(run, photos, model, tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="one process is as fast there")
-def test_processes_that_start_early_change_nothing(run, photos, tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "available_cores", lambda: 2)
-    found = []
-    for number, seconds in enumerate((60.0, 0.0)):
-        monkeypatch.setattr(processes, "WORTH_STARTING", seconds)
-        path = tmp_path / f"{number}.index"
-        code, _, err = run("index", "sync", path, photos, "--model", "general-64-int8")
-        assert code == 0, err
-        assert processes.waiting() == 0
-        with Index.open(path) as index:
-            found.append([(item.key, item.code) for item in index.items()])
-    assert found[0] == found[1]
-    code, _, err = run("index", "sync", tmp_path / "no.index", photos, "--model", "nowhere")
-    assert code != 0
-    assert processes.waiting() == 0
-
-
 def test_a_dry_run_prints_what_would_be_done(run, write_photos, model, tmp_path):
     root = write_photos(tmp_path / "p", {"a": 2})
     path = tmp_path / "a.index"

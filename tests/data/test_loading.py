@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fisherhash.data import processes, workers
+from fisherhash.data import workers
 from fisherhash.data.loading import Skipped, decode, decode_images, load_image, skipped_csv
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.sources import Collection, open_data, open_paths
@@ -123,7 +123,7 @@ def test_relative_paths_and_odd_names_go_to_workers(tmp_path, pictures, monkeypa
 
 
 def test_when_processes_are_started(monkeypatch):
-    monkeypatch.setattr(processes, "available_cores", lambda: 4)
+    monkeypatch.setattr(workers, "available_cores", lambda: 4)
     monkeypatch.setattr(sys, "platform", "linux")
     assert workers.choose_workers([0.001] * 9, 300) == 0
     assert workers.choose_workers([0.001] * 9, 60_000) == 4
@@ -133,7 +133,7 @@ def test_when_processes_are_started(monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
     assert workers.choose_workers([0.1], 60_000) == 0
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(processes, "available_cores", lambda: 1)
+    monkeypatch.setattr(workers, "available_cores", lambda: 1)
     assert workers.choose_workers([0.1], 60_000) == 0
 
 
@@ -145,33 +145,6 @@ def test_few_images_are_timed_where_much_is_left():
     assert not workers._probed([0.05, 0.0, 0.05], 1000)
     assert workers._probed([0.001] * workers.PROBE_IMAGES, 50)
     assert workers._probed([0.3], 50)
-
-
-def test_processes_start_early_for_much_work_only(tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "available_cores", lambda: 2)
-    (tmp_path / "album").mkdir()
-    rng = np.random.default_rng(0)
-    for number in range(3):
-        noise = Image.fromarray(rng.integers(0, 256, (24, 32, 3), np.uint8))
-        noise.save(tmp_path / "album" / f"{number}.jpg")
-    processes.start_early(tmp_path, None)
-    assert processes.waiting() == 0
-    processes.start_early(tmp_path / "nowhere", None)
-    assert processes.waiting() == 0
-    data = open_paths([tmp_path])
-    (here,) = decode(data, None, SMALL, workers=0)
-    monkeypatch.setattr(processes, "WORTH_STARTING", 0.002)
-    # What fails early is not yet an error.
-    steps = [("math", "sqrt", (2,)), ("no_such_module", "f", ())]
-    processes.start_early(tmp_path, None, lambda images: steps)
-    assert processes.waiting() == (0 if sys.platform == "win32" else 2)
-    (there,) = decode(data, None, SMALL)
-    assert processes.waiting() == 0
-    assert np.array_equal(here.values, there.values)
-    processes.start_early(tmp_path, 1)
-    assert processes.waiting() == 1
-    processes.end_waiting()
-    assert processes.waiting() == 0
 
 
 def test_a_draft_is_the_same_in_memory_and_in_workers(tmp_path):
@@ -213,7 +186,7 @@ def test_workers_use_the_memory_of_an_image_again(tmp_path, monkeypatch):
     (tmp_path / "faults_reader.py").write_text(textwrap.dedent(FAULTS))
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("faults_reader")
-    for name in processes.MEMORY:
+    for name in workers.MEMORY:
         monkeypatch.delenv(name, raising=False)
     jobs = {"names": [str(number) for number in range(5)], "workers": 1}
     found = [int(n) for _, n in workers.run_jobs(module.Faults(), module.faults, range(5), **jobs)]

@@ -96,19 +96,6 @@ def test_the_whole_image_cannot_be_cropped():
         Preprocessing(size=16, crop=0.9, whole=True)
 
 
-def test_what_came_later_changes_no_older_fingerprint():
-    """The text of the preprocessing is a part of fingerprints and of the names of cached rows."""
-    older = Preprocessing(size=32)
-    whole, draft = Preprocessing(size=32, whole=True), Preprocessing(size=32, draft=1.5)
-    for later in ("whole", "draft"):
-        assert later not in repr(older)
-        assert later not in older.to_config()
-    assert len({repr(given) for given in (older, whole, draft)}) == 3
-    for given in (older, whole, draft):
-        assert Preprocessing.from_config(given.to_config()) == given
-        assert eval(repr(given), {"Preprocessing": Preprocessing}) == given
-
-
 @pytest.mark.parametrize(("side", "scale"), [(191, 2), (192, 4), (383, 4), (384, 8), (1000, 8)])
 def test_a_large_jpeg_is_reduced_by_its_decoder(side, scale):
     """At 32 pixels and 1.5 times as many, 48 must be left."""

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from fisherhash.data import streaming
+from fisherhash.data.computing import Rows
 from fisherhash.data.row_cache import RowCache, StoredRows
-from fisherhash.data.streaming import ResidentRows, StreamedRows, block_order
+from fisherhash.data.streaming import ResidentRows, StreamedRows
 from fisherhash.errors import FisherhashError
 
 CPU = torch.device("cpu")
@@ -22,43 +22,23 @@ def stored(folder, count=40, shape=(2, 3)):
     size = int(np.prod(shape))
     values = np.arange(count)[:, None] * 10.0 + np.arange(size)
     rows = values.reshape(count, *shape).astype(np.float32)
-    cache._store_rows(np.arange(count), rows)
+    cache.store(Rows(rows, np.arange(count), []))
     numbers = np.arange(count)[::-2].copy()
     return StoredRows(cache, numbers), torch.from_numpy(rows[numbers])
 
 
-@pytest.mark.parametrize("count", [1, 7, 64, 1000])
-@pytest.mark.parametrize(("block", "window"), [(1, 1), (3, 10), (8, 64), (2000, 2000)])
-def test_every_row_is_visited_once(count, block, window):
-    order = block_order(count, block, window, generator())
-    assert sorted(order.tolist()) == list(range(count))
-    assert torch.equal(order, block_order(count, block, window, generator()))
-    if count > 60:
-        assert not torch.equal(order, block_order(count, block, window, generator(1)))
-
-
-def test_a_window_holds_whole_blocks_and_mixes_them():
-    order = block_order(1000, 10, 100, generator())
-    for window in order.split(100):
-        blocks = window // 10
-        assert len(blocks.unique()) == 10
-        # Not one block after the other.
-        assert (blocks[1:] != blocks[:-1]).sum() > 50
-    assert (order[:100] // 10).unique().tolist() != list(range(10))
-
-
-def test_rows_that_fit_into_a_window_have_the_order_of_rows_in_memory(tmp_path):
+def test_the_order_is_that_of_rows_in_memory(tmp_path):
     rows, values = stored(tmp_path)
     found = StreamedRows(rows).order(generator())
     assert torch.equal(found, ResidentRows(values).order(generator()))
+    assert sorted(found.tolist()) == list(range(20))
 
 
-@pytest.mark.parametrize("window_bytes", [1, 150, 1 << 20])
+@pytest.mark.parametrize("ahead_bytes", [1, 150, 1 << 20])
 @pytest.mark.parametrize("share", [slice(0, 4), slice(1, 3)])
-def test_steps_have_their_rows_at_hand(tmp_path, monkeypatch, window_bytes, share):
-    monkeypatch.setattr(streaming, "BLOCK_BYTES", 50)
+def test_steps_have_their_rows_at_hand(tmp_path, ahead_bytes, share):
     rows, values = stored(tmp_path)
-    streamed = StreamedRows(rows, window_bytes=window_bytes)
+    streamed = StreamedRows(rows, ahead_bytes=ahead_bytes)
     assert len(streamed) == 20
     order = streamed.order(generator()).view(5, 4)
     seen = []
@@ -69,17 +49,6 @@ def test_steps_have_their_rows_at_hand(tmp_path, monkeypatch, window_bytes, shar
     # Outside of steps, any rows.
     assert torch.equal(streamed.at(torch.tensor([3, 0]), CPU), values[[3, 0]])
     assert torch.equal(streamed.between(2, 5, CPU), values[2:5])
-
-
-@pytest.mark.parametrize("steps", [0, 1, 5, 37, 320])
-@pytest.mark.parametrize("window", [1, 7, 32])
-def test_an_epoch_begins_with_a_small_piece_and_no_piece_spans_two_windows(steps, window):
-    sizes = streaming._piece_sizes(steps, window)
-    ends = np.cumsum([0, *sizes])
-    assert ends[-1] == steps
-    assert all(0 < size <= window for size in sizes)
-    assert sizes[:1] == [min(steps, max(1, window // 16))][: len(sizes)]
-    assert set(range(window, steps, window)) <= set(ends.tolist())
 
 
 def test_a_selection_reads_nothing(tmp_path):
@@ -113,7 +82,7 @@ def test_an_error_of_a_reader_ends_the_steps(tmp_path):
 
 def test_steps_can_be_left(tmp_path):
     rows, values = stored(tmp_path)
-    streamed = StreamedRows(rows, window_bytes=100)
+    streamed = StreamedRows(rows, ahead_bytes=100)
     steps = streamed.steps(torch.arange(20).view(5, 4), slice(0, 4), CPU)
     next(steps)
     steps.close()
@@ -123,7 +92,7 @@ def test_steps_can_be_left(tmp_path):
 def test_a_device_has_the_rows_at_one_place_in_all_epochs(tmp_path):
     """A captured CUDA graph reads them there."""
     rows, _ = stored(tmp_path)
-    streamed, device = StreamedRows(rows, window_bytes=100), torch.device("meta")
+    streamed, device = StreamedRows(rows, ahead_bytes=100), torch.device("meta")
     places = []
     for epoch in range(2):
         order = streamed.order(generator(epoch)).view(5, 4)

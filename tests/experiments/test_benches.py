@@ -3,9 +3,7 @@
 import dataclasses
 
 import numpy as np
-import pytest
 
-from fisherhash import methods
 from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import open_data
 from fisherhash.experiments.benches import Bench, Cell, locate, thinned
@@ -56,14 +54,3 @@ def test_where_data_is(data_folder, monkeypatch):
         assert locate("coco21") is None
     finally:
         (data_folder / "nuswide21").rename(data_folder / "coco21")
-
-
-@pytest.mark.parametrize("name", ["separation", "separation_margin"])
-def test_a_later_option_at_its_default_does_not_change_the_name(name):
-    plain = Cell(BENCH, "dfh", 12, Settings())
-    assert name in methods.find("dfh").added
-    assert name not in plain.config["options"]
-    assert Cell(BENCH, "dfh", 12, Settings(), {name: 0.0}).file == plain.file
-    other = Cell(BENCH, "dfh", 12, Settings(), {name: 0.5})
-    assert other.config["options"][name] == 0.5
-    assert other.file != plain.file

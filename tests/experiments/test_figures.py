@@ -46,7 +46,7 @@ def test_every_figure_is_drawn_as_png_and_svg(tmp_path):
         "panels": {name: [[1, 1], [1, 2], [-1, 1]] for name in ("a", "b", "c")},
     }
     step = {key: [3.0, 0.0] for key in ("flips", "center_distance", "center_distance_min")}
-    moves = {"a": {"bits": 8, "classes": 4, "steps": {"as printed": step, "moving": step}}}
+    moves = {"a": {"bits": 8, "classes": 4, "steps": {"as printed": step}}}
     for name, draw in {
         "separable": figures.draw_separable,
         "loss": figures.draw_margin_loss,
@@ -104,11 +104,9 @@ def test_centres_are_learned_as_the_paper_says():
     assert apart == [1, 2]
 
 
-def test_printed_centres_stop_after_their_first_step_and_moving_ones_go_on():
+def test_printed_centres_stop_after_their_first_step():
     stage = OpenBench(Bench("sample", None, "tiny", image_size=32), torch.device("cpu"))
     steps = center_moves(stage)["steps"]
     first, *later = steps["as printed"]["flips"]
     assert first > 0
     assert sum(later) <= 0.05 * first
-    assert sum(steps["moving"]["flips"][1:]) > 4 * sum(later)
-    assert min(steps["moving"]["center_distance_min"]) > 0

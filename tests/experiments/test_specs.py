@@ -57,8 +57,6 @@ def test_the_ablation_adds_one_thing_at_a_time():
             for key in {*first.base, *row.base}
             if first.base.get(key, "searched") != row.base.get(key, "searched")
         }
-        if changed == specs.MOVING.keys():  # which belong together
-            changed = {"moving centres"}
         changed |= {"separation"} & (set(first.idle) - set(row.idle))  # searched in its own row
         assert len(changed) + row.class_step == 1, row.name
     assert ours.stepped() == last

@@ -9,7 +9,7 @@ from fisherhash.data.sources import open_data
 from fisherhash.methods import Batch
 from fisherhash.methods.bihalf import BiHalf, bi_half
 from fisherhash.training.fitting import fit
-from fisherhash.training.loop import Settings
+from fisherhash.training.settings import Settings
 
 
 def inputs():

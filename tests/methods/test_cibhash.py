@@ -8,7 +8,7 @@ import torch
 from fisherhash.data.sources import open_data
 from fisherhash.methods import Batch, create
 from fisherhash.training.fitting import fit
-from fisherhash.training.loop import Settings
+from fisherhash.training.settings import Settings
 
 
 def two_views(images, bits, seed=0):

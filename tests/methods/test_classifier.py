@@ -9,7 +9,9 @@ from fisherhash.methods import Batch
 from fisherhash.methods._codebooks import far_apart
 from fisherhash.methods.classifier import Classifier
 from fisherhash.model.heads import restore_head
-from fisherhash.training.loop import FrozenImages, Loop, Settings
+from fisherhash.training.images import FrozenImages
+from fisherhash.training.loop import Loop
+from fisherhash.training.settings import Settings
 
 
 def batch_of(labels):

@@ -317,8 +317,6 @@ def test_parts_switch_off(parts, has_pair, mu):
         ({"initial_centers": "gradet"}, "Did you mean 'graded'"),
         ({"affinity": "-0.1"}, "affinity must be between 0 and 1, got -0.1"),
         ({"affinity": "1.5"}, "affinity must be between 0 and 1, got 1.5"),
-        ({"rise": "1.5"}, "rise must be between 0 and 1, got 1.5"),
-        ({"unit": "output"}, "Did you mean 'outputs'"),
         ({"positive_weight": "-1"}, "positive_weight must not be negative, got -1"),
     ],
 )
@@ -463,94 +461,6 @@ def test_pairs_of_one_kind_have_nothing_to_balance(labels):
     )
     assert float(got["loss"]) == float(plain["loss"])
     assert math.isfinite(float(got["loss"]))
-
-
-def best_joint(outputs, labels, mu, nu, target):
-    """The least value of the printed objective over all C and all B, without the pair term."""
-    bits, classes = outputs.shape[1], labels.shape[1]
-    proportions = labels / labels.sum(1, keepdim=True)
-    least = math.inf
-    for flat in itertools.product([-1.0, 1.0], repeat=bits * classes):
-        C = torch.tensor(flat).reshape(bits, classes)
-        middle = proportions @ C.T
-        b = torch.where(mu * middle + outputs > 0, 1.0, -1.0)
-        value = mu * (b - middle).square().sum() + (b - outputs).square().sum()
-        least = min(least, float(value + nu * (C.T @ C - target).square().sum()))
-    return least
-
-
-@pytest.mark.parametrize("mu", [0.3, 1.0])
-@pytest.mark.parametrize("seed", range(4))
-def test_with_one_label_the_joint_step_finds_the_least_value_over_codes_and_centres(mu, seed):
-    outputs, labels = toy(bits=3, seed=seed)
-    outputs += 0.7 * labels @ torch.tensor([[1.0, -1, 1], [1, 1, -1], [-1, -1, 1]])
-    method = started(outputs, labels, intra=mu, inter=0.0, joint=True)
-    method.centers.neg_()  # a bad start, which the step by turns would confirm
-    method.on_epoch_start(Progress(0, 1, 0, 1))
-    b = method.binary(outputs, labels)
-    found = mu * (b - labels @ method.centers.T).square().sum() + (b - outputs).square().sum()
-    target = torch.zeros(3, 3)
-    assert float(found) == pytest.approx(best_joint(outputs, labels, mu, 0.0, target), rel=1e-5)
-
-
-def test_by_turns_a_wrong_centre_confirms_itself_and_jointly_it_does_not():
-    """Every image says the opposite of its centre, but by less than mu."""
-    labels = torch.eye(2)[torch.arange(20) % 2]
-    outputs = 0.9 * (2 * labels[:, :1] - 1).repeat(1, 4)
-    found = {}
-    for joint in (False, True):
-        method = started(outputs, labels, inter=0.0, joint=joint)
-        right = method.centers.clone()
-        method.centers.neg_()
-        method.on_epoch_start(Progress(0, 1, 0, 1))
-        found[joint] = torch.equal(method.centers, right)
-        assert method.epoch_metrics()["flips"] == (8 if joint else 0)
-    assert found == {False: False, True: True}
-
-
-@pytest.mark.parametrize("nu", [0.0, 0.05, 0.5])
-def test_no_flip_of_one_bit_improves_what_the_joint_step_finds_with_several_labels(nu):
-    outputs, labels = toy(images=30, bits=4, classes=3, seed=3)
-    labels[::3, 1] = 1.0
-    mu = 0.6
-    scaled = nu * 9 / 30  # the option counts in N / M^2
-    method = started(outputs, labels, intra=mu, inter=scaled, joint=True, sweeps=50)
-    method.on_epoch_start(Progress(0, 1, 0, 1))
-    proportions = labels / labels.sum(1, keepdim=True)
-    target = 4 * (2 * torch.eye(3) - 1)
-
-    def value(C):
-        pulled = (mu * proportions @ C.T + outputs).abs().sum()
-        return float(-2 * pulled + nu * (C.T @ C - target).square().sum())
-
-    best = value(method.centers)
-    for k, i in itertools.product(range(4), range(3)):
-        other = method.centers.clone()
-        other[k, i] *= -1
-        assert value(other) >= best - 1e-3
-
-
-def test_mu_counts_in_units_of_the_outputs():
-    outputs, labels = toy()
-    plain = started(outputs, labels, intra=0.7, unit="outputs")
-    large = started(50 * outputs, labels, intra=0.7, unit="outputs")
-    for method, own in ((plain, outputs), (large, 50 * outputs)):
-        method.on_epoch_start(Progress(0, 1, 0, 1))
-        assert float(method.threshold) == pytest.approx(0.7 * float(own.abs().mean()), rel=1e-5)
-    assert torch.equal(plain.binary(outputs, labels), large.binary(50 * outputs, labels))
-
-
-def test_mu_rises_once():
-    outputs, labels = toy()
-    method = started(outputs, labels, intra=2.0, rise=0.5)
-    seen = []
-    for step in (0, 10, 20, 30):
-        method.on_epoch_start(Progress(step // 10, 4, step, 40))
-        seen.append(float(method.threshold))
-    assert seen == [0.0, 1.0, 2.0, 2.0]
-    method.begin(Fixed(outputs, labels))  # the second stage
-    method.on_epoch_start(Progress(0, 4, 0, 40))
-    assert float(method.threshold) == 2.0
 
 
 def test_the_distances_of_the_centres_are_logged():

@@ -18,8 +18,8 @@ from fisherhash.methods import Batch, Progress
 from fisherhash.methods.dqn import DQN, refine, seed
 from fisherhash.model.hasher import Hasher
 from fisherhash.training.fitting import fit
-from fisherhash.training.loop import Settings
 from fisherhash.training.measuring import encode_split, measure
+from fisherhash.training.settings import Settings
 
 
 class Fixed:

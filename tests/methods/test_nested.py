@@ -11,7 +11,9 @@ from fisherhash.methods import HashMethod, create, find, registry
 from fisherhash.methods._nested import nested
 from fisherhash.model.hasher import Hasher
 from fisherhash.training.fitting import fit
-from fisherhash.training.loop import FrozenImages, Loop, Settings
+from fisherhash.training.images import FrozenImages
+from fisherhash.training.loop import Loop
+from fisherhash.training.settings import Settings
 
 GRADIENT = [name for name, method in registry().items() if issubclass(method, HashMethod)]
 REFUSED = {"classifier", "dqn"}

@@ -35,7 +35,9 @@ from fisherhash.methods._pairs import (
     quantization_error,
 )
 from fisherhash.methods.base import resolved_options
-from fisherhash.training.loop import FrozenImages, Loop, Settings
+from fisherhash.training.images import FrozenImages
+from fisherhash.training.loop import Loop
+from fisherhash.training.settings import Settings
 
 MODULES = (dpsh, dsdh, dhn, hashnet, dsh, dch, mihash)
 METHODS = [module.__name__.rpartition(".")[2] for module in MODULES]

@@ -210,13 +210,13 @@ def test_paths_are_decoded_in_worker_processes_where_that_is_faster(tmp_path, mo
         Image.fromarray(image).save(path)
     hasher, pools = tiny_hasher(), []
     expected = hasher.encode(noise(40))
-    pool = workers._in_processes
+    pool = workers._Run
 
     def counted(*arguments):
         pools.append(arguments)
         return pool(*arguments)
 
-    monkeypatch.setattr(workers, "_in_processes", counted)
+    monkeypatch.setattr(workers, "_Run", counted)
     monkeypatch.setattr(workers, "choose_workers", lambda *_: 2)
     np.testing.assert_array_equal(hasher.encode(noise(40)), expected)
     assert pools == []

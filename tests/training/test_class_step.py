@@ -20,8 +20,10 @@ from fisherhash.training.class_step import (
     fit_classifier,
 )
 from fisherhash.training.fitting import fit
-from fisherhash.training.loop import FrozenImages, Loop, Settings
+from fisherhash.training.images import FrozenImages
+from fisherhash.training.loop import Loop
 from fisherhash.training.measuring import held_out_map, held_out_top
+from fisherhash.training.settings import Settings
 
 CLASSES, FEATURES, BITS = 6, 24, 8
 

@@ -20,14 +20,16 @@ from torch import nn
 from fisherhash.backbones.tiny import Tiny
 from fisherhash.cli import main as command_line
 from fisherhash.data.augment import Strength, augment
+from fisherhash.data.computing import Rows
 from fisherhash.data.row_cache import RowCache, StoredRows
 from fisherhash.data.streaming import StreamedRows
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.methods import HashMethod, create, registry
 from fisherhash.training import distributed
-from fisherhash.training.distributed import current_ranks, join
+from fisherhash.training.distributed import Ranks, current_ranks, join
 from fisherhash.training.fitting import train
-from fisherhash.training.loop import FrozenImages, LiveImages, Loop
+from fisherhash.training.images import FrozenImages, LiveImages
+from fisherhash.training.loop import Loop
 from fisherhash.training.settings import Settings
 
 GRADIENT = [name for name, method in registry().items() if issubclass(method, HashMethod)]
@@ -111,13 +113,12 @@ def run_frozen(name):
 
 
 def run_streamed(name, folder):
-    """The pixels are on disk, in windows of twelve images."""
+    """The pixels are on disk."""
     method, images = live_images(name)
     pixels = images.rows.values.numpy()
     cache = RowCache(folder, IMAGES, pixels.shape[1:], np.uint8)
-    cache._store_rows(np.arange(IMAGES), pixels)
+    cache.store(Rows(pixels, np.arange(IMAGES), []))
     rows = StreamedRows(StoredRows(cache, np.arange(IMAGES)))
-    rows.block, rows.window = 3, 12
     loop = Loop(method, LiveImages(rows, images.labels, images.backbone, images.head), SETTINGS)
     loop.run()
     return state_of(loop)
@@ -278,14 +279,10 @@ def test_shares_of_views_and_uneven_batches():
     assert first.own_rows(whole, 5).tolist() == [0, 1, 2, 5, 6, 7]
     assert second.own_rows(whole, 5).tolist() == [3, 4, 8, 9]
     assert first.whole_rows(6, 5) == second.whole_rows(4, 5) == 10
-    index = torch.tensor([7, 3, 9, 1, 4])
-    assert torch.equal(torch.cat([first.share(index), second.share(index)]), index)
 
 
 def fake_rank(rank):
-    ranks = object.__new__(distributed._Group)
-    ranks.rank, ranks.size = rank, 2
-    return ranks
+    return Ranks(rank, 2)
 
 
 STRONG = Strength(
@@ -349,7 +346,7 @@ def test_what_cannot_be_shared_is_refused():
 
 def test_a_process_alone_joins_nobody():
     ranks, device = join("cpu")
-    assert ranks is distributed.ALONE is current_ranks()
+    assert (ranks.size, current_ranks().size) == (1, 1)
     assert device.type == "cpu"
 
 

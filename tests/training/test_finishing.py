@@ -13,8 +13,10 @@ from fisherhash.methods._cutting import cut
 from fisherhash.model.finished_heads import CutHead
 from fisherhash.model.hasher import Hasher
 from fisherhash.training.finishing import AFFINITY, cut_bits, cut_centers
-from fisherhash.training.fitting import fit, moved_options
-from fisherhash.training.loop import FrozenImages, Loop, Settings
+from fisherhash.training.fitting import fit
+from fisherhash.training.images import FrozenImages
+from fisherhash.training.loop import Loop
+from fisherhash.training.settings import Settings
 
 BITS, CLASSES, FEATURES = 12, 4, 10
 SETTINGS = Settings(epochs=4, batch_size=16, learning_rate=0.05)
@@ -133,7 +135,7 @@ def test_a_model_that_was_interrupted_is_the_one_that_was_not(
     photos, tmp_path, monkeypatch, finetune
 ):
     settings = dataclasses.replace(QUICK, step_weight=0.5)
-    options = {"initial_centers": "graded", "positive_weight": 0, "rise": 0.5, "joint": True}
+    options = {"initial_centers": "graded", "positive_weight": 0}
     arguments = {"finetune": finetune, "settings": settings, "options": options}
     whole = trained(photos, **arguments)
     write = Loop._checkpoint
@@ -168,22 +170,6 @@ def test_what_cannot_be_cut_is_refused_before_the_training(photos, tmp_path):
     with pytest.raises(UsageError, match="itq is not trained by gradient"):
         attempt(method="itq", validation=0.0)
     assert not (tmp_path / "m").exists()
-
-
-def test_options_of_earlier_versions_are_settings_now(photos):
-    """Committed results and tunings name them so."""
-    options, settings = moved_options(
-        "dfh", {"width": 64, "cut": "outputs", "margin": 2}, Settings()
-    )
-    assert options == {"margin": 2}
-    assert (settings.outputs, settings.cut) == (64, "first")
-    options, settings = moved_options("dfh", {"width": "24", "cut": "between"}, Settings())
-    assert (options, settings.outputs, settings.cut) == ({}, 24, "between")
-    assert moved_options("dqn", {"width": 128}, Settings()) == ({"width": 128}, Settings())
-    settings = dataclasses.replace(QUICK, outputs=0)
-    found = trained(photos, options={"width": 20, "cut": "outputs"}, settings=settings)
-    assert found.hasher.head.inner.bits == 20
-    assert found.hasher.details["settings"]["outputs"] == 20
 
 
 @pytest.mark.parametrize("finetune", [False, True])

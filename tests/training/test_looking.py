@@ -3,9 +3,10 @@
 from fisherhash import Hasher
 from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import open_data
-from fisherhash.training.fitting import UNSEEN_MAP, fit
+from fisherhash.training.fitting import fit
 from fisherhash.training.looking import measure_agreement
 from fisherhash.training.settings import Settings
+from fisherhash.training.trained import UNSEEN_MAP
 
 
 def test_a_card_has_agreement_and_unseen_classes(tmp_path):

@@ -4,17 +4,18 @@ import dataclasses
 import itertools
 import json
 import logging
+import pickle
 from pathlib import Path
 
 import pytest
 
+from fisherhash.cli import main
 from fisherhash.codes import MAX_BITS
 from fisherhash.experiments.specs import BASES
 from fisherhash.methods import create, resolved_options
 from fisherhash.training.fitting import fit, train
-from fisherhash.training.loop import Settings
 from fisherhash.training.recipes import apply_recipe, find_recipe
-from fisherhash.training.settings import MOST_OUTPUTS
+from fisherhash.training.settings import MOST_OUTPUTS, Settings
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 KINDS = list(itertools.product([False, True], [3, 10, 100], [False, True], [8, 48, 256]))
@@ -97,15 +98,48 @@ def test_what_was_chosen_is_said_in_one_line_and_stored(photos, caplog):
     assert found.hasher.head.kind == "class-step"
 
 
-def test_train_takes_the_best_recipe_and_fit_none(photos):
+GIVEN = {"learning_rate": 0.01, "backbone_rate": 1.0, "outputs": 0, "step_weight": 0.0}
+
+
+def details(out):
+    return json.loads((out / "config.json").read_text())["details"]
+
+
+@pytest.mark.parametrize("command", [False, True])
+@pytest.mark.parametrize("finetune", [False, True])
+def test_what_is_given_wins_also_where_it_is_the_default(photos, tmp_path, finetune, command):
+    """Both recipes have other values for some of these; the others are the recipe's."""
+    out = tmp_path / "m"
+    if command:
+        words = f"train {photos} --out {out} --backbone tiny --bits 8 --epochs 1 --device cpu"
+        words += " --batch-size 8 --head-epochs 1 --finetune" if finetune else " --frozen"
+        words += "".join(f" --{k.replace('_', '-')} {v}" for k, v in GIVEN.items())
+        with pytest.raises(SystemExit, match="0"):
+            main(words.split())
+    else:
+        settings = Settings(epochs=1, batch_size=8, head_epochs=1, **GIVEN)
+        train(photos, bits=8, backbone="tiny", finetune=finetune, settings=settings, out=out)
+    found = details(out)
+    assert {name: found["settings"][name] for name in GIVEN} == GIVEN
+    assert found["options"]["initial_centers"] == "graded"
+
+
+def test_settings_know_what_was_given():
+    one = Settings(epochs=40, dropout=0.3)
+    assert one == Settings()
+    assert one.given == {"epochs", "dropout"}
+    assert one.but(seed=1).given == {"epochs", "dropout", "seed"}
+    assert pickle.loads(pickle.dumps(one)).given == one.given
+    assert dataclasses.replace(one, seed=1).given == Settings().to_json().keys()
+    assert one.filled({"epochs": 3, "seed": 2}) == Settings(seed=2)
+
+
+def test_train_takes_the_best_recipe_and_fit_none(photos, caplog):
     arguments = {"bits": 8, "backbone": "tiny", "settings": QUICK}
     assert train(photos, **arguments).head.kind == "class-step"
     assert train(photos, recipe="paper", **arguments).head.kind == "linear"
     assert fit(photos, **arguments).hasher.head.kind == "linear"
-
-
-def test_other_methods_have_no_recipe(photos, caplog):
+    caplog.clear()
     with caplog.at_level(logging.INFO, logger="fisherhash"):
-        hasher = train(photos, method="csq", bits=8, backbone="tiny", settings=QUICK)
-    assert hasher.head.kind == "linear"
+        assert train(photos, method="csq", **arguments).head.kind == "linear"
     assert not any("recipe" in record.getMessage() for record in caplog.records)

@@ -100,11 +100,3 @@ def test_frozen_features_have_none():
 def test_without_a_network_to_train_it_is_refused(photos):
     with pytest.raises(UsageError, match="classifier_weight is for a network that is trained"):
         fit(photos, bits=8, backbone="tiny", finetune=False, settings=SETTINGS)
-
-
-def test_names_of_runs_do_not_change_by_it():
-    assert "classifier_weight" not in Settings().to_json()
-    assert SETTINGS.to_json()["classifier_weight"] == 0.5
-    assert set(Settings().to_json()) == {one.name for one in dataclasses.fields(Settings)} - {
-        "classifier_weight"
-    }

@@ -25,8 +25,8 @@ from fisherhash.methods import base
 from fisherhash.model.hasher import Hasher
 from fisherhash.training.checkpoints import is_unfinished
 from fisherhash.training.fitting import fit, train
-from fisherhash.training.loop import Settings
 from fisherhash.training.measuring import encode_split, measure
+from fisherhash.training.settings import Settings
 
 QUICK = Settings(epochs=4, batch_size=8, learning_rate=0.002, head_epochs=2)
 
@@ -373,7 +373,7 @@ def test_the_validation_slice_is_followed_and_never_trained_on(photos, monkeypat
 
             self._run_step = run_step
 
-    monkeypatch.setattr("fisherhash.training.fitting.Loop", Watched)
+    monkeypatch.setattr("fisherhash.training.steps.Loop", Watched)
     settings = dataclasses.replace(QUICK, validation=0.25, epochs=8)
     trained = quick(photos, settings=settings, finetune=finetune)
     total = len(trained.split.train)

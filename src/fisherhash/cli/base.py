@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from cyclopts import App, Parameter, convert
 
-from fisherhash.data.processes import check_workers
 from fisherhash.errors import UsageError, counted, printable, printable_text
+from fisherhash.system.cores import check_workers
 from fisherhash.system.options import parse_number
 from fisherhash.system.storage import dump_json
 from fisherhash.system.version import __version__

@@ -32,7 +32,6 @@ from fisherhash.cli.base import (
     print_json,
     say,
 )
-from fisherhash.data.processes import Step, end_waiting, start_early
 from fisherhash.errors import FisherhashError, UsageError, counted, printable, printable_text
 from fisherhash.system.options import parse_pairs
 
@@ -99,30 +98,21 @@ def sync(
     limits.apply()
     count = parse_workers(workers)
 
-    def prepared(images: int) -> list[Step]:
-        return [("fisherhash.model.early", "prepare", (model or "", images))]
+    from fisherhash.index.images.creating import sync_index
 
-    try:
-        if not (dry_run or "://" in index or os.path.exists(index)):
-            # All images of the folder are to be encoded, whatever the modules imported next say.
-            start_early(folder, count, None if fit or device != "cpu" else prepared)
-        from fisherhash.index.images.creating import sync_index
-
-        report = sync_index(
-            index,
-            folder,
-            model=model,
-            fit=fit,
-            bits=bits,
-            device=device,
-            dry_run=dry_run,
-            allow_empty=allow_empty,
-            moved=moved,
-            refresh_fields=refresh_fields,
-            workers=count,
-        )
-    finally:
-        end_waiting()
+    report = sync_index(
+        index,
+        folder,
+        model=model,
+        fit=fit,
+        bits=bits,
+        device=device,
+        dry_run=dry_run,
+        allow_empty=allow_empty,
+        moved=moved,
+        refresh_fields=refresh_fields,
+        workers=count,
+    )
     if not dry_run:
         report_sync(report, index, began, as_json=json)
         if watch:

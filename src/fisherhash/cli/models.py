@@ -88,7 +88,6 @@ def train(
     method: str = "dfh",
     bits: int = 48,
     nested: str = "",
-    fine_bits: int = 128,
     recipe: RecipeName = "best",
     set_: Annotated[list[str] | None, Parameter(name="--set", negative="")] = None,
     network: NetworkFlags = DEFAULT_NETWORK,
@@ -118,8 +117,6 @@ def train(
         bits: Length of the codes, 1 to 1024.
         nested: Shorter lengths to train as well, such as 12,24: the first 12 bits of a code are
             then a good 12-bit code; see: fisherhash encode --bits.
-        fine_bits: Length of a second code, made from the same pass over an image, which a search in
-            an index counts beside the first; 0 for none.
         recipe: What DFH is trained with where no option says otherwise: the best known recipe for
             the data, or the method as printed in the paper.
         set_: A hyper-parameter of the method, NAME=VALUE; may be repeated. fisherhash methods NAME
@@ -140,7 +137,8 @@ def train(
     from fisherhash.data.sources import open_data
     from fisherhash.methods import find
     from fisherhash.training.checkpoints import is_unfinished
-    from fisherhash.training.fitting import UNSEEN_MAP, fit
+    from fisherhash.training.fitting import fit
+    from fisherhash.training.trained import UNSEEN_MAP
 
     find(method)  # before the long part: is there such a method?
     options = parse_pairs("--set", set_ or ())
@@ -156,7 +154,6 @@ def train(
         "recipe": recipe,
         "out": out,
         "overwrite": overwrite,
-        "fine_bits": fine_bits,
     }
     if features is not None:
         given = {"DATA": data, "--protocol": protocol, "--download": download, "--nested": nested}
@@ -187,7 +184,6 @@ def train(
     seconds = trained.seconds
     say(f"features {seconds['features']:.1f} s, training {seconds['training']:.1f} s")
     result: dict[str, Any] = {"model": str(out), **trained.hasher.details}
-    _say_second_code(trained.hasher, result)
     if nested:
         say(f"the shorter codes are measured by: fisherhash evaluate --model {out} --data {data}")
     if trained.evaluation is not None:
@@ -209,25 +205,6 @@ def train(
     say(f"model in {out}, {result['seconds']:.1f} s in all")
     if json:
         print_json(result)
-
-
-def _say_second_code(hasher: Hasher, result: dict[str, Any]) -> None:
-    from fisherhash.codes import code_bytes
-
-    if hasher.fine_bits:
-        size = code_bytes(hasher.fine_bits)
-        result["fine_bits"], result["fine_bytes"] = hasher.fine_bits, size
-        say(
-            f"second code of {hasher.fine_bits} bits, which searches count too: {size} bytes per "
-            f"image in an index, beside {code_bytes(hasher.bits)} of the code"
-        )
-    found = hasher.details.get("ranking")
-    if found:
-        say(
-            f"ranking by real-valued queries mAP {found['mAP, real']:.4f}, by Hamming distance "
-            f"{found['mAP, hamming']:.4f} ({counted(found['queries'], 'query', 'queries')}); "
-            f"searches use {found['default']}"
-        )
 
 
 @app.command(usage="Usage: fisherhash encode [OPTIONS] IMAGES...")
@@ -397,8 +374,6 @@ def evaluate(
         say(f"WARNING: the model was trained on {seen:,} of the {len(split.query):,} queries")
     encoded = encode_split(hasher, collection, split, real_queries=hamming)
     _say_skipped(encoded.skipped)
-    if hasher.fine_bits:
-        say(f"measured: the first code, {hasher.bits} bits; searches in an index use both codes")
     measured = measure(encoded, top=split.top)
     lines: list[object] = [
         f"protocol                    {split}",

@@ -18,8 +18,6 @@ IMAGENET_STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
 _FILTERS = ("nearest", "bilinear", "bicubic", "lanczos")
 _GAP = 3.0
 """An image is averaged down to no less than this many times its final size, then resized."""
-_LATER = {"whole": False, "draft": 0.0}
-"""Fields that came later, and what they are where they are not mentioned."""
 INTERPOLATIONS = {name: Image.Resampling[name.upper()] for name in _FILTERS}
 
 
@@ -56,12 +54,6 @@ class Preprocessing:
         if self.draft and not 1.0 <= self.draft <= 8.0:
             raise UsageError(f"draft must be 0, or between 1 and 8, got {self.draft}")
 
-    def __repr__(self) -> str:
-        # Fingerprints of models and names of cached rows contain this text: fields that came later
-        # are a part of it only where they are set.
-        values = ", ".join(f"{name}={value!r}" for name, value in self._fields().items())
-        return f"{type(self).__name__}({values})"
-
     @property
     def enough(self) -> int | None:
         """The shorter side at which a JPEG may be decoded; None where all pixels are needed."""
@@ -88,12 +80,7 @@ class Preprocessing:
 
     def to_config(self) -> dict[str, Any]:
         """Return the fields as a JSON object."""
-        return self._fields()
-
-    def _fields(self) -> dict[str, Any]:
-        """The fields by name; those that came later only where they are set."""
-        fields = dataclasses.asdict(self).items()
-        return {k: v for k, v in fields if k not in _LATER or v != _LATER[k]}
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Preprocessing:

@@ -25,7 +25,7 @@ from fisherhash.system.storage import draft_folder
 
 logger = logging.getLogger(__name__)
 
-ROWS_FORMAT = 2
+ROWS_FORMAT = 3
 """Raise this when decoding or an architecture changes, so that older rows are not used again."""
 
 TODO, DONE, SKIPPED = 0, 1, 2
@@ -161,14 +161,17 @@ class RowCache:
         return indices[self._state[indices] == TODO]
 
     def _forget_damaged(self, indices: NDArray[np.int64]) -> None:
-        """Mark rows whose checksum is wrong as never computed."""
+        """Mark rows that are not what was written as never computed."""
         states = self._state[indices].tolist()
-        lines = self._skipped_lines() if SKIPPED in states else {}
-        wrong = [
-            i
-            for i, state in zip(indices.tolist(), states, strict=True)
-            if state != TODO and not self._holds(i, state, lines)
-        ]
+        reasons = self._reasons() if SKIPPED in states else {}
+
+        def holds(index: int, state: int) -> bool:
+            if state == DONE:
+                return _row_crc(index, self.rows[index].tobytes()) == self._sums[index]
+            return state == SKIPPED and index in reasons
+
+        pairs = zip(indices.tolist(), states, strict=True)
+        wrong = [i for i, state in pairs if state != TODO and not holds(i, state)]
         if wrong:
             logger.info("%s: %d damaged rows are computed again", self.folder, len(wrong))
             try:
@@ -176,21 +179,15 @@ class RowCache:
             except OSError as error:
                 raise self._full(error) from error
 
-    def _holds(self, index: int, state: int, lines: dict[int, set[str]]) -> bool:
-        noted = int(self._sums[index])
-        if state == DONE:
-            return _row_crc(index, self.rows[index].tobytes()) == noted
-        return any(_row_crc(index, line.encode()) == noted for line in lines.get(index, ()))
-
-    def _skipped_lines(self) -> dict[int, set[str]]:
-        """The stored reasons by the number of their image; several where one was tried again."""
-        found: dict[int, set[str]] = {}
+    def _reasons(self) -> dict[int, Skipped]:
+        """The images that could not be read, as far as their lines are what was written."""
+        found: dict[int, Skipped] = {}
         with contextlib.suppress(FileNotFoundError):
-            text = (self.folder / "skipped.jsonl").read_text(encoding="utf-8", errors="replace")
-            for line in text.split("\n"):
-                # A line that a full disk cut short was written again before its row was marked.
-                with contextlib.suppress(ValueError, KeyError, TypeError):
-                    found.setdefault(int(json.loads(line)["index"]), set()).add(line)
+            for line in (self.folder / "skipped.jsonl").read_bytes().split(b"\n"):
+                noted, _, text = line.partition(b" ")
+                if noted == b"%08x" % zlib.crc32(text):
+                    item = Skipped(**json.loads(text))
+                    found[item.index] = item
         return found
 
     def read(self, indices: NDArray[np.int64], out: Iterable[NDArray]) -> None:
@@ -216,13 +213,10 @@ class RowCache:
 
     def skipped(self, indices: NDArray[np.int64]) -> list[Skipped]:
         """The images among ``indices`` that could not be read, with their reasons."""
-        bad = set(indices[self._state[indices] == SKIPPED].tolist())
-        found = {i: self._passing[i] for i in indices.tolist() if i in self._passing}
-        lines = self._skipped_lines() if bad else {}
-        for index in bad & lines.keys():
-            for line in lines[index]:
-                if self._holds(index, SKIPPED, {index: {line}}):
-                    found[index] = Skipped(**json.loads(line))
+        bad = indices[self._state[indices] == SKIPPED].tolist()
+        reasons = self._reasons() if bad else {}
+        found = {i: reasons[i] for i in bad if i in reasons}
+        found |= {i: self._passing[i] for i in indices.tolist() if i in self._passing}
         return [found[i] for i in sorted(found)]
 
     def store(self, block: Rows) -> None:
@@ -233,28 +227,19 @@ class RowCache:
         try:
             if len(block.indices):
                 rows = np.asarray(block.values, dtype=self.rows.dtype)
-                self._store_rows(block.indices, rows)
+                pairs = zip(block.indices.tolist(), rows, strict=True)
+                sums = [_row_crc(i, row.tobytes()) for i, row in pairs]
+                self._write("rows.bin", block.indices, rows)
+                self._write("sums.u4", block.indices, np.array(sums, dtype="<u4"))
+                self._mark(block.indices, DONE)
             if damaged:
-                self._store_skipped(damaged)
+                texts = [json.dumps(vars(item)).encode() for item in damaged]
+                with (self.folder / "skipped.jsonl").open("ab") as file:
+                    # A line that a full disk cut short must not take the next one along.
+                    file.writelines(b"\n%08x %b" % (zlib.crc32(text), text) for text in texts)
+                self._mark(np.array([item.index for item in damaged]), SKIPPED)
         except OSError as error:
             raise self._full(error) from error
-
-    def _store_rows(self, indices: NDArray[np.int64], rows: NDArray) -> None:
-        self._write("rows.bin", indices, rows)
-        pairs = zip(indices.tolist(), rows, strict=True)
-        self._finish(indices, DONE, [_row_crc(i, row.tobytes()) for i, row in pairs])
-
-    def _store_skipped(self, items: list[Skipped]) -> None:
-        lines = [json.dumps({"index": i.index, "name": i.name, "reason": i.reason}) for i in items]
-        with (self.folder / "skipped.jsonl").open("a", encoding="utf-8") as file:
-            file.writelines(f"\n{line}" for line in lines)
-        indices = np.array([item.index for item in items])
-        pairs = zip(indices.tolist(), lines, strict=True)
-        self._finish(indices, SKIPPED, [_row_crc(i, line.encode()) for i, line in pairs])
-
-    def _finish(self, indices: NDArray[np.int64], state: int, sums: list[int]) -> None:
-        self._write("sums.u4", indices, np.array(sums, dtype="<u4"))
-        self._mark(indices, state)
 
     def _mark(self, indices: NDArray[np.int64], state: int) -> None:
         self._write("state.u8", indices, np.full(len(indices), state, dtype=np.uint8))

@@ -1,18 +1,16 @@
-"""Training rows (pixels, features) that stay on disk, and are read a little ahead of their use.
+"""Training rows (pixels, features), in memory or on disk, where they are read ahead of their use.
 
-The rows of a training set lie in one file of the cache, see :mod:`~fisherhash.data.row_cache`. An
-epoch visits them in an order that is shuffled by blocks: the order of the blocks is random, and the
-rows of as many blocks as memory holds, a *window*, are mixed. A disk reads whole blocks much faster
-than single rows. While one window is used, threads read the next; the first is read in growing
-pieces. The order depends on the seed only, so an interrupted training continues with the same
-order; a training set that fits into one window has the order that it has in memory.
+The rows on disk lie in one file of the cache, see :mod:`~fisherhash.data.row_cache`. Both kinds are
+visited in the same random order, so a training computes the same from either. Threads read the rows
+of the next steps while the current one is computed.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,47 +19,11 @@ from torch import Tensor
 
 from fisherhash.data.row_cache import StoredRows
 
-BLOCK_BYTES = 1 << 20
-"""Bytes that are read from one place."""
-WINDOW_BYTES = 1 << 28
-"""Bytes of the rows that are mixed; twice as many are in memory."""
+AHEAD_BYTES = 1 << 28
+"""Most bytes of the rows that are read ahead."""
+AHEAD_STEPS = 16
 READERS = 4
-"""Threads that read."""
-
-
-class TrainingRows(Protocol):
-    """The rows of a training set, in memory or on disk."""
-
-    @property
-    def streamed(self) -> bool:
-        """Whether the rows are on disk."""
-        ...
-
-    @property
-    def on_device(self) -> bool:
-        """Whether :meth:`at` needs no copy from the host, so that a CUDA graph can hold it."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def order(self, generator: torch.Generator) -> Tensor:
-        """A random order (n,) of the rows."""
-        ...
-
-    def steps(self, order: Tensor, share: slice, device: torch.device) -> Iterator[Tensor]:
-        """Yield each row of ``order`` (steps, b) on the device, its rows at hand for :meth:`at`.
-
-        ``share`` selects the b columns that this process needs.
-        """
-        ...
-
-    def at(self, index: Tensor, device: torch.device) -> Tensor:
-        """The rows at ``index`` (b,); within :meth:`steps`, those of the current step."""
-        ...
-
-    def between(self, first: int, last: int, device: torch.device) -> Tensor:
-        """The rows from one up to another."""
-        ...
+"""Threads that read, a step each."""
 
 
 class ResidentRows:
@@ -72,13 +34,14 @@ class ResidentRows:
     """
 
     streamed = False
+    """Whether the rows are on disk."""
 
     def __init__(self, values: Tensor) -> None:
         self.values = values
 
     @property
     def on_device(self) -> bool:
-        """Whether the rows are on a GPU."""
+        """Whether :meth:`at` needs no copy from the host, so that a CUDA graph can hold it."""
         return self.values.is_cuda
 
     def __len__(self) -> int:
@@ -89,11 +52,14 @@ class ResidentRows:
         return torch.randperm(len(self), generator=generator)
 
     def steps(self, order: Tensor, share: slice, device: torch.device) -> Iterator[Tensor]:
-        """Yield each row of ``order`` on the device."""
+        """Yield each row of ``order`` (steps, b) on the device, its rows at hand for :meth:`at`.
+
+        ``share`` selects the columns that this process needs.
+        """
         yield from order.to(device)
 
     def at(self, index: Tensor, device: torch.device) -> Tensor:
-        """The rows at ``index`` (b,)."""
+        """The rows at ``index`` (b,); within :meth:`steps`, those of the current step."""
         return self.values[index.to(self.values.device)].to(device, non_blocking=True)
 
     def between(self, first: int, last: int, device: torch.device) -> Tensor:
@@ -102,21 +68,20 @@ class ResidentRows:
 
 
 class StreamedRows:
-    """Rows on disk, read ahead of their use.
+    """Rows on disk, with the methods of :class:`ResidentRows`.
 
     Args:
         stored: the rows.
-        window_bytes: memory for the rows that are mixed; twice as much is used.
+        ahead_bytes: memory for the rows of the next steps; at least one step is read ahead.
     """
 
     streamed = True
     on_device = True
-    """The rows of a step are copied to the same place every time, before the step."""
+    """The rows of a step are copied to the same address every time, before the step."""
 
-    def __init__(self, stored: StoredRows, *, window_bytes: int = WINDOW_BYTES) -> None:
+    def __init__(self, stored: StoredRows, *, ahead_bytes: int = AHEAD_BYTES) -> None:
         self.stored = stored
-        self.block = max(1, BLOCK_BYTES // stored.row_bytes)
-        self.window = max(self.block, window_bytes // stored.row_bytes)
+        self.ahead_bytes = ahead_bytes
         self._current: Tensor | None = None
         self._buffer: Tensor | None = None
 
@@ -124,33 +89,26 @@ class StreamedRows:
         return len(self.stored)
 
     def order(self, generator: torch.Generator) -> Tensor:
-        """A random order (n,) of the rows, shuffled by blocks."""
-        return block_order(len(self), self.block, self.window, generator)
+        """A random order (n,) of the rows, the same as in memory."""
+        return torch.randperm(len(self), generator=generator)
 
     def steps(self, order: Tensor, share: slice, device: torch.device) -> Iterator[Tensor]:
-        """Yield each row of ``order`` on the device, when its rows have been read."""
+        """Yield each row of ``order`` (steps, b) on the device, when its rows have been read."""
         wanted = order[:, share].numpy()
-        cuda = device.type == "cuda"
-        sizes = _piece_sizes(len(wanted), max(1, self.window // max(1, order.shape[1])))
-        pieces = np.split(wanted, np.cumsum(sizes)[:-1]) if sizes else []
-        all_indices = iter(order.to(device))
-        with ThreadPoolExecutor(1) as ahead, ThreadPoolExecutor(READERS) as readers:
-
-            def read(number: int) -> Tensor:
-                places = pieces[number].reshape(-1)
-                return self._read(places, readers, pin=cuda).unflatten(0, pieces[number].shape)
-
-            waiting: Future[Tensor] | None = ahead.submit(read, 0) if pieces else None
+        step_bytes = max(1, wanted.shape[1] * self.stored.row_bytes)
+        ahead = min(max(1, self.ahead_bytes // step_bytes), AHEAD_STEPS)
+        with ThreadPoolExecutor(READERS) as readers:
+            pin = device.type == "cuda"
+            coming = (readers.submit(self._read, rows, pin=pin) for rows in wanted)
+            read: deque[Future[Tensor]] = deque(itertools.islice(coming, ahead))
             try:
-                for number in range(len(pieces)):
-                    found = waiting.result() if waiting is not None else read(number)
-                    more = number + 1 < len(pieces)
-                    waiting = ahead.submit(read, number + 1) if more else None
-                    for rows in found:
-                        self._put(rows, device)
-                        yield next(all_indices)
+                for index in order.to(device):
+                    self._put(read.popleft().result(), device)
+                    read.extend(itertools.islice(coming, 1))
+                    yield index
             finally:
                 self._current = None
+                readers.shutdown(cancel_futures=True)
 
     def _put(self, rows: Tensor, device: torch.device) -> None:
         """Make rows the current ones; on a GPU at one address in all epochs, for a CUDA graph."""
@@ -171,66 +129,10 @@ class StreamedRows:
         """The rows from one up to another."""
         return self._read(np.arange(first, last)).to(device)
 
-    def _read(
-        self,
-        places: NDArray[np.int64],
-        readers: ThreadPoolExecutor | None = None,
-        *,
-        pin: bool = False,
-    ) -> Tensor:
-        """The rows at some places (n,), read in the order of the file."""
+    def _read(self, numbers: NDArray[np.int64], *, pin: bool = False) -> Tensor:
+        """The rows with some numbers (n,), read in the order of the file."""
         kind = torch.from_numpy(np.empty(0, dtype=self.stored.dtype)).dtype
-        found = torch.empty(len(places), *self.stored.row_shape, dtype=kind, pin_memory=pin)
-        rows, order = found.numpy(), np.argsort(places, kind="stable")
-
-        def part(slots: NDArray[np.int64]) -> None:
-            self.stored.read(places[slots], [rows[slot] for slot in slots.tolist()])
-
-        if readers is None:
-            part(order)
-        else:
-            list(readers.map(part, np.array_split(order, READERS)))
+        found = torch.empty(len(numbers), *self.stored.row_shape, dtype=kind, pin_memory=pin)
+        rows, order = found.numpy(), np.argsort(numbers, kind="stable")
+        self.stored.read(numbers[order], [rows[slot] for slot in order.tolist()])
         return found
-
-
-def _piece_sizes(steps: int, window: int) -> list[int]:
-    """Steps whose rows are read at once: windows, the first of which is cut into growing pieces.
-
-    Nothing is trained while the first piece of an epoch is read.
-
-    >>> _piece_sizes(100, 32)
-    [2, 2, 4, 8, 16, 32, 32, 4]
-    """
-    sizes, taken = [], 0
-    while taken < steps:
-        size = min(max(1, window // 16, taken), window - taken) if taken < window else window
-        sizes.append(min(size, steps - taken))
-        taken += size
-    return sizes
-
-
-def block_order(count: int, block: int, window: int, generator: torch.Generator) -> Tensor:
-    """A random order (count,) that visits blocks of rows, and mixes the rows of a window.
-
-    >>> order = block_order(10, 2, 4, torch.Generator().manual_seed(0))
-    >>> sorted(order.tolist()) == list(range(10))
-    True
-    >>> len({int(row) // 2 for row in order[:4]})
-    2
-
-    Args:
-        count: number of rows.
-        block: rows per block.
-        window: rows that are mixed; if all rows are, the order is a plain random one.
-        generator: draws the order.
-    """
-    if count <= window:
-        return torch.randperm(count, generator=generator)
-    rows = torch.arange(count)
-    blocks = rows.split(block)
-    drawn = torch.randperm(len(blocks), generator=generator).tolist()
-    mixed = torch.cat([blocks[number] for number in drawn])
-    window = max(1, window // block) * block
-    return torch.cat(
-        [part[torch.randperm(len(part), generator=generator)] for part in mixed.split(window)]
-    )

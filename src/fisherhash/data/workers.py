@@ -1,38 +1,38 @@
-"""Worker processes for reading images: spawned, never forked, and ended with their parent.
+"""Reads images in worker processes: a pool of the standard library, made safe for this work.
 
-A worker is a fresh interpreter that receives a reader and a job on its standard input and answers
-on its standard output, image by image. It does not import the caller's main module, so a
-script needs no ``if __name__ == "__main__"`` guard, and it ends when the pipe closes.
+The processes are spawned, never forked, because libraries such as gRPC do not survive a fork. They
+do not import the caller's main module, so a script needs no ``if __name__ == "__main__"`` guard;
+they leave Ctrl-C to their parent, and end with it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import gc
-import importlib
+import multiprocessing
 import os
 import pickle
+import signal
 import statistics
-import subprocess
 import sys
+import threading
 import time
+import types
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import IO, cast
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.context import SpawnContext, SpawnProcess
+from typing import Any
 
 from fisherhash.data.collection import Reader
-from fisherhash.data.images import UnreadableImage
-from fisherhash.data.processes import (
-    WORTH_STARTING,
-    Step,
-    check_workers,
-    most_workers,
-    waiting,
-    worker_process,
-)
+from fisherhash.data.formats import UnreadableImage
 from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.system.cores import available_cores, check_workers
+
+MOST_WORKERS = 64
+
+WORTH_STARTING = 1.5
+"""Seconds of work below which starting processes takes longer than it saves."""
 
 MOST_CHUNK = 32
 CHUNK_SECONDS = 0.1
@@ -42,7 +42,7 @@ TIMEOUT = 120.0
 """Seconds without an answer after which a worker counts as hung."""
 
 ALONE_SECONDS = 30.0
-"""Time limit for an image that is read alone after it took a worker process down."""
+"""Time limit for an image that is read alone after a worker process was lost."""
 
 LOST_IN_A_ROW = 8
 """Images in a row that may take their worker down before the images are no longer to blame."""
@@ -52,18 +52,23 @@ PROBE_SECONDS = 0.25
 FEWEST_PROBED, CLEARLY_WORTH = 3, 4.0
 """Images after which to stop timing if, as each of them says, so many seconds of work are left."""
 
+MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
+"""Environment of a worker: glibc keeps up to 128 MB for the next image. By default it returns the
+memory of every large image to the system, and getting it back takes a third of the time."""
+
+_ENVIRONMENT = MEMORY | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 Answer = bytes | UnreadableImage
 Job = Callable[[Reader, int], bytes]
 """What a worker does with one image; picklable; raises ``UnreadableImage`` for a bad one."""
 
+_Chunk = Sequence[int]
+_Answers = list[Answer | str]
+"""One answer per image of a chunk; a text says which error a reader or a job raised."""
+
 
 class LostWorkerError(FisherhashError):
-    """A worker process crashed or hung; ``index`` is the image it was reading."""
-
-    def __init__(self, message: str, index: int) -> None:
-        super().__init__(message)
-        self.index = index
+    """A worker process crashed or hung."""
 
 
 def run_jobs(
@@ -82,9 +87,8 @@ def run_jobs(
         job: what to do with each.
         indices: numbers of images.
         names: names of all images, for error messages.
-        workers: number of processes; 0 means this one. None takes those that were started early;
-            if there are none, it decides after timing the first few images: except on Windows,
-            processes start if the rest would take more than a second.
+        workers: number of processes; 0 means this one. None decides after timing the first few
+            images: except on Windows, processes start if the rest would take more than a second.
         timeout: seconds without an answer after which a worker counts as hung.
 
     An image whose decoder crashes or hangs is read again, alone. If that fails too, its answer is
@@ -96,21 +100,18 @@ def run_jobs(
     """
     if workers is not None:
         check_workers(workers)
-    early = waiting() if workers is None and len(indices) > 1 else 0
-    hello = _hello(reader, job) if workers or early else None
-    if hello is not None:
-        workers = workers or early
-    if workers and hello is None:
+    work = _packed(reader, job) if workers else None
+    if workers and work is None:
         raise UsageError(
             f"a {type(reader).__name__} cannot be sent to worker processes; define it in a "
             "module that can be imported, or use workers=0"
         )
     done = 0
     times: list[float] = []
-    while done < len(indices) and hello is None:
+    while done < len(indices) and work is None:
         if workers is None and _probed(times, len(indices) - done):
             workers = choose_workers(times, len(indices) - done)
-            hello = _hello(reader, job) if workers else None
+            work = _packed(reader, job) if workers else None
             continue
         start = time.perf_counter()
         try:
@@ -121,16 +122,14 @@ def run_jobs(
             times.append(time.perf_counter() - start)
         yield indices[done], answer
         done += 1
-    rest = list(indices[done:])
-    if hello is None or not workers or not rest:
+    rest = indices[done:]
+    if work is None or not workers or not rest:
         return
     # The first image may have paid for loading what the job needs.
     seconds = statistics.median(times) if times else 0.01
     chunk = max(1, min(MOST_CHUNK, int(CHUNK_SECONDS / max(seconds, 1e-6))))
-    chunk = min(chunk, -(-len(rest) // workers))
-    yield from _survive(
-        functools.partial(_in_processes, hello, names, chunk), rest, workers, timeout
-    )
+    workers = min(workers, len(rest))
+    yield from _Run(work, names, timeout).all(rest, workers, min(chunk, -(-len(rest) // workers)))
 
 
 def _probed(times: Sequence[float], left: int) -> bool:
@@ -142,14 +141,16 @@ def _probed(times: Sequence[float], left: int) -> bool:
 
 def choose_workers(times: Sequence[float], left: int) -> int:
     """Decide how many processes to start for ``left`` images, given the seconds of a few."""
-    if not times or not left:
+    cores = available_cores()
+    if not times or not left or cores < 2 or sys.platform == "win32":
         return 0
     seconds = statistics.median(times) * left
-    return min(most_workers(), int(seconds / WORTH_STARTING) + 1) if seconds > WORTH_STARTING else 0
+    most = min(cores, MOST_WORKERS)
+    return min(most, int(seconds / WORTH_STARTING) + 1) if seconds > WORTH_STARTING else 0
 
 
-def _hello(reader: Reader, job: Job) -> bytes | None:
-    """Return the first message to a worker; None if the reader cannot be sent."""
+def _packed(reader: Reader, job: Job) -> bytes | None:
+    """What every worker needs; None if it cannot be sent."""
     if not sys.executable or type(reader).__module__ == "__main__":
         return None
     try:
@@ -158,211 +159,211 @@ def _hello(reader: Reader, job: Job) -> bytes | None:
         return None
 
 
-def _survive(
-    run: Callable[[Sequence[int], int, float], Iterator[tuple[int, Answer]]],
-    wanted: Sequence[int],
-    workers: int,
-    timeout: float,
-) -> Generator[tuple[int, Answer]]:
-    """The answers of worker processes; a decoder that crashes or hangs costs one image only."""
-    lost = 0
-    while wanted:
-        done = 0
-        try:
-            for pair in run(wanted, workers, timeout):
-                yield pair
-                done += 1
-            return
-        except LostWorkerError as error:
-            at = wanted.index(error.index, done)
-        yield from _survive(run, wanted[done:at], workers, timeout)
-        lost = lost + 1 if at == 0 else 1
-        try:
-            yield from run([wanted[at]], 1, min(timeout, ALONE_SECONDS))
-            lost = 0
-        except LostWorkerError as error:
-            if lost > LOST_IN_A_ROW:
-                raise
-            yield wanted[at], UnreadableImage(str(error), passing=True)
-        wanted = wanted[at + 1 :]
+class _Run:
+    """Runs a job in worker processes, and goes on where one of them is lost."""
 
-
-def _in_processes(
-    hello: bytes,
-    names: Sequence[str],
-    size: int,
-    indices: Sequence[int],
-    most: int,
-    timeout: float,
-) -> Iterator[tuple[int, Answer]]:
-    """Yield answers in order, some chunks per worker ahead; a thread drives each worker."""
-    count = min(most, len(indices))
-    # Enough that all go on while the caller writes what it has.
-    ahead = count * max(2, 2 * MOST_CHUNK // size)
-    workers: list[_Worker] = []
-    threads = ThreadPoolExecutor(count, thread_name_prefix="fisherhash-worker")
-    sent: deque[tuple[Sequence[int], Future[list[Answer]]]] = deque()
-
-    def run(chunk: Sequence[int]) -> list[Answer]:
-        worker = free.popleft()
-        try:
-            return worker.run(chunk)
-        finally:
-            free.append(worker)
-
-    def oldest() -> Iterator[tuple[int, Answer]]:
-        chunk, future = sent.popleft()
-        while wait([future], timeout=0.5).not_done:
-            for worker in workers:
-                worker.check_hung(timeout)
-        answers = future.result()
-        if not sent and start == len(indices):
-            # They end while the caller writes what they did last.
-            for worker in workers:
-                worker.kill()
-        yield from zip(chunk, answers, strict=True)
-
-    start = 0
-    try:
-        for _ in range(count):
-            workers.append(_Worker(hello, names))
-        free = deque(workers)
-        while start < len(indices):
-            # Ever less at the end, so that all end at the same time.
-            some = max(1, min(size, (len(indices) - start) // (2 * count)))
-            chunk, start = indices[start : start + some], start + some
-            sent.append((chunk, threads.submit(run, chunk)))
-            if len(sent) >= ahead:
-                yield from oldest()
-        while sent:
-            yield from oldest()
-    finally:
-        threads.shutdown(wait=False, cancel_futures=True)
-        for worker in workers:
-            worker.kill()
-        for worker in workers:
-            worker.wait()
-        # Without its process, every thread returns from its pipe; then the pipes can be closed.
-        threads.shutdown(wait=True)
-        for worker in workers:
-            worker.close()
-
-
-class _Worker:
-    """One process and our ends of its pipes."""
-
-    def __init__(self, hello: bytes, names: Sequence[str]) -> None:
+    def __init__(self, work: bytes, names: Sequence[str], timeout: float) -> None:
+        self._work = work
         self._names = names
-        self._current = -1
-        self._waiting_since: float | None = None
-        self._hello = hello
+        self._timeout = timeout
+        self._lost_in_a_row = 0
+
+    def all(self, wanted: _Chunk, workers: int, size: int) -> Iterator[tuple[int, Answer]]:
+        """Yield an answer per image, in order; chunks of ``size`` images are sent ahead."""
+        # Enough that all go on while the caller writes what it has.
+        ahead = workers * max(2, 2 * MOST_CHUNK // size)
+        start = 0
+        while start < len(wanted):
+            sent: deque[tuple[_Chunk, Future[_Answers]]] = deque()
+            with _pool(self._work, workers) as pool, contextlib.suppress(LostWorkerError):
+                while sent or start < len(wanted):
+                    while start < len(wanted) and len(sent) < ahead:
+                        # Ever fewer at the end, so that all workers end at the same time.
+                        some = max(1, min(size, (len(wanted) - start) // (2 * workers)))
+                        chunk, start = wanted[start : start + some], start + some
+                        sent.append((chunk, pool.submit(chunk)))
+                    yield from self._named(sent[0][0], pool.result(sent[0][1], self._timeout))
+                    sent.popleft()
+            # One of these images is to blame. It takes only itself down when it is read alone.
+            for chunk, future in sent:
+                if future.done() and not future.cancelled() and future.exception() is None:
+                    yield from self._named(chunk, future.result())
+                else:
+                    yield from self._one_by_one(chunk)
+
+    def _one_by_one(self, chunk: _Chunk) -> Iterator[tuple[int, Answer]]:
+        left, reason = deque(chunk), ""
+        while left:
+            with _pool(self._work, 1) as pool:
+                # An image is not to blame for the time that a process takes to start.
+                pool.result(pool.submit(()), TIMEOUT)
+                try:
+                    while left:
+                        future, seconds = pool.submit((left[0],)), min(self._timeout, ALONE_SECONDS)
+                        answers = pool.result(future, seconds, self._names[left[0]])
+                        yield from self._named((left.popleft(),), answers)
+                        self._lost_in_a_row = 0
+                except LostWorkerError as error:
+                    self._lost_in_a_row += 1
+                    if self._lost_in_a_row > LOST_IN_A_ROW:
+                        raise
+                    reason = str(error)
+            if left:
+                yield left.popleft(), UnreadableImage(reason, passing=True)
+
+    def _named(self, chunk: _Chunk, answers: _Answers) -> Iterator[tuple[int, Answer]]:
+        for index, answer in zip(chunk, answers, strict=True):
+            if isinstance(answer, str):
+                raise FisherhashError(f"reading '{self._names[index]}' failed: {answer}")
+            yield index, answer
+
+
+class _Pool:
+    """Worker processes that are killed when nobody needs them any more."""
+
+    def __init__(self, work: bytes, workers: int) -> None:
+        self._context = _Context()
         try:
-            self._process = worker_process()
+            self._executor = ProcessPoolExecutor(
+                workers, mp_context=self._context, initializer=_start, initargs=(work,)
+            )
+        except (OSError, ImportError, NotImplementedError) as error:
+            raise FisherhashError(f"worker processes cannot be used here ({error})") from None
+
+    def submit(self, chunk: _Chunk) -> Future[_Answers]:
+        """Send a chunk to the next worker that is free."""
+        try:
+            return self._executor.submit(_answers, chunk)
+        except BrokenProcessPool:
+            broken: Future[_Answers] = Future()
+            broken.set_exception(BrokenProcessPool())
+            return broken
         except OSError as error:
             raise FisherhashError(
                 f"a worker process could not be started ({error.strerror}); use workers=0"
             ) from None
-        self._send = cast("IO[bytes]", self._process.stdin)
-        self._receive = cast("IO[bytes]", self._process.stdout)
-        _widen(self._receive)
 
-    def run(self, chunk: Sequence[int]) -> list[Answer]:
-        """Send a chunk and collect its answers; one thread calls this at a time."""
-        answers: list[Answer] = []
-        self._current, self._waiting_since = chunk[0], time.monotonic()
+    def result(self, future: Future[_Answers], seconds: float, name: str = "") -> _Answers:
+        """Wait for the answers of a chunk.
+
+        Args:
+            future: what :meth:`submit` returned.
+            seconds: how long to wait.
+            name: of its only image, for the message of an error.
+
+        Raises:
+            LostWorkerError: a process crashed, or there was no answer for so many seconds.
+        """
         try:
-            self._send.write(self._hello + pickle.dumps(chunk))
-            self._send.flush()
-            self._hello = b""
-            for index in chunk:
-                self._current, self._waiting_since = index, time.monotonic()
-                answer: Answer | str = pickle.load(self._receive)
-                if isinstance(answer, str):
-                    raise FisherhashError(f"reading '{self._names[index]}' failed: {answer}")
-                answers.append(answer)
-        except (EOFError, OSError, ValueError, pickle.UnpicklingError):
+            return future.result(seconds)
+        except BrokenProcessPool:
+            self._executor.shutdown()  # Then the exit codes are known.
             raise LostWorkerError(
-                f"a worker process ended ({self._fate()}) while it read "
-                f"'{self._names[self._current]}'. Use fewer workers, or workers=0",
-                self._current,
+                f"a worker process ended ({self._context.fate()}) while it read '{name}'. Use "
+                "fewer workers, or workers=0"
             ) from None
-        finally:
-            self._waiting_since = None
-        return answers
-
-    def check_hung(self, timeout: float) -> None:
-        """Raise an error if an answer has been due for too long."""
-        since = self._waiting_since
-        if since is not None and time.monotonic() - since > timeout:
+        except TimeoutError:
             raise LostWorkerError(
-                f"a worker process gave no answer for {timeout:g} s while it read "
-                f"'{self._names[self._current]}'; is the disk or the network share hanging? Remove "
-                "the file or copy the images to a local disk",
-                self._current,
-            )
-
-    def kill(self) -> None:
-        """End the process; it holds nothing that could be lost."""
-        self._process.kill()
-
-    def wait(self) -> None:
-        """Wait until the process has ended."""
-        self._process.wait()
+                f"a worker process gave no answer for {seconds:g} s while it read '{name}'; is the "
+                "disk or the network share hanging? Remove the file or copy the images to a local "
+                "disk"
+            ) from None
 
     def close(self) -> None:
-        """Close the pipes; what could not be sent is no longer needed."""
-        for pipe in (self._send, self._receive):
-            with contextlib.suppress(OSError):
-                pipe.close()
+        """Kill the processes; they hold nothing that could be lost."""
+        for process in self._context.started:
+            with contextlib.suppress(ValueError):
+                process.kill()
+        self._executor.shutdown(cancel_futures=True)
 
-    def _fate(self) -> str:
+
+@contextlib.contextmanager
+def _pool(work: bytes, workers: int) -> Iterator[_Pool]:
+    with contextlib.closing(_Pool(work, workers)) as pool:
+        yield pool
+
+
+class _Process(SpawnProcess):
+    """A spawned process that knows nothing of the main module, nor of Ctrl-C."""
+
+    def start(self) -> None:
+        main, missing = sys.modules["__main__"], _ENVIRONMENT.keys() - os.environ.keys()
+        blocks = hasattr(signal, "pthread_sigmask")
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if blocks else None
         try:
-            code = self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            return "it closed its pipe"
+            # As in an interactive session, whose main module no process can import.
+            sys.modules["__main__"] = types.ModuleType("__main__")
+            os.environ.update({name: _ENVIRONMENT[name] for name in missing})
+            super().start()
+        finally:
+            sys.modules["__main__"] = main
+            for name in missing:
+                os.environ.pop(name, None)
+            if before is not None:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _Context(SpawnContext):
+    """Starts such processes for a pool, and remembers them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[_Process] = []
+
+    def Process(self, *args: Any, **kwargs: Any) -> _Process:  # type: ignore[override]  # noqa: N802
+        """A process that a pool will start."""
+        process = _Process(*args, **kwargs)
+        self.started.append(process)
+        return process
+
+    def fate(self) -> str:
+        """How the first process that was lost has ended."""
+        codes = [process.exitcode for process in self.started]
+        # The pool itself terminates the others.
+        code = next((code for code in codes if code not in (None, 0, -signal.SIGTERM)), None)
+        if code is None:
+            return "for no known reason"
         if code == -9:
             return "killed by signal 9: out of memory?"
         return f"signal {-code}" if code < 0 else f"exit code {code}, see its message above"
 
 
-def _widen(pipe: IO[bytes]) -> None:
-    """Let a pipe hold several images, if the system can, so that a worker seldom waits."""
-    if sys.platform.startswith("linux"):
-        import fcntl
-
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, 1 << 20)
+_work: Any = None
+"""In a worker: the packed reader and job, unpacked by the first chunk."""
 
 
-def serve(early: Sequence[Step]) -> None:
-    """The worker's side: read chunks of indices until the pipe closes.
-
-    Args:
-        early: what to call while there is nothing else to do; what fails fails again when needed.
-    """
-    requests = sys.stdin.buffer
-    pipe = os.fdopen(os.dup(1), "wb")
-    # What a decoder prints must not end up between the answers.
+def _start(work: bytes) -> None:
+    """Prepare a worker process."""
+    global _work
+    _work = work
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What a decoder prints is no output of the command.
     os.dup2(2, 1)
-    for module, name, arguments in early:
-        with contextlib.suppress(Exception):
-            getattr(importlib.import_module(module), name)(*arguments)
-    gc.freeze()
-    gc.enable()
-    try:
-        reader, job = pickle.load(requests)
-        while True:
-            for index in pickle.load(requests):
-                try:
-                    answer: Answer | str = job(reader, index)
-                except UnreadableImage as error:
-                    answer = error
-                except Exception as error:
-                    answer = f"{type(error).__name__}: {error}"
-                pickle.dump(answer, pipe)
-                pipe.flush()
-    except EOFError:
-        return
-    except (BrokenPipeError, KeyboardInterrupt, pickle.UnpicklingError):
-        # The parent is gone, or going.
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
         os._exit(0)
+
+
+def _answers(chunk: _Chunk) -> _Answers:
+    """In a worker: the answers for the images of a chunk."""
+    global _work
+    if isinstance(_work, bytes):
+        try:
+            _work = pickle.loads(_work)
+        except Exception as error:
+            return [f"{type(error).__name__}: {error}"] * len(chunk)
+    reader, job = _work
+    found: _Answers = []
+    for index in chunk:
+        try:
+            found.append(job(reader, index))
+        except UnreadableImage as error:
+            found.append(error)
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {error}")
+    return found

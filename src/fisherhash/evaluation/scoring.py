@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fisherhash.codes import hamming, pack
-from fisherhash.errors import UsageError
+from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.evaluation import inputs
 from fisherhash.evaluation.bit_statistics import describe_bits
 from fisherhash.evaluation.hamming import (
@@ -20,10 +21,12 @@ from fisherhash.evaluation.hamming import (
     scan_blocks,
 )
 from fisherhash.evaluation.inputs import Denominator, Empty, EvaluationTask, Ties
-from fisherhash.evaluation.metric import Metric
-from fisherhash.evaluation.ranked import RankedQueries
-from fisherhash.evaluation.results import Evaluation
-from fisherhash.evaluation.tally import tally
+from fisherhash.evaluation.metric import Metric, RankedQueries
+from fisherhash.evaluation.results import BitStatistics, Evaluation
+from fisherhash.evaluation.standard_metrics import STANDARD, MeanAveragePrecision
+
+_FIELDS = {field.name for field in fields(Evaluation)}
+_SHARED = ("top", "ties", "denominator", "empty", "queries", "database", "bits")
 
 
 def evaluate(
@@ -128,14 +131,8 @@ def metrics(
             queries in order.
         query_labels: (n_queries, classes) of 0 and 1.
         database_labels: (n_database, classes) of 0 and 1.
-        top: As in :func:`evaluate`, like every argument up to ``extra_metrics``.
-        ties: See :func:`evaluate`.
-        denominator: See :func:`evaluate`.
-        empty: See :func:`evaluate`.
-        self_index: See :func:`evaluate`.
-        precision_at: See :func:`evaluate`.
-        graded: See :func:`evaluate`.
-        extra_metrics: See :func:`evaluate`.
+        top: Ranks that count, as in :func:`evaluate`, like every argument up to ``extra_metrics``.
+        ties, denominator, empty, self_index, precision_at, graded, extra_metrics: As there.
         ranking: What the distances are; shown in the table.
         primary_metric: Name of the headline number.
 
@@ -177,16 +174,11 @@ def evaluate_reranked(
     Args:
         query_logits: (n_queries, bits).
         database_logits: (n_database, bits).
-        query_labels: As in :func:`evaluate`, like all arguments below.
-        database_labels: See :func:`evaluate`.
-        top: See :func:`evaluate`.
-        ties: See :func:`evaluate`; pairs that are still equal after re-ranking are ties.
-        denominator: See :func:`evaluate`.
-        empty: See :func:`evaluate`.
-        self_index: See :func:`evaluate`.
-        precision_at: See :func:`evaluate`.
-        graded: See :func:`evaluate`.
-        extra_metrics: See :func:`evaluate`.
+        query_labels: (n_queries, classes) of 0 and 1.
+        database_labels: (n_database, classes) of 0 and 1.
+        top: Ranks that count, as in :func:`evaluate`, like every argument below.
+        ties: Which value is the headline; pairs that are equal after re-ranking are ties.
+        denominator, empty, self_index, precision_at, graded, extra_metrics: As there.
 
     >>> result = evaluate_reranked([[1.0, 1.0]], [[0.2, 0.1], [2.0, 3.0]], [[1]], [[0], [1]])
     >>> result.primary_metric, result.map
@@ -259,3 +251,76 @@ def _ranked_blocks(blocks: Iterable[Any], task: EvaluationTask) -> Iterator[Rank
         done += len(distances)
     if done != queries:
         raise UsageError(f"the blocks hold {done} rows of distances for {queries} queries")
+
+
+def tally(
+    task: EvaluationTask,
+    blocks: Iterable[RankedQueries],
+    extra_metrics: Sequence[type[Metric]] = (),
+    *,
+    ranking: str,
+    backend: str = "numpy",
+    statistics: BitStatistics | None = None,
+    primary_metric: str = "map",
+) -> Evaluation:
+    """Pass blocks of ranked queries to every metric and return the result over all queries.
+
+    Args:
+        task: The arguments of the evaluation.
+        blocks: All queries, in any order.
+        extra_metrics: Metrics beside the standard ones.
+        ranking: What the database was ranked by.
+        backend: The backend that ranked it.
+        statistics: The bits of the database codes, if it has codes.
+        primary_metric: Name of the headline number.
+    """
+    kinds = (*STANDARD, *_checked(extra_metrics))
+    tallies = [kind(task) for kind in kinds if _applies(kind, task)]
+    counted = 0
+    for queries in blocks:
+        full = queries.having_relevant()
+        counted += len(full.rows)
+        for metric in tallies:
+            if metric.counts_empty:
+                metric.add(queries)
+            elif len(full.rows):
+                metric.add(full)
+    if not counted:
+        raise FisherhashError(
+            f"none of the {task.queries} queries has a relevant item in the database; "
+            "check that both sides use the same class columns"
+        )
+    share = 1.0 / (counted if task.empty == "skip" else task.queries)
+    values: dict[str, Any] = {kind.name: None for kind in kinds}
+    values |= {metric.name: metric.result(share) for metric in tallies}
+    extra = {name: values.pop(name) for name in sorted(values.keys() - _FIELDS)}
+    headline = next(metric for metric in tallies if isinstance(metric, MeanAveragePrecision))
+    return Evaluation(
+        **values,
+        **{name: getattr(task, name) for name in _SHARED},
+        extra=extra,
+        empty_queries=task.queries - counted,
+        ranking=ranking,
+        bit_statistics=statistics,
+        backend=backend,
+        primary_metric=primary_metric,
+        average_precision=headline.per_query,
+    )
+
+
+def _checked(kinds: Sequence[type[Metric]]) -> Sequence[type[Metric]]:
+    """Refuse metrics whose name is taken."""
+    taken = _FIELDS.copy()
+    for kind in kinds:
+        if kind.name in taken:
+            raise UsageError(
+                f"an evaluation already has the entry '{kind.name}'; "
+                f"give the metric {kind.__name__} another name"
+            )
+        taken.add(kind.name)
+    return kinds
+
+
+def _applies(kind: type[Metric], task: EvaluationTask) -> bool:
+    lacks_labels = kind.needs_shared_labels and not task.graded
+    return not (lacks_labels or (kind.needs_hamming and task.bits is None))

@@ -16,8 +16,7 @@ import numpy as np
 
 from fisherhash.evaluation import ties as closed_forms
 from fisherhash.evaluation.groups import Counts, Floats
-from fisherhash.evaluation.metric import MeanAt, Metric, QueryMean
-from fisherhash.evaluation.ranked import RankedQueries
+from fisherhash.evaluation.metric import MeanAt, Metric, QueryMean, RankedQueries
 from fisherhash.evaluation.results import Curve, DistanceHistogram
 
 

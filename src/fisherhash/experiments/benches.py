@@ -26,8 +26,8 @@ from fisherhash.data.sources import NAMED, open_data
 from fisherhash.data.splits import Split, split_checksum
 from fisherhash.data.unseen import UNSEEN, hold_out_classes
 from fisherhash.errors import UsageError
-from fisherhash.model.runtime import feature_rows
-from fisherhash.model.torch_runtime import TorchRuntime, on_device
+from fisherhash.model.networks import feature_rows
+from fisherhash.model.torch_network import TorchNetwork
 from fisherhash.system import storage
 from fisherhash.system.cache import data_dirs
 from fisherhash.training.settings import Settings
@@ -147,18 +147,12 @@ class Cell:
         method = methods.find(self.method)
         known = methods.hyper_parameters(method)
         defaults = {name: parameter.default for name, parameter in known.items()}
-        added = method.added if issubclass(method, methods.HashMethod) else frozenset()
-        options = {
-            name: value
-            for name, value in (defaults | dict(self.options)).items()
-            if name not in added or value != defaults[name]
-        }
         return {
             **self.bench.to_json(),
             "data": self.bench.name,
             "method": self.method,
             "bits": self.bits,
-            "options": options,
+            "options": defaults | dict(self.options),
             "settings": self.settings.to_json(),
             # Part of the names of published runs: the wording is fixed.
             "measured": "queries, and real-valued queries"
@@ -226,9 +220,8 @@ class OpenBench:
 
     def features(self, wanted: NDArray[np.int64]) -> Rows:
         """Features of images by the initial network, computed once and stored on disk."""
-        network = on_device(self.network, self.device)
-        runtime = TorchRuntime(network, self.device, via_onnx=True)
-        return feature_rows(runtime, self.collection, wanted)
+        network = TorchNetwork(self.network, self.device, via_onnx=True)
+        return feature_rows(network, self.collection, wanted)
 
     def prepare(self) -> None:
         """Fill the caches that every run reads, so that processes do not fill them twice."""

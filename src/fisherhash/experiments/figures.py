@@ -137,7 +137,7 @@ def draw_moves(figure: Any, found: Mapping[str, Mapping[str, Any]]) -> None:
     """Draw bits of centres flipped and the centres' distances by epoch, one row per data set."""
     grid = figure.subplots(len(found), 2, squeeze=False)
     for (data, one), (left, right) in zip(found.items(), grid, strict=True):
-        for (name, step), colour in zip(one["steps"].items(), COLOURS, strict=True):
+        for (name, step), colour in zip(one["steps"].items(), COLOURS, strict=False):
             epochs = np.arange(1, len(step["flips"]) + 1)
             left.plot(epochs, step["flips"], "o-", ms=4, color=colour)
             right.plot(epochs, step["center_distance"], color=colour, label=f"{name}, mean")

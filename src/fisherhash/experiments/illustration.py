@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from fisherhash.data.splits import hash_order
 from fisherhash.errors import FisherhashError
 from fisherhash.experiments.benches import OpenBench
-from fisherhash.experiments.specs import MOVING, PRINTED, Options
+from fisherhash.experiments.specs import PRINTED, Options
 from fisherhash.methods.dfh import DFH
-from fisherhash.training.loop import FrozenImages, Loop
+from fisherhash.training.images import FrozenImages
+from fisherhash.training.loop import Loop
 from fisherhash.training.settings import Settings
 
 _CLASSES = (3, 5)
@@ -24,10 +25,7 @@ _SETTINGS = Settings(epochs=30, batch_size=50, learning_rate=0.003)
 _SEEDS = 100
 _MOVE_BITS = 48
 _MOVE_SETTINGS = Settings(epochs=20)
-_STEPS: dict[str, Options] = {
-    "as printed": PRINTED,
-    "moving": {**PRINTED, **MOVING, "intra": 2.0, "inter": 0.2},
-}
+_STEPS: dict[str, Options] = {"as printed": PRINTED}
 _METRICS = ("flips", "center_distance", "center_distance_min")
 """What DFH logs in every epoch: bits of centres flipped, the centres' mean and least distance."""
 
@@ -81,7 +79,7 @@ def illustration_points(stage: OpenBench) -> dict[str, Any]:
 
 
 def center_moves(stage: OpenBench) -> dict[str, Any]:
-    """Train DFH with the printed centre step and with moving centres, on frozen features.
+    """Train DFH with the printed centre step, on frozen features.
 
     Returns:
         The number of bits, and by step one list per metric with a number for every epoch.

@@ -38,6 +38,7 @@ def run_cells(cells: Sequence[Cell], stage: OpenBench) -> list[dict[str, Any]]:
         settings=endings[0][1],
         device=str(stage.device),
         bank=stage.bank,
+        fitted=False,
         endings=endings[1:],
     )
     every = [trained, *trained.others]

@@ -14,7 +14,7 @@ from fisherhash.errors import UsageError
 from fisherhash.evaluation.by_code import precision_by_code
 from fisherhash.evaluation.looking import neighbour_agreement
 from fisherhash.experiments.significance import pack_shares
-from fisherhash.model.head_base import Head
+from fisherhash.model.head import FinishedHead
 from fisherhash.training.measuring import EncodedSplit, encode_heads, measure
 from fisherhash.training.settings import Settings
 from fisherhash.training.trained import Trained
@@ -47,11 +47,12 @@ def measure_rankings(
     first = trainings[0][0]
     if first.split is None:
         raise UsageError(f"'{first.collection.name}' has no labels to measure with")
-    heads: list[list[Head]] = []
+    heads: list[list[FinishedHead]] = []
     for trained, settings in trainings:
         own = [trained.plain_head]
         if settings.step_weight > 0 and trained.step is not None:
-            own.append(trained.step.with_step(settings.step_weight, settings.step_sharpness))
+            step = trained.step.with_step(settings.step_weight, settings.step_sharpness)
+            own.append(step.finished())
         heads.append(own)
     live = first.finetuned
     encoded = encode_heads(
@@ -62,8 +63,8 @@ def measure_rankings(
         cached=not live,
         bank=bank if live else None,
     )
-    top, device = first.split.top, first.hasher.device
-    rows = {one.head: _measured(one, top, device, reference) for one in encoded}
+    top = first.split.top
+    rows = {one.head: _measured(one, top, torch.device(one.device), reference) for one in encoded}
     found = []
     for plain, *stepped in heads:
         step = {"class_step": rows[stepped[0]]} if stepped else {}
@@ -93,9 +94,8 @@ def _real_queries(encoded: EncodedSplit, top: int | None, device: torch.device) 
     if encoded.real_queries is None:
         raise UsageError("the split was encoded without real-valued queries")
     distinct, places = np.unique(encoded.database_codes, axis=0, return_inverse=True)
-    queries = torch.from_numpy(encoded.real_queries)
     scores = precision_by_code(
-        encoded.head.distances(queries, distinct),
+        map(torch.from_numpy, encoded.head.distances(encoded.real_queries, distinct)),
         places.reshape(-1),
         encoded.query_labels,
         encoded.database_labels,

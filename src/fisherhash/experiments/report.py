@@ -19,7 +19,7 @@ CAPTIONS = {
     "separable": "Separable before quantisation, but not after it",
     "margin-loss": "The pairwise loss with a margin",
     "centre-learning": "Centre learning: 2 bits, two classes of CIFAR-10, 100 images each",
-    "centre-moves": "How the centres move: as printed in the paper, and with the joint step",
+    "centre-moves": "How the centres move, as printed in the paper",
     "modules": "The modules: pairs (P), margin (M), centres (C)",
     "margin": "Sensitivity to the margin",
     "pr-curves": "Precision and recall of all methods",

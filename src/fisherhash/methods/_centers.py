@@ -11,7 +11,6 @@ passed as its diagonal (M,).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,9 +64,42 @@ class CenterProblem:
         )
 
     def exact_sweeps(self, C: Matrix, sweeps: int) -> tuple[Matrix, int]:
-        """Run :func:`flip_centers` on the binary problem."""
-        weights = {"intra": self.intra, "inter": self.inter}
-        return flip_centers(C, self._pull, self.A, sweeps=sweeps, **weights)
+        """Run coordinate descent on binary centres; return the new C and the number of flips.
+
+        Class by class, it flips the bit whose flip lowers the objective most, until none lowers it.
+        Every flip strictly lowers the objective; after a sweep without a flip, no single flip
+        improves C.
+
+        Args:
+            C: Where to start; not changed.
+            sweeps: The most passes over the classes.
+        """
+        C = C.copy()
+        M = C.shape[1]
+        flips = 0
+        for _ in range(sweeps):
+            before = flips
+            for i in range(M):
+                c = C[:, i]  # a view, so the flips below change C
+                own = self._pull(C, i)
+                least = -1e-9 * (1.0 + abs(self.intra) * abs(own).max(initial=0.0))
+                # c_i^T c_j - A_ij for every other class; zero for i, to leave it out of products.
+                inner = C.T @ c - self.A[i]
+                inner[i] = 0.0
+                while True:
+                    # The change of the objective when bit k of class i flips, for all k at once.
+                    change = 4.0 * self.intra * c * own
+                    change += self.inter * (8.0 * (M - 1) - 8.0 * c * (C @ inner))
+                    k = int(np.argmin(change))
+                    if not change[k] < least:  # not >=, which is false for NaN
+                        break
+                    inner -= 2.0 * c[k] * C[k]
+                    inner[i] = 0.0
+                    c[k] = -c[k]
+                    flips += 1
+            if flips == before:
+                break
+        return C, flips
 
     def descend(self, V: Matrix, steps: int) -> Matrix:
         """Run gradient descent on V with backtracking; the paper states no step size."""
@@ -109,85 +141,6 @@ class CenterProblem:
         if self.T.ndim == 1:
             return self.S[:, i]
         return self.S[:, i] - (C @ self.T[i] - C[:, i] * self.T[i, i])
-
-
-@dataclass(frozen=True)
-class JointPull:
-    """The pull on the centres when the codes B follow them, instead of standing still.
-
-    Over B alone, the minimum of intra * ||b - C y||^2 + ||b - u||^2 is reached at
-    b = sgn(intra C y + u). There it is -2 |intra C y + u|_1, plus a constant where images have one
-    label. So the best centres for the outputs maximise the sum of |C y + u / intra|_1 over the
-    images. With one label per image, bit k of a class is the sign of the sum of u_k / intra, cut to
-    [-1, 1]: outputs that are large against ``intra`` vote with their sign, small ones with their
-    value, and the old centre has no vote. With several labels the constant is dropped.
-
-    Attributes:
-        ratios: (N, K) u / intra; what lies outside of [-2, 2] counts as the bound.
-        shares: (N, M) y, the class proportions.
-    """
-
-    ratios: Matrix
-    shares: Matrix
-
-    def __call__(self, C: Matrix, i: int) -> Matrix:
-        """Return half of the difference of that sum between c_i = 1 and c_i = -1, (K,)."""
-        rows = np.flatnonzero(self.shares[:, i])
-        own = self.shares[rows, i, None]
-        others = self.shares[rows] @ C.T - own * C[:, i] + self.ratios[rows]
-        return (abs(others + own) - abs(others - own)).sum(0) / 2.0
-
-
-def flip_centers(
-    C: Matrix,
-    pull: Callable[[Matrix, int], Matrix],
-    A: Matrix,
-    *,
-    intra: float,
-    inter: float,
-    sweeps: int,
-) -> tuple[Matrix, int]:
-    """Run coordinate descent on binary centres; return the new C (K, M) and the number of flips.
-
-    Class by class, it flips the bit whose flip lowers the objective most, until none lowers it.
-    Every flip strictly lowers the objective; after a sweep without a flip, no single flip improves
-    C.
-
-    Args:
-        C: Where to start; not changed.
-        pull: Returns for (C, i) the pull (K,) of the images on the centre of class i. It must not
-            depend on that centre.
-        A: (M, M) wanted inner products.
-        intra: Weight of the pull.
-        inter: Weight of ||C^T C - A||_F^2.
-        sweeps: The most passes over the classes.
-    """
-    C = C.copy()
-    M = C.shape[1]
-    flips = 0
-    for _ in range(sweeps):
-        before = flips
-        for i in range(M):
-            c = C[:, i]  # a view, so the flips below change C
-            own = pull(C, i)
-            least = -1e-9 * (1.0 + abs(intra) * abs(own).max(initial=0.0))
-            # c_i^T c_j - A_ij for every other class; zero for i, to leave it out of products.
-            inner = C.T @ c - A[i]
-            inner[i] = 0.0
-            while True:
-                # The change of the objective when bit k of class i flips, for all k at once.
-                change = 4.0 * intra * c * own
-                change += inter * (8.0 * (M - 1) - 8.0 * c * (C @ inner))
-                k = int(np.argmin(change))
-                if not change[k] < least:  # not >=, which is false for NaN
-                    break
-                inner -= 2.0 * c[k] * C[k]
-                inner[i] = 0.0
-                c[k] = -c[k]
-                flips += 1
-        if flips == before:
-            break
-    return C, flips
 
 
 def signs(values: Matrix) -> Matrix:

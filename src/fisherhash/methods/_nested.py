@@ -29,7 +29,7 @@ from fisherhash.methods.base import (
     create,
     find,
 )
-from fisherhash.model.head_base import Head
+from fisherhash.model.heads import Head
 
 
 class _FirstOutputs:
@@ -158,7 +158,7 @@ def nested(
     """Build a method that learns codes of several lengths, each the first bits of the longest.
 
     Args:
-        name: The method's name in the registry.
+        name: The method's name.
         lengths: The shorter lengths; ``bits`` may be among them.
         bits: The longest length.
         classes: Number of classes.
@@ -181,11 +181,11 @@ def nested(
         for length in sorted({*lengths, bits})
     ]
     method.fill([cast("HashMethod", part) for part in parts])
-    _share_centers(method.parts, options or {})
+    _share_centers(name, method.parts, options or {})
     return method
 
 
-def _share_centers(parts: Sequence[HashMethod], options: Mapping[str, Any]) -> None:
+def _share_centers(name: str, parts: Sequence[HashMethod], options: Mapping[str, Any]) -> None:
     """Give fixed centres the same first bits at every length; the shortest length chooses first.
 
     Centres chosen for each length separately would pull the first bits to different codes. The bits
@@ -199,7 +199,7 @@ def _share_centers(parts: Sequence[HashMethod], options: Mapping[str, Any]) -> N
         shorter, longer = parts[number - 1], parts[number]
         drawn = dict(options) | {"codebook_seed": int(options.get("codebook_seed", 0)) + number}
         added = create(
-            longest.info.name,
+            name,
             bits=longer.bits - shorter.bits,
             classes=longest.classes,
             options=drawn,

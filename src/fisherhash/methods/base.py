@@ -10,8 +10,12 @@ the device, so they cost nothing when a captured CUDA graph is replayed.
 
 from __future__ import annotations
 
+import functools
+import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, fields
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, dataclass_transform
 
 import torch
@@ -178,13 +182,6 @@ class HashMethod(CheckedOptions, nn.Module):
     codebook: ClassVar[str] = ""
     """Name of the buffer (classes, bits) with centres that are fixed before training, if there is
     one. The centres of nested lengths then share their first bits."""
-
-    moved: ClassVar[Mapping[str, str]] = {}
-    """Options of earlier versions that are training settings now, by their old names."""
-
-    added: ClassVar[frozenset[str]] = frozenset()
-    """Options that came after results were published. A run that leaves them at their defaults has
-    the name that it had before."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -374,16 +371,50 @@ def register(method: M) -> M:
     return method
 
 
+@functools.cache
+def _installed() -> Mapping[str, EntryPoint]:
+    """Return the methods of installed packages, by name."""
+    return {one.name: one for one in entry_points(group="fisherhash.methods")}
+
+
 def registry() -> Mapping[str, type[AnyMethod]]:
-    """Return every registered method by name."""
-    return dict(sorted(_REGISTRY.items()))
+    """Return every registered method by name, and those of installed packages."""
+    others = {name: find(name) for name in _installed() if name not in _REGISTRY}
+    return dict(sorted({**others, **_REGISTRY}.items()))
 
 
 def find(name: str) -> type[AnyMethod]:
-    """Return the class of a method."""
-    if name not in _REGISTRY:
-        raise unknown_name("method", name, _REGISTRY)
-    return _REGISTRY[name]
+    """Return the class of a method.
+
+    Args:
+        name: A name in the registry, the name of an entry point ``fisherhash.methods`` of an
+            installed package, or ``module:Class``.
+
+    Raises:
+        UsageError: There is no such method; the message names the nearest one.
+    """
+    if name in _REGISTRY:
+        return _REGISTRY[name]
+    entry = _installed().get(name)
+    if entry is None and ":" in name:
+        entry = EntryPoint(name, name, "fisherhash.methods")
+    if entry is None:
+        raise unknown_name("method", name, registry())
+    folder = os.getcwd()
+    try:
+        # A method may be a file in the current folder, of which a command knows nothing.
+        sys.path.append(folder)
+        found = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"the method '{name}' cannot be imported: {error}") from error
+    finally:
+        sys.path.remove(folder)
+    if not (isinstance(found, type) and issubclass(found, (HashMethod, FeatureMethod))):
+        raise UsageError(
+            f"'{name}' is no method; a method is a subclass of fisherhash.methods.HashMethod or "
+            "FeatureMethod"
+        )
+    return found
 
 
 def hyper_parameters(method: type[AnyMethod]) -> dict[str, Field[Any]]:
@@ -397,7 +428,7 @@ def create(
     """Build a method by name.
 
     Args:
-        name: Its name in the registry.
+        name: Its name, see :func:`find`.
         bits: Length of the codes.
         classes: Number of classes.
         options: Hyper-parameters; values may be text, as from the command line.

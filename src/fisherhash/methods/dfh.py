@@ -1,8 +1,6 @@
 """Deep Fisher Hashing (Li, Pei, Zha, van Gemert, BMVC 2019)."""
 
-from collections.abc import Mapping
-from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -74,23 +72,10 @@ class DFH(MemoryMethod):
       frozen features, mAP of held-out images) psi 0.01 at rate 0.05 has 0.618, like DPSH; psi 0.1
       has 0.327 at rate 0.01 and 0.281 at 0.05; psi 0.01 at rate 0.01 has 0.262.
 
-    The following options go beyond the paper and are off by default. Three let the centres move.
-    With mu = 1 and outputs near 1, b = sgn(mu C y + u) is the bit of the old centre for nearly
-    every image, and the next C-step finds the centre confirmed: it flips bits in the first epoch
-    and hardly any later.
-
-    * ``joint``: the exact C-step lets B follow C, instead of holding it still. The minimum over B
-      is known for any C, so the best centre is a vote of the outputs in which the old centre has no
-      part: with one label per image, sgn of the sum of u cut to [-mu, mu] (``_centers.JointPull``).
-      The gradient step computes B from the real V, not from its signs.
-    * ``unit="outputs"``: mu counts in units of the mean of |u|, so that it means the same at every
-      scale of the outputs.
-    * ``rise``: mu rises from 0 during the first part of the training, so that the pairs decide
-      where classes lie before the centres hold them there.
-
-    The others address another weakness: when training ends, the images of a class share one code,
-    and all other classes are equally far. That is right at the top of a ranking, but it orders
-    nothing among the images that lie between two classes.
+    The following options go beyond the paper and are off by default. They address a weakness of its
+    codes: when training ends, the images of a class share one code, and all other classes are
+    equally far. That is right at the top of a ranking, but it orders nothing among the images that
+    lie between two classes.
 
     * ``initial_centers="graded"``: classes that look similar get nearer centres than others. Off
       the diagonal A = K (a G - (1 - a) / (M - 1)), with G the cosines between the class means of
@@ -127,9 +112,6 @@ class DFH(MemoryMethod):
             The released step has its own weight, 1, unless this is 0.
         relaxation: eta, of the gradient centre step.
         center_step: How C is found.
-        joint: Whether B follows C within a centre step.
-        unit: What mu is measured in: ``one``, as in the paper, or the mean of |u| (``outputs``).
-        rise: Share of the first stage of training in which mu rises from 0.
         alternations: How often C and B take turns at the start of an epoch.
         sweeps: Passes over the classes in an exact step, which ends early when nothing flips.
         gradient_steps: Steps on V in a gradient step.
@@ -152,9 +134,6 @@ class DFH(MemoryMethod):
         supervision="pairs and classes",
     )
 
-    moved: ClassVar[Mapping[str, str]] = {"width": "outputs", "cut": "cut"}
-    added: ClassVar[frozenset[str]] = frozenset({"separation", "separation_margin"})
-
     parts: str = "pair,margin,intra,inter"
     margin: Annotated[float, Range(least=0), Tuned(0.0, 4.0)] = 1.0
     quantization: Annotated[float, Range(least=0), Tuned(3e-4, 3.0, "log")] = 0.1
@@ -164,9 +143,6 @@ class DFH(MemoryMethod):
     center_step: Annotated[
         Literal["exact", "gradient", "released"], Tuned(choices=("exact", "gradient"))
     ] = "exact"
-    joint: Annotated[bool, Tuned(choices=(False, True))] = False
-    unit: Annotated[Literal["one", "outputs"], Tuned(choices=("one", "outputs"))] = "one"
-    rise: Annotated[float, Range(least=0, most=1), Tuned(choices=(0.0, 1.0))] = 0.0
     alternations: PositiveInt = 2
     sweeps: PositiveInt = 5
     gradient_steps: PositiveInt = 50
@@ -186,18 +162,13 @@ class DFH(MemoryMethod):
         self._mu = self.intra if "intra" in on else 0.0
         self._nu = self.inter if "inter" in on else 0.0
         self._nu_scaled = self._nu
-        self._share = 1.0
         self._quantization = self.quantization if self._pair else 1.0
         self._positive_weight = self.positive_weight
         self.centers = nn.Buffer(torch.ones(self.bits, self.classes))
         self.relaxed = nn.Buffer(torch.zeros(self.bits, self.classes))
         # A of the inter-class term.
         self.target = nn.Buffer(torch.from_numpy(_centers.opposed(self.bits, self.classes)))
-        # mu in units of u, as it is in this epoch.
-        self.threshold = nn.Buffer(torch.tensor(self._mu))
         self.flips = nn.Buffer(torch.zeros((), dtype=torch.int64))
-        # Whether mu has risen: it does so once, in the first stage.
-        self.risen = nn.Buffer(torch.tensor(False))
 
     @property
     def capturable(self) -> bool:
@@ -222,12 +193,6 @@ class DFH(MemoryMethod):
         else:
             self.relaxed = labels.means(outputs)
         self.centers = sign(self.relaxed)
-        self._set_threshold(0.0)
-
-    def refresh(self, train: TrainingSet) -> None:
-        """Fill the memory anew; the centres stay as the last stage left them."""
-        super().refresh(train)
-        self.risen.fill_(True)
 
     def class_centers(self) -> Tensor | None:
         """Return C; None without centres."""
@@ -238,19 +203,12 @@ class DFH(MemoryMethod):
         return self._nearest(outputs, proportions @ self.centers.T)
 
     def _nearest(self, outputs: Tensor, centers: Tensor) -> Tensor:
-        return sign(self.threshold * centers + outputs.detach().float())
+        return sign(self._mu * centers + outputs.detach().float())
 
-    def _codes(self, centers: Tensor, part: slice) -> Tensor:
-        """Take the B-step with some centres, for a part of the training set."""
-        mixed = self.memory.labels.mix(centers, shares=True, among=part)
+    def _codes(self, part: slice) -> Tensor:
+        """Take the B-step for a part of the training set."""
+        mixed = self.memory.labels.mix(self.centers, shares=True, among=part)
         return self._nearest(self.memory.outputs[part], mixed)
-
-    def _set_threshold(self, done: float) -> None:
-        """Set mu for an epoch, after a share ``done`` of the stage, in units of the outputs."""
-        rising = self.rise > 0.0 and not bool(self.risen)
-        self._share = min(1.0, done / self.rise) if rising else 1.0
-        unit = self.memory.outputs.abs().mean() if self.unit == "outputs" else 1.0
-        self.threshold.copy_(torch.as_tensor(self._mu * self._share * unit))
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the U-step's objective on one batch."""
@@ -285,20 +243,14 @@ class DFH(MemoryMethod):
     def on_epoch_start(self, progress: Progress) -> None:
         """Take the C-step over the whole training set, alternating with the B-step."""
         self.flips.zero_()
-        self._set_threshold(progress.step / max(progress.steps, 1))
         if self._mu == 0 or self.center_step == "released":
-            return
-        if self.joint and self.center_step == "exact":
-            self._joint_step()
             return
         labels = self.memory.labels
         T = labels.gram(shares=True)
         for _ in range(self.alternations):
-            # Together with the codes, V moves: C, its signs, would confirm itself through them.
-            centers = self.relaxed if self.joint else self.centers
-            S = labels.collect_parts(partial(self._codes, centers), shares=True)
+            S = labels.collect_parts(self._codes, shares=True)
             bits = self.memory.outputs.numel()
-            problem = self._problem(bits, S, T, self._nu_scaled * self._share)
+            problem = self._problem(bits, S, T, self._nu_scaled)
             if self.center_step == "exact":
                 C, flips = problem.exact_sweeps(_numpy(self.centers), self.sweeps)
                 self._move(C)
@@ -308,15 +260,6 @@ class DFH(MemoryMethod):
                 V = problem.descend(_numpy(self.relaxed), self.gradient_steps)
                 self.relaxed.copy_(torch.from_numpy(V))
                 self._move(_centers.signs(V))
-
-    def _joint_step(self) -> None:
-        """Take the C-step with codes that follow the centres."""
-        ratios = self.memory.outputs / self.threshold.clamp_min(1e-6)
-        labels = self.memory.labels
-        pull = _centers.JointPull(_numpy(ratios.clamp(-2.0, 2.0)), _numpy(labels.shares()))
-        weights = {"intra": self._mu, "inter": self._nu_scaled * self._share}
-        C, A = _numpy(self.centers), _numpy(self.target)
-        self._move(_centers.flip_centers(C, pull, A, sweeps=self.sweeps, **weights)[0])
 
     def _move(self, centers: _centers.Matrix) -> None:
         moved = torch.from_numpy(centers).to(self.centers)

@@ -13,7 +13,7 @@ def model_card(config: dict[str, Any]) -> str:
     listed = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
     size = (config["bits"] + 7) // 8
     if config["backbone"] is None:
-        what, vectors = "vector", config["dimensions"]
+        what, vectors = "vector", config["head"]["in_features"]
         use = f"hasher.encode_features(x)  # x: (n, {vectors}); uint8, {size} bytes per vector"
         source = {"input": f"vectors of {vectors} dimensions"}
     else:
@@ -32,7 +32,6 @@ def model_card(config: dict[str, Any]) -> str:
         _table(
             {
                 "bits": config["bits"],
-                **second_code(config),
                 **source,
                 "classes": f"{len(names)}: {listed}" if names else "none",
                 "fingerprint": config["fingerprint"][:16],
@@ -52,15 +51,6 @@ def _front_matter(config: dict[str, Any]) -> str:
     tags = ["fisherhash", "hashing", "binary-codes", config["method"]]
     lines = ["---", "library_name: fisherhash", *task, "tags:", *(f"- {tag}" for tag in tags)]
     return "\n".join([*lines, "---", ""])
-
-
-def second_code(config: dict[str, Any]) -> dict[str, str]:
-    """What a card says about the second code, if there is one."""
-    bits = config.get("fine_bits")
-    if not bits:
-        return {}
-    size = (bits + 7) // 8
-    return {"second code": f"{bits} bits, {size} bytes per image; a search counts both codes"}
 
 
 def _table(rows: dict[str, Any]) -> str:

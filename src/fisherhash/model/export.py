@@ -7,13 +7,12 @@ images, the bits, the classes and the fingerprint are in its metadata. Needs the
 from __future__ import annotations
 
 import contextlib
-import copy
 import importlib.util
 import io
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,20 +20,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fisherhash.errors import FisherhashError, counted, missing_extra
-from fisherhash.model.onnx_runtime import (
-    ALL_LOGITS,
+from fisherhash.model.head import FinishedHead
+from fisherhash.model.networks import UNSURE, Network
+from fisherhash.model.onnx_network import (
     FEATURES,
     LOGITS,
     METADATA,
     ONNX_FORMAT,
     PIXELS,
-    OnnxRuntime,
+    OnnxNetwork,
 )
-from fisherhash.model.runtime import UNSURE
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from fisherhash.backbones import Backbone
-    from fisherhash.model.heads import Head
 
 logger = logging.getLogger(__name__)
 
@@ -107,22 +107,14 @@ def missing_package(*, required: str | None = None) -> str | None:
 
 
 def export_onnx(
-    backbone: Backbone,
-    head: Head,
-    config: dict[str, Any],
-    logits: Callable[[NDArray[np.uint8]], NDArray[np.float32]],
-    *,
-    fine: Head | None = None,
+    network: Network, head: FinishedHead, config: dict[str, Any]
 ) -> tuple[bytes, Agreement]:
-    """Export backbone and head as one graph, and compare it with the original.
+    """Export network and head as one graph, and compare it with the original.
 
     Args:
-        backbone: images to features.
+        network: images to features.
         head: features to logits.
         config: what describes the model.
-        logits: the original: bytes (n, 3, size, size) to logits (n, bits), with those of the second
-            code behind them.
-        fine: features to the logits of the second code.
 
     Returns:
         The bytes of the ONNX file, and how it agrees with the original on random images.
@@ -132,10 +124,22 @@ def export_onnx(
             exported network computes something else.
     """
     missing_package(required="exporting a model")
-    known = metadata(config, hamming=head.hamming)
-    data = with_metadata(_translated(backbone, head, fine), known)
-    runtime, pixels = OnnxRuntime(data), random_images(backbone.preprocessing.size)
-    expected, found = logits(pixels), runtime.all_logits(pixels)
+    import onnx
+
+    exported = network if isinstance(network, OnnxNetwork) else network.exported()  # type: ignore[attr-defined]
+    data = exported.content() if isinstance(exported, OnnxNetwork) else exported
+    output = exported.output if isinstance(exported, OnnxNetwork) else FEATURES
+    int8 = isinstance(exported, OnnxNetwork) and bool(exported.metadata["int8"])
+    if output == FEATURES or head.bits < head.in_features:
+        model = onnx.load_from_string(data)
+        _append(model, _head_graph(head), output)
+        if output == LOGITS:
+            known = {"kind": head.numbers["of"], "in_features": head.numbers["features"]}
+            config = config | {"head": known | {"bits": head.bits}}
+        data = with_metadata(model, metadata(config, hamming=head.hamming, int8=int8))
+    runtime = OnnxNetwork(data, output=LOGITS)
+    pixels = random_images(network.preprocessing.size)
+    expected, found = head.logits(network.features(pixels)), runtime.features(pixels)
     agreement = compare_logits(expected, found)
     size = float(np.abs(expected).max(initial=0.0)) or 1.0
     if not np.isfinite(found).all() or agreement.largest > TOLERANCE * size:
@@ -159,19 +163,18 @@ def export_features(backbone: Backbone, checksum: str) -> bytes:
         FisherhashError: the extra is not installed, or a layer has no counterpart in ONNX.
     """
     missing_package(required="exporting a network")
-    known = metadata(
-        {
-            "bits": 0,
-            "method": "",
-            "backbone": backbone.name,
-            "preprocessing": backbone.preprocessing.to_config(),
-            "head": {},
-            "classes": [],
-            "fingerprint": checksum,
-        },
-        hamming=False,
-    )
-    return with_metadata(_translated(backbone, None, None), known)
+    import torch
+
+    from fisherhash.backbones import fold_batch_norm
+
+    known = {"bits": 0, "method": "", "backbone": backbone.name, "head": {}, "classes": []}
+    known |= {"preprocessing": backbone.preprocessing.to_config(), "fingerprint": checksum}
+    if backbone.architecture is not None:
+        known["architecture"] = backbone.architecture
+    side = backbone.preprocessing.size
+    example = torch.zeros(2, 3, side, side, dtype=torch.uint8)
+    model = _translated(fold_batch_norm(backbone), example, PIXELS, FEATURES, backbone.name)
+    return with_metadata(model, metadata(known, hamming=False))
 
 
 def metadata(config: dict[str, Any], *, hamming: bool, int8: bool = False) -> dict[str, Any]:
@@ -183,9 +186,7 @@ def metadata(config: dict[str, Any], *, hamming: bool, int8: bool = False) -> di
         int8: whether the network is quantised.
     """
     names = ("bits", "method", "backbone", "preprocessing", "head", "classes", "fingerprint")
-    known = {name: config[name] for name in names}
-    if config.get("fine_bits"):
-        known["fine_bits"] = config["fine_bits"]
+    known = {name: config[name] for name in (*names, "architecture") if name in config}
     return {"format": ONNX_FORMAT, **known, "hamming": hamming, "int8": int8}
 
 
@@ -197,85 +198,61 @@ def with_metadata(model: Any, known: dict[str, Any]) -> bytes:
     return model.SerializeToString(deterministic=True)
 
 
-def cut_logits(runtime: OnnxRuntime, config: dict[str, Any]) -> bytes:
-    """Cut an exported network to the first of its logits.
-
-    Args:
-        runtime: the exported network.
-        config: what describes the model with fewer bits.
-
-    Returns:
-        The bytes of the ONNX file.
-
-    Raises:
-        FisherhashError: the extra is not installed.
-    """
-    missing_package(required="cutting an exported model to fewer bits")
-    import onnx
-
-    model = onnx.load_from_string(runtime.content())
-    graph, every = model.graph, f"{LOGITS}.all"
-    for node in graph.node:
-        for names in (node.input, node.output):
-            names[:] = [every if name == LOGITS else name for name in names]
-    bounds = {"first": 0, "last": config["bits"], "axis": 1}
-    for name, value in bounds.items():
-        array = np.array([value], dtype=np.int64)
-        graph.initializer.append(onnx.numpy_helper.from_array(array, f"{LOGITS}.{name}"))
-    inputs = [every, *(f"{LOGITS}.{name}" for name in bounds)]
-    graph.node.append(onnx.helper.make_node("Slice", inputs, [LOGITS]))
-    output = next(output for output in graph.output if output.name == LOGITS)
-    output.type.tensor_type.shape.dim[1].dim_value = config["bits"]
-    known = metadata(
-        config, hamming=runtime.metadata["hamming"], int8=bool(runtime.metadata["int8"])
-    )
-    return with_metadata(model, known)
-
-
-def _translated(backbone: Backbone, head: Head | None, fine: Head | None) -> Any:
-    """The ONNX model of a backbone and its heads; without a head it ends with the features."""
+def _head_graph(head: FinishedHead) -> Any:
+    """The ONNX model of a head, from features to logits."""
     import torch
 
-    from fisherhash.backbones import fold_batch_norm
+    from fisherhash.model.heads import ArrayHead
 
-    class Whole(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.backbone, self.head = fold_batch_norm(backbone), copy.deepcopy(head)
-            self.fine = copy.deepcopy(fine)
+    example = torch.zeros(2, head.in_features)
+    module = ArrayHead.of(head).eval()
+    return _translated(module, example, FEATURES, LOGITS, f"the head '{head.kind}'")
 
-        def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            features = self.backbone(pixels)
-            if self.head is None:
-                return (features,)
-            logits = self.head.logits(features)
-            if self.fine is None:
-                return logits, features
-            return logits, features, torch.cat([logits, self.fine.logits(features)], 1)
 
-    side = backbone.preprocessing.size
-    example = torch.zeros(2, 3, side, side, dtype=torch.uint8)
-    outputs = [FEATURES] if head is None else [LOGITS, FEATURES]
+def _append(model: Any, head: Any, source: str) -> None:
+    """Append a head to a network, in place: ``source`` is the output that the head takes."""
+    every = f"{LOGITS}.all"
+    if source == LOGITS:
+        # The network's own logits, of which the head takes the first.
+        for names in (names for node in model.graph.node for names in (node.input, node.output)):
+            names[:] = [every if name == LOGITS else name for name in names]
+    known = {FEATURES: every if source == LOGITS else source, LOGITS: LOGITS, "": ""}
+    for tensor in head.graph.initializer:
+        tensor.name = known.setdefault(tensor.name, f"head.{tensor.name}")
+    for node in head.graph.node:
+        node.name = f"head.{node.name}"
+        for names in (node.input, node.output):
+            names[:] = [known.setdefault(name, f"head.{name}") for name in names]
+    model.graph.initializer.extend(head.graph.initializer)
+    model.graph.node.extend(head.graph.node)
+    outputs = [output for output in model.graph.output if output.name != LOGITS]
+    del model.graph.output[:]
+    model.graph.output.extend([*head.graph.output, *outputs])
+
+
+def _translated(module: nn.Module, example: Tensor, given: str, found: str, what: str) -> Any:
+    """The ONNX model of a module with one input and one output, for any number of images."""
+    import torch
+
     try:
         # What an exporter draws at random must not change the training that follows.
         with _quiet(), torch.no_grad(), torch.random.fork_rng(devices=[]):
             program = torch.onnx.export(
-                Whole().cpu().eval(),
+                module.cpu().eval(),
                 (example,),
                 dynamo=True,
                 verbose=False,
-                input_names=[PIXELS],
-                output_names=outputs + ([] if fine is None else [ALL_LOGITS]),
-                dynamic_shapes={PIXELS: {0: torch.export.Dim("images")}},
+                input_names=[given],
+                output_names=[found],
+                dynamic_shapes=({0: torch.export.Dim("images")},),
                 opset_version=18,
             )
     # The exporter raises many classes for what it cannot translate, some with pages of text.
     except Exception as error:
         reason = str(error).strip().splitlines()[0][:200]
-        what = backbone.name if head is None else f"{backbone.name} with the head '{head.kind}'"
         raise FisherhashError(f"{what} cannot be exported: {reason}") from error
     if program is None:
-        raise FisherhashError(f"{backbone.name} cannot be exported by torch {torch.__version__}")
+        raise FisherhashError(f"{what} cannot be exported by torch {torch.__version__}")
     return program.model_proto
 
 

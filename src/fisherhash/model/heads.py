@@ -1,27 +1,103 @@
-"""Heads turn features into logits; a head is saved with its model."""
+"""Heads while they are trained, in torch; :meth:`Head.finished` makes plain data of one.
+
+A method that is trained by gradient returns one of these from ``head``, a method that is fitted to
+features an :class:`ArrayHead`, which runs the functions of finished heads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, Self
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fisherhash.codes import check_bits, unpack
-from fisherhash.errors import FisherhashError, UsageError, unknown_name
-from fisherhash.model.feature_heads import (
-    AnchorGraphHead,
-    CubeHead,
-    KernelHead,
-    PeriodicHead,
-    TreesHead,
-)
-from fisherhash.model.finished_heads import ClassStepHead, CutHead
-from fisherhash.model.head_base import DISTANCES_AT_ONCE, Head
+from fisherhash.codes import check_bits
+from fisherhash.errors import UsageError
+from fisherhash.model.head import FinishedHead
+from fisherhash.model.head_kinds import KINDS, Parts, distances_to, subspace_bits
+
+__all__ = [
+    "ArgmaxHead",
+    "ArrayHead",
+    "BatchNormHead",
+    "Head",
+    "LinearHead",
+    "ProductHead",
+    "SlicedHead",
+    "cube_corners",
+    "distances_to",
+]
+
+
+class Head(nn.Module):
+    """Features (n, in_features) to outputs; codes are cut from the logits (n, bits).
+
+    Every head standardises its input with the mean and scale of the training features, because
+    features of different backbones differ in scale by orders of magnitude; ``start`` measures them.
+    ``forward`` computes the outputs that a method's loss takes.
+
+    Attributes:
+        kind: what it is, in messages and among the finished heads.
+        hamming: whether codes are ranked by Hamming distance; if not, they are ranked by the
+            ``distances`` of real-valued queries (see :class:`ProductHead`).
+        dropout: on the standardised features; the training loop sets it, encoding switches it off.
+    """
+
+    kind: str = ""
+    hamming: bool = True
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, in_features: int, bits: int) -> None:
+        super().__init__()
+        self.in_features = in_features
+        self.bits = check_bits(bits)
+        self.dropout = nn.Dropout(0.0)
+        self.register_buffer("shift", torch.zeros(in_features))
+        self.register_buffer("scale", torch.ones(in_features))
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Features (n, in_features) to logits (n, bits); bit = logit > 0."""
+        return self(features)
+
+    @torch.no_grad()
+    def start(self, features: Tensor) -> None:
+        """Measure the training features (n, in_features) and scale the logits to deviation 1."""
+        self.shift.copy_(features.mean(0))
+        deviation = features.std(0, correction=0)
+        # A feature that never varies carries no information, and has no deviation to divide by.
+        self.scale.copy_(torch.where(deviation > 1e-6, 1.0 / deviation.clamp_min(1e-6), 0.0))
+        self._initialise(self.standardise(features))
+
+    def _initialise(self, inputs: Tensor) -> None:
+        """Set the first weights, for standardised training features (n, in_features)."""
+
+    def standardise(self, features: Tensor) -> Tensor:
+        """Features (n, in_features) with the training set's mean 0 and deviation 1."""
+        return (features - self.shift) * self.scale
+
+    def prepare(self, features: Tensor) -> Tensor:
+        """Standardised features, with dropout while training."""
+        return self.dropout(self.standardise(features))
+
+    def finished(self) -> FinishedHead:
+        """The head as it is now, without what only training needs."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what it is when finished")
+
+    def _finished(self, kind: str, *, inner: Head | None = None, **found: Any) -> FinishedHead:
+        """A finished head of these tensors and numbers; standardisation comes with them."""
+        arrays = {name: as_array(value) for name, value in found.items() if _is_tensor(value)}
+        # A shift of nothing and a scale of one are left out.
+        if self.shift.any():
+            arrays["shift"] = as_array(self.shift)
+        if (self.scale != 1).any():
+            arrays["scale"] = as_array(self.scale)
+        numbers = {name: value for name, value in found.items() if not _is_tensor(value)}
+        within = None if inner is None else inner.finished()
+        return FinishedHead(kind, self.in_features, self.bits, arrays, numbers, within)
 
 
 class LinearHead(Head):
@@ -47,7 +123,7 @@ class LinearHead(Head):
 
     @classmethod
     @torch.no_grad()
-    def from_matrix(cls, weight: Tensor, shift: Tensor) -> LinearHead:
+    def from_matrix(cls, weight: Tensor, shift: Tensor) -> Self:
         """The head u = weight (f - shift), for methods in closed form; weight: (bits, d)."""
         head = cls(weight.shape[1], weight.shape[0])
         head.linear.weight.copy_(weight)
@@ -55,34 +131,9 @@ class LinearHead(Head):
         head.shift.copy_(shift)
         return head
 
-
-class WideHead(LinearHead):
-    """A linear layer with ``width`` outputs, and a second, small one that cuts K bits from them.
-
-    Models saved before :class:`CutHead`, which cuts the bits of any head, have this one.
-
-    Args:
-        in_features: d.
-        bits: K.
-        width: outputs of the layer that is trained.
-    """
-
-    kind = "cut"
-    saved = ("width",)
-    mixing: Tensor
-    offsets: Tensor
-
-    def __init__(self, in_features: int, bits: int, width: int) -> None:
-        if width < 1:
-            raise UsageError(f"codes are cut from at least one output, got width {width}")
-        super().__init__(in_features, bits, outputs=width)
-        self.width = width
-        self.register_buffer("mixing", torch.eye(width).repeat(-(-bits // width), 1)[:bits])
-        self.register_buffer("offsets", torch.zeros(bits))
-
-    def logits(self, features: Tensor) -> Tensor:
-        """Features (n, in_features) to logits (n, bits); bit = logit > 0."""
-        return self(features) @ self.mixing.T + self.offsets
+    def finished(self) -> FinishedHead:
+        """W and v."""
+        return self._finished("linear", weight=self.linear.weight, offset=self.linear.bias)
 
 
 class BatchNormHead(Head):
@@ -114,6 +165,16 @@ class BatchNormHead(Head):
         self.norm.running_mean.copy_(outputs.mean(0))  # type: ignore[union-attr]
         self.norm.running_var.copy_(outputs.var(0, correction=0))  # type: ignore[union-attr]
 
+    def finished(self) -> FinishedHead:
+        """A linear head: the normalisation is folded into its matrix."""
+        mean, variance = (
+            statistic.double()  # type: ignore[union-attr]
+            for statistic in (self.norm.running_mean, self.norm.running_var)
+        )
+        scale = (variance + self.norm.eps).rsqrt()
+        weight = (self.linear.weight.double() * scale[:, None]).float()
+        return self._finished("linear", weight=weight, offset=(-mean * scale).float())
+
 
 class ArgmaxHead(LinearHead):
     """A linear classifier; the logits are the code of the class with the largest score.
@@ -123,7 +184,6 @@ class ArgmaxHead(LinearHead):
     """
 
     kind = "argmax"
-    saved = ("classes",)
     codes: Tensor
 
     def __init__(self, in_features: int, bits: int, classes: int) -> None:
@@ -140,6 +200,11 @@ class ArgmaxHead(LinearHead):
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
+    def finished(self) -> FinishedHead:
+        """The classifier, and the codes of the classes."""
+        layer = self.linear
+        return self._finished("argmax", weight=layer.weight, offset=layer.bias, codes=self.codes)
+
 
 class SlicedHead(Head):
     """Divide and encode: a hidden layer cut into ``bits`` disjoint slices, one per logit.
@@ -153,7 +218,6 @@ class SlicedHead(Head):
     """
 
     kind = "sliced"
-    saved = ("width",)
 
     def __init__(self, in_features: int, bits: int, width: int = 50) -> None:
         super().__init__(in_features, bits)
@@ -180,6 +244,11 @@ class SlicedHead(Head):
         nn.init.zeros_(self.bias)
         _scale(self, self._sliced(inputs))
 
+    def finished(self) -> FinishedHead:
+        """Both layers."""
+        hidden = {"hidden_weight": self.hidden.weight, "hidden_offset": self.hidden.bias}
+        return self._finished("sliced", weight=self.weight, offset=self.bias, **hidden)
+
 
 class ProductHead(LinearHead):
     """A tanh bottleneck cut into subspaces, with one codebook per subspace: product quantisation.
@@ -190,11 +259,7 @@ class ProductHead(LinearHead):
 
         AQD(q, x) = sum_m || z_q^m - c^m[x_m] ||^2,
 
-    so they have no Hamming distance.
-
-    The rule for any number of bits: as few subspaces as possible with at most 8 bits (256 words)
-    each; the bits are spread evenly, and the first subspaces take one more if they do not divide:
-    12 = 6 + 6, 13 = 7 + 6, 20 = 7 + 7 + 6, 48 = 6 x 8.
+    so they have no Hamming distance. ``head_kinds.subspace_bits`` divides the bits.
 
     Args:
         in_features: d.
@@ -203,44 +268,23 @@ class ProductHead(LinearHead):
     """
 
     kind = "product"
-    saved = ("width",)
     hamming = False
-    max_bits: ClassVar[int] = 8
     codebooks: Tensor
     unused: Tensor
-    shifts: Tensor
-    places: Tensor
 
     def __init__(self, in_features: int, bits: int, width: int = 300) -> None:
         if width < 1:
             raise UsageError(f"the bottleneck needs at least one output, got width {width}")
-        subspace_bits = self.divide(check_bits(bits))
-        size = -(-width // len(subspace_bits))
-        super().__init__(in_features, bits, outputs=size * len(subspace_bits))
-        self.subspace_bits = subspace_bits
-        self.subspaces = len(subspace_bits)
-        self.width = size * self.subspaces
-        words = 2 ** self.subspace_bits[0]
-        each = torch.tensor(self.subspace_bits)
+        own = subspace_bits(check_bits(bits))
+        size = -(-width // len(own))
+        super().__init__(in_features, bits, outputs=size * len(own))
+        self.subspace_bits, self.subspaces, self.width = own, len(own), size * len(own)
+        words = 2 ** own[0]
         self.register_buffer("codebooks", torch.zeros(self.subspaces, words, size))
         # Word numbers that do not fit into a subspace's bits are infinitely far from everything.
-        far = torch.where(torch.arange(words) < 2 ** each[:, None], 0.0, torch.inf)
+        most = 2 ** torch.tensor(own)[:, None]
+        far = torch.where(torch.arange(words) < most, 0.0, torch.inf)
         self.register_buffer("unused", far, persistent=False)
-        shifts = torch.cat([torch.arange(count - 1, -1, -1) for count in self.subspace_bits])
-        self.register_buffer("shifts", shifts, persistent=False)
-        places = torch.arange(self.subspaces).repeat_interleave(each, output_size=bits)
-        self.register_buffer("places", places, persistent=False)
-
-    @classmethod
-    def divide(cls, bits: int) -> list[int]:
-        """Bits of each subspace.
-
-        >>> ProductHead.divide(12), ProductHead.divide(13), ProductHead.divide(20)
-        ([6, 6], [7, 6], [7, 7, 6])
-        """
-        subspaces = -(-bits // cls.max_bits)
-        low, more = divmod(bits, subspaces)
-        return [low + 1] * more + [low] * (subspaces - more)
 
     def forward(self, features: Tensor) -> Tensor:
         """Features (n, in_features) to outputs z (n, width) in (-1, 1)."""
@@ -249,8 +293,12 @@ class ProductHead(LinearHead):
     def logits(self, features: Tensor) -> Tensor:
         """The bits (n, bits) of the numbers of the nearest words, as -1 and +1."""
         words = self.assign(self(features))
-        bits = (words[:, self.places] >> self.shifts) & 1
-        return 2.0 * bits - 1.0
+        bits = [
+            (words[:, number] >> shift) & 1
+            for number, own in enumerate(self.subspace_bits)
+            for shift in range(own - 1, -1, -1)
+        ]
+        return 2.0 * torch.stack(bits, dim=1) - 1.0
 
     def tables(self, outputs: Tensor) -> Tensor:
         """Squared distances (n, subspaces, words) of outputs (n, width) to every word."""
@@ -268,30 +316,73 @@ class ProductHead(LinearHead):
         each = torch.arange(self.subspaces, device=words.device)
         return self.codebooks[each, words].flatten(1)
 
-    def words(self, codes: NDArray[np.uint8]) -> Tensor:
-        """Packed codes (n, bytes) to word numbers (n, subspaces)."""
-        bits = torch.from_numpy(unpack(codes, self.bits)).to(self.shifts)
-        numbers = torch.zeros(len(bits), self.subspaces, dtype=torch.long, device=bits.device)
-        return numbers.index_add_(1, self.places, bits << self.shifts)
+    def finished(self) -> FinishedHead:
+        """The bottleneck and the words."""
+        layer = {"weight": self.linear.weight, "offset": self.linear.bias}
+        return self._finished("product", codebooks=self.codebooks, **layer)
 
-    def query(self, features: Tensor) -> Tensor:
-        """Features (n, in_features) to outputs z (n, width), which are the queries."""
-        return self(features)
 
-    @torch.no_grad()
-    def distances(self, queries: Tensor, codes: NDArray[np.uint8]) -> Iterator[Tensor]:
-        """Asymmetric distances of outputs (q, width) to packed codes (n, bytes), in blocks (b, n).
+class ArrayHead(Head):
+    """A finished head in torch: what a method fits in closed form, or what is exported.
 
-        The distances of a query to the words are a table; the distance to a code is a sum over
-        cells of that table.
-        """
-        words = self.words(codes)
-        for block in queries.split(max(1, DISTANCES_AT_ONCE // max(1, len(words)))):
-            tables = self.tables(block.to(self.codebooks.device))
-            total = tables[:, 0, words[:, 0]]
-            for m in range(1, self.subspaces):
-                total += tables[:, m, words[:, m]]
-            yield total
+    Its buffers are the arrays of the finished head, and its logits come from the same function.
+
+    Args:
+        kind: one of ``KINDS``.
+        in_features: d.
+        bits: K.
+        arrays: what the function computes with, by name; ``shift`` is subtracted from features.
+        numbers: the same for single numbers.
+        inner: the head that it is built on, if there is one.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        in_features: int,
+        bits: int,
+        arrays: Mapping[str, Tensor],
+        *,
+        numbers: Mapping[str, Any] | None = None,
+        inner: FinishedHead | None = None,
+    ) -> None:
+        super().__init__(in_features, bits)
+        self.kind, self.numbers = kind, dict(numbers or {})
+        for name, values in arrays.items():
+            kept = values.detach().clone()
+            self.register_buffer(name, kept.float() if kept.is_floating_point() else kept)
+        self.inner = None if inner is None else ArrayHead.of(inner)
+        self._names = tuple(arrays)
+
+    @classmethod
+    def of(cls, head: FinishedHead) -> ArrayHead:
+        """The head that computes what a finished head does."""
+        arrays = {name: torch.from_numpy(array.copy()) for name, array in head.arrays.items()}
+        about = (head.kind, head.in_features, head.bits, arrays)
+        return cls(*about, numbers=head.numbers, inner=head.inner)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features (n, in_features) to logits (n, bits)."""
+        arrays = {name: self.get_buffer(name) for name in self._names}
+        parts = Parts(self.bits, arrays, self.numbers, self.inner)
+        return KINDS[self.kind](parts, features)
+
+    def finished(self) -> FinishedHead:
+        """The same arrays."""
+        arrays = {name: as_array(self.get_buffer(name)) for name in self._names}
+        inner = None if self.inner is None else self.inner.finished()
+        about = (self.kind, self.in_features, self.bits, arrays)
+        return FinishedHead(*about, dict(self.numbers), inner)
+
+
+def cube_corners(bits: int) -> Tensor:
+    """Return (2^bits, bits) the corners of a cube, -1 and 1, highest bit first.
+
+    >>> cube_corners(2).tolist()
+    [[-1.0, -1.0], [-1.0, 1.0], [1.0, -1.0], [1.0, 1.0]]
+    """
+    numbers = torch.arange(2**bits)[:, None]
+    return 2.0 * ((numbers >> torch.arange(bits - 1, -1, -1)) & 1) - 1.0
 
 
 def _draw(layer: nn.Linear) -> None:
@@ -308,35 +399,10 @@ def _scale(layer: nn.Linear | SlicedHead, outputs: Tensor) -> None:
     layer.bias.sub_(outputs.mean(0) / deviation)
 
 
-HEADS: dict[str, type[Head]] = {
-    head.kind: head
-    for head in (
-        LinearHead,
-        BatchNormHead,
-        ArgmaxHead,
-        SlicedHead,
-        ProductHead,
-        CutHead,
-        ClassStepHead,
-        WideHead,
-        PeriodicHead,
-        KernelHead,
-        AnchorGraphHead,
-        CubeHead,
-        TreesHead,
-    )
-}
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
 
 
-def restore_head(config: dict[str, Any]) -> Head:
-    """Build the head that a config describes, ready for its saved weights."""
-    config = dict(config)
-    kind = config.pop("kind", "")
-    if kind not in HEADS:
-        raise unknown_name("head", str(kind), HEADS)
-    if "inner" in config:
-        config["inner"] = restore_head(config["inner"])
-    try:
-        return HEADS[kind](**config)
-    except TypeError as error:
-        raise FisherhashError(f"the head '{kind}' cannot be built from {config}: {error}") from None
+def as_array(values: Tensor) -> NDArray[Any]:
+    """A copy of a tensor as an array."""
+    return values.detach().cpu().numpy().copy()

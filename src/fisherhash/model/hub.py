@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.model.folder import CARD, CONFIG, ONNX, WEIGHTS, read_config
+from fisherhash.model.folder import CARD, CONFIG, NETWORK, ONNX, WEIGHTS, read_config
 from fisherhash.system.extras import require_package
 from fisherhash.system.version import __version__
 
 PREFIX = "hf:"
-FILES = (CONFIG, WEIGHTS, ONNX, CARD)
+FILES = (CONFIG, WEIGHTS, NETWORK, ONNX, CARD)
 """What is downloaded and uploaded; nothing else of a repository or a folder is."""
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 

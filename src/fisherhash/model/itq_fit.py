@@ -26,7 +26,7 @@ def fit_itq(
         seed: draws the rotation it starts from.
 
     Returns:
-        weight (bits, d) and offset (bits,): a bit is 1 where weight @ f + offset > 0.
+        weight (d, bits) and offset (bits,): a bit is 1 where f @ weight + offset > 0.
 
     Raises:
         NotDefinedError: there are too few images or dimensions.
@@ -53,5 +53,5 @@ def fit_itq(
         signs = np.where(projected @ rotation > 0, 1.0, -1.0)
         left, _, right = np.linalg.svd(projected.T @ signs)
         rotation = left @ right
-    weight = (directions @ rotation).T
-    return weight.astype(np.float32), (-weight @ mean).astype(np.float32)
+    weight = directions @ rotation
+    return weight.astype(np.float32), (-mean @ weight).astype(np.float32)

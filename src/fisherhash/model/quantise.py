@@ -24,17 +24,17 @@ from numpy.typing import NDArray
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.errors import UsageError
 from fisherhash.model.export import missing_package, with_metadata
-from fisherhash.model.onnx_runtime import FEATURES, PIXELS, OnnxRuntime
+from fisherhash.model.onnx_network import FEATURES, PIXELS, OnnxNetwork
 
 CALIBRATION_IMAGES = 128
 QUANTISED = ("Conv", "Clip", "Relu", "Add", "MaxPool", "Concat")
 
 
-def quantise(runtime: OnnxRuntime, pixels: NDArray[np.uint8]) -> bytes:
+def quantise(network: OnnxNetwork, pixels: NDArray[np.uint8]) -> bytes:
     """Quantise an exported network.
 
     Args:
-        runtime: the network in full precision.
+        network: the exported network in full precision.
         pixels: (n, 3, size, size) images to measure the ranges of all activations on.
 
     Returns:
@@ -45,7 +45,7 @@ def quantise(runtime: OnnxRuntime, pixels: NDArray[np.uint8]) -> bytes:
         FisherhashError: the extra is not installed.
     """
     missing_package(required="quantising a model")
-    if runtime.metadata["int8"]:
+    if network.metadata["int8"]:
         raise UsageError("this model is quantised already; give the one in full precision")
     if len(pixels) == 0:
         raise UsageError("quantising needs images to measure the activations on")
@@ -54,7 +54,7 @@ def quantise(runtime: OnnxRuntime, pixels: NDArray[np.uint8]) -> bytes:
     from onnxruntime.quantization.calibrate import CalibrationMethod
 
     # A copy, because the quantiser moves the tensors of its model into files of its own.
-    model = onnx.shape_inference.infer_shapes(onnx.load_from_string(runtime.content()))
+    model = onnx.shape_inference.infer_shapes(onnx.load_from_string(network.content()))
     with tempfile.TemporaryDirectory() as folder, _silent():
         place = Path(folder) / "quantised.onnx"
         quantize_static(
@@ -72,12 +72,12 @@ def quantise(runtime: OnnxRuntime, pixels: NDArray[np.uint8]) -> bytes:
                 "ActivationSymmetric": False,
                 # The mean over images of the largest value: one odd image does not cost precision.
                 "CalibMovingAverage": True,
-                "TensorQuantOverrides": _scales(model, runtime.preprocessing),
+                "TensorQuantOverrides": _scales(model, network.preprocessing),
             },
         )
         quantised = onnx.load(place)
     digest = hashlib.sha256(quantised.graph.SerializeToString(deterministic=True))
-    known = runtime.metadata | {"int8": True, "made_from": runtime.metadata["fingerprint"]}
+    known = network.metadata | {"int8": True, "made_from": network.metadata["fingerprint"]}
     text = f"{digest.hexdigest()} {known['preprocessing']} {known['backbone']}"
     known["fingerprint"] = hashlib.sha256(text.encode()).hexdigest()
     return with_metadata(quantised, known)

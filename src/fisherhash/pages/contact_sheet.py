@@ -13,7 +13,6 @@ from PIL import Image, ImageDraw
 from fisherhash.data.formats import UnreadableImage
 from fisherhash.data.images import load_image
 from fisherhash.errors import counted
-from fisherhash.index.images.duplicates import confirmed
 from fisherhash.index.images.known import is_inside
 from fisherhash.index.images.results import left_out
 from fisherhash.pages import html as pages
@@ -86,8 +85,8 @@ def duplicates_page(found: Duplicates, *, folders: Iterable[str | os.PathLike[st
     for group in shown:
         first, *others = group
         notes = [counted(len(group), "image")]
-        if (sure := confirmed(group)) is not None:
-            notes.append("confirmed" if sure else "not confirmed")
+        if group.confirmed is not None:
+            notes.append("confirmed" if group.confirmed else "not confirmed")
         same = {hit.same_bytes for hit in group}
         if len(same) == 1 and None not in same:
             notes.append("the same bytes")

@@ -30,8 +30,8 @@ from fisherhash.evaluation import Evaluation
 from fisherhash.index.engine import Engine
 from fisherhash.methods.dfh import DFH
 from fisherhash.model.folder import versions
-from fisherhash.model.runtime import feature_rows
-from fisherhash.model.torch_runtime import TorchRuntime
+from fisherhash.model.networks import feature_rows
+from fisherhash.model.torch_network import TorchNetwork
 from fisherhash.pages import html as pages
 from fisherhash.system import storage
 from fisherhash.training.fitting import fit
@@ -166,7 +166,7 @@ def run_demo(
     )
     say(f"features: {network.name} at {image_size} px, the longest part, cached for next time …")
     # On the CPU everywhere: a GPU would produce other bits.
-    feature_rows(TorchRuntime(network, torch.device("cpu")), collection)
+    feature_rows(TorchNetwork(network, torch.device("cpu")), collection)
     say(f"features of {len(collection):,} images: {lap('features')}")
 
     trained = fit(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +13,7 @@ from fisherhash.model.folder import CHECKPOINT, CONFIG, WEIGHTS, is_unfinished
 from fisherhash.system import storage
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-__all__ = [
-    "CHECKPOINT",
-    "check_resumable",
-    "checkpoint_files",
-    "discard_checkpoint",
-    "is_unfinished",
-    "read_checkpoint",
-    "unfinished_identity",
-]
+    from torch import Tensor, nn
 
 
 def checkpoint_files(
@@ -58,8 +49,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if path.parent != folder:
         raise FisherhashError(f"{folder / CHECKPOINT} is damaged: it names a file elsewhere")
     state = storage.read_tensors(path)
-    # Checkpoints of older versions have no checksum.
-    if "sha256" in entry and storage.tensors_checksum(state) != entry["tensors_sha256"]:
+    if storage.tensors_checksum(state) != entry["tensors_sha256"]:
         raise FisherhashError(f"{path} is damaged: its checksum is not the one in {CHECKPOINT}")
     return entry, state
 
@@ -72,9 +62,7 @@ def unfinished_identity(folder: Path) -> dict[str, Any]:
 def _read_entry(folder: Path) -> dict[str, Any]:
     entry = storage.read_json(folder / CHECKPOINT)
     noted = {name: value for name, value in entry.items() if name != "sha256"}
-    # Both or none: a changed name must not pass for an older version's file.
-    whole = ("sha256" in entry) == ("tensors_sha256" in entry)
-    if not whole or entry.get("sha256") not in (None, _checksum(noted)):
+    if entry.get("sha256") != _checksum(noted):
         raise FisherhashError(
             f"{folder / CHECKPOINT} is damaged: it is not what was written; use --overwrite to "
             "start over"
@@ -159,7 +147,19 @@ def _is_ours(folder: Path) -> bool:
     if CONFIG not in names:
         return False
     try:
-        return "weights_sha256" in storage.read_json(folder / CONFIG)
+        return "files" in storage.read_json(folder / CONFIG)
     except FisherhashError:
         # A damaged config beside weights is a damaged model, which --overwrite may replace.
         return WEIGHTS in names
+
+
+def joined_state(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """The tensors of several modules, each under the name of its module: ``head.linear.bias``."""
+    states = {part: module.state_dict() for part, module in modules.items()}
+    return {f"{part}.{k}": tensor for part, own in states.items() for k, tensor in own.items()}
+
+
+def part_state(state: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    """The tensors of one of those modules, under the names it knows them by."""
+    prefix = part + "."
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from fisherhash.methods._pairs import TrainingLabels
-from fisherhash.model.finished_heads import ClassStepHead
-from fisherhash.model.head_base import Head
+from fisherhash.model.heads import Head
+from fisherhash.model.outer_heads import ClassStepHead
 from fisherhash.training.side_classifier import class_targets, classification_loss
 
 DROPOUT = 0.5

@@ -6,6 +6,9 @@ no method has to know. Whatever else depends on the whole batch is computed over
 the statistics of batch normalisation, and random numbers, which every rank draws for the whole
 batch to use those of its own images. The batch size is that of the whole batch, so a run can
 continue on another number of ranks.
+
+Gradients are the mean over the ranks. What the loss uses directly has its whole gradient on every
+rank; what goes through :class:`_Gather` has a rank's part of it, times the number of ranks.
 """
 
 from __future__ import annotations
@@ -42,22 +45,8 @@ _RANDOM_LAYER = re.compile("drop|stochastic", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Whole:
-    """The outputs of a whole batch, and those rows of them that this rank computed.
-
-    Attributes:
-        outputs: (b, …) of the whole batch.
-        batch: the whole batch.
-        own: what this rank computed, each with what it is a part of.
-    """
-
-    outputs: Tensor
-    batch: Batch
-    own: tuple[tuple[Tensor, Tensor], ...] = ()
-
-
 class Ranks:
-    """The processes that train together; this class is for a process that trains alone.
+    """The processes that train together, which may be this one alone.
 
     Attributes:
         rank: the number of this process.
@@ -68,18 +57,34 @@ class Ranks:
     size: int = 1
 
     def draws(self, batch: int) -> Draws:
-        """The random numbers of this rank's images in batches of this many."""
-        return PLAIN_DRAWS
+        """Return the source of the random numbers of this rank's images in batches of this many."""
+        return PLAIN_DRAWS if self.size == 1 else _SharedDraws(self.bounds(batch), batch)
 
-    def bounds(self, batch: int) -> slice:
-        """Which images of a batch are this rank's."""
-        return slice(0, batch)
+    def bounds(self, count: int, rank: int | None = None) -> slice:
+        """Return which of ``count`` things belong to a rank, by default this one.
 
-    def share(self, index: Tensor) -> Tensor:
-        """Return this rank's images of a batch, index (b,)."""
-        return index[self.bounds(len(index))]
+        The first ranks have one more where they cannot have as many each.
 
-    def whole(self, outputs: Tensor, batch: Batch, index: Tensor, labels: Tensor) -> Whole:
+        >>> [Ranks(rank, 3).bounds(5) for rank in range(3)]
+        [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+        """
+        rank = self.rank if rank is None else rank
+        each, more = divmod(count, self.size)
+        first = rank * each + min(rank, more)
+        return slice(first, first + each + (rank < more))
+
+    def own_rows(self, whole: Tensor, batch: int) -> Tensor:
+        """Return those of the rows (views * batch, …) that are of this rank's images."""
+        return whole.unflatten(0, (-1, batch))[:, self.bounds(batch)].flatten(0, 1)
+
+    def whole_rows(self, rows: int, batch: int) -> int:
+        """Return how many rows the whole batch has, of which this rank has ``rows``."""
+        own = self.bounds(batch)
+        return rows // (own.stop - own.start) * batch
+
+    def whole(
+        self, outputs: Tensor, batch: Batch, index: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Batch]:
         """Gather outputs and features of a batch from all ranks.
 
         Args:
@@ -88,11 +93,31 @@ class Ranks:
             index: (b,) all images of the batch.
             labels: (N, classes) of the training set.
         """
-        return Whole(outputs, batch)
+        if self.size == 1:
+            return outputs, batch
+        found = [
+            cast(Tensor, _Gather.apply(values, self, len(index), batch.views))
+            for values in (outputs, batch.features)
+        ]
+        rows = index.repeat(batch.views)
+        return found[0], Batch(labels[rows], rows, found[1], batch.views)
 
-    def backward(self, loss: Tensor, whole: Whole, parameters: Iterable[nn.Parameter]) -> None:
-        """Compute the gradients of the loss of a whole batch, the same on every rank."""
-        loss.backward()
+    def gather(self, values: Tensor, counts: Sequence[int]) -> Tensor:
+        """Return the rows of every rank, in the order of the ranks, which have ``counts`` rows."""
+        # Every rank sends as many rows as the others; those of the padding are dropped.
+        sent = values.new_zeros(max(counts), *values.shape[1:])
+        sent[: len(values)] = values
+        found = [torch.empty_like(sent) for _ in counts]
+        dist.all_gather(found, sent)
+        return torch.cat([rows[:count] for rows, count in zip(found, counts, strict=True)])
+
+    def share_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Make the gradients of a step those of the whole batch, the same on every rank."""
+        if self.size > 1:
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            _at_once(gradients, dist.all_reduce)
+            for gradient in gradients:
+                gradient /= self.size
 
     def spread(
         self, total: int, step: int, compute: Callable[[int, int], Tensor], width: int
@@ -106,166 +131,22 @@ class Ranks:
             width: values per row.
         """
         starts = range(0, total, step)
-        return torch.cat([compute(start, min(start + step, total)) for start in starts])
+        blocks = [starts[self.bounds(len(starts), rank)] for rank in range(self.size)]
+        own = [compute(start, min(start + step, total)) for start in blocks[self.rank]]
+        if self.size == 1:
+            return torch.cat(own)
+        if not own:
+            # The type is that of the first rank's rows, which has at least one block.
+            own = [compute(0, min(step, total))[:0]]
+        counts = [sum(min(step, total - start) for start in some) for some in blocks]
+        return self.gather(torch.cat(own).view(-1, width), counts)
 
     @contextlib.contextmanager
     def whole_batches(self, modules: Mapping[str, nn.Module], batch: int) -> Iterator[None]:
         """Let layers that depend on the whole batch compute it over all ranks."""
-        yield
-
-    def agree(self, module: nn.Module) -> None:
-        """Give a module's tensors the values that they have on the first rank."""
-
-    def on_first(self, function: Callable[[], T]) -> T:
-        """Call a function on the first rank only; its result or error is every rank's."""
-        return function()
-
-    @contextlib.contextmanager
-    def in_turn(self) -> Iterator[None]:
-        """Let the first rank of each machine go first, so that the others find what it stored."""
-        yield
-
-    def check_trainable(self, info: MethodInfo) -> None:
-        """Refuse a method that several ranks cannot train together."""
-
-    def check_same(self, what: str, content: bytes) -> None:
-        """Raise an error where something differs between the ranks."""
-
-
-ALONE = Ranks()
-
-
-def current_ranks() -> Ranks:
-    """The ranks that this process belongs to, once :func:`join` was called."""
-    together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    return _Group() if together else ALONE
-
-
-def join(device: str | torch.device | None) -> tuple[Ranks, torch.device]:
-    """Join the other processes that ``torchrun`` started, if there are any.
-
-    Args:
-        device: what the user chose; ``cuda`` is then one GPU per process.
-
-    Returns:
-        The ranks, and the device of this one.
-    """
-    size = launched_rank()[1]
-    if size == 1 and current_ranks() is ALONE:
-        return ALONE, choose_device(device)
-    place = choose_device(device)
-    if place.type == "cuda":
-        number, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-        if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > count:
-            raise UsageError(
-                f"torchrun started {os.environ['LOCAL_WORLD_SIZE']} processes on a machine with "
-                f"{count} GPUs; start at most one per GPU (--nproc-per-node {count}), or use "
-                "--device cpu"
-            )
-        place = torch.device("cuda", number)
-        torch.cuda.set_device(place)
-    if not dist.is_initialized():
-        # What is no tensor of the training travels between the hosts.
-        backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=PATIENCE)
-        atexit.register(_leave)
-    return current_ranks(), place
-
-
-def _leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def _bounds(count: int, size: int, rank: int) -> tuple[int, int]:
-    """The first and the last of ``count`` things that belong to a rank; the first have more.
-
-    >>> [_bounds(5, 3, rank) for rank in range(3)]
-    [(0, 2), (2, 4), (4, 5)]
-    """
-    each, more = divmod(count, size)
-    first = rank * each + min(rank, more)
-    return first, first + each + (rank < more)
-
-
-class _Group(Ranks):
-    """Several processes, connected by ``torch.distributed``."""
-
-    def __init__(self) -> None:
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
-
-    def draws(self, batch: int) -> Draws:
-        return _SharedDraws(self, batch)
-
-    def bounds(self, batch: int) -> slice:
-        return slice(*_bounds(batch, self.size, self.rank))
-
-    def own_rows(self, whole: Tensor, batch: int) -> Tensor:
-        """Those of the rows (views * batch, …) that are of this rank's images."""
-        first, last = _bounds(batch, self.size, self.rank)
-        return whole.unflatten(0, (-1, batch))[:, first:last].flatten(0, 1)
-
-    def whole_rows(self, rows: int, batch: int) -> int:
-        """How many rows the whole batch has, of which this rank has ``rows``."""
-        first, last = _bounds(batch, self.size, self.rank)
-        return rows // (last - first) * batch
-
-    def whole(self, outputs: Tensor, batch: Batch, index: Tensor, labels: Tensor) -> Whole:
-        own = outputs, batch.features
-        found = [self._gather_views(values, len(index), batch.views) for values in own]
-        for mine, leaf in zip(own, found, strict=True):
-            leaf.requires_grad_(mine.requires_grad)
-        rows = index.repeat(batch.views)
-        all_images = Batch(labels[rows], rows, found[1], batch.views)
-        return Whole(found[0], all_images, tuple(zip(own, found, strict=True)))
-
-    def _gather_views(self, values: Tensor, batch: int, views: int) -> Tensor:
-        """Rows (views * own, …) of every rank as rows (views * batch, …)."""
-        by_image = values.detach().unflatten(0, (views, -1)).transpose(0, 1)
-        counts = [last - first for first, last in self._all_bounds(batch)]
-        return self._gather(by_image, counts).transpose(0, 1).flatten(0, 1)
-
-    def _all_bounds(self, count: int) -> list[tuple[int, int]]:
-        return [_bounds(count, self.size, rank) for rank in range(self.size)]
-
-    def _gather(self, values: Tensor, counts: Sequence[int]) -> Tensor:
-        """Rows of every rank, in the order of the ranks; they have ``counts`` rows."""
-        most = max(counts)
-        # Every rank sends as many rows as the others; those of the padding are dropped.
-        sent = values.new_zeros(most, *values.shape[1:])
-        sent[: len(values)] = values
-        found = [torch.empty_like(sent) for _ in counts]
-        dist.all_gather(found, sent)
-        return torch.cat([rows[:count] for rows, count in zip(found, counts, strict=True)])
-
-    def backward(self, loss: Tensor, whole: Whole, parameters: Iterable[nn.Parameter]) -> None:
-        given = list(parameters)
-        loss.backward()
-        # What the loss uses directly has its whole gradient on every rank.
-        for parameter in given:
-            if parameter.grad is not None:
-                parameter.grad /= self.size
-        batch = len(whole.batch.index) // whole.batch.views
-        pairs = [(mine, leaf.grad) for mine, leaf in whole.own if leaf.grad is not None]
-        torch.autograd.backward(
-            [mine for mine, _ in pairs], [self.own_rows(grad, batch) for _, grad in pairs]
-        )
-        _at_once([p.grad for p in given if p.grad is not None], dist.all_reduce)
-
-    def spread(
-        self, total: int, step: int, compute: Callable[[int, int], Tensor], width: int
-    ) -> Tensor:
-        starts = range(0, total, step)
-        blocks = [starts[first:last] for first, last in self._all_bounds(len(starts))]
-        counts = [sum(min(step, total - start) for start in some) for some in blocks]
-        own = [compute(start, min(start + step, total)) for start in blocks[self.rank]]
-        if not own:
-            # The type is that of the first rank's rows, which has at least one block.
-            own = [compute(0, min(step, total))[:0]]
-        return self._gather(torch.cat(own).view(-1, width), counts)
-
-    @contextlib.contextmanager
-    def whole_batches(self, modules: Mapping[str, nn.Module], batch: int) -> Iterator[None]:
+        if self.size == 1:
+            yield
+            return
         if batch < self.size:
             raise UsageError(
                 f"a batch of {batch} images cannot be shared by {self.size} processes; use fewer "
@@ -275,6 +156,7 @@ class _Group(Ranks):
         for part in parts:
             _check_layer(part)
         changed = [part for part in parts if type(part) in _TWINS]
+        plain = {twin: kind for kind, twin in _TWINS.items()}
         try:
             for part in changed:
                 # A twin has the same tensors under the same names, so whoever knows the layer, an
@@ -283,15 +165,20 @@ class _Group(Ranks):
                 part.__class__ = _TWINS[type(part)]
             yield
         finally:
-            plain = {twin: kind for kind, twin in _TWINS.items()}
             for part in changed:
                 part.__class__ = plain.get(type(part), type(part))
                 del part.ranks, part.batch
 
     def agree(self, module: nn.Module) -> None:
-        _at_once(list(module.state_dict().values()), functools.partial(dist.broadcast, src=0))
+        """Give a module's tensors the values that they have on the first rank."""
+        if self.size > 1:
+            tensors = list(module.state_dict().values())
+            _at_once(tensors, functools.partial(dist.broadcast, src=0))
 
     def on_first(self, function: Callable[[], T]) -> T:
+        """Call a function on the first rank only; its result or error is every rank's."""
+        if self.size == 1:
+            return function()
         outcome: list[Any] = [None, None]
         if self.rank == 0:
             try:
@@ -306,30 +193,76 @@ class _Group(Ranks):
 
     @contextlib.contextmanager
     def in_turn(self) -> Iterator[None]:
+        """Let the first rank of each machine go first, so that the others find what it stored."""
         first = os.environ.get("LOCAL_RANK", str(self.rank)) == "0"
-        if not first:
+        if self.size > 1 and not first:
             dist.barrier()
         yield
-        if first:
+        if self.size > 1 and first:
             dist.barrier()
 
     def check_trainable(self, info: MethodInfo) -> None:
-        if info.fit != "gradient":
+        """Refuse a method that several ranks cannot train together."""
+        if self.size > 1 and info.fit != "gradient":
             raise UsageError(
                 f"{info.name} is not trained by gradient, so {self.size} processes cannot share "
                 "its training; run the command without torchrun"
             )
 
     def check_same(self, what: str, content: bytes) -> None:
-        digest = hashlib.sha256(content).hexdigest()
+        """Raise an error where something differs between the ranks."""
+        if self.size == 1:
+            return
         found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, digest)
+        dist.all_gather_object(found, hashlib.sha256(content).hexdigest())
         other = next((rank for rank, one in enumerate(found) if one != found[0]), None)
         if other is not None:
             raise FisherhashError(
                 f"process {other} has other {what} than process 0; give all of them the same data "
                 "and the same command, then run it again"
             )
+
+
+def current_ranks() -> Ranks:
+    """Return the ranks that this process belongs to, once :func:`join` was called."""
+    if dist.is_available() and dist.is_initialized():
+        return Ranks(dist.get_rank(), dist.get_world_size())
+    return Ranks()
+
+
+def join(device: str | torch.device | None) -> tuple[Ranks, torch.device]:
+    """Join the other processes that ``torchrun`` started, if there are any.
+
+    Args:
+        device: what the user chose; ``cuda`` is then one GPU per process.
+
+    Returns:
+        The ranks, and the device of this one.
+    """
+    chosen = choose_device(device)
+    if launched_rank()[1] == 1 and current_ranks().size == 1:
+        return Ranks(), chosen
+    if chosen.type == "cuda":
+        number, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > count:
+            raise UsageError(
+                f"torchrun started {os.environ['LOCAL_WORLD_SIZE']} processes on a machine with "
+                f"{count} GPUs; start at most one per GPU (--nproc-per-node {count}), or use "
+                "--device cpu"
+            )
+        chosen = torch.device("cuda", number)
+        torch.cuda.set_device(chosen)
+    if not dist.is_initialized():
+        # What is no tensor of the training travels between the hosts.
+        backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=PATIENCE)
+        atexit.register(_leave)
+    return current_ranks(), chosen
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _at_once(tensors: Sequence[Tensor], operation: Callable[[Tensor], object]) -> None:
@@ -345,11 +278,44 @@ def _at_once(tensors: Sequence[Tensor], operation: Callable[[Tensor], object]) -
             tensor.detach().copy_(piece.view(tensor.shape))
 
 
+class _Gather(torch.autograd.Function):
+    """Rows (views * own, …) of every rank as rows (views * batch, …)."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, ranks: Ranks, batch: int, views: int) -> Tensor:
+        ctx.ranks, ctx.batch = ranks, batch
+        own = [ranks.bounds(batch, rank) for rank in range(ranks.size)]
+        by_image = values.unflatten(0, (views, -1)).transpose(0, 1)
+        found = ranks.gather(by_image, [part.stop - part.start for part in own])
+        return found.transpose(0, 1).flatten(0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        return ctx.ranks.own_rows(grads[0], ctx.batch) * ctx.ranks.size, None, None, None
+
+
+class _Sum(torch.autograd.Function):
+    """The sum of a tensor over the ranks; its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        whole = values.clone()
+        dist.all_reduce(whole)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Tensor:
+        whole = grads[0].clone()
+        dist.all_reduce(whole)
+        return whole
+
+
+@dataclass
 class _SharedDraws(Draws):
     """Draws for the whole batch, and returns the numbers of a rank's own images."""
 
-    def __init__(self, ranks: _Group, batch: int) -> None:
-        self.bounds, self.batch = _bounds(batch, ranks.size, ranks.rank), batch
+    own: slice
+    batch: int
 
     def uniform(
         self,
@@ -362,8 +328,8 @@ class _SharedDraws(Draws):
     ) -> Tensor:
         whole = list(shape)
         whole[axis] = self.batch
-        first, last = self.bounds
-        return super().uniform(whole, low, high, device=device).narrow(axis, first, last - first)
+        drawn = super().uniform(whole, low, high, device=device)
+        return drawn.narrow(axis, self.own.start, self.own.stop - self.own.start)
 
 
 def _check_layer(layer: nn.Module) -> None:
@@ -384,7 +350,7 @@ def _check_layer(layer: nn.Module) -> None:
 class _WholeLayer(nn.Module):
     """What a layer that depends on the whole batch knows."""
 
-    ranks: _Group
+    ranks: Ranks
     batch: int
 
 
@@ -398,21 +364,30 @@ class _WholeDropout(_WholeLayer, nn.Dropout):
 
 
 class _WholeBatchNorm(_WholeLayer, nn.modules.batchnorm._BatchNorm):
+    """Not ``nn.SyncBatchNorm``, which runs on GPUs only."""
+
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
             return super().forward(input)
         self._check_input_dim(input)
+        dims, shape = [0, *range(2, input.ndim)], [1, -1] + [1] * (input.ndim - 2)
         each = input[0, 0].numel() if input.ndim > 2 else 1
         count = self.ranks.whole_rows(len(input), self.batch) * each
-        found, mean, variance = _WholeNorm.apply(input, self.weight, self.bias, self.eps, count)
+        wide = input.float()
+        mean = cast(Tensor, _Sum.apply(wide.sum(dims))) / count
+        centred = wide - mean.view(shape)
+        variance = cast(Tensor, _Sum.apply(centred.square().sum(dims))) / count
+        found = centred * (variance + self.eps).rsqrt().view(shape)
+        if self.affine:
+            found = found * self.weight.view(shape) + self.bias.view(shape)
         if self.running_mean is not None and self.running_var is not None:
             self.num_batches_tracked.add_(1)  # type: ignore[operator]
             share = self.momentum
             if share is None:
                 share = 1.0 / float(self.num_batches_tracked)  # type: ignore[arg-type]
-            self.running_mean.lerp_(mean, share)
-            self.running_var.lerp_(variance * (count / (count - 1)), share)
-        return found
+            self.running_mean.lerp_(mean.detach(), share)
+            self.running_var.lerp_(variance.detach() * (count / (count - 1)), share)
+        return found.to(input.dtype)
 
 
 class _WholeBatchNorm1d(_WholeBatchNorm, nn.BatchNorm1d):
@@ -428,52 +403,3 @@ _TWINS: dict[type[nn.Module], type[nn.Module]] = {
     nn.BatchNorm1d: _WholeBatchNorm1d,
     nn.BatchNorm2d: _WholeBatchNorm2d,
 }
-
-
-class _WholeNorm(torch.autograd.Function):
-    """Batch normalisation with the mean and variance over the values of all ranks."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        values: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-        count: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        dims = [0, *range(2, values.ndim)]
-        shape = [1, -1] + [1] * (values.ndim - 2)
-        wide = values.float()
-        mean = wide.sum(dims)
-        dist.all_reduce(mean)
-        mean /= count
-        centred = wide - mean.view(shape)
-        variance = centred.square().sum(dims)
-        dist.all_reduce(variance)
-        variance /= count
-        scale = (variance + eps).rsqrt()
-        ctx.save_for_backward(values, weight, mean, scale)
-        ctx.count, ctx.biased = count, bias is not None
-        found = centred * (scale if weight is None else scale * weight).view(shape)
-        found = found if bias is None else found + bias.view(shape)
-        ctx.mark_non_differentiable(mean, variance)
-        return found.to(values.dtype), mean, variance
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        values, weight, mean, scale = ctx.saved_tensors
-        grad = grads[0].float()
-        dims = [0, *range(2, values.ndim)]
-        shape = [1, -1] + [1] * (values.ndim - 2)
-        normal = (values.float() - mean.view(shape)) * scale.view(shape)
-        own = torch.stack([grad.sum(dims), (grad * normal).sum(dims)])
-        # Those of weight and bias stay this rank's: gradients of parameters are summed at the end.
-        whole = own.clone()
-        dist.all_reduce(whole)
-        whole /= ctx.count
-        factor = (scale if weight is None else scale * weight).view(shape)
-        inner = grad - whole[0].view(shape) - normal * whole[1].view(shape)
-        to_weight = None if weight is None else own[1].to(weight.dtype)
-        to_bias = own[0] if ctx.biased else None
-        return (factor * inner).to(values.dtype), to_weight, to_bias, None, None

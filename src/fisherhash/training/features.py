@@ -7,7 +7,6 @@ import hashlib
 import logging
 import os
 import time
-import warnings
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 from fisherhash import codes, methods
 from fisherhash.backbones import VectorInput
@@ -30,23 +28,13 @@ from fisherhash.data.vectors import (
     open_vectors,
     read_labels,
 )
-from fisherhash.errors import FisherhashError, NotDefinedError, UsageError
-from fisherhash.methods import HashMethod
-from fisherhash.model.torch_hasher import TorchHasher
-from fisherhash.training.checkpoints import check_resumable
+from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.training.distributed import join
-from fisherhash.training.finishing import Ending, Endings
-from fisherhash.training.fitting import (
-    Trained,
-    check_settings,
-    moved_options,
-    train_rows,
-    training_details,
-    unmeasurable,
-)
-from fisherhash.training.recipes import RecipeName, apply_recipe, find_recipe
-from fisherhash.training.second_code import MOST_IMAGES, fit_second_code
+from fisherhash.training.jobs import Job, make_learner
+from fisherhash.training.recipes import RecipeName
 from fisherhash.training.settings import Settings
+from fisherhash.training.steps import MOST_FITTED, add_fitted_bits, train_job
+from fisherhash.training.trained import Trained
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +51,7 @@ def fit_features(
     device: str | None = None,
     out: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
-    fine_bits: int = 0,
+    fitted: bool = True,
 ) -> Trained:
     """Train a hasher on vectors, all of them.
 
@@ -82,7 +70,7 @@ def fit_features(
         out: the model folder; by default nothing is written. An unfinished run in it with the same
             settings is continued.
         overwrite: replace the model in ``out``.
-        fine_bits: length of a second code, as for :func:`~fisherhash.training.fitting.fit`.
+        fitted: also fit bits without labels, as for :func:`~fisherhash.training.fitting.fit`.
 
     Raises:
         UsageError: a name, a number or a file is wrong, or the method learns from labels and there
@@ -93,73 +81,44 @@ def fit_features(
     began = time.perf_counter()
     ranks, place = join(device)
     codes.check_bits(bits)
-    options, settings = moved_options(method, options or {}, settings or Settings())
     info = methods.find(method).info
     ranks.check_trainable(info)
     collection, vectors = _opened(features, labels)
-    classes = len(collection.classes)
-    if info.supervision != "none" and not classes:
+    if info.supervision != "none" and not collection.classes:
         raise UsageError(f"{method} learns from labels; give them with --labels, or use itq")
-    several = bool(collection.labels.sum(1).max(initial=0) > 1)
-    if several and not info.multilabel:
-        raise NotDefinedError(f"{method} is not defined for vectors with several labels")
-    if not classes and settings.validation > 0:
-        raise unmeasurable(collection.name)
-    if recipe is not None and method == "dfh":
-        chosen = find_recipe(recipe, finetune=False, classes=classes, several=several, bits=bits)
-        options, settings = apply_recipe(chosen, options, settings)
-        logger.info("%s", chosen)
-    settings = dataclasses.replace(settings, fixed_layers=0)
-    # As for images: a method's own weights come from the seed, but not the numbers of the head.
-    torch.manual_seed(settings.seed + 1)
-    learner = methods.create(
-        method, bits=settings.outputs or bits, classes=classes, options=options
+    learner, settings = make_learner(
+        method,
+        bits=bits,
+        options=options or {},
+        settings=settings or Settings(),
+        recipe=recipe,
+        nested=(),
+        labels=collection.labels,
+        live=False,
     )
-    network = VectorInput(vectors.shape[1])
-    identity = {
-        "method": method,
-        "bits": bits,
-        "options": methods.resolved_options(learner),
-        "dimensions": network.features,
-        "finetune": False,
-        "settings": settings.to_json(),
-        "data": collection.name,
-        "labels": hashlib.sha256(collection.labels.tobytes()).hexdigest()[:16],
-        "features": collection.reader.fingerprint()[:16],
-    }
-    folder = None if out is None else Path(out)
-    if folder is not None:
-        ranks.on_first(partial(check_resumable, folder, identity, overwrite=overwrite))
-    ranks.check_same("vectors or settings", repr(identity).encode())
-    check_settings(learner, network.features, bits, settings)
+    settings = dataclasses.replace(settings, fixed_layers=0)
+    network, folder = VectorInput(vectors.shape[1]), None if out is None else Path(out)
+    about = (learner, settings, collection, None, network, False, ranks, place, folder)
+    job = Job(method, bits, *about)
+    job.identify(
+        dimensions=network.features,
+        labels=hashlib.sha256(collection.labels.tobytes()).hexdigest()[:16],
+        features=collection.reader.fingerprint()[:16],
+    )
+    ranks.check_same("vectors or settings", repr(job.identity).encode())
+    job.check(overwrite=overwrite)
     check_finite_rows(vectors, collection.name)
     checked = time.perf_counter()
 
     torch.manual_seed(settings.seed)
-    history, step = [], None
     with as_float32(vectors) as values:
-        if isinstance(learner, HashMethod):
-            ending = Ending(learner, bits, settings, None)
-            rows = Rows(values, np.arange(len(values)), [])
-            endings = Endings([ending])
-            history = train_rows(
-                endings, network, collection, rows, False, None, place, folder, identity
-            )
-            head, step = ending.head, ending.step
-        else:
-            own = None
-            if info.supervision != "none":
-                own = torch.from_numpy(collection.labels).float().to(place)
-            head = learner.fit(_tensor(values).to(place), own, seed=settings.seed)
-        fine = None
-        if fine_bits and head.hamming:
-            some = np.linspace(0, len(values) - 1, min(len(values), MOST_IMAGES)).astype(np.int64)
-            fine = fit_second_code(values[some], codes.check_bits(fine_bits), seed=settings.seed)
-    seconds = {"features": checked - began, "training": time.perf_counter() - checked}
-    hasher = TorchHasher(network, head, method, collection.classes, device=place, fine=fine)
-    trained = Trained(hasher, learner, collection, None, history, [], seconds, step=step)
-    hasher.details = training_details(trained, identity)
-    hasher.details["data"] = {"name": collection.name, "vectors": len(collection)}
+        trained = train_job(job, Rows(values, np.arange(len(values)), []))
+        seconds = {"features": checked - began, "training": time.perf_counter() - checked}
+        trained.seconds = seconds
+        if fitted:
+            some = np.linspace(0, len(values) - 1, min(len(values), MOST_FITTED)).astype(np.int64)
+            add_fitted_bits(job, trained, lambda: values[some])
+    trained.describe(job.identity)
     if folder is not None:
         ranks.on_first(partial(trained.save, folder))
     return trained
@@ -199,11 +158,3 @@ def _opened(
         found, classes = read_labels(labels, len(vectors))
     names = [str(row) for row in range(len(vectors))]
     return Collection(name, names, found, classes, _VectorReader(checksum), kind="vectors"), vectors
-
-
-def _tensor(values: NDArray[np.float32]) -> Tensor:
-    """The vectors as a tensor on the same memory."""
-    with warnings.catch_warnings():
-        # A file that is mapped for reading; no method writes to its features.
-        warnings.filterwarnings("ignore", message=".*not writable.*")
-        return torch.from_numpy(values)

@@ -15,10 +15,10 @@ from torch import Tensor
 from fisherhash.errors import NotDefinedError, UsageError
 from fisherhash.methods import HashMethod, _centers, _cutting
 from fisherhash.methods._pairs import TrainingLabels
-from fisherhash.model.finished_heads import ClassStepHead, CutHead
-from fisherhash.model.head_base import Head
+from fisherhash.model.heads import Head
+from fisherhash.model.outer_heads import ClassStepHead, CutHead
 from fisherhash.training.class_step import GRID, fit_class_step
-from fisherhash.training.loop import FrozenImages, evaluation_mode
+from fisherhash.training.images import FrozenImages, evaluation_mode
 from fisherhash.training.measuring import held_out_map
 from fisherhash.training.settings import Settings
 

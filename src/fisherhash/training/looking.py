@@ -10,6 +10,7 @@ from fisherhash.data.collection import Collection
 from fisherhash.data.splits import Split
 from fisherhash.evaluation.looking import NeighbourAgreement, neighbour_agreement
 from fisherhash.model.hasher import Hasher
+from fisherhash.model.networks import feature_rows
 
 MOST_LOOKS = 500
 """Queries whose neighbours are compared, evenly spaced."""
@@ -62,17 +63,13 @@ def _encoded(
     hasher: Hasher, collection: Collection, wanted: NDArray[np.int64], *, cached: bool
 ) -> tuple[NDArray[np.float32], NDArray[np.uint8], NDArray[np.int64]]:
     """Features, codes and numbers of images; those that cannot be read are left out."""
-    if hasher.rows_are_features:
+    network = hasher.features_network
+    if network is hasher.network:
         blocks = list(hasher.row_blocks(collection, wanted, cached=cached))
         values = np.concatenate([block.values for block in blocks])
-        codes = np.concatenate([pack(hasher.logits_of_rows(block.values)) for block in blocks])
+        codes = np.concatenate([pack(hasher.head.logits(block.values)) for block in blocks])
         return values, codes, np.concatenate([block.indices for block in blocks])
-    from fisherhash.model.onnx_hasher import OnnxHasher
-    from fisherhash.model.runtime import feature_rows
-
     encoded = hasher.encode_collection(collection, wanted, cached=cached)
-    if not isinstance(hasher, OnnxHasher):
-        raise TypeError(f"{type(hasher).__name__} has no features")
     # An exported model computes logits; its file computes the features too.
-    rows = feature_rows(hasher.runtime, collection, encoded.indices)  # type: ignore[arg-type]
+    rows = feature_rows(network, collection, encoded.indices)
     return rows.values, encoded.codes, encoded.indices

@@ -17,16 +17,18 @@ from torch import Tensor, nn
 
 from fisherhash.errors import DivergedError, FisherhashError
 from fisherhash.methods.base import HashMethod, Progress
-from fisherhash.model.folder import joined_state, part_state
 from fisherhash.system import storage
 from fisherhash.system.progress import progress
-from fisherhash.training.captured import GraphStep
-from fisherhash.training.checkpoints import checkpoint_files, is_unfinished, read_checkpoint
-from fisherhash.training.images import FrozenImages, LiveImages, evaluation_mode
+from fisherhash.training.checkpoints import (
+    checkpoint_files,
+    is_unfinished,
+    joined_state,
+    part_state,
+    read_checkpoint,
+)
+from fisherhash.training.images import FrozenImages
 from fisherhash.training.settings import Settings
 from fisherhash.training.side_classifier import find_side_classifier
-
-__all__ = ["METRICS", "FrozenImages", "LiveImages", "Loop", "evaluation_mode"]
 
 logger = logging.getLogger(__name__)
 
@@ -156,18 +158,19 @@ class Loop:
         return "".join(json.dumps(row) + "\n" for row in self.history)
 
     def _step(self, index: Tensor) -> dict[str, Tensor]:
-        own = self.images.batch(self.ranks.share(index), self.method.strengths)
+        own = self.images.batch(index[self.ranks.bounds(self.size)], self.method.strengths)
         outputs = self.images.head(own.features)
-        whole = self.ranks.whole(outputs, own, index, self.images.labels)
-        terms = self.method(whole.outputs, whole.batch)
+        outputs, batch = self.ranks.whole(outputs, own, index, self.images.labels)
+        terms = self.method(outputs, batch)
         if self.classifier is not None:
-            inputs = self.images.head.standardise(whole.batch.features)
-            terms = self.classifier(terms, inputs, whole.batch.labels)
+            inputs = self.images.head.standardise(batch.features)
+            terms = self.classifier(terms, inputs, batch.labels)
         self.optimizer.zero_grad(set_to_none=True)
-        self.ranks.backward(terms["loss"], whole, self._parameters)
+        terms["loss"].backward()
+        self.ranks.share_gradients(self._parameters)
         self.optimizer.step()
         with torch.no_grad():
-            self.method.after_step(whole.outputs.detach()[: len(index)], whole.batch.first)
+            self.method.after_step(outputs.detach()[: len(index)], batch.first)
         return {name: term.detach() for name, term in terms.items()}
 
     def _set_rate(self, done: float) -> None:
@@ -252,3 +255,43 @@ def _optimizer(
     if settings.optimizer == "adamw":
         return torch.optim.AdamW(groups, fused=cuda, capturable=cuda)
     return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=0.9, fused=cuda)
+
+
+class GraphStep:
+    """A step captured once as a CUDA graph and replayed without launch overhead.
+
+    The first steps run eagerly. They train as usual and warm up what a capture needs.
+
+    Args:
+        step: maps an index (b,) on the device to the terms of the loss; every tensor it reuses
+            between calls must stay at the same address.
+    """
+
+    warm_up = 4
+
+    def __init__(self, step: Callable[[Tensor], dict[str, Tensor]]) -> None:
+        self.step = step
+        self.calls = 0
+        self.index: Tensor | None = None
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.terms: dict[str, Tensor] = {}
+        self.stream = torch.cuda.Stream()
+
+    def __call__(self, index: Tensor) -> dict[str, Tensor]:
+        """Run one step; the next call overwrites the returned terms."""
+        self.calls += 1
+        if self.calls <= self.warm_up:
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                terms = self.step(index)
+            torch.cuda.current_stream().wait_stream(self.stream)
+            return terms
+        if self.graph is None:
+            self.index = index.clone()
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.terms = self.step(self.index)
+        if self.index is not None:
+            self.index.copy_(index)
+        self.graph.replay()
+        return self.terms

@@ -6,8 +6,7 @@ Imports no torch: an exported model is measured without it.
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,19 +20,16 @@ from fisherhash.data.loading import Skipped
 from fisherhash.data.splits import Split
 from fisherhash.errors import UsageError
 from fisherhash.evaluation import Evaluation, evaluate, metrics
-from fisherhash.model.hasher import ExportedHead, Hasher
+from fisherhash.model.hasher import Hasher
+from fisherhash.model.head import FinishedHead
 from fisherhash.system.progress import progress
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fisherhash.data.pixels import PixelBank
-    from fisherhash.model.head_base import Head
+    from fisherhash.model.heads import Head
 
-    AnyHead = Head | ExportedHead
-    Rows = NDArray[np.float32]
-    Logits = Callable[[Rows], list[Rows]]
-    Queries = Callable[[Any, Rows], Rows]
 
 SPLIT_FILE = "split.json"
 """The split of a trained model, in its folder."""
@@ -57,15 +53,17 @@ class EncodedSplit:
         head: the head that computed the codes.
         skipped: the images that could not be read.
         real_queries: (q, …) what the head ranks real-valued queries with, if they were encoded.
+        device: where codes are compared.
     """
 
     query_codes: NDArray[np.uint8]
     database_codes: NDArray[np.uint8]
     query_labels: NDArray[np.uint8]
     database_labels: NDArray[np.uint8]
-    head: AnyHead
+    head: FinishedHead
     skipped: list[Skipped]
     real_queries: NDArray[np.float32] | None = None
+    device: str = "cpu"
 
 
 def first_bits(encoded: EncodedSplit, hasher: Hasher, bits: int) -> EncodedSplit:
@@ -110,7 +108,7 @@ def encode_heads(
     hasher: Hasher,
     collection: Collection,
     split: Split,
-    heads: Mapping[Any, bool],
+    heads: Mapping[FinishedHead, bool],
     *,
     cached: bool = True,
     bank: PixelBank | None = None,
@@ -121,12 +119,11 @@ def encode_heads(
         hasher: has the backbone.
         collection: the images.
         split: which of them.
-        heads: the hasher's own head, or others for torch, each with whether it also encodes
+        heads: the hasher's own head, or others of its features, each with whether it also encodes
             real-valued queries; codes without a Hamming distance always do.
         cached: store the features on disk.
         bank: the pixels of the images, if they are in memory; nothing is stored then.
     """
-    logits_of, queries_of = _outputs(hasher, list(heads))
     wanted = np.unique(np.concatenate([split.query, split.database]))
     source, block = collection, 256
     if bank is not None:
@@ -138,16 +135,17 @@ def encode_heads(
     indices: list[NDArray[np.int64]] = []
     skipped: list[Skipped] = []
     packed = {head: [np.empty((0, code_bytes(head.bits)), dtype=np.uint8)] for head in heads}
-    real: dict[AnyHead, list[NDArray[np.float32]]] = {head: [] for head in heads}
+    real: dict[FinishedHead, list[NDArray[np.float32]]] = {head: [] for head in heads}
     # Cached features have a bar of their own.
     quiet = nullcontext(lambda _: None)
     with quiet if cached else progress(f"encoding {collection.name}", len(wanted)) as advance:
         for rows in hasher.row_blocks(source, wanted, block, cached):
             chosen = is_query[rows.indices]
-            for head, logits in zip(heads, logits_of(rows.values), strict=True):
+            for head in heads:
+                logits = head.logits(rows.values)
                 packed[head].append(pack(logits))
                 if not head.hamming:
-                    real[head].append(queries_of(head, rows.values[chosen]))
+                    real[head].append(head.query(rows.values[chosen]))
                 elif heads[head]:
                     real[head].append(logits[chosen])
             indices.append(rows.indices)
@@ -159,40 +157,18 @@ def encode_heads(
     query_row = np.cumsum(is_query[found]) - 1
     query, database = (part[row[part] >= 0] for part in (split.query, split.database))
     encoded = []
+    on_gpu = hasher.network is not None and hasher.network.kind == "torch-cuda"
+    device = "cuda" if on_gpu else "cpu"
     for head, own in packed.items():
         codes = np.concatenate(own)
         queries = np.concatenate(real[head])[query_row[row[query]]] if real[head] else None
         labels = collection.labels[query], collection.labels[database]
         encoded.append(
-            EncodedSplit(codes[row[query]], codes[row[database]], *labels, head, skipped, queries)
+            EncodedSplit(
+                codes[row[query]], codes[row[database]], *labels, head, skipped, queries, device
+            )
         )
     return encoded
-
-
-def _outputs(hasher: Hasher, heads: Sequence[Any]) -> tuple[Logits, Queries]:
-    """What computes the logits of every head from rows, and a head's real-valued queries.
-
-    Only a head without a Hamming distance has other queries than its logits.
-    """
-    if isinstance(heads[0], ExportedHead):
-        return lambda rows: [hasher.logits_of_rows(rows)], lambda _, rows: hasher.queries_of_rows(
-            rows
-        )
-    import torch
-
-    from fisherhash.model.torch_runtime import in_fixed_batches
-
-    ends = np.cumsum([head.bits for head in heads])[:-1]
-    batches = functools.partial(in_fixed_batches, device=hasher.device)  # type: ignore[attr-defined]
-
-    def together(values: Tensor) -> Tensor:
-        # One copy to a GPU and one from it, each of which waits for it, whatever the heads.
-        return torch.cat([head.logits(values) for head in heads], dim=1)
-
-    return (
-        lambda rows: np.split(batches(together, rows), ends, axis=1),
-        lambda head, rows: batches(head.query, rows),
-    )
 
 
 def held_out_top(split: Split) -> float | None:
@@ -227,8 +203,11 @@ def held_out_map(
     queries = np.arange(len(packed))
     if len(queries) > MOST_QUERIES:
         queries = np.linspace(0, len(queries) - 1, MOST_QUERIES).astype(np.int64)
-    real = None if head.hamming else head.query(values[torch.from_numpy(queries)]).cpu().numpy()
-    split = EncodedSplit(packed[queries], packed, labels[queries], labels, head, [], real)
+    finished, real = head.finished(), None
+    if not head.hamming:
+        real = finished.query(values[torch.from_numpy(queries)].cpu().numpy())
+    where = labels[queries], labels, finished, [], real, values.device.type
+    split = EncodedSplit(packed[queries], packed, *where)
     most = None if top is None else max(LEAST_TOP, round(top * (len(packed) - 1)))
     return float(measure(split, top=most, self_index=queries).map)
 
@@ -254,19 +233,11 @@ def measure(
     if real_queries or not head.hamming:
         if encoded.real_queries is None:
             raise UsageError("the split was encoded without real-valued queries")
-        queries: Any = encoded.real_queries
-        if not isinstance(head, ExportedHead):
-            import torch
-
-            queries = torch.from_numpy(queries)
-        blocks = head.distances(queries, encoded.database_codes)
+        blocks = head.distances(encoded.real_queries, encoded.database_codes)
         ranking = f"distance of the {head.kind} head"
         return metrics(blocks, *labels, top=top, self_index=self_index, ranking=ranking)
     codes = encoded.query_codes, encoded.database_codes
     where: dict[str, Any] = {}
-    if (
-        not isinstance(head, ExportedHead)
-        and (device := next(head.buffers()).device).type == "cuda"
-    ):
-        where = {"backend": "torch", "device": str(device)}
+    if encoded.device == "cuda":
+        where = {"backend": "torch", "device": encoded.device}
     return evaluate(*codes, *labels, bits=head.bits, top=top, self_index=self_index, **where)

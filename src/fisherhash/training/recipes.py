@@ -1,14 +1,13 @@
 """Recipes: what DFH is trained with by default, and what the paper prints.
 
-A recipe sets options of the method and training settings. It replaces only what the caller left at
-its default, and it never changes a method other than DFH, whose options it knows. Its values were
-chosen on held-out training images of CIFAR-10, tiny100 and coco21; docs/reproduce.md has numbers.
+A recipe sets options of the method and training settings. It sets only what the caller did not
+give, and it never changes a method other than DFH, whose options it knows. Its values were chosen
+on held-out training images of CIFAR-10, tiny100 and coco21; docs/reproduce.md has numbers.
 Imports no torch: the command line names the recipes.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -98,20 +97,14 @@ def _finetuned(*, many: bool, several: bool) -> tuple[dict[str, Any], dict[str, 
 def apply_recipe(
     recipe: Recipe, options: Mapping[str, Any], settings: Settings
 ) -> tuple[dict[str, Any], Settings]:
-    """Add a recipe to what was given; what differs from its default stays.
+    """Add a recipe to what was given, which stays, also where it is the default.
 
     >>> step = Recipe("r", {"inter": 0.2}, {"step_weight": 2.0, "outputs": 64})
-    >>> options, settings = apply_recipe(step, {"inter": 1.0}, Settings(outputs=24))
+    >>> options, settings = apply_recipe(step, {"inter": 1.0}, Settings(outputs=0))
     >>> options, settings.outputs, settings.step_weight
-    ({'inter': 1.0}, 24, 2.0)
+    ({'inter': 1.0}, 0, 2.0)
     """
-    default = Settings()
-    changes = {
-        name: value
-        for name, value in recipe.settings.items()
-        if getattr(settings, name) == getattr(default, name)
-    }
-    return {**recipe.options, **options}, dataclasses.replace(settings, **changes)
+    return {**recipe.options, **options}, settings.filled(recipe.settings)
 
 
 def _step(weight: float, sharpness: float) -> dict[str, float]:

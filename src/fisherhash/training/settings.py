@@ -5,24 +5,25 @@ Imports no torch: the command line is generated from these classes.
 
 # Annotations stay types, not strings: the command line subclasses these classes elsewhere.
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from fisherhash.errors import unknown_name
 from fisherhash.system.options import Range, Tuned, check_options, options_of, parse_pairs
 
-ADDED = frozenset({"classifier_weight"})
-"""Settings that runs were named and stored without before there were these settings."""
 AFTERWARDS = ("cut", "step_weight", "step_sharpness")
 """Settings that the training does not depend on, only what is made of its outputs."""
 MOST_OUTPUTS = 1024
 """As many as bits, see codes.py, which imports numpy: the command line must start without it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """How a method is trained; the same for every method.
+
+    An instance also knows which settings it was ``given``, whatever their values: a recipe changes
+    only the others. ``dataclasses.replace`` gives all of them, and :meth:`but` those it changes.
 
     Attributes:
         epochs: Passes over the training images.
@@ -77,23 +78,39 @@ class Settings:
     step_sharpness: Annotated[float, Range(0, 1e3)] = 1.0
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
 
+    given: ClassVar[frozenset[str]] = frozenset()
+    """Names of the settings that this instance was made with."""
+
+    def __new__(cls, **values: Any) -> Self:
+        """Note which settings are given, before they are filled up with the defaults."""
+        made = super().__new__(cls)
+        made.__dict__["given"] = frozenset(values)
+        return made
+
     def __post_init__(self) -> None:
         check_options(self)
 
     def to_json(self) -> dict[str, Any]:
-        """Return its values; those of later versions only if they are not the default.
+        """Return every value by its name."""
+        return asdict(self)
 
-        Names of published runs, and checkpoints of earlier versions, do not have them.
+    def but(self, **changes: Any) -> Self:
+        """Return the same settings with some of them given anew.
 
-        >>> "classifier_weight" in Settings().to_json()
-        False
+        >>> Settings(epochs=3).but(dropout=0.3).given == {"epochs", "dropout"}
+        True
         """
-        return {
-            one.name: value
-            for one in fields(self)
-            for value in [getattr(self, one.name)]
-            if one.name not in ADDED or value != one.default
-        }
+        own = {name: getattr(self, name) for name in self.given}
+        return type(self)(**{**own, **changes})
+
+    def filled(self, values: Mapping[str, Any]) -> Self:
+        """Return the same settings with other values for those that were not given.
+
+        >>> found = Settings(learning_rate=0.01).filled({"learning_rate": 0.1, "epochs": 3})
+        >>> found.learning_rate, found.epochs
+        (0.01, 3)
+        """
+        return replace(self, **{k: v for k, v in values.items() if k not in self.given})
 
     @property
     def of_training(self) -> "Settings":

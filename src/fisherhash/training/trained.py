@@ -16,9 +16,9 @@ from fisherhash.errors import UsageError
 from fisherhash.evaluation import Evaluation
 from fisherhash.evaluation.looking import NeighbourAgreement
 from fisherhash.methods import HashMethod
-from fisherhash.model.finished_heads import ClassStepHead
-from fisherhash.model.head_base import Head
-from fisherhash.model.torch_hasher import TorchHasher
+from fisherhash.model.hasher import Hasher
+from fisherhash.model.head import FinishedHead
+from fisherhash.model.outer_heads import ClassStepHead
 from fisherhash.system import storage
 from fisherhash.training.checkpoints import discard_checkpoint
 from fisherhash.training.class_step import ClassStep
@@ -26,6 +26,8 @@ from fisherhash.training.loop import METRICS
 from fisherhash.training.measuring import SPLIT_FILE, WAYS, encode_heads, measure
 
 SKIPPED_FILE = "skipped.csv"
+UNSEEN_MAP = "mAP on classes that a second training held out"
+"""The line of a model card."""
 
 
 @dataclass
@@ -46,11 +48,10 @@ class Trained:
         agreement: of its codes with its features inside a class, likewise.
         unseen: the measurement of a second training on classes that this one held out.
         step: the head with the class step, whatever the hasher uses; None where there is none.
-        ranking: how searches in an index rank best, and the measurements that say so.
         others: the same training with each of the ``endings`` of :func:`fit`, in their order.
     """
 
-    hasher: TorchHasher
+    hasher: Hasher
     method: HashMethod | methods.FeatureMethod
     collection: Collection
     split: Split | None
@@ -63,7 +64,6 @@ class Trained:
     agreement: NeighbourAgreement | None = None
     unseen: Evaluation | None = None
     step: ClassStepHead | None = None
-    ranking: dict[str, Any] = field(default_factory=dict)
     others: list[Trained] = field(default_factory=list)
 
     def evaluate(self, *, bank: PixelBank | None = None) -> Evaluation:
@@ -88,17 +88,18 @@ class Trained:
         ways = [(way, head) for way in WAYS if head.hamming or way == "real"]
         names = [way for way, _ in ways]
         if step is not None and self.step is not None:
-            ways += [(way, self.step.with_step(step.weight, step.sharpness)) for way in WAYS]
+            stepped = self.step.with_step(step.weight, step.sharpness).finished()
+            ways += [(way, stepped) for way in WAYS]
             names += [f"step_{way}" for way in WAYS]
         return dict(zip(names, self.evaluations(ways, bank=bank), strict=True))
 
     @property
-    def plain_head(self) -> Head:
+    def plain_head(self) -> FinishedHead:
         """The head without the class step."""
-        return self.hasher.head if self.step is None else self.step.inner
+        return self.hasher.head if self.step is None else self.step.inner.finished()
 
     def evaluations(
-        self, ways: Sequence[tuple[str, Head]], *, bank: PixelBank | None = None
+        self, ways: Sequence[tuple[str, FinishedHead]], *, bank: PixelBank | None = None
     ) -> list[Evaluation]:
         """Measure heads on the split's queries and database.
 
@@ -110,7 +111,7 @@ class Trained:
             raise UsageError(
                 f"'{self.collection.name}' has no labels, so there is nothing to measure"
             )
-        heads: dict[Head, bool] = {}
+        heads: dict[FinishedHead, bool] = {}
         for way, head in ways:
             heads[head] = heads.get(head, False) or way == "real"
         # Features of frozen weights are on disk or worth storing; those of new weights are not.
@@ -126,6 +127,33 @@ class Trained:
         self.skipped += [s for one in encoded[:1] for s in one.skipped if s.name not in known]
         top = self.split.top
         return [measure(by_head[head], top=top, real_queries=way == "real") for way, head in ways]
+
+    def describe(self, identity: dict[str, Any]) -> None:
+        """Note how the hasher was made, for its config and its card.
+
+        Args:
+            identity: of the training, see :class:`~fisherhash.training.jobs.Job`.
+        """
+        split, info = self.split, self.method.info
+        kind = "vectors" if self.collection.kind == "vectors" else "images"
+        data: dict[str, Any] = {"name": self.collection.name, kind: len(self.collection)}
+        if split is not None:
+            known = split.to_json()
+            data |= {k: known[k] for k in ("protocol", "checksum", "train", "query", "database")}
+        if kind == "images":
+            data["skipped"] = len(self.skipped)
+        settings = {"finetune": identity["finetune"], **identity["settings"]}
+        self.hasher.details = {
+            "reference": f"{info.title}, {info.venue} {info.year}, {info.url}",
+            "data": data,
+            "options": identity["options"],
+            "settings": settings if self.history else {"seed": identity["settings"]["seed"]},
+            **({"nested": identity["nested"]} if "nested" in identity else {}),
+            "results": {f"seconds for {k}": round(v, 1) for k, v in self.seconds.items()}
+            | (self.evaluation.summary() if self.evaluation else {})
+            | (self.agreement.summary() if self.agreement else {})
+            | ({UNSEEN_MAP: f"{self.unseen.map:.4f}"} if self.unseen else {}),
+        }
 
     def save(self, folder: Path) -> None:
         """Write the model, its split and the list of skipped images; drop its checkpoint."""

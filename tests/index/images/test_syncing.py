@@ -453,7 +453,7 @@ def test_a_damaged_model_in_the_index_is_a_sentence(album, model, tmp_path, dama
 
 def test_codes_without_hamming_distance_are_refused(album, photos, tmp_path):
     from fisherhash.training.fitting import fit
-    from fisherhash.training.loop import Settings
+    from fisherhash.training.settings import Settings
 
     settings = Settings(epochs=1, batch_size=8)
     fit(photos, method="dqn", bits=12, backbone="tiny", settings=settings, out=tmp_path / "m")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fisherhash.errors import NotDefinedError
-from fisherhash.model.feature_heads import distances_to
+from fisherhash.model.heads import ArrayHead, distances_to
 
 logger = logging.getLogger(__name__)
 ROWS_AT_ONCE = 16_384
@@ -81,6 +81,15 @@ def principal(features: Tensor, count: int, *, name: str) -> Principal:
     mean, covariance = mean_and_covariance(features)
     variances, vectors = torch.linalg.eigh(covariance)
     return Principal(mean, vectors[:, -count:].flip(1), variances[-count:].flip(0).clamp_min(0.0))
+
+
+def periodic_head(
+    weight: Tensor, phase: Tensor, *, mean: Tensor, offset: Tensor | None = None
+) -> ArrayHead:
+    """Return the head u = cos(weight (f - mean) + phase) + offset; weight: (bits, d)."""
+    waves = {"weight": weight, "phase": phase, "shift": mean}
+    waves["offset"] = torch.zeros(len(weight)) if offset is None else offset
+    return ArrayHead("periodic", weight.shape[1], len(weight), waves)
 
 
 def random_rotation(size: int, generator: torch.Generator) -> Tensor:

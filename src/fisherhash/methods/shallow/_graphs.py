@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fisherhash.errors import NotDefinedError
 from fisherhash.methods.shallow import _features
-from fisherhash.model.feature_heads import AnchorGraphHead
+from fisherhash.model.head_kinds import nearest_anchors
+from fisherhash.model.heads import ArrayHead
 
 
 class AnchorGraph:
@@ -48,14 +49,10 @@ class AnchorGraph:
         self.centre = features.float().mean(0).double()
         points = _features.k_means(features, anchors, generator)
         self.nearest = min(nearest, anchors)
-        head = AnchorGraphHead(features.shape[1], bits, anchors, self.nearest)
-        head = head.to(device=features.device, dtype=torch.float64)
-        head.shift.copy_(self.centre)
-        head.points.copy_(points - self.centre)
+        self.points = points - self.centre
         near = _features.distances_to(features[:2000].double(), points)
         middle = near.topk(self.nearest, largest=False).values.median().clamp_min(1e-12)
-        head.gamma.fill_(0.5 / (width**2 * float(middle)))
-        self.template = head
+        self.gamma = 0.5 / (width**2 * float(middle))
         self._held: list[Tensor] | None = None
         if len(features) * anchors <= _features.HELD:
             self._held = list(self.blocks())
@@ -68,7 +65,7 @@ class AnchorGraph:
             yield from self._held
             return
         for block in _features.row_blocks(self.features, 8192):
-            yield self.template.similarities(block)
+            yield nearest_anchors(block - self.centre, self.points, self.gamma, self.nearest)
 
     def eigenvectors(self, count: int) -> tuple[Tensor, Tensor]:
         """Return W (m, count) and the eigenvalues: Z W are the first eigenvectors of A.
@@ -103,16 +100,18 @@ class AnchorGraph:
 
     def head(
         self, weight: Tensor, *, high: Tensor | None = None, low: Tensor | None = None
-    ) -> AnchorGraphHead:
+    ) -> ArrayHead:
         """Return the head u = W^T z(x), with second bits where thresholds are given."""
-        made, folds = self.template, 0 if high is None else len(high)
-        head = AnchorGraphHead(
-            made.in_features, weight.shape[1] + folds, made.anchors, self.nearest, folds
-        )
-        for name in ("shift", "points", "gamma"):
-            getattr(head, name).copy_(getattr(made, name))
-        head.weight.copy_(weight.T)
-        if high is not None and low is not None:
-            head.high.copy_(high)
-            head.low.copy_(low)
-        return head
+        none = torch.zeros(0)
+        arrays = {
+            "shift": self.centre,
+            "points": self.points,
+            "gamma": torch.tensor(self.gamma),
+            "weight": weight.T,
+            "high": none if high is None else high,
+            "low": none if low is None else low,
+        }
+        arrays = {name: values.cpu() for name, values in arrays.items()}
+        bits = weight.shape[1] + len(arrays["high"])
+        numbers = {"nearest": self.nearest}
+        return ArrayHead("anchors", self.points.shape[1], bits, arrays, numbers=numbers)

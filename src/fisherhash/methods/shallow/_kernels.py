@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from fisherhash.methods.shallow import _features
-from fisherhash.model.feature_heads import KernelHead
-from fisherhash.model.heads import LinearHead
+from fisherhash.model.heads import ArrayHead, LinearHead
 
 
 class KernelMap:
@@ -82,9 +81,21 @@ class KernelMap:
         """Return Phi W (N, k) for W (m, k)."""
         return torch.cat([block @ weight for block in self.blocks()])
 
-    def head(self, weight: Tensor, offset: Tensor | None = None) -> KernelHead:
+    def head(self, weight: Tensor, offset: Tensor | None = None) -> ArrayHead:
         """Return the head u = W^T phi(x) + offset, for W (m, bits)."""
-        return KernelHead.from_kernel(self.anchors, self.gamma, self.mean, weight.T, offset)
+        bits = weight.shape[1]
+        # Distances of centred vectors lose less to rounding.
+        centre = self.anchors.mean(0)
+        arrays = {
+            "shift": centre,
+            "points": self.anchors - centre,
+            "gamma": torch.tensor(self.gamma),
+            "mean": self.mean,
+            "weight": weight.T,
+            "offset": torch.zeros(bits) if offset is None else offset,
+        }
+        arrays = {name: values.cpu() for name, values in arrays.items()}
+        return ArrayHead("kernel", self.anchors.shape[1], bits, arrays)
 
 
 class Ridge:

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from fisherhash.methods.base import FeatureMethod, MethodInfo, register
-from fisherhash.methods.shallow._features import draw_rows, kernel_width
-from fisherhash.model.feature_heads import PeriodicHead
+from fisherhash.methods.shallow._features import draw_rows, kernel_width, periodic_head
 from fisherhash.model.heads import Head
 from fisherhash.system.options import Range, Tuned
 
@@ -49,7 +48,7 @@ class E2LSH(FeatureMethod):
         directions = torch.randn(self.bits, features.shape[1], generator=generator)
         shift = torch.rand(self.bits, generator=generator)
         # floor(z) is odd where -sin(pi z) = cos(pi z + pi / 2) > 0.
-        return PeriodicHead.from_waves(
+        return periodic_head(
             directions * (math.pi / cell),
             math.pi * shift + math.pi / 2,
             mean=features.float().mean(0).cpu(),

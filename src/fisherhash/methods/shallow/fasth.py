@@ -17,8 +17,7 @@ from fisherhash.methods.shallow._affinity import (
     needed,
     spectral_bit,
 )
-from fisherhash.model.feature_heads import TreesHead
-from fisherhash.model.heads import Head
+from fisherhash.model.heads import ArrayHead, Head
 from fisherhash.system.options import Range, Tuned
 
 
@@ -67,24 +66,29 @@ class FastH(FeatureMethod):
         rows, S = drawn_pairs(labels, self.sample, generator)
         # A tree sorts single features: column by column they are read twice as fast.
         inputs = np.asfortranarray(features[rows].float().cpu().numpy())
-        head = TreesHead(features.shape[1], self.bits, self.trees, self.depth)
+        shape, inner = (self.bits, self.trees), 2**self.depth - 1
+        trees = {
+            "columns": torch.zeros(*shape, inner, dtype=torch.long),
+            "thresholds": torch.zeros(*shape, inner),
+            "votes": torch.zeros(*shape, inner + 1),
+        }
         R = self.bits * S
         for bit in range(self.bits):
             wanted = best_flips(R, spectral_bit(R))
-            voted = self._boost(head, bit, inputs, wanted.cpu().numpy(), seed)
+            voted = self._boost(trees, bit, inputs, wanted.cpu().numpy(), seed)
             predicted = torch.from_numpy(np.where(voted > 0, 1.0, -1.0)).to(S)
             R.addr_(predicted, predicted, alpha=-1.0)
-        return head
+        return ArrayHead("trees", features.shape[1], self.bits, trees)
 
     def _boost(
         self,
-        head: TreesHead,
+        trees: dict[str, Tensor],
         bit: int,
         inputs: NDArray[np.float32],
         wanted: NDArray[np.float64],
         seed: int,
     ) -> NDArray[np.float64]:
-        """Fit the trees of one bit, into the head: AdaBoost; return their votes (n,)."""
+        """Fit the trees of one bit by AdaBoost, into their tables; return their votes (n,)."""
         from sklearn.tree import DecisionTreeClassifier
 
         weight, voted = np.full(len(inputs), 1.0 / len(inputs)), np.zeros(len(inputs))
@@ -97,7 +101,7 @@ class FastH(FeatureMethod):
             predicted = tree.predict(inputs, check_input=False)
             wrong = weight[predicted != wanted].sum()
             vote = 0.5 * np.log((1.0 - wrong + 1e-9) / (wrong + 1e-9))
-            _store(head, bit, number, tree, vote)
+            _store({k: table[bit, number] for k, table in trees.items()}, tree, vote)
             voted += vote * predicted
             weight = weight * np.exp(-vote * wanted * predicted)
             weight /= weight.sum()
@@ -106,13 +110,11 @@ class FastH(FeatureMethod):
         return voted
 
 
-def _store(head: TreesHead, bit: int, number: int, tree: Any, vote: float) -> None:
-    """Write a fitted tree into the head, filled up to full depth."""
+def _store(tables: dict[str, Tensor], tree: Any, vote: float) -> None:
+    """Write a fitted tree into its tables, filled up to full depth."""
     found = tree.tree_
-    inner = 2**head.depth - 1
-    columns = head.columns[bit, number]
-    thresholds = head.thresholds[bit, number]
-    votes = head.votes[bit, number]
+    columns, thresholds, votes = (tables[name] for name in ("columns", "thresholds", "votes"))
+    inner = len(columns)
     places = [(0, 0)]
     while places:
         node, at = places.pop()

@@ -8,8 +8,7 @@ from torch import Tensor
 from fisherhash.methods._options import PositiveInt
 from fisherhash.methods.base import FeatureMethod, MethodInfo, register
 from fisherhash.methods.shallow._features import distances_to, draw_rows, principal
-from fisherhash.model.feature_heads import CubeHead, cube_corners
-from fisherhash.model.heads import Head
+from fisherhash.model.heads import ArrayHead, Head, cube_corners
 from fisherhash.system.options import Range, Tuned
 
 
@@ -66,13 +65,11 @@ class KMH(FeatureMethod):
         order = torch.cat(groups)
         rows = draw_rows(len(features), 10_000, torch.Generator().manual_seed(seed))
         projected = found.project(features[rows.to(features.device)]).cpu()
-        head = CubeHead(features.shape[1], self.bits, [len(group) for group in groups], own)
-        head.shift.copy_(found.mean)
-        head.projection.copy_(found.directions[:, order.to(found.directions.device)])
+        directions = found.directions[:, order.to(found.directions.device)]
+        arrays = {"shift": found.mean.cpu(), "projection": directions.cpu()}
         for number, (group, bits) in enumerate(zip(groups, own, strict=True)):
-            words = self._words(projected[:, group], bits)
-            head.get_buffer(f"words_{number}").copy_(words)
-        return head
+            arrays[f"words_{number}"] = self._words(projected[:, group], bits)
+        return ArrayHead("cube", features.shape[1], self.bits, arrays)
 
     def _words(self, rows: Tensor, bits: int) -> Tensor:
         """Return the words (2^bits, dimensions) of one subspace."""

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from fisherhash.errors import NotDefinedError
 from fisherhash.methods.base import FeatureMethod, MethodInfo, register
-from fisherhash.methods.shallow._features import ROWS_AT_ONCE, principal
-from fisherhash.model.feature_heads import PeriodicHead
+from fisherhash.methods.shallow._features import ROWS_AT_ONCE, periodic_head, principal
 from fisherhash.model.heads import Head
 
 
@@ -53,7 +52,7 @@ class SH(FeatureMethod):
         slope = math.pi * modes / length.cpu()[axes]
         weight = slope[:, None] * found.directions.T.cpu()[axes]
         phase = -slope * low.cpu()[axes]
-        return PeriodicHead.from_waves(weight, phase, mean=found.mean.cpu())
+        return periodic_head(weight, phase, mean=found.mean.cpu())
 
 
 def smoothest_modes(length: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from fisherhash.methods.base import FeatureMethod, MethodInfo, register
-from fisherhash.methods.shallow._features import draw_rows, kernel_width
-from fisherhash.model.feature_heads import PeriodicHead
+from fisherhash.methods.shallow._features import draw_rows, kernel_width, periodic_head
 from fisherhash.model.heads import Head
 from fisherhash.system.options import Range, Tuned
 
@@ -48,4 +47,4 @@ class SKLSH(FeatureMethod):
         phase = 2.0 * math.pi * torch.rand(self.bits, generator=generator)
         offset = 2.0 * torch.rand(self.bits, generator=generator) - 1.0
         mean = features.float().mean(0).cpu()
-        return PeriodicHead.from_waves(weight, phase, mean=mean, offset=offset)
+        return periodic_head(weight, phase, mean=mean, offset=offset)

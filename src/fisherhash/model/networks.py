@@ -1,7 +1,7 @@
-"""Runtimes: what computes the features of decoded images, behind one small interface.
+"""Networks: what turns decoded images into features, behind one small interface.
 
-``torch_runtime`` runs a backbone in PyTorch, ``onnx_runtime`` an exported network in ONNX Runtime,
-``frozen_runtime`` a backbone in ONNX Runtime whose features are stored. This module imports none.
+:mod:`~fisherhash.model.onnx_network` runs an ONNX file in ONNX Runtime,
+:mod:`~fisherhash.model.torch_network` a backbone in PyTorch. This module imports neither.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -25,16 +24,15 @@ logger = logging.getLogger(__name__)
 
 UNSURE = 1e-4
 """A logit this near to zero may have the other sign in another runtime."""
-
-
-PixelFunction = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
+ONNX_CPU, TORCH_CPU = "onnx-cpu", "torch-cpu"
+"""The kinds of networks that share a processor; each may have stored features for the other."""
 
 
 class NotExportedError(FisherhashError):
     """A network cannot be run by ONNX Runtime here."""
 
 
-class Runtime(Protocol):
+class Network(Protocol):
     """Computes features from pixels, arrays in and arrays out.
 
     Attributes:
@@ -45,29 +43,32 @@ class Runtime(Protocol):
     """
 
     name: str
-    width: int
     preprocessing: Preprocessing
     kind: str
 
     @property
+    def width(self) -> int:
+        """Number of features per image."""
+        ...
+
+    @property
     def checksum(self) -> str:
-        """SHA-256 of the backbone's weights."""
+        """SHA-256 of the weights, whatever runs the network."""
         ...
 
     def features(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Bytes (n, 3, size, size) to features (n, width)."""
         ...
 
-    def worker_copy(self) -> PixelFunction | None:
-        """A function for worker processes: it can be pickled and computes with one thread.
+    def row_function(self) -> RowFunction:
+        """What computes the features of image files, in worker processes where that is possible.
 
-        It returns the bits of :meth:`features`, whatever images are in a batch. None for a runtime
-        that has to stay in this process.
+        An image has the features of :meth:`features`, whatever other images there are.
         """
         ...
 
-    def stored_by(self, images: str, count: int, kind: str | None) -> Runtime:
-        """What computes features that are stored: this runtime, or a faster one that agrees.
+    def stored_by(self, images: str, count: int, kind: str | None) -> Network:
+        """What computes features that are stored: this network, or a faster one that agrees.
 
         Args:
             images: the :func:`~fisherhash.data.row_cache.images_key` of the images.
@@ -78,7 +79,7 @@ class Runtime(Protocol):
 
 
 def feature_rows(
-    runtime: Runtime,
+    network: Network,
     collection: Collection,
     indices: NDArray[np.int64] | None = None,
     *,
@@ -89,18 +90,18 @@ def feature_rows(
     """Features (n, width) of a collection's images, stored on disk.
 
     Args:
-        runtime: computes the features.
+        network: computes the features.
         collection: the images.
         indices: (n,) which images; None for all.
         workers: number of worker processes; None lets the work decide.
         on_disk: leave the rows on the disk, see :func:`~fisherhash.data.row_cache.cached_rows`.
-        kind: the kind of the runtime that an unfinished run began with; by default that which
-            stored more rows of these images, or else the fastest.
+        kind: the kind of network that an unfinished run began with; by default that which stored
+            more rows of these images, or else the fastest.
     """
     images = images_key(collection)
 
-    def rows(by: Runtime) -> Rows:
-        prepare = partial(feature_function, by)
+    def rows(by: Network) -> Rows:
+        prepare: Callable[[], RowFunction] = by.row_function
         function = RowFunction(by.features, by.preprocessing, (by.width,), prepare=prepare)
         found = cached_rows(
             collection,
@@ -114,23 +115,12 @@ def feature_rows(
         return dataclasses.replace(found, kind=by.kind)
 
     try:
-        return rows(runtime.stored_by(images, len(collection), kind))
+        return rows(network.stored_by(images, len(collection), kind))
     except NotExportedError as error:
-        logger.info("torch computes the features of %s, not ONNX Runtime: %s", runtime.name, error)
-        return rows(runtime)
+        logger.info("torch computes the features of %s, not ONNX Runtime: %s", network.name, error)
+        return rows(network)
 
 
-def feature_key(runtime: Runtime, kind: str | None = None) -> str:
-    """What identifies stored features of a runtime, or of another kind with its weights."""
-    return f"features {runtime.name} {runtime.checksum} {kind or runtime.kind}"
-
-
-def feature_function(runtime: Runtime) -> RowFunction:
-    """What computes the features: here, or in worker processes if the runtime can be sent there."""
-    copy = runtime.worker_copy()
-    return RowFunction(
-        runtime.features if copy is None else copy,
-        runtime.preprocessing,
-        (runtime.width,),
-        portable=copy is not None,
-    )
+def feature_key(network: Network, kind: str | None = None) -> str:
+    """What identifies stored features of a network, or of one of another kind with its weights."""
+    return f"features {network.name} {network.checksum} {network.width} {kind or network.kind}"

@@ -1,0 +1,51 @@
+"""The bits of a trained model that know no labels, for an index of few images."""
+
+import numpy as np
+import pytest
+
+from fisherhash.codes import hamming, pack
+from fisherhash.training import steps
+from fisherhash.training.features import fit_features
+from fisherhash.training.fitting import fit
+from fisherhash.training.settings import Settings
+
+QUICK = Settings(epochs=4, batch_size=8, learning_rate=0.002, head_epochs=2)
+
+
+def quick(data, **arguments):
+    return fit(data, **({"bits": 12, "backbone": "tiny", "settings": QUICK} | arguments))
+
+
+@pytest.mark.parametrize("finetune", [False, True])
+def test_they_follow_the_features_and_change_no_learned_bit(photos, finetune):
+    trained = quick(photos, finetune=finetune)
+    hasher, collection = trained.hasher, trained.collection
+    weight, offset = hasher.fitted
+    images, width = len(trained.split.train), hasher.feature_width
+    assert weight.shape == (min(steps.FITTED_BITS, images - 1, width), width)
+    rows = np.concatenate([part.values for part in hasher.row_blocks(collection)])
+    codes = pack(rows @ weight.T + offset)
+    near = hamming(codes, codes).astype(float).ravel()
+    apart = np.linalg.norm(rows[:, None] - rows[None], axis=2).ravel()
+    assert np.corrcoef(near, apart)[0, 1] > 0.5
+    plain = quick(photos, finetune=finetune, fitted=False).hasher
+    learned = [each.encode_collection(collection).codes for each in (plain, hasher)]
+    np.testing.assert_array_equal(*learned)
+    assert getattr(plain, "fitted", None) is None
+
+
+def test_too_few_images_or_features_make_them_fewer_or_none():
+    """Vectors have them, too."""
+    rng = np.random.default_rng(0)
+
+    def bits(count, width, **arguments):
+        vectors = rng.standard_normal((count, width), np.float32)
+        fitted = fit_features(vectors, bits=4, **arguments).hasher.fitted
+        return None if fitted is None else len(fitted[1])
+
+    assert [bits(50, 20), bits(13, 20), bits(5, 20)] == [20, 12, None]
+    assert bits(300, 200) == steps.FITTED_BITS
+
+
+def test_codes_without_a_distance_have_none(photos):
+    assert getattr(quick(photos, method="dqn").hasher, "fitted", None) is None
