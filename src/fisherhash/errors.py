@@ -52,9 +52,12 @@ EXTRA_OF = {
     "torch": "train",
     "onnx": "onnx",
     "onnxscript": "onnx",
+    "numba": "fast",
+    "scipy": "train",
+    "sklearn": "train",
+    "fastapi": "web",
     "starlette": "web",
     "uvicorn": "web",
-    "jinja2": "web",
     "watchfiles": "web",
 }
 """The optional packages that whole modules of this package import, with the extra that has them."""

@@ -26,38 +26,14 @@ from cyclopts.exceptions import (
 )
 
 # Importing a module registers its verbs.
-from fisherhash.cli import (
-    cluster,
-    contents,
-    duplicates,
-    experiments,
-    export,
-    index,
-    models,
-    serve,
-    tools,
-    upkeep,
-)
+from fisherhash.cli import export, index, models, searching, serve, tools
 from fisherhash.cli.base import app, say
 from fisherhash.cli.index import index_app
 from fisherhash.errors import FisherhashError, not_installed
 from fisherhash.system.launched import check_alone, launched_rank
 from fisherhash.system.options import unknown_option
 
-__all__ = [
-    "app",
-    "cluster",
-    "contents",
-    "duplicates",
-    "experiments",
-    "export",
-    "index",
-    "main",
-    "models",
-    "serve",
-    "tools",
-    "upkeep",
-]
+__all__ = ["app", "export", "index", "main", "models", "searching", "serve", "tools"]
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

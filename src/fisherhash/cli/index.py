@@ -1,20 +1,17 @@
-"""Verbs of the index: index sync|add|remove|skipped|info|verify|compact, search.
-
-``contents`` adds the verbs that list what an index holds.
-"""
+"""Verbs of an index: index sync|add|remove|list|info|verify|repair|backup|copy."""
 
 from __future__ import annotations
 
 import csv
+import itertools
 import json as json_module
 import math
-import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
@@ -25,7 +22,6 @@ from fisherhash.cli.base import (
     LimitFlags,
     Workers,
     app,
-    check_output,
     notes,
     parse_workers,
     print_data,
@@ -36,11 +32,22 @@ from fisherhash.errors import FisherhashError, UsageError, counted, printable, p
 from fisherhash.system.options import parse_pairs
 
 if TYPE_CHECKING:
-    from fisherhash.index.base import Index
     from fisherhash.index.images.image_index import ImageIndex
     from fisherhash.index.images.results import SyncReport
+    from fisherhash.index.local.upkeep import RepairReport
 
+IndexName = Annotated[
+    str, Parameter(help="The index: a file, or the URI of another kind of index.")
+]
 Several = Annotated[list[str] | None, Parameter(negative="")]
+Where = Annotated[
+    list[str] | None,
+    Parameter(
+        negative="",
+        help="Only items that match this filter, label=cat or year>=2020; may be given several "
+        "times, all must match.",
+    ),
+]
 LISTED = 5
 """Skipped files that are named on the screen."""
 
@@ -54,13 +61,14 @@ app.command(index_app)
 
 @index_app.command
 def sync(
-    index: str,
-    folder: Path,
+    index: IndexName,
+    folder: str,
     *,
     model: str | None = None,
     fit: str | None = None,
     bits: int | None = None,
     device: str = "cpu",
+    cluster: str | None = None,
     workers: Workers = "auto",
     dry_run: Flag = False,
     allow_empty: Flag = False,
@@ -73,18 +81,22 @@ def sync(
     """Bring an index in sync with a folder of images; it is created if there is none.
 
     Only new and changed files are encoded; what is gone is removed. If interrupted, the same
-    command continues where it stopped. To list the files that cannot be read: index skipped INDEX.
+    command continues where it stopped. To list the files that cannot be read: index list INDEX
+    --skipped.
 
     Args:
-        index: The index: a folder, or the URI of another kind of index.
         folder: The images, in sub-folders of any depth; the first sub-folder is an image's label.
+            Also a URL such as s3://BUCKET/FOLDER, or a text file FILE.txt with one path or URL per
+            line; such images are added, and none is removed.
         model: A model folder, or the name of a built-in hasher; by default the index's own. A new
-            index of 1,000 images or more fits codes to them, a smaller one takes the built-in
-            hasher.
+            index of 1,000 images or more fits codes to them, a smaller one takes a built-in
+            hasher. To the bits of a model, bits that are fitted to the images are added.
         fit: For a new index: fit a hasher to these images by this method, without labels.
-        bits: For a new index: length of the codes, by default 128, or 64 with --fit; 64, 128 or
-            256 where there are too few images to fit codes to.
+        bits: For a new index: length of the codes, by default 128; 64, 128 or 256 where there are
+            too few images to fit codes to.
         device: cpu, cuda, … or auto.
+        cluster: Encode on a Ray cluster whose nodes see the images: HOST:PORT, or auto for the one
+            that this machine belongs to, or a new one on this machine.
         dry_run: Only print what would be done.
         allow_empty: Let an empty folder empty the index.
         moved: The index was in sync with another folder, and this one takes its place.
@@ -97,7 +109,6 @@ def sync(
     began = time.perf_counter()
     limits.apply()
     count = parse_workers(workers)
-
     from fisherhash.index.images.creating import sync_index
 
     report = sync_index(
@@ -107,26 +118,31 @@ def sync(
         fit=fit,
         bits=bits,
         device=device,
+        cluster="" if cluster == "auto" else cluster,
         dry_run=dry_run,
         allow_empty=allow_empty,
         moved=moved,
         refresh_fields=refresh_fields,
         workers=count,
     )
-    if not dry_run:
-        report_sync(report, index, began, as_json=json)
-        if watch:
-            _watch(index, folder, device, count, as_json=json)
+    if dry_run:
+        notes(report.notes)
+        changes = {"add": report.added, "update": report.updated, "remove": report.removed}
+        print_data(changes | {"unchanged": report.unchanged}, _planned(changes), json=json)
+        say(f"would be: {report}; nothing was changed")
         return
-    notes(report.notes)
-    changes = {"add": report.added, "update": report.updated, "remove": report.removed}
-    print_data(changes | {"unchanged": report.unchanged}, _planned(changes), json=json)
-    say(f"would be: {report}; nothing was changed")
+    report_sync(report, index, began, as_json=json)
+    if watch:
+        from fisherhash.index.images.watching import watch_folder
+
+        say(f"watching {folder}; Ctrl-C ends it")
+        for report in watch_folder(index, folder, device=device, workers=count, say=say):
+            report_sync(report, index, time.perf_counter(), as_json=json)
 
 
 @index_app.command(usage="Usage: fisherhash index add [OPTIONS] INDEX IMAGES...")
 def add(
-    index: str,
+    index: IndexName,
     *images: Path,
     features: Path | None = None,
     keys: Path | None = None,
@@ -144,7 +160,6 @@ def add(
     image has its absolute path as its key.
 
     Args:
-        index: The index: a folder, or the URI of another kind of index.
         images: Image files and folders.
         features: Instead of images: a file FILE.npy with vectors, one per row. A new index needs
             --model, trained with train --features.
@@ -158,37 +173,20 @@ def add(
     """
     began = time.perf_counter()
     limits.apply()
-    from fisherhash.index.images.creating import add_to_index
+    count, fields = parse_workers(workers), _metadata(meta)
+    from fisherhash.index.images.creating import add_to_index, add_vectors
 
+    given: dict[str, Any] = {"model": model, "labels": label, "metadata": fields, "device": device}
     if features is not None:
         if images:
             raise UsageError("images and --features exclude each other; add them one by one")
-        from fisherhash.index.images.vectors import add_vectors
-
-        added = add_vectors(
-            index,
-            features,
-            keys=keys,
-            model=model,
-            labels=label,
-            metadata=_metadata(meta),
-            device=device,
-        )
-        report_sync(added, index, began, as_json=json)
-        return
-    if keys is not None:
+        report = add_vectors(index, features, keys=keys, **given)
+    elif keys is not None:
         raise UsageError("--keys goes with --features; the key of an image is its path")
-    if not images:
+    elif not images:
         raise UsageError("no image given: fisherhash index add INDEX IMAGES…")
-    report = add_to_index(
-        index,
-        images,
-        model=model,
-        labels=label,
-        metadata=_metadata(meta),
-        device=device,
-        workers=parse_workers(workers),
-    )
+    else:
+        report = add_to_index(index, images, workers=count, **given)
     report_sync(report, index, began, as_json=json)
     if report.skipped and not (report.added or report.updated or report.unchanged):
         raise FisherhashError("no image could be read")
@@ -196,57 +194,105 @@ def add(
 
 @index_app.command(usage="Usage: fisherhash index remove [OPTIONS] INDEX [KEYS...]")
 def remove(
-    index: str,
-    *keys: str,
-    where: Several = None,
-    dry_run: Flag = False,
-    json: Json = False,
+    index: IndexName, *keys: str, where: Where = None, dry_run: Flag = False, json: Json = False
 ) -> None:
-    """Remove items from an index; no image file is touched.
+    """Remove items from an index, by key or by filter; no image file is touched.
 
     Args:
-        index: The index: a folder, or the URI of another kind of index.
         keys: Keys of items, as search prints them.
-        where: Remove the items that match this filter, label=cat or year<2010; may be given several
-            times, all must match.
         dry_run: Only print what would be removed.
         json: Print the result as JSON on stdout.
     """
     if bool(keys) == bool(where):
         raise UsageError("say what to remove: KEYS…, or --where label=cat")
     with open_images(index, write=not dry_run) as images:
-        opened = images.index
+        names = printed_keys(images, keys)
         if not dry_run:
-            removed = images.remove(_printed(opened, keys), where=where)
-            say(f"{removed:,} removed, {len(opened):,} left in {index}")
+            removed, left = images.remove(names, where=where), len(images.index)
+            say(f"{removed:,} removed, {left:,} left in {index}")
             if json:
-                print_json({"removed": removed, "count": len(opened)})
+                print_json({"removed": removed, "count": left})
             return
         if where:
             from fisherhash.index.images.labels import where_labels
 
-            found = opened.items(where_labels(opened, where))
+            found = images.index.items(where_labels(images.index, where))
         else:
-            found = opened.get(dict.fromkeys(_printed(opened, keys)))
+            found = images.index.get(dict.fromkeys(names))
         names = [item.name for item in found]
-        left = len(opened) - len(names)
+        left = len(images.index) - len(names)
     print_data({"remove": names}, _planned({"remove": names}), json=json)
     say(f"would be: {len(names):,} removed, {left:,} left; nothing was changed")
 
 
-@index_app.command
-def skipped(index: str, *, json: Json = False) -> None:
-    """List the files that could not be read, as CSV: name, reason.
-
-    A damaged file is tried again when it changes; a file that could not be opened, at every sync.
+@index_app.command(name="list")
+def list_items(
+    index: IndexName,
+    *,
+    labels: Flag = False,
+    skipped: Flag = False,
+    where: Where = None,
+    limit: int | None = None,
+    json: Json = False,
+) -> None:
+    """List the items of an index: one line per item, its key and its labels.
 
     Args:
-        index: The index: a folder, or the URI of another kind of index.
-        json: Print JSON instead of CSV.
+        labels: List the labels instead, the most frequent first: how many items, and the label.
+        skipped: List the files that could not be read instead, as CSV: name, reason. A damaged file
+            is tried again when it changes, one that could not be opened at every sync.
+        limit: The most lines; by default all.
+        json: Print JSON instead of text: with id, file, code and fields.
     """
-    with open_images(index) as opened:
-        files = opened.skipped()
-    if json:
+    if limit is not None and limit < 1:
+        raise UsageError(f"--limit must be at least 1, got {limit}")
+    if skipped and (labels or where):
+        raise UsageError("--skipped lists files, which have neither labels nor fields")
+    with open_images(index) as images:
+        if skipped:
+            _print_skipped(images, limit, as_json=json)
+        elif labels:
+            _print_labels(images, where, limit, as_json=json)
+        else:
+            _print_items(images, where, limit, as_json=json)
+
+
+def _print_items(
+    images: ImageIndex, where: list[str] | None, limit: int | None, *, as_json: bool
+) -> None:
+    from fisherhash.index.images.labels import near_label, where_labels
+    from fisherhash.index.images.results import Hit, synced_folder
+
+    folder, count, rows = synced_folder(images.index), 0, []
+    items = images.index.items(where_labels(images.index, where))
+    for item in itertools.islice(items, limit):
+        count += 1
+        if as_json:
+            found = Hit.of(item, folder=folder).to_json() | {"code": item.code.hex()}
+            rows.append({name: value for name, value in found.items() if name != "distance"})
+        else:
+            print("\t".join([printable(item.name), *map(printable, item.labels)]))
+    if as_json:
+        print_json(rows)
+    elif where and not count:
+        say(f"no item matches {' and '.join(where)}{near_label(images.index, where)}")
+
+
+def _print_labels(
+    images: ImageIndex, where: list[str] | None, limit: int | None, *, as_json: bool
+) -> None:
+    from fisherhash.index.images.labels import count_labels
+
+    counts = count_labels(images.index, where)
+    ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:limit]
+    rows = [{"label": label or None, "count": count} for label, count in ordered]
+    lines = (f"{count:>9,}  {printable(label) or '(no label)'}" for label, count in ordered)
+    print_data(rows, lines, json=as_json)
+
+
+def _print_skipped(images: ImageIndex, limit: int | None, *, as_json: bool) -> None:
+    files = images.skipped()[:limit]
+    if as_json:
         print_json([file._asdict() for file in files])
         return
     writer = csv.writer(sys.stdout, lineterminator="\n")
@@ -254,35 +300,28 @@ def skipped(index: str, *, json: Json = False) -> None:
     writer.writerows(map(printable_text, file) for file in files)
 
 
-INFO_UNUSUAL = ("fine_bits", "fine_bytes", "removed", "skipped")
-"""Facts that `index info` prints only where they are not zero."""
 INFO_TITLES = {
     "count": "items",
     "keyed": "with a key",
-    "fine_bits": "second code, bits",
-    "fine_bytes": "second codes, bytes",
     "skipped": "skipped files",
     "encoded_by": "encoded by",
 }
 
 
 @index_app.command
-def info(index: str, *, json: Json = False) -> None:
+def info(index: IndexName, *, json: Json = False) -> None:
     """Say what an index holds, what made its codes, and how large it is.
 
     Args:
-        index: The index: a folder, or the URI of another kind of index.
         json: Print JSON instead of text.
     """
-    from fisherhash.index.images.creating import describe_model
+    from fisherhash.index.images.choosing import describe_model
 
     with open_images(index) as opened:
         facts = opened.info()
     shown = facts | {"model": describe_model(facts["model"]) if facts["model"] else None}
-    if isinstance(facts.get("bytes"), dict):
-        shown["bytes"] = sum(facts["bytes"].values())
     # What only programs ask for, and what is as it is in most indexes.
-    left_out = {"next_id", *(name for name in INFO_UNUSUAL if not shown.get(name))}
+    left_out = {"next_id"} | {name for name in ("removed", "skipped") if not shown.get(name)}
     left_out |= {"uri"} if shown.get("path") == shown["uri"] else set()
     left_out |= {"keyed"} if shown.get("keyed") == shown.get("count") else set()
     lines = (
@@ -294,17 +333,12 @@ def info(index: str, *, json: Json = False) -> None:
 
 
 @index_app.command
-def verify(index: str, *, key: Path | None = None, json: Json = False) -> None:
+def verify(index: IndexName, *, json: Json = False) -> None:
     """Check every checksum of an index and its model; exit code 1 if anything is wrong.
 
     Args:
-        index: The index: a folder, or the URI of another kind of index.
-        key: Compare an index or a model with its seal instead, see index seal; a file with the key.
         json: Print JSON instead of text.
     """
-    if key is not None:
-        _verify_seal(index, key, as_json=json)
-        return
     from fisherhash.index.images.image_index import ImageIndex
 
     problems = ImageIndex.examine(index)
@@ -315,165 +349,75 @@ def verify(index: str, *, key: Path | None = None, json: Json = False) -> None:
     say(f"{index}: nothing wrong was found")
 
 
-def _verify_seal(folder: str, key: Path, *, as_json: bool) -> None:
-    from fisherhash.system.seal import check_seal, read_key
+@index_app.command
+def repair(index: str, *, out: str | None = None, json: Json = False) -> None:
+    """Save everything that verifies of a damaged index into a new one; prints what is lost.
 
-    report = check_seal(folder, read_key(key))
-    lines = [
-        f"{how:<8} {printable(name)}"
-        for how in ("changed", "missing", "added")
-        for name in getattr(report, how)
-    ]
-    print_data(asdict(report) | {"ok": report.intact}, lines, json=as_json)
-    if report.forged:
-        raise FisherhashError(f"the seal of {folder} was not made with this key, or was changed")
-    if not report.intact:
-        raise FisherhashError(f"{folder} is not as it was sealed; files: {len(lines)}")
-    say(f"{folder}: as it was sealed")
+    The damaged index is only read. Ids stay. A lost item of a synced folder comes back with the
+    next index sync.
+
+    Args:
+        index: The file of the index.
+        out: The new file; by default INDEX-repaired.
+        json: Print JSON instead of text.
+    """
+    from fisherhash.index.local import repair as repair_index
+
+    report = repair_index(index, f"{index}-repaired" if out is None else out)
+    notes(report.remarks)
+    print_data(report.to_json(), _lost(report), json=json)
+    back = "; lost images of a synced folder come back with index sync" if report.lost else ""
+    say(f"{report}; the repaired index is {report.target}{back}")
+
+
+def _lost(report: RepairReport) -> Iterator[str]:
+    for item in report.lost:
+        yield f"lost  {printable(item.key)}  (id {item.id}): {item.reason}"
+    for first, last in report.lost_codes:
+        ids = f"id {first}" if first == last else f"ids {first} to {last}"
+        yield f"lost  {ids}, without a key: {counted(last - first + 1, 'damaged code')}"
 
 
 @index_app.command
-def compact(index: str, *, json: Json = False) -> None:
-    """Rewrite an index without what was removed; ids stay.
+def backup(index: str, dest: str, *, json: Json = False) -> None:
+    """Copy an index, also while it is written; the copy is checked before it is there.
 
     Args:
-        index: The index: a folder, or the URI of another kind of index.
+        index: The file of the index.
+        dest: The backup: a file that does not exist yet. It is an index like any other.
         json: Print the result as JSON on stdout.
     """
-    with open_images(index, write=True) as opened:
-        result = opened.index.compact()
-        count = len(opened.index)
-    say(f"{index}: {counted(count, 'item')}, compact")
+    from fisherhash.index.local import backup as backup_index
+
+    began = time.perf_counter()
+    report = backup_index(index, dest)
+    seconds = time.perf_counter() - began
+    say(f"{dest}: made and checked, {counted(report.count, 'item')}, {seconds:.1f} s")
     if json:
-        print_json(result)
+        print_json(report.to_json())
 
 
-@app.command(usage="Usage: fisherhash search --index INDEX [OPTIONS] [IMAGES...]")
-def search(
-    *images: str,
-    index: str | None = None,
-    key: Several = None,
-    features: Path | None = None,
-    k: Annotated[int | None, Parameter(name="-k")] = None,
-    radius: int | None = None,
-    ranking: Literal["hamming", "real"] | None = None,
-    fine_weight: str | None = None,
-    where: Several = None,
-    html: Path | None = None,
-    show_from: Several = None,
-    limits: LimitFlags = DEFAULT_LIMITS,
-    device: str = "cpu",
-    skip_damaged: Flag = False,
-    json: Json = False,
-) -> None:
-    """Find the images of an index that are most similar: prints rank, distance and key of each.
+@index_app.command
+def copy(source: str, target: str, *, json: Json = False) -> None:
+    """Copy an index to a new one, perhaps of another kind; ids stay.
 
-    Where the index has second codes, both order the results, and the distance of both codes comes
-    before that of the first.
+    If interrupted, the same command continues where it stopped.
 
     Args:
-        images: Image files to search with; a folder stands for the images in it.
-        index: The index: a folder, or the URI of another kind of index. Without this option, the
-            one of IMAGES that is an index.
-        key: Search with an item of the index, which does not find itself; may be given several
-            times.
-        features: Search with the vectors of a file FILE.npy, one per row.
-        k: Results per image; by default 10, with --radius all.
-        radius: Only what differs in at most this many bits of the first code.
-        ranking: hamming counts the bits that differ, real also weighs them by how sure the model is
-            of the query's bits; by default what the model's card says is better.
-        fine_weight: Where the index has second codes: what one of their bits counts beside one of
-            the first codes; by default 1/6. 0 leaves them out; ties lets them order only what is at
-            the same distance.
-        where: Only items that match this filter, label=cat or year>=2020; may be given several
-            times, all must match.
-        html: Also write a page with thumbnails, a file that ends in .html.
-        show_from: A folder whose images may be on the page, beside those that the index was filled
-            from on this machine; may be given several times.
-        device: cpu, cuda, … or auto.
-        skip_damaged: Search a damaged index without the items whose codes are damaged; each answer
-            says how many they are.
-        json: Print JSON instead of text.
+        source: The index: a file, or the URI of another kind of index.
+        target: The new index, likewise.
+        json: Print the result as JSON on stdout.
     """
-    check_output("--html", html, ".html")
-    from fisherhash.index.images.labels import near_label, where_labels
-    from fisherhash.index.images.results import both_codes, left_out, shown_distance
+    from fisherhash.index.copying import copy_index
 
-    queries, index = _queries(images, index, has_keys=bool(key) or features is not None)
-    limits.apply()
-    vectors = None
-    if features is not None:
-        from fisherhash.data.vectors import open_vectors
-
-        vectors = open_vectors(features)
-    with open_images(index, device=device, skip_damaged=skip_damaged) as opened:
-        keys = _printed(opened.index, key or ())
-        results = opened.search(
-            queries,
-            keys=keys,
-            features=vectors,
-            k=k,
-            radius=radius,
-            where=where,
-            ranking=ranking,
-            fine_weight=parse_fine_weight(fine_weight),
-            count_ties=True,
-            skip_unreadable=True,
-        )
-        bits, count = opened.index.bits, len(opened.index)
-        # A typo in a value looks like an answer otherwise.
-        found = any(len(result) for result in results)
-        asked = where_labels(opened.index, where) if where and not found else None
-        no_item = asked is not None and not len(opened.index.ids(asked))
-        hint = near_label(opened.index, where) if no_item and not json else ""
-    errors = [result.error for result in results if result.error is not None]
-    results = [result for result in results if result.error is None]
-    if not results:
-        raise FisherhashError("; ".join(errors))
-    if html is not None:
-        from fisherhash.pages import contact_sheet
-
-        name = Path(index).absolute().name
-        page = contact_sheet.search_page(
-            results, bits, index=name, count=count, folders=shown_folders(index, show_from)
-        )
-        contact_sheet.write_page(html, page)
-        say(f"the page is {html}")
+    began = time.perf_counter()
+    report = copy_index(source, target)
+    seconds = time.perf_counter() - began
+    checks = f"{counted(report.checked, 'item')} and searches compared"
+    items = counted(report.count, "item")
+    say(f"{target}: {items}, {report.copied:,} copied, {checks}, {seconds:.1f} s")
     if json:
-        print_json([result.to_json() for result in results])
-    for number, result in enumerate(() if json else results):
-        if len(results) > 1 or errors:
-            print(f"{'' if number == 0 else chr(10)}{printable(result.query)}")
-        for rank, match in enumerate(result, start=1):
-            both = "" if match.combined is None else f" {match.combined:>6.2f}"
-            print(f"{rank:>4}{both} {shown_distance(match.distance):>4}  {printable(match.name)}")
-        for line in result.tied():
-            say(line)
-        if not len(result):
-            why = f"; no item matches {' and '.join(where)}{hint}" if where and no_item else ""
-            say(f"{printable(result.query)}: nothing found{why}")
-        if result.unavailable is not None:
-            say(left_out(result.unavailable))
-    weight = results[0].fine_weight
-    if weight and not json:
-        say(f"{both_codes(weight)}. The columns: rank, this sum, distance of the first code, key")
-    for error in errors:
-        say(f"skipped {printable(error)}")
-
-
-def parse_fine_weight(text: str | None) -> float | None:
-    """The value of --fine-weight: a number or a fraction; None for ties."""
-    from fisherhash.index.images.nearest import FINE_WEIGHT
-
-    if text is None or text == "ties":
-        return FINE_WEIGHT if text is None else None
-    top, slash, bottom = text.partition("/")
-    try:
-        return float(top) / (float(bottom) if slash else 1.0)
-    except (ValueError, ZeroDivisionError):
-        raise UsageError(
-            f"--fine-weight must be ties, or a number such as 0.25 or 1/3, got '{text}'"
-        ) from None
+        print_json(report.to_json())
 
 
 def open_images(
@@ -485,60 +429,13 @@ def open_images(
     return ImageIndex.open(index, write=write, device=device, skip_damaged=skip_damaged)
 
 
-def _printed(index: Index, names: Sequence[str]) -> Sequence[str]:
+def printed_keys(images: ImageIndex, names: tuple[str, ...] | list[str]) -> list[str]:
     """The keys of names as they are printed, where some characters are escaped."""
+    index = images.index
     if not any("\\" in name and name not in index for name in names):
-        return names
+        return list(names)
     escaped = {printable(key): key for key in index.files()}
     return [name if name in index else escaped.get(name, name) for name in names]
-
-
-def shown_folders(index: str, more: list[str] | None) -> list[str]:
-    """Whose images a page may embed; tells the user what to do if there are none."""
-    from fisherhash.index.images.known import known_folders
-
-    folders = [*known_folders(index), *(more or ())]
-    if not folders:
-        say(
-            f"{index} was not filled on this machine, so the page shows none of its images; "
-            "choose a folder whose images may be shown with --show-from FOLDER"
-        )
-    return folders
-
-
-def _queries(images: Sequence[str], index: str | None, *, has_keys: bool) -> tuple[list[str], str]:
-    """The files to search with, and the index: it may be among the images."""
-    from fisherhash.index.base import Index
-
-    own = [name for name in images if "://" in name or Index.is_index(name)]
-    if index is None and len(own) == 1:
-        index, images = own[0], [name for name in images if name != own[0]]
-        own = []
-        if not images and not has_keys:
-            raise UsageError(
-                f"nothing to search for: give an image, fisherhash search IMAGE --index {index}, "
-                "or --key KEY"
-            )
-    folder = next(filter(os.path.isdir, images), None)
-    if index is None and folder is not None and len(images) == 1:
-        name = os.path.basename(os.path.abspath(folder))
-        raise UsageError(
-            f"--index is missing, and {folder} is a folder of images, not an index. Create one "
-            f"with: fisherhash index sync {name}.index {folder}; then: fisherhash search IMAGE "
-            f"--index {name}.index"
-        )
-    if index is None:
-        raise UsageError(
-            "--index is missing: fisherhash search IMAGE --index INDEX. Create an index with: "
-            "fisherhash index sync INDEX FOLDER"
-        )
-    if own:
-        raise UsageError(f"{own[0]} is an index; search {index} with images or with --key")
-    if folder is None:
-        return list(images), index
-    from fisherhash.data.sources import open_paths
-
-    return list(open_paths(images).names), index
 
 
 def report_sync(report: SyncReport, index: str, began: float, *, as_json: bool) -> None:
@@ -550,21 +447,13 @@ def report_sync(report: SyncReport, index: str, began: float, *, as_json: bool) 
     several = len(report.skipped)
     if several > len(shown):
         files = "1 file is" if several == 1 else f"{several:,} files are"
-        say(f"{files} skipped; list them with: fisherhash index skipped {index}")
+        say(f"{files} skipped; list them with: fisherhash index list {index} --skipped")
     seconds = time.perf_counter() - began
     say(f"{report}; {report.count:,} in {index}, {seconds:.1f} s")
     if as_json:
         print_json(report.to_json() | {"index": index, "seconds": round(seconds, 2)})
     if not report.count and report.skipped:
         raise FisherhashError("no image could be read")
-
-
-def _watch(index: str, folder: Path, device: str, workers: int | None, *, as_json: bool) -> None:
-    from fisherhash.index.images.watching import watch_folder
-
-    say(f"watching {folder}; Ctrl-C ends it")
-    for report in watch_folder(index, folder, device=device, workers=workers, say=say):
-        report_sync(report, index, time.perf_counter(), as_json=as_json)
 
 
 def _planned(changes: dict[str, list[str]]) -> Iterator[str]:

@@ -11,7 +11,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from fisherhash.cli.base import DEFAULT_LIMITS, Flag, LimitFlags, app, say
-from fisherhash.cli.index import Several, shown_folders
+from fisherhash.cli.index import IndexName
+from fisherhash.cli.searching import ShowFrom, shown_folders
 from fisherhash.errors import UsageError
 
 TOKEN_VARIABLE = "FISHERHASH_TOKEN"
@@ -19,14 +20,14 @@ TOKEN_VARIABLE = "FISHERHASH_TOKEN"
 
 @app.command
 def serve(
-    index: str,
+    index: IndexName,
     *,
     host: str = "127.0.0.1",
     port: int = 8765,
     token: str | None = None,
     writable: Flag = False,
     uploads: Path | None = None,
-    show_from: Several = None,
+    show_from: ShowFrom = None,
     workers: int = 1,
     open: Annotated[bool | None, Parameter(negative="--no-open")] = None,
     device: str = "cpu",
@@ -42,7 +43,6 @@ def serve(
     The page changes nothing. Items that are added meanwhile appear without a restart.
 
     Args:
-        index: The index: a folder, or the URI of another kind of index.
         host: The address to listen on. Any other than this machine's own needs a token.
         port: The port; 0 takes a free one.
         token: Needed for changes and, where other machines can connect, to see anything; by default
@@ -50,8 +50,6 @@ def serve(
         writable: Let the API add and remove images; this needs the token.
         uploads: The folder for images that the API adds; by default the one that the index is in
             sync with.
-        show_from: A folder whose images may be shown, beside those that the index was filled from
-            on this machine; may be given several times.
         workers: Processes that answer; they share the index.
         open: Open the page in a browser; by default if you start it from a terminal.
         device: cpu, cuda, … or auto.
@@ -66,9 +64,9 @@ def serve(
     from fisherhash.system.extras import require_package
     from fisherhash.web.options import ServeOptions, is_loopback
 
-    for package in ("starlette", "uvicorn", "jinja2", "python_multipart"):
+    for package in ("fastapi", "uvicorn", "python_multipart"):
         require_package(package, "web", "fisherhash serve")
-    if os.path.isdir(index) and not Index.is_index(index):
+    if os.path.isdir(index):
         name = os.path.basename(os.path.abspath(index))
         raise UsageError(
             f"{index} is a folder, not an index. Create one with: fisherhash index sync "

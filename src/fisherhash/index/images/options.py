@@ -4,8 +4,7 @@ The command line, the web API and Python take the same records. A field's help t
 among the attributes, its range is in its annotation, and making a record checks both.
 """
 
-from __future__ import annotations
-
+# Annotations stay types, not strings: the command line subclasses these classes elsewhere.
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
