@@ -80,7 +80,7 @@ class State(NamedTuple):
     Attributes:
         commit: its number.
         next_id: the id of the next new item.
-        count: items.
+        live: items.
         blocks: rows of the table of blocks.
         blocks_sum: sum of their checksums.
         notes: number and sum of the checksums of the notes of each kind.
@@ -89,7 +89,7 @@ class State(NamedTuple):
 
     commit: int = 1
     next_id: int = 0
-    count: int = 0
+    live: int = 0
     blocks: int = 0
     blocks_sum: int = 0
     notes: dict[str, list[int]] = {}  # noqa: RUF012 (never changed, only replaced)
