@@ -272,6 +272,30 @@ class IndexFile:
             with contextlib.suppress(sqlite3.Error):
                 self.db.execute("ROLLBACK")
 
+    def commit(self) -> None:
+        """End a transaction that writes; it is on the disk then.
+
+        Raises:
+            CannotWriteError: the system could not store it.
+        """
+        try:
+            self.db.execute("COMMIT")
+        except sqlite3.Error as error:
+            self.rollback()
+            if not self._forget_log():
+                raise CannotWriteError(
+                    f"{self.path} cannot be written: {error}",
+                    "check the disk, look whether the change is there",
+                    "It is not known whether the last change was stored",
+                ) from error
+            raise
+
+    def _forget_log(self) -> bool:
+        """Empty the log: else a commit that did not reach the disk could count after a crash."""
+        with contextlib.suppress(sqlite3.Error):
+            return not self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+        return False
+
     def meta(self) -> tuple[dict[str, Any], State]:
         """What the index is, and the state of the last commit.
 

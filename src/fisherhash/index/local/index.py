@@ -243,7 +243,7 @@ class LocalIndex(Index):
                     new = change.finish(facts if named else None)
                     # An interruption may come just after the commit: look at the file then.
                     self._seen = None
-                    file.db.execute("COMMIT")
+                    file.commit()
                 finally:
                     file.rollback()
                 self._snapshot, self._seen = new, file.version()
