@@ -23,6 +23,8 @@ from fisherhash.web.guard import GuardedProtocol
 from fisherhash.web.options import ServeOptions
 
 EVIL = "<img src=x onerror=alert(1)>.png"
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+JSON = {"Accept": "application/json"}
 
 
 def write_image(path: Path, seed: int, *, taken: str = "", camera: str = "") -> None:

@@ -22,40 +22,38 @@ from fisherhash.web.options import ServeOptions
 from fisherhash.web.server import _listen, list_addresses
 
 
-def start(index, *options):
-    """A server process and its address."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fisherhash", "serve", str(index), "--port", "0", *options],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    line = process.stderr.readline()
-    return process, re.search(r"http://\S+", line)[0]
-
-
 def wait_for(url, seconds=60.0):
     until = time.monotonic() + seconds
     while True:
         try:
-            return urllib.request.urlopen(url, timeout=5).read()
+            return urllib.request.urlopen(url, timeout=5).read().decode()
         except OSError:
             if time.monotonic() > until:
                 raise
             time.sleep(0.1)
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_workers_share_an_index_and_end_together(collection, stop):
-    process, url = start(collection.index, "--workers", "2")
+@pytest.mark.parametrize(
+    ("workers", "stop"), [("2", signal.SIGINT), ("2", signal.SIGTERM), ("1", signal.SIGINT)]
+)
+def test_workers_share_an_index_and_end_together(collection, workers, stop):
+    words = ("serve", collection.index, "--port", "0", "--workers", workers, "--no-open")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fisherhash", *map(str, words)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     try:
+        url = re.search(r"http://\S+", process.stderr.readline())[0]
         wait_for(f"{url}healthz")
         client = fisherhash.Client(url)
         for _ in range(20):
             assert client.info()["count"] == 30
-        text = wait_for(f"{url}metrics").decode()
         # Whichever worker answers, it knows what all of them did.
+        text = wait_for(f"{url}metrics")
         assert 'fisherhash_requests_total{route="/api/info",status="2xx"} 20' in text
+        assert "fisherhash_items 30" in text
         process.send_signal(stop)
         assert process.wait(20) == 0
     finally:
@@ -69,18 +67,24 @@ def refused(capsys, *words):
     return ended.value.code, capsys.readouterr().err
 
 
-def test_bad_use_is_explained(collection, tmp_path, capsys, monkeypatch):
-    code, said = refused(capsys, tmp_path / "nothing")
-    assert code == 2
-    assert "nothing" in said
-    code, said = refused(capsys, collection.folder)
-    assert code == 2
-    assert "fisherhash index sync photos.index" in said
-    code, said = refused(capsys, collection.index, "--workers", 0)
-    assert code == 2
-    code, said = refused(capsys, collection.index, "--token", "short")
-    assert code == 2
-    assert "8 characters" in said
+def test_bad_use_is_explained(collection, server, tmp_path, capsys):
+    for code, hint, *words in (
+        (2, "nothing", tmp_path / "nothing"),
+        (2, "fisherhash index sync photos.index", collection.folder),
+        (2, "--workers", collection.index, "--workers", 0),
+        (2, "8 characters", collection.index, "--token", "short"),
+        (1, "--port 0", collection.index, "--port", server.port),
+    ):
+        found, said = refused(capsys, *words)
+        assert (found, hint in said) == (code, True), said
+
+
+def test_without_the_extra_its_name_is_said(collection, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "uvicorn" else 1)
+    code, said = refused(capsys, collection.index)
+    assert code == 1
+    assert "pip install 'fisherhash[web]'" in said
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -114,18 +118,4 @@ def test_the_image_runs_commands_or_serves_a_folder(tmp_path):
         return subprocess.run([*entry, *arguments], env=path, capture_output=True, text=True).stdout
 
     assert run("search", "a b.jpg", "--help") == "<search><a b.jpg><--help>"
-    assert run() == ("<index><sync><photos.index></photos><serve><photos.index><--host><0.0.0.0>")
-
-
-def test_a_port_that_is_taken_is_explained(collection, server, capsys):
-    code, said = refused(capsys, collection.index, "--port", server.port)
-    assert code == 1
-    assert "--port 0" in said
-
-
-def test_without_the_extra_its_name_is_said(collection, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "uvicorn" else 1)
-    code, said = refused(capsys, collection.index)
-    assert code == 1
-    assert "pip install 'fisherhash[web]'" in said
+    assert run() == "<index><sync><photos.index></photos><serve><photos.index><--host><0.0.0.0>"

@@ -4,18 +4,55 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from fisherhash.errors import UsageError
+from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import DamagedError, Files, Index, Verb
 from fisherhash.index.checks import CheckedEntry, NoteTexts, as_ids, check_entries
 from fisherhash.index.engine import Engine
 from fisherhash.index.filters import All
 from fisherhash.index.items import Codes, Ids, Item, Problem
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a server stores about an index beside its items, as JSON.
+
+    Attributes:
+        bits: length of the codes.
+        fingerprint: of the model that made them.
+        model: a description of that model.
+        digest: of the files of that model, if the index carries it; see :func:`digest_of`.
+        format: of what is stored.
+        commit: the number of the last commit.
+        next_id: the id of the next item.
+        graph: PostgreSQL: how the graph of ``search=hnsw`` was built, and its recall.
+        next_row: Milvus: the first row number that was never used.
+        cleaned: Milvus: how often rows that ended were removed.
+    """
+
+    bits: int
+    fingerprint: str | None
+    model: dict[str, Any]
+    digest: str | None
+    format: int = FORMAT
+    commit: int = 0
+    next_id: int = 0
+    graph: dict[str, Any] | None = None
+    next_row: int = 0
+    cleaned: int = 0
+
+    def to_json(self) -> str:
+        """The facts as they are stored."""
+        return json.dumps(asdict(self))
 
 
 class ServerChange(Protocol):
@@ -53,6 +90,22 @@ class ServerIndex(Index):
 
     _loaded: tuple[int, tuple[Ids, Engine]] | None = None
 
+    def _read_facts(self, text: str | bytes | None, *, opening: bool = False) -> Facts:
+        """Read the facts as they are stored; None where there are none."""
+        if text is None and opening:
+            raise UsageError(f"{self.uri} does not exist")
+        if text is None:
+            raise FisherhashError(f"{self.uri} was deleted while it was open")
+        known = json.loads(text)
+        if known["format"] != FORMAT:
+            raise FisherhashError(
+                f"{self.uri} was written by another version of fisherhash (format "
+                f"{known['format']}, this one reads format {FORMAT}); use that version"
+            )
+        facts = Facts(**known)
+        self.bits, self.fingerprint, self.model = facts.bits, facts.fingerprint, facts.model
+        return facts
+
     @abstractmethod
     def _changing(
         self, fingerprint: str | None = None
@@ -60,19 +113,16 @@ class ServerIndex(Index):
         """One commit, made at the end; nothing is written if an error ends it."""
 
     @abstractmethod
-    def _commit(self) -> int:
-        """Return the number of the last commit.
-
-        It also reads what another process may have changed about the index itself.
-        """
+    def _facts(self) -> Facts:
+        """Read the facts as of the last commit."""
 
     @abstractmethod
     def _found(self, keys: list[str], ids: list[int]) -> Mapping[str | int, Item]:
         """Return those items that exist, by the key or the id that is given."""
 
     @abstractmethod
-    def _stored_model(self) -> tuple[str | None, dict[str, bytes]]:
-        """Return the files of the model that the index carries, and their :func:`digest_of`."""
+    def _stored_files(self) -> dict[str, bytes]:
+        """Read the files of the model that the index carries."""
 
     # Changes
 
@@ -130,7 +180,7 @@ class ServerIndex(Index):
 
     def _check_model(self, fingerprint: str | None, *, unnamed_codes: bool = False) -> None:
         if fingerprint is not None and self.fingerprint is None and not unnamed_codes:
-            self._commit()  # another process may have named the model meanwhile
+            self._facts()  # another process may have named the model meanwhile
         super()._check_model(fingerprint, unnamed_codes=unnamed_codes)
 
     # Content
@@ -148,8 +198,8 @@ class ServerIndex(Index):
         Raises:
             DamagedError: they are not what was stored.
         """
-        digest, files = self._stored_model()
-        if digest != digest_of(files):
+        files = self._stored_files()
+        if self._facts().digest != digest_of(files):
             raise DamagedError(f"the model that {self.uri} carries is damaged")
         return files
 
@@ -157,7 +207,7 @@ class ServerIndex(Index):
         """All codes stay in memory until the next commit; those that match a filter do not."""
         if where:
             return super()._engine(where)
-        commit, loaded = self._commit(), self._loaded
+        commit, loaded = self._facts().commit, self._loaded
         if loaded is None or loaded[0] != commit:
             parts = [(as_ids(()), self._joined(())), *self.scan()]
             ids, codes = (np.concatenate(part) for part in zip(*parts, strict=True))

@@ -58,9 +58,9 @@ class Derived(Generic[T]):
             return self._value
 
     def _run(self, version: Hashable) -> None:
-        began, error = time.monotonic(), None
+        began, error, value = time.monotonic(), None, None
         try:
-            self._value, self._of = self._compute(), version
+            value = self._compute()
         except Exception as reason:  # whatever it is, a reader is told, and the thread ends
             # At the end of the process everything fails, and nobody reads it.
             if threading.main_thread().is_alive() and not isinstance(reason, UsageError):
@@ -68,6 +68,8 @@ class Derived(Generic[T]):
             error = reason
         with self._changed:
             self._error, self._running = error, False
+            if error is None:
+                self._value, self._of = value, version
             ended = time.monotonic()
             self._rests_until = ended + REST * (ended - began)
             self._changed.notify_all()

@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from fisherhash.errors import FisherhashError
 from fisherhash.index.images.copies import has_files, is_copy_index, missing_copies
 from fisherhash.index.images.duplicate_search import DuplicateSearch
 from fisherhash.index.images.duplicates import Duplicates
@@ -106,15 +105,7 @@ class DuplicateFinder:
         missing = missing_copies(self._images.index) if chosen == "copy" else 0
         if missing > MOST_UNASKED and not self._allowed.exists():
             return FoundDuplicates(chosen, choices, missing=missing)
-        try:
-            search = self._searches[chosen].get(wait)
-        except FisherhashError as error:
-            if type(error) is not FisherhashError:
-                raise
-            # Somebody else computes them: another process of this server, or `dedup`.
-            left = f": {missing:,} images are left" if missing else ""
-            waiting = f"Another process computes the codes for copies{left}."
-            return FoundDuplicates(chosen, choices, waiting=waiting)
+        search = self._searches[chosen].get(wait)
         if search is not None:
             found = self._groups(search, radius).get(max(0.0, until - time.monotonic()))
             if found is not None:

@@ -128,7 +128,7 @@ def test_an_error_of_an_actor_is_told(ray_cluster, file, monkeypatch):
         monkeypatch.setattr(
             index, "_answers", lambda _, where, args: shards("nothing", where, args)
         )
-        with pytest.raises(FisherhashError, match="shard 1 of 2 failed: .*nothing"):
+        with pytest.raises(FisherhashError, match=r"shard 1 of 2 failed: .*nothing"):
             index.search(some_codes(1), 3)
 
 

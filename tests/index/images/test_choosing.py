@@ -10,6 +10,7 @@ from fisherhash.errors import UsageError
 from fisherhash.index.images import choosing
 from fisherhash.index.images.choosing import describe_model
 from fisherhash.index.images.creating import add_to_index, sync_index
+from fisherhash.index.images.options import SyncOptions
 from fisherhash.model import builtin, onnx_network
 
 
@@ -151,4 +152,4 @@ def test_a_sync_without_new_images_notices_that_the_built_in_hasher_changed(
     (note,) = sync_index(tmp_path / "i", folder, workers=0).notes
     assert "'general2-128' of this version is not the one that made the codes" in note
     photos(3, 4)
-    assert sync_index(tmp_path / "i", folder, dry_run=True, workers=0).notes == [note]
+    assert sync_index(tmp_path / "i", folder, SyncOptions(dry_run=True), workers=0).notes == [note]

@@ -6,6 +6,7 @@ import pytest
 
 from fisherhash.index.images.creating import add_to_index, sync_index
 from fisherhash.index.images.known import is_inside, known_folders, remember_folders
+from fisherhash.index.images.options import SyncOptions
 from fisherhash.system.cache import cache_dir
 
 
@@ -16,7 +17,7 @@ def own_cache(tmp_path, monkeypatch):
 
 def test_sync_and_add_note_where_images_came_from(album, model, write_photos, tmp_path):
     path = tmp_path / "album.index"
-    sync_index(path, album, model=model, dry_run=True)
+    sync_index(path, album, SyncOptions(dry_run=True), model=model)
     assert known_folders(path) == []
     sync_index(path, album, model=model)
     assert known_folders(path) == [str(album)]

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import json
 import os
-import pickle
 import shutil
 import sqlite3
 import subprocess
@@ -16,15 +15,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fisherhash.data import workers
 from fisherhash.data.images import UnreadableImage, load_image
-from fisherhash.data.workers import LostWorkerError
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index import Entry, Index
 from fisherhash.index.base import CannotWriteError
 from fisherhash.index.images import choosing, image_index, importing
 from fisherhash.index.images.creating import add_to_index, sync_index
 from fisherhash.index.images.image_index import ImageIndex
+from fisherhash.index.images.options import SyncOptions
 from fisherhash.model.hasher import Hasher
 
 
@@ -117,7 +115,7 @@ def test_only_what_changed_is_encoded(album, model, tmp_path, counted):
 
 def test_a_dry_run_changes_nothing(album, model, tmp_path):
     path = tmp_path / "album.index"
-    report = sync_index(path, album, model=model, dry_run=True)
+    report = sync_index(path, album, SyncOptions(dry_run=True), model=model)
     assert set(report.added) == names(album)
     assert not path.exists()
     sync_index(path, album, model=model)
@@ -125,7 +123,7 @@ def test_a_dry_run_changes_nothing(album, model, tmp_path):
     shutil.copy(album / "dogs" / "02.png", album / "new.png")
     os.utime(album / "cats" / "02.png", ns=(1, 1))
     before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
-    report = sync_index(path, album, dry_run=True)
+    report = sync_index(path, album, SyncOptions(dry_run=True))
     assert (report.added, report.updated, report.removed) == (
         ["new.png"],
         ["cats/02.png"],
@@ -274,11 +272,11 @@ def test_a_folder_that_vanished_or_is_empty_never_wipes_the_index(album, model, 
     other.mkdir()
     for options in ({}, {"allow_empty": True}):
         with pytest.raises(UsageError, match=r"is in sync with .*album, and .*is another folder"):
-            sync_index(path, other, **options)
+            sync_index(path, other, SyncOptions(**options))
     with pytest.raises(UsageError, match=r"holds 14 of another folder; nothing was removed"):
-        sync_index(path, other, moved=True)
+        sync_index(path, other, SyncOptions(moved=True))
     assert len(keys(path)) == 14
-    report = sync_index(path, album, allow_empty=True)
+    report = sync_index(path, album, SyncOptions(allow_empty=True))
     assert len(report.removed) == 14
     assert keys(path) == set()
 
@@ -303,7 +301,7 @@ def test_another_folder_is_refused_and_a_moved_one_is_followed(
         (found,) = images.search(keys="top.png", k=3)
     assert len(found) == 3
     assert all(Path(hit.path).is_file() for hit in found)
-    report = sync_index(path, other, moved=True)
+    report = sync_index(path, other, SyncOptions(moved=True))
     assert keys(path) == names(other)
     assert len(report.removed) == 12
 
@@ -536,31 +534,6 @@ def test_a_bad_file_added_twice_is_decoded_once(album, model, tmp_path, counted)
     assert list(skipped(path)) == [bad.as_posix()]
 
 
-# Decoders that die or hang
-
-
-def test_a_decoder_that_dies_costs_its_image_only(album, model, tmp_path, monkeypatch, blocks_of):
-    """A worker that ends while it decodes one image; the others are indexed."""
-    bad = "dogs/01.png"
-
-    def dying(hello, names, size, indices, most, timeout):
-        reader, job = pickle.loads(hello)
-        for i in indices:
-            if names[i] == bad:
-                raise LostWorkerError("a worker process ended (signal 11) while it read …", i)
-            yield i, job(reader, i)
-
-    blocks_of(4)
-    monkeypatch.setattr(workers, "_in_processes", dying)
-    path = tmp_path / "album.index"
-    report = sync_index(path, album, model=model, workers=2)
-    assert skipped(path) == {bad: "a worker process ended (signal 11) while it read …"}
-    assert keys(path) == names(album) - {bad}
-    assert len(report.added) == 13
-    monkeypatch.undo()
-    assert sync_index(path, album).added == [bad]
-
-
 def test_nothing_to_do_imports_no_torch(album, model, tmp_path):
     path = tmp_path / "album.index"
     sync_index(path, album, model=model)
@@ -626,6 +599,7 @@ CHANGING = """if True:
     from pathlib import Path
     from fisherhash.index.images import encoding
     from fisherhash.index.images.creating import sync_index
+    from fisherhash.index.images.options import SyncOptions
 
     torch.set_num_threads(1)
     encoding.IMAGES_PER_COMMIT = 3
@@ -644,7 +618,7 @@ CHANGING = """if True:
                 place.write_bytes(b"no image %d" % chance.randrange(1000))
             else:
                 shutil.copy(chance.choice(images), place)
-        sync_index(path, root, model=model, allow_empty=True)
+        sync_index(path, root, SyncOptions(allow_empty=True), model=model)
 """
 
 
@@ -686,7 +660,7 @@ def test_a_sync_killed_at_any_moment_leaves_a_whole_index(
                 files = index.files()
         if not names(root):
             continue
-        sync_index(path, root, model=model, allow_empty=True)
+        sync_index(path, root, SyncOptions(allow_empty=True), model=model)
         readable = {name for name in names(root) if is_readable(root / name)}
         with Index.open(path) as index:
             assert index.verify() == []
@@ -714,7 +688,7 @@ def test_a_repaired_file_is_not_skipped_in_a_dry_run(album, model, tmp_path):
     bad.write_bytes(b"bad")
     assert sync_index(path, album, model=model).new_skipped == 1
     shutil.copy(album / "top.png", bad)
-    report = sync_index(path, album, dry_run=True)
+    report = sync_index(path, album, SyncOptions(dry_run=True))
     assert (report.added, report.skipped) == (["bad.png"], [])
 
 
@@ -796,7 +770,7 @@ def test_an_index_without_noted_times_and_a_moved_folder_are_not_encoded_again(
         assert index.notes("ctime").keys() == names(album)
     copied = shutil.copytree(album, tmp_path / "copy")
     shutil.rmtree(album)
-    assert counts(sync_index(path, copied, moved=True)) == (0, 0, 0, 14)
+    assert counts(sync_index(path, copied, SyncOptions(moved=True))) == (0, 0, 0, 14)
     assert counted == []
     (copied / "top.png").chmod(0o600)
     assert sync_index(path, copied).updated == ["top.png"]
@@ -855,10 +829,10 @@ def test_fields_of_unchanged_photos_are_read_on_request(album, model, tmp_path, 
     counted.clear()
     sync_index(path, album)
     assert metadata(path)["may.jpg"] == {"trip": "Rome"}
-    report = sync_index(path, album, refresh_fields=True)
+    report = sync_index(path, album, SyncOptions(refresh_fields=True))
     assert counts(report) == (0, 1, 0, 14)
     assert metadata(path)["may.jpg"] == {"trip": "Rome", "taken": "2021-05-30T10:00:00"}
-    assert counts(sync_index(path, album, refresh_fields=True)) == (0, 0, 0, 15)
+    assert counts(sync_index(path, album, SyncOptions(refresh_fields=True))) == (0, 0, 0, 15)
     assert counted == []
 
 

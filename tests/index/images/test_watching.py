@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fisherhash.cli import main
 from fisherhash.index import Index
 from fisherhash.index.images import watching
 from fisherhash.index.images.image_index import ImageIndex
@@ -109,6 +108,8 @@ def test_what_the_watcher_ignores():
 
 
 def test_a_watch_changes_something_or_is_refused(synced, capsys):
+    from fisherhash.cli import main
+
     uri, album = synced
     with pytest.raises(SystemExit) as ended:
         main(["index", "sync", str(uri), str(album), "--watch", "--dry-run"])
@@ -117,6 +118,8 @@ def test_a_watch_changes_something_or_is_refused(synced, capsys):
 
 
 def test_the_command_watches_until_it_is_interrupted(quick, synced, monkeypatch):
+    from fisherhash.cli import main
+
     uri, album = synced
     said, began = [], threading.Event()
 

@@ -7,10 +7,13 @@
    FAULT_SKIP   this many calls succeed first
    FAULT_COUNT  this many calls fail, then they succeed again; all without it
    FAULT_FILE   nothing fails unless this file exists
+   FAULT_KILL   instead of failing, the process is killed: in the middle of a write, or after
+                anything else was done
 */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,20 +76,34 @@ ssize_t preadv64v2(int fd, const struct iovec *parts, int count, off64_t at, int
   if (fails(fd, "read", at + total(parts, count))) return -1;
   return REAL(preadv64v2)(fd, parts, count, at, flags);
 }
+static int dies(void) { return getenv("FAULT_KILL") != NULL; }
+static int die(void) { return kill(getpid(), SIGKILL); }
+
 ssize_t write(int fd, const void *data, size_t size) {
-  return fails(fd, "write", 1L << 60) ? -1 : REAL(write)(fd, data, size);
+  if (!fails(fd, "write", 1L << 60)) return REAL(write)(fd, data, size);
+  return dies() ? REAL(write)(fd, data, size / 2), die() : -1;
 }
 ssize_t pwrite(int fd, const void *data, size_t size, off_t at) {
-  return fails(fd, "write", 1L << 60) ? -1 : REAL(pwrite)(fd, data, size, at);
+  if (!fails(fd, "write", 1L << 60)) return REAL(pwrite)(fd, data, size, at);
+  return dies() ? REAL(pwrite)(fd, data, size / 2, at), die() : -1;
 }
 ssize_t pwrite64(int fd, const void *data, size_t size, off64_t at) {
-  return fails(fd, "write", 1L << 60) ? -1 : REAL(pwrite64)(fd, data, size, at);
+  if (!fails(fd, "write", 1L << 60)) return REAL(pwrite64)(fd, data, size, at);
+  return dies() ? REAL(pwrite64)(fd, data, size / 2, at), die() : -1;
 }
-int fsync(int fd) { return fails(fd, "sync", 1L << 60) ? -1 : REAL(fsync)(fd); }
-int fdatasync(int fd) { return fails(fd, "sync", 1L << 60) ? -1 : REAL(fdatasync)(fd); }
+int fsync(int fd) {
+  if (!fails(fd, "sync", 1L << 60)) return REAL(fsync)(fd);
+  return dies() ? REAL(fsync)(fd), die() : -1;
+}
+int fdatasync(int fd) {
+  if (!fails(fd, "sync", 1L << 60)) return REAL(fdatasync)(fd);
+  return dies() ? REAL(fdatasync)(fd), die() : -1;
+}
 int ftruncate(int fd, off_t size) {
-  return fails(fd, "truncate", 1L << 60) ? -1 : REAL(ftruncate)(fd, size);
+  if (!fails(fd, "truncate", 1L << 60)) return REAL(ftruncate)(fd, size);
+  return dies() ? REAL(ftruncate)(fd, size), die() : -1;
 }
 int ftruncate64(int fd, off64_t size) {
-  return fails(fd, "truncate", 1L << 60) ? -1 : REAL(ftruncate64)(fd, size);
+  if (!fails(fd, "truncate", 1L << 60)) return REAL(ftruncate64)(fd, size);
+  return dies() ? REAL(ftruncate64)(fd, size), die() : -1;
 }

@@ -14,7 +14,7 @@ import os, sys
 import numpy as np
 from pathlib import Path
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index import Entry, Index
+from fisherhash.index import Entry, Index, Item
 path = Path(sys.argv[1])
 def codes(count, seed=0, width=8):
     return np.random.default_rng(seed).integers(0, 256, (count, width), dtype=np.uint8)
@@ -32,17 +32,22 @@ def build_library(folder):
     return library
 
 
-def run_script(script, index, *arguments, library=None, timeout=120, **faults):
-    """Run a script on an index; ``call="read"`` and so on are the variables of faults.c."""
+def _command(script, index, arguments, library, faults):
     env = dict(os.environ)
     if library is not None:
         env |= {"LD_PRELOAD": str(library)}
         env |= {f"FAULT_{name.upper()}": str(value) for name, value in faults.items()}
-    return subprocess.run(
-        [sys.executable, "-c", START + dedent(script), str(index), *map(str, arguments)],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout,
-    )
+    command = [sys.executable, "-c", START + dedent(script), str(index), *map(str, arguments)]
+    return {"args": command, "env": env, "text": True}
+
+
+def run_script(script, index, *arguments, library=None, timeout=120, **faults):
+    """Run a script on an index; ``call="read"`` and so on are the variables of faults.c."""
+    command = _command(script, index, arguments, library, faults)
+    return subprocess.run(**command, capture_output=True, check=False, timeout=timeout)
+
+
+def start_script(script, index, *arguments):
+    """Start a script on an index, with pipes to it and from it."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen(**_command(script, index, arguments, None, {}), **pipes)

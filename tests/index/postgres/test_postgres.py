@@ -9,7 +9,7 @@ import pytest
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index import Entry, Index
 from fisherhash.index.base import DamagedError
-from fisherhash.index.postgres.connect import read_address
+from fisherhash.index.postgres.connect import Database
 
 pytestmark = pytest.mark.xdist_group("postgres")
 
@@ -23,16 +23,16 @@ def repeated_codes(count, bits=48, seed=0):
 
 
 def table_of(uri):
-    return read_address(uri).table
+    return Database(uri).table
 
 
 def test_passwords_are_not_shown():
     uri = "postgresql://me:very%40secret@localhost:1/db?index=a&sslpassword=hidden&password=hidden"
-    address = read_address(uri)
-    assert "secret" not in address.uri
-    assert "hidden" not in address.uri
-    assert "very%40secret" in address.conninfo
-    assert "index=" not in address.conninfo
+    database = Database(uri)
+    assert "secret" not in database.uri
+    assert "hidden" not in database.uri
+    assert "very%40secret" in database.conninfo
+    assert "index=" not in database.conninfo
     with pytest.raises(FisherhashError, match="cannot be reached") as caught:
         Index.open(uri)
     assert "secret" not in str(caught.value)
@@ -45,7 +45,7 @@ def test_passwords_are_not_shown():
         ("?index=a;drop table b", "the name of an index"),
         ('?index=a"b', "the name of an index"),
         ("?index=" + "a" * 60, "at most 48"),
-        ("?index=fisherhash_notes", "cannot begin with"),
+        ("?index=fisherhash_documents", "cannot begin with"),
         ("?index=a&search=fast", "unknown value of the option search 'fast'"),
         ("?index=a&search=hnsw&ef_search=2000", "1000 at most"),
         ("?index=a&m=x", "must be a whole number"),
@@ -57,7 +57,7 @@ def test_bad_uris_are_refused_before_a_connection(query, message):
 
 
 def test_values_are_no_sql(postgres):
-    evil = "x'); DROP TABLE fisherhash_indexes; --"
+    evil = "x'); DROP TABLE fisherhash_documents; --"
     with Index.create(postgres.new_uri(), bits=16) as index:
         index.add([Entry(evil, [0, 0], evil, labels=[evil, "%s", "{}"], metadata={evil: evil})])
         for where in (
@@ -109,8 +109,8 @@ def test_a_deleted_index_says_so(postgres):
 def test_another_format_is_refused(postgres):
     with Index.create(postgres.new_uri(), bits=16) as index:
         with psycopg.connect(postgres.uri) as connection:
-            query = "UPDATE fisherhash_indexes SET format = 99 WHERE name = %s"
-            connection.execute(query, [table_of(index.uri)])
+            query = "UPDATE fisherhash_documents SET value = %s WHERE index_name = %s"
+            connection.execute(query, [b'{"format": 99}', table_of(index.uri)])
         with pytest.raises(FisherhashError, match="another version of fisherhash"):
             Index.open(index.uri)
 
@@ -120,7 +120,7 @@ def test_foreign_items_and_a_damaged_model_are_reported(postgres):
         index.add_codes([[0, 0]])
         assert index.verify() == []
         with psycopg.connect(postgres.uri) as connection:
-            connection.execute("UPDATE fisherhash_files SET data = 'x' WHERE name = 'config.json'")
+            connection.execute("UPDATE fisherhash_documents SET value = 'x' WHERE kind = 'file'")
             connection.execute(
                 f"INSERT INTO {table_of(index.uri)} (id, code) VALUES (9, B'{0:016}')"
             )

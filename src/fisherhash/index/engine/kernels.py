@@ -43,7 +43,7 @@ COMPLETE = 0
 TOO_DEAR = 1
 TOO_MANY = 2
 # cost of one code that is examined further, in compared codes
-_KEPT = 256
+_KEPT = 64
 # entries of buckets that wait to be examined, while the memory fetches them
 _QUEUE = 128
 # how many look-ups ahead the memory is prefetched

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 # numpy is used up to this much work while numba's kernels are not loaded yet
 _SMALL = 25e6
 # the same once they are loaded
-_TINY = 20e3
+_TINY = 5e3
 # work of numpy in total, after which the kernels would have been the better choice
 _PATIENCE = 500e6
 # numpy's work per code: for a word of eight bytes, and for a byte of a weighted search

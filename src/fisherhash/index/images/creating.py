@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from fisherhash.index.images.choosing import choose_hasher, describe_model, load
 from fisherhash.index.images.encoding import ClusterEncoder, Encoder
 from fisherhash.index.images.image_index import ImageIndex
 from fisherhash.index.images.importing import Import
+from fisherhash.index.images.options import SyncOptions
 from fisherhash.index.images.results import SyncReport
 from fisherhash.index.images.syncing import (
     StrPath,
@@ -28,15 +29,15 @@ from fisherhash.index.images.syncing import (
     sync_images,
     take_images,
 )
-from fisherhash.index.items import Codes, Entry
+from fisherhash.index.items import Entry
 from fisherhash.system.progress import progress
 from fisherhash.system.remote import is_url
 from fisherhash.system.storage import read_json
 
 if TYPE_CHECKING:
     from fisherhash.data.folders import FoundImages
-    from fisherhash.model.hasher import Hasher
 
+SYNC = SyncOptions()
 VECTORS_PER_COMMIT = 16_384
 """Less than a second of work."""
 
@@ -44,16 +45,13 @@ VECTORS_PER_COMMIT = 16_384
 def sync_index(
     uri: Uri,
     source: StrPath,
+    options: SyncOptions = SYNC,
     *,
     model: StrPath | None = None,
     fit: str | None = None,
     bits: int | None = None,
     device: str = "cpu",
     cluster: str | None = None,
-    dry_run: bool = False,
-    allow_empty: bool = False,
-    moved: bool = False,
-    refresh_fields: bool = False,
     workers: int | None = None,
 ) -> SyncReport:
     """Bring an index in sync with a folder of images; create the index if there is none.
@@ -63,6 +61,7 @@ def sync_index(
         source: the images, in sub-folders of any depth; or a URL of fsspec (``s3://…``) or a list,
             a text file ``.txt`` with one image per line, whose images are added, and none is
             removed.
+        options: what is allowed.
         model: a model folder or the name of a built-in hasher; by default the index's own, or for a
             new index the one of :func:`~fisherhash.index.images.choosing.choose_hasher`.
         fit: for a new index: fit a hasher to these images by this method.
@@ -70,10 +69,6 @@ def sync_index(
         device: where to encode.
         cluster: encode on the Ray cluster at HOST:PORT; empty for the one that this machine belongs
             to, or a new one on this machine. All nodes must see the images.
-        dry_run: only report what would be done.
-        allow_empty: let an empty folder empty the index.
-        moved: the index was in sync with another folder, and this one takes its place.
-        refresh_fields: read the fields of photos that have not changed, too.
         workers: number of processes that encode images; None lets the work decide.
 
     Raises:
@@ -83,22 +78,30 @@ def sync_index(
     root, found = _listed(source, uri)
     name = os.fspath(source) if root is None else root.name
     local = "cpu" if cluster is not None else device
-    write = {"cluster": cluster, "device": device, "workers": workers}
-    options: dict[str, Any] = {"dry_run": dry_run, "allow_empty": allow_empty, "moved": moved}
-    options["refresh_fields"] = refresh_fields
+    reason, codes = "", {}
     if Index.exists(uri):
-        with opened_index(uri, model, fit, bits, device=local, write=not dry_run) as images:
-            return _sync(images, {}, name, root, found, write, options)
-    if not found.files and (root is None or not allow_empty):
-        raise UsageError(f"{source} holds no images" if root is None else found.nothing(root))
-    if dry_run:
-        return SyncReport(added=[file.key for file in found.files], notes=found.notes())
-    chosen = choose_hasher(
-        name, found.files, model=model, fit=fit, bits=bits, device=local, workers=workers
-    )
-    with ImageIndex.create(uri, chosen.hasher, model=chosen.model) as images:
-        report = _sync(images, chosen.codes, name, root, found, write, options)
-    report.notes += [chosen.reason] if chosen.reason else []
+        opened = opened_index(uri, model, fit, bits, device=local, write=not options.dry_run)
+    else:
+        if not found.files and (root is None or not options.allow_empty):
+            raise UsageError(f"{source} holds no images" if root is None else found.nothing(root))
+        if options.dry_run:
+            return SyncReport(added=[file.key for file in found.files], notes=found.notes())
+        chosen = choose_hasher(
+            name, found.files, model=model, fit=fit, bits=bits, device=local, workers=workers
+        )
+        opened = ImageIndex.create(uri, chosen.hasher, model=chosen.model)
+        reason, codes = chosen.reason, chosen.codes
+    with opened as images, contextlib.ExitStack() as ending:
+        encoder = Encoder(lambda: images.hasher, codes=codes, workers=workers)
+        if cluster is not None:
+            encoder = ClusterEncoder(encoder, cluster, device=device)
+            ending.callback(encoder.close)
+        work = Import(images.index, encoder)
+        if root is None:
+            report = take_images(work, name, found)
+        else:
+            report = sync_images(work, root, options, found=found)
+    report.notes += [reason] if reason else []
     return report
 
 
@@ -111,38 +114,6 @@ def _listed(source: StrPath, uri: Uri) -> tuple[Path | None, FoundImages]:
         return None, list_images(name)
     root = check_folder(source, uri)
     return root, find_images(root)
-
-
-def _sync(
-    images: ImageIndex,
-    codes: Mapping[str, Codes],
-    name: str,
-    root: Path | None,
-    found: FoundImages,
-    where: dict[str, Any],
-    options: dict[str, Any],
-) -> SyncReport:
-    encoder = _encoder(lambda: images.hasher, codes=codes, **where)
-    work = Import(images.index, encoder)
-    try:
-        if root is None:
-            return take_images(work, name, found)
-        return sync_images(work, root, found=found, **options)
-    finally:
-        encoder.close()
-
-
-def _encoder(
-    hasher: Callable[[], Hasher],
-    *,
-    codes: Mapping[str, Codes],
-    cluster: str | None,
-    device: str,
-    workers: int | None,
-) -> Encoder:
-    if cluster is None:
-        return Encoder(hasher, codes=codes, workers=workers)
-    return ClusterEncoder(hasher, cluster, codes=codes, workers=workers, device=device)
 
 
 def add_to_index(

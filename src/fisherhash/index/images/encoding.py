@@ -78,9 +78,6 @@ class Encoder:
             collection, rest, block=IMAGES_PER_COMMIT, workers=self.workers
         )
 
-    def close(self) -> None:
-        """End what was started to encode."""
-
 
 def collection_of(name: str, files: Sequence[ImageFile]) -> Collection:
     """Image files, or images behind URLs, under their keys, without labels."""
@@ -116,30 +113,21 @@ class ClusterEncoder(Encoder):
     A chunk whose worker is lost goes to another one.
 
     Args:
-        hasher: returns the hasher of the index.
+        local: what would encode in this process; its number of workers is that of the actors, by
+            default one per GPU, or one per core where there is none.
         address: HOST:PORT of the cluster; empty for the one that this machine belongs to, or a new
             one on this machine.
-        codes: as for :class:`Encoder`.
-        workers: number of actors; by default one per GPU, or one per core where there is none.
         device: ``cpu``, ``cuda``, or ``auto`` for GPUs where there are some.
     """
 
-    def __init__(
-        self,
-        hasher: Callable[[], Hasher],
-        address: str,
-        *,
-        codes: Mapping[str, Codes] | None = None,
-        workers: int | None = None,
-        device: str = "auto",
-    ) -> None:
+    def __init__(self, local: Encoder, address: str, *, device: str = "auto") -> None:
         from fisherhash.index.cluster.actors import connect_ray
 
-        super().__init__(hasher, codes=codes, workers=workers)
+        super().__init__(local.hasher, codes=local.codes, workers=local.workers)
         connect_ray(address, f"ray://{address}")
         import ray
 
-        self._device, self._actors = device, []
+        self._actors: list[Any] = []
         self._gpus = int(ray.cluster_resources().get("GPU", 0)) if device != "cpu" else 0
         if device == "cuda" and not self._gpus:
             raise UsageError("the cluster has no GPU; use --device cpu")

@@ -34,6 +34,7 @@ from fisherhash.index.images.options import (
     Keep,
     Ranking,
     SearchOptions,
+    SyncOptions,
 )
 from fisherhash.index.images.results import (
     Hit,
@@ -44,7 +45,7 @@ from fisherhash.index.images.results import (
     joined_codes,
     synced_folder,
 )
-from fisherhash.index.images.syncing import add_images, sync_images
+from fisherhash.index.images.syncing import add_images, check_folder, sync_images
 from fisherhash.index.items import Codes, Problem
 
 if TYPE_CHECKING:
@@ -153,14 +154,11 @@ class ImageIndex:
         Raises:
             UsageError: there is no such folder, it is another one than before, or it is empty.
         """
-        return sync_images(
-            Import(self.index, Encoder(lambda: self.hasher, workers=workers)),
-            folder,
-            dry_run=dry_run,
-            allow_empty=allow_empty,
-            moved=moved,
-            refresh_fields=refresh_fields,
+        options = SyncOptions(
+            dry_run=dry_run, allow_empty=allow_empty, moved=moved, refresh_fields=refresh_fields
         )
+        work = Import(self.index, Encoder(lambda: self.hasher, workers=workers))
+        return sync_images(work, check_folder(folder, self.index.uri), options)
 
     def add(
         self,
@@ -248,15 +246,28 @@ class ImageIndex:
         filters = parse_filter(()) if where is None else where_labels(self.index, where)
         results, logits = self._encoded(queries, features, skip_unreadable=skip_unreadable)
         items, folder = self.index.get(keys) if keys else [], synced_folder(self.index)
-        results += [
-            SearchResult(item.name, image_path(item, folder), item.code, by_key=True)
-            for item in items
-        ]
-        if radius is None and logits and ranking == "auto":
+        own = [None] * len(results) + [item.id for item in items]
+        for item in items:
+            path = image_path(item, folder)
+            results.append(SearchResult(item.name, path, item.code, by_key=True))
+        if ranking == "auto" and radius is None and logits:
             ranking = self.hasher.ranking
         found = self._nearest(results, logits if ranking == "real" else [], options, filters)
-        own = [None] * (len(results) - len(items)) + [item.id for item in items]
-        return self._shown(results, found, own, options, filters)
+        most = DEFAULT_K if k is None and radius is None else k
+        rows = [
+            [pair for pair in row if pair[0] != self_id][:most]
+            for row, self_id in zip(found, own, strict=True)
+        ]
+        # All items at once; None for one that another writer removed meanwhile.
+        ids = np.array([number for row in rows for number, _ in row], dtype=np.int64)
+        there = iter(self.index.get_items(ids))
+        for number, row in enumerate(rows):
+            pairs = [(next(there), distance) for _, distance in row]
+            hits = [Hit.of(item, apart, folder=folder) for item, apart in pairs if item is not None]
+            result = replace(results[number], hits=hits, unavailable=self.index.unavailable)
+            ties = self._ties(result, own[number], filters) if count_ties else {}
+            results[number] = replace(result, ties=ties)
+        return results
 
     def _encoded(
         self, images: list[ImageLike], features: NDArray[Any] | None, *, skip_unreadable: bool
@@ -318,33 +329,8 @@ class ImageIndex:
                     results[number] = replace(results[number], ranking="real")
         return found
 
-    def _shown(
-        self,
-        results: list[SearchResult],
-        found: list[list[tuple[int, float]]],
-        own: list[int | None],
-        options: SearchOptions,
-        where: All,
-    ) -> list[SearchResult]:
-        """The results with the items that they found, without the queries themselves."""
-        k = DEFAULT_K if options.k is None and options.radius is None else options.k
-        rows = [
-            [pair for pair in row if pair[0] != self_id][:k]
-            for row, self_id in zip(found, own, strict=True)
-        ]
-        # All items at once; None for one that another writer removed meanwhile.
-        ids = np.array([number for row in rows for number, _ in row], dtype=np.int64)
-        items, folder = iter(self.index.get_items(ids)), synced_folder(self.index)
-        shown = []
-        for result, row, self_id in zip(results, rows, own, strict=True):
-            pairs = [(item, distance) for (_, distance), item in zip(row, items, strict=False)]
-            hits = [Hit.of(item, apart, folder=folder) for item, apart in pairs if item is not None]
-            result = replace(result, hits=hits, unavailable=self.index.unavailable)
-            shown.append(self._with_ties(result, self_id, where) if options.count_ties else result)
-        return shown
-
-    def _with_ties(self, result: SearchResult, self_id: int | None, where: All) -> SearchResult:
-        """The result with the number of items at each distance of a hit, but for the query itself.
+    def _ties(self, result: SearchResult, self_id: int | None, where: All) -> dict[float, int]:
+        """The number of items at each distance of a hit, but for the query itself.
 
         Real-valued distances are equal where codes are, so items with the codes of the hits are
         counted.
@@ -361,7 +347,7 @@ class ImageIndex:
             found = self.index.within(joined_codes(list(distinct)), 0, where=where)
             for distance, count in zip(distinct.values(), np.diff(found.offsets), strict=True):
                 ties[distance] = ties.get(distance, 0) + int(count)
-        return replace(result, ties=ties)
+        return ties
 
     # Duplicates
 

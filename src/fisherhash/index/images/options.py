@@ -1,4 +1,4 @@
-"""The options of a search and of a search for duplicates, each declared once.
+"""The options of a sync, a search and a search for duplicates, each declared once.
 
 The command line, the web API and Python take the same records. A field's help text is its line
 among the attributes, its range is in its annotation, and making a record checks both.
@@ -14,6 +14,23 @@ DEFAULT_K = 10
 Ranking = Literal["auto", "hamming", "real"]
 Keep = Literal["best", "first"]
 DuplicateCode = Literal["auto", "copy", "own"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncOptions:
+    """How an index is brought in sync with a folder.
+
+    Attributes:
+        dry_run: Only say what would be done.
+        allow_empty: Let an empty folder empty the index.
+        moved: The index was in sync with another folder, and this one takes its place.
+        refresh_fields: Read date, camera and position of photos that have not changed, too.
+    """
+
+    dry_run: bool = False
+    allow_empty: bool = False
+    moved: bool = False
+    refresh_fields: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

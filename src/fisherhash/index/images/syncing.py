@@ -20,6 +20,7 @@ from fisherhash.index.base import Index
 from fisherhash.index.images.choosing import is_outdated, other_hasher
 from fisherhash.index.images.importing import Import
 from fisherhash.index.images.known import remember_folders
+from fisherhash.index.images.options import SyncOptions
 from fisherhash.index.images.results import SyncReport, synced_folder
 from fisherhash.index.items import Entry
 
@@ -27,31 +28,20 @@ StrPath = str | os.PathLike[str]
 
 
 def sync_images(
-    work: Import,
-    folder: StrPath,
-    *,
-    found: FoundImages | None = None,
-    dry_run: bool = False,
-    allow_empty: bool = False,
-    moved: bool = False,
-    refresh_fields: bool = False,
+    work: Import, root: Path, options: SyncOptions, *, found: FoundImages | None = None
 ) -> SyncReport:
     """Bring an index in sync with the images of a folder.
 
     Args:
         work: the import.
-        folder: the folder.
+        root: the folder, as :func:`check_folder` returns it.
+        options: what is allowed.
         found: its images, if they were listed already.
-        dry_run: only report what would be done.
-        allow_empty: let an empty folder empty the index.
-        moved: the index was in sync with another folder, and this one takes its place.
-        refresh_fields: read the fields of photos that have not changed, too.
 
     Raises:
-        UsageError: there is no such folder, it is another one than before, or it is empty.
+        UsageError: it is another folder than before, or it is empty.
     """
-    root, report = check_folder(folder, work.index.uri), work.report
-    found = found or find_images(root)
+    report, found = work.report, found or find_images(root)
     report.notes = found.notes()
     present = {file.key for file in found.files} | found.broken.keys()
     ours = {
@@ -59,8 +49,8 @@ def sync_images(
         for key, state in work.files.items()
         if state.size is not None and not os.path.isabs(key)
     }
-    new_root = _is_new_root(work.index, root, present, ours, moved=moved)
-    if not present and ours and not allow_empty:
+    new_root = _is_new_root(work.index, root, present, ours, moved=options.moved)
+    if not present and ours and not options.allow_empty:
         of_it = "of another folder" if new_root else "of it"
         raise UsageError(
             f"{root} holds no images, but {work.index.uri} holds {len(ours):,} {of_it}; nothing "
@@ -78,7 +68,7 @@ def sync_images(
         if item and (item.path or "").replace(os.sep, "/").endswith(f"/{key}")
     ]
     work.forget([key for key in work.skipped.keys() - present if _is_gone(key, found)])
-    if dry_run:
+    if options.dry_run:
         work.forget(file.key for file in todo)
         report.added = [file.key for file in todo if file.key not in work.files]
         report.updated = [file.key for file in todo if file.key in work.files]
@@ -89,7 +79,7 @@ def sync_images(
         with work.writing():
             work.commit(gone=gone)
             work.encode(root.name, todo)
-            if refresh_fields:
+            if options.refresh_fields:
                 new = {file.key for file in todo}
                 same = [file for file in found.files if file.key not in new]
                 work.refresh_fields(root.name, same)

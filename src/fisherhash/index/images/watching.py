@@ -13,6 +13,7 @@ from fisherhash.index.base import CannotReadError, DamagedError, Index, Uri
 from fisherhash.index.images.choosing import hasher_of
 from fisherhash.index.images.encoding import Encoder
 from fisherhash.index.images.importing import Import
+from fisherhash.index.images.options import SyncOptions
 from fisherhash.index.images.results import SyncReport
 from fisherhash.index.images.syncing import check_folder, sync_images
 from fisherhash.system.extras import require_package
@@ -86,7 +87,7 @@ def watch_folder(
         try:
             with Index.open(uri, write=True) as index:
                 encoder = Encoder(lambda index=index: hasher(index), workers=workers)
-                report = sync_images(Import(index, encoder), root)
+                report = sync_images(Import(index, encoder), root, SyncOptions())
         except (DamagedError, CannotReadError):
             raise
         except FisherhashError as error:

@@ -9,12 +9,13 @@ key that SQLite does not find is either known not to exist, or missing.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fisherhash.codes import code_bytes
 from fisherhash.index.checks import as_ids
 from fisherhash.index.engine import Engine
 from fisherhash.index.items import Codes, Ids
@@ -49,6 +50,12 @@ class Block(NamedTuple):
         bits = [_bitmap(self.ids - first), _bitmap(self.named - first)]
         data = (*bits, self.hashes.astype("<u4").tobytes(), self.codes.tobytes())
         return number, commit, _crc(number, commit, data), *data
+
+
+def joined(blocks: Iterable[Block]) -> Block:
+    """Several blocks, by ascending ids, as one."""
+    parts: Any = (np.concatenate(column) for column in zip(*blocks, strict=True))
+    return Block(*parts)
 
 
 def read_block(columns: Sequence[Any], width: int) -> Block:
@@ -123,11 +130,12 @@ class Snapshot:
     """
 
     def __init__(self, bits: int, state: State, blocks: Mapping[int, tuple[int, Block]]) -> None:
-        empty = (as_ids(()), np.zeros((0, -(-bits // 8)), np.uint8), as_ids(()))
+        codes = np.zeros((0, code_bytes(bits)), np.uint8)
         self.bits, self.state, self.unavailable = bits, state, 0
         self.numbers, self.sums = sorted(blocks), {n: crc for n, (crc, _) in blocks.items()}
-        parts = [Block(*empty, np.zeros(0, np.uint32)), *(blocks[n][1] for n in self.numbers)]
-        self.whole = Block(*map(np.concatenate, zip(*parts, strict=True)))
+        empty = Block(as_ids(()), codes, as_ids(()), np.zeros(0, np.uint32))
+        parts = [empty, *(blocks[n][1] for n in self.numbers)]
+        self.whole = joined(parts)
         self._growing = [_Growing(array) for array in self.whole]
         self._start()
 
@@ -143,9 +151,10 @@ class Snapshot:
 
     def is_complete(self) -> bool:
         """Whether these are the blocks that the commit left, none more and none less."""
-        found = (len(self.sums), sum(self.sums.values()), len(self.whole.ids))
-        last = self.whole.ids[-1] if len(self.whole.ids) else -1
-        return found == self.state[3:5] + self.state[2:3] and last < self.state.next_id
+        state, ids = self.state, self.whole.ids
+        found = (len(self.sums), sum(self.sums.values()), len(ids))
+        given = not len(ids) or ids[-1] < state.next_id
+        return found == (state.blocks, state.blocks_sum, state.live) and bool(given)
 
     def block(self, number: int) -> Block:
         """What a block holds; one that is not stored is empty."""
@@ -169,11 +178,10 @@ class Snapshot:
         if not blocks:
             new._engine = self._engine
         elif more := self._appended(blocks):
-            pairs = zip(self._growing, self.whole, more, strict=True)
+            pairs: Any = zip(self._growing, self.whole, more, strict=True)
             new.whole = Block(*(g.extended(len(old), tail) for g, old, tail in pairs))
         else:
-            parts = self._merged(blocks)
-            new.whole = Block(*map(np.concatenate, zip(*parts, strict=True)))
+            new.whole = joined(self._merged(blocks))
             new._growing = [_Growing(array) for array in new.whole]
         return new
 
@@ -188,8 +196,9 @@ class Snapshot:
             for before, now in zip(old, parts[0], strict=True):
                 if not np.array_equal(before, now[: len(before)]):
                     return None
-            parts[0] = Block(*(now[len(b) :] for b, now in zip(old, parts[0], strict=True)))
-        return Block(*map(np.concatenate, zip(*parts, strict=True)))
+            tails: Any = (now[len(b) :] for b, now in zip(old, parts[0], strict=True))
+            parts[0] = Block(*tails)
+        return joined(parts)
 
     def _merged(self, blocks: Mapping[int, tuple[int, Block]]) -> Iterator[Block]:
         """All blocks, in runs of those that stay and one by one where they changed."""

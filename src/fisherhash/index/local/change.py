@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from fisherhash.index.checks import NoteTexts, as_ids
 from fisherhash.index.items import Codes, Ids
-from fisherhash.index.local.blocks import PUT_BLOCK, SLOTS, Block, Snapshot
+from fisherhash.index.local.blocks import PUT_BLOCK, SLOTS, Block, Snapshot, joined
 from fisherhash.index.local.file import IndexFile
 from fisherhash.index.local.rows import (
     PUT_ITEM,
@@ -41,28 +42,23 @@ class Change:
         """Add items, whose ids ascend and are new; some of them have rows, in the same order."""
         named = as_ids([row.id for row in rows])
         hashes = np.array([key_hash(row.key) for row in rows], np.uint32)
-        parts = (ids, codes, named, hashes)
-        numbers = np.unique(ids // SLOTS).tolist()
-        cuts = np.array(numbers, np.int64) * SLOTS
-        by_id, by_name = (np.append(np.searchsorted(x, cuts), len(x)) for x in (ids, named))
-        for i, number in enumerate(numbers):
-            some = (slice(*by_id[i : i + 2].tolist()), slice(*by_name[i : i + 2].tolist()))
+        for number, _, here in by_block(ids):
+            some = slice(*np.searchsorted(named, ids[here][[0, -1]] + [0, 1]).tolist())
+            new = Block(ids[here], codes[here], named[some], hashes[some])
             old = self._block(number)
-            new = [part[some[j // 2]] for j, part in enumerate(parts)]
-            pairs = zip(old, new, strict=True)
-            self._blocks[number] = Block(*(np.concatenate(p) if len(p[0]) else p[1] for p in pairs))
+            self._blocks[number] = joined([old, new]) if len(old.ids) else new
         self.put_rows(rows)
         last = int(ids[-1]) + 1 if len(ids) else 0
-        self._grow(next_id=max(self.state.next_id, last), count=self.state.count + len(ids))
+        self._grow(next_id=max(self.state.next_id, last), live=self.state.live + len(ids))
 
-    def put_rows(self, rows: Iterable[ItemRow]) -> None:
+    def put_rows(self, rows: Sequence[ItemRow]) -> None:
         """Write rows of items; an older row of the same item goes."""
         self._file.db.executemany(PUT_ITEM, [row.stored() for row in rows])
         self._touched |= bool(rows)
 
     def recode(self, ids: Ids, codes: Codes) -> None:
         """Give existing items new codes; their ids ascend."""
-        for number, own, mine in self._by_block(ids):
+        for number, own, mine in by_block(ids):
             block = self._block(number)
             changed = block.codes.copy()
             changed[np.searchsorted(block.ids, own)] = codes[mine]
@@ -70,20 +66,14 @@ class Change:
 
     def remove(self, ids: Ids) -> None:
         """Remove existing items; their ids ascend."""
-        for number, own, _ in self._by_block(ids):
+        for number, own, _ in by_block(ids):
             block = self._block(number)
             stays, named = ~np.isin(block.ids, own), ~np.isin(block.named, own)
             parts = (block.ids[stays], block.codes[stays], block.named[named], block.hashes[named])
             self._blocks[number] = Block(*parts)
         rows = ids[self.before.have_rows(ids)]
         self._file.db.executemany("DELETE FROM items WHERE id = ?", [(i,) for i in rows.tolist()])
-        self._grow(count=self.state.count - len(ids))
-
-    def _by_block(self, ids: Ids) -> Iterable[tuple[int, Ids, slice]]:
-        numbers, starts = np.unique(ids // SLOTS, return_index=True)
-        ends = np.append(starts, len(ids))[1:].tolist()
-        for number, start, end in zip(numbers.tolist(), starts.tolist(), ends, strict=True):
-            yield number, ids[start:end], slice(start, end)
+        self._grow(live=self.state.live - len(ids))
 
     def reserve(self, next_id: int) -> None:
         """Give no new item an id below this one."""
@@ -130,6 +120,14 @@ class Change:
         self._grow(commit=commit, blocks=len(sums), blocks_sum=sum(sums.values()))
         self._file.put_meta(facts=facts, state=self.state)
         return self.before.after(self.state, blocks)
+
+
+def by_block(ids: Ids) -> Iterator[tuple[int, Ids, slice]]:
+    """The blocks of ascending ids, each with its ids and where they are."""
+    numbers = ids // SLOTS
+    cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(ids)]
+    for start, end in itertools.pairwise(cuts if len(ids) else ()):
+        yield int(numbers[start]), ids[start:end], slice(start, end)
 
 
 def _note_crc(names: Sequence[str | bytes], text: str | None) -> int | None:

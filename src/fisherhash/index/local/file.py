@@ -80,7 +80,7 @@ class State(NamedTuple):
     Attributes:
         commit: its number.
         next_id: the id of the next new item.
-        count: items.
+        live: items.
         blocks: rows of the table of blocks.
         blocks_sum: sum of their checksums.
         notes: number and sum of the checksums of the notes of each kind.
@@ -89,7 +89,7 @@ class State(NamedTuple):
 
     commit: int = 1
     next_id: int = 0
-    count: int = 0
+    live: int = 0
     blocks: int = 0
     blocks_sum: int = 0
     notes: dict[str, list[int]] = {}  # noqa: RUF012 (never changed, only replaced)
@@ -271,6 +271,30 @@ class IndexFile:
         if self.db.in_transaction:
             with contextlib.suppress(sqlite3.Error):
                 self.db.execute("ROLLBACK")
+
+    def commit(self) -> None:
+        """End a transaction that writes; it is on the disk then.
+
+        Raises:
+            CannotWriteError: the system could not store it.
+        """
+        try:
+            self.db.execute("COMMIT")
+        except sqlite3.Error as error:
+            self.rollback()
+            if not self._forget_log():
+                raise CannotWriteError(
+                    f"{self.path} cannot be written: {error}",
+                    "check the disk, look whether the change is there",
+                    "It is not known whether the last change was stored",
+                ) from error
+            raise
+
+    def _forget_log(self) -> bool:
+        """Empty the log: else a commit that did not reach the disk could count after a crash."""
+        with contextlib.suppress(sqlite3.Error):
+            return not self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+        return False
 
     def meta(self) -> tuple[dict[str, Any], State]:
         """What the index is, and the state of the last commit.

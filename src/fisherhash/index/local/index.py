@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import os
-import sqlite3
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -76,7 +75,7 @@ class LocalIndex(Index):
         self._process, self._skip_damaged = os.getpid(), skip_damaged
         self._snapshot: Snapshot | None = None
         self._seen: Any = None
-        self._removed = False
+        self._removed = self._rows_checked = False
         self._file = IndexFile(self.path, write=write)
         try:
             with self._file.explained():
@@ -194,7 +193,7 @@ class LocalIndex(Index):
             new = old
         elif self._skip_damaged:
             new = Snapshot(self.bits, state, salvage(file).blocks)
-            new.unavailable = max(0, state.count - len(new.whole.ids))
+            new.unavailable = max(0, state.live - len(new.whole.ids))
         elif old is not None and old.state.commit < state.commit:
             new = old.after(state, self._blocks(file, old.state.commit))
             new = new if new.is_complete() else None
@@ -244,7 +243,7 @@ class LocalIndex(Index):
                     new = change.finish(facts if named else None)
                     # An interruption may come just after the commit: look at the file then.
                     self._seen = None
-                    file.db.execute("COMMIT")
+                    file.commit()
                 finally:
                     file.rollback()
                 self._snapshot, self._seen = new, file.version()
@@ -320,7 +319,8 @@ class LocalIndex(Index):
             if len(known) < len(keys) and not missing_ok:
                 missing = next(key for key in keys if key not in known)
                 raise self._missing(missing, "; nothing was removed")
-            wanted = np.union1d(as_ids(row.id for row in known.values()), ids)
+            wanted = np.sort(np.concatenate([as_ids(row.id for row in known.values()), ids]))
+            wanted = wanted[np.append(True, wanted[1:] != wanted[:-1])[: len(wanted)]]
             exists, _ = change.before.positions(wanted)
             if not exists.all() and not missing_ok:
                 raise self._missing(wanted[~exists][0], "; nothing was removed")
@@ -443,15 +443,12 @@ class LocalIndex(Index):
             items = self._items(file, snapshot, named)
             ids = as_ids(item.id for item in items if where.matches(item))
         else:
+            if not self._rows_checked:
+                self._check_rows(file, named)
             condition, values = to_sql(where)
             file.meter.refill(len(values))
-            try:
-                flags = self._checked(file, named, condition, values)
-            except sqlite3.OperationalError:
-                # A row that is damaged may not be JSON; then this names it.
-                self._checked(file, named)
-                raise
-            ids = named[flags.astype(bool)]
+            rows = file.db.execute(f"SELECT id FROM items WHERE {condition} ORDER BY id", values)
+            ids = as_ids(id_ for (id_,) in rows)
         if len(named):
             self._refuse_unknown(file, where)
         while len(snapshot.filters) >= _FILTERS:
@@ -459,30 +456,26 @@ class LocalIndex(Index):
         snapshot.filters[name] = ids
         return ids
 
-    def _checked(
-        self, file: IndexFile, named: Ids, column: str = "0", values: Sequence[Any] = ()
-    ) -> NDArray[Any]:
-        """A column of all rows, which are those that must be there and as they were written."""
-        found: list[Any] = []
-        rows = file.db.execute(f"SELECT id, crc, {SUMMED}, {column} FROM items ORDER BY id", values)
+    def _check_rows(self, file: IndexFile, named: Ids) -> None:
+        """Check all rows before a filter uses them for the first time."""
         place = 0
+        rows = file.db.execute(f"SELECT id, crc, {SUMMED} FROM items ORDER BY id")
         for part in iter(lambda: rows.fetchmany(_STEP), []):
-            ids, sums, summed, cells = zip(*part, strict=True)
-            expected = named[place : place + len(ids)].tolist()
-            place += len(ids)
-            if None in summed or tuple(map(zlib.crc32, summed)) != sums:
-                wrong = next(
-                    i
-                    for i, sum_, text in zip(ids, sums, summed, strict=True)
-                    if text is None or zlib.crc32(text) != sum_
-                )
+            ids, sums, summed = zip(*part, strict=True)
+            for id_, _, text in part if None in summed else ():
+                if text is None:
+                    raise file.damaged(row_problem(id_, None, "lacks a field"))
+            found = tuple(map(zlib.crc32, summed))
+            if found != sums:
+                wrong = next(i for i, a, b in zip(ids, found, sums, strict=True) if a != b)
                 raise file.damaged(row_problem(wrong, None, "does not match its checksum"))
+            expected = named[place : place + len(ids)].tolist()
             if list(ids) != expected:
                 raise file.damaged(_other_rows(ids, expected))
-            found += cells
+            place += len(ids)
         if place < len(named):
             raise file.damaged(row_problem(int(named[place]), None, "is missing"))
-        return np.array(found)
+        self._rows_checked = True
 
     def _refuse_unknown(self, file: IndexFile, where: All) -> None:
         """A mistyped field would match no item, and with != every one."""

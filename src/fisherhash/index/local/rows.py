@@ -49,11 +49,13 @@ class ItemRow(NamedTuple):
     def stored(self) -> tuple[Any, ...]:
         """The columns as they are stored, with their checksum."""
         key, path = encode_text(self.key), None if self.path is None else encode_text(self.path)
-        kinds = "".join(map(_KINDS.__getitem__, (type(key), type(path)))) + "texttext"
-        numbers = ["-" if number is None else str(number) for number in self[3:5]]
-        head = f"{self.id} {numbers[0]} {numbers[1]} {kinds} ".encode()
-        texts = b"\n".join(map(text_bytes, (key, path or "", *self[5:])))
-        return self.id, key, path, *self[3:], zlib.crc32(head + texts)
+        size, mtime = ("-" if number is None else number for number in self[3:5])
+        kinds = f"{_KINDS[type(key)]}{_KINDS[type(path)]}texttext"
+        head = f"{self.id} {size} {mtime} {kinds} ".encode()
+        # As bytes, a text and the name of a file that is not UTF-8 look alike.
+        texts = "\n".join((self.key, self.path or "", self.labels, self.metadata))
+        crc = zlib.crc32(texts.encode(errors="surrogateescape"), zlib.crc32(head))
+        return self.id, key, path, *self[3:], crc
 
 
 def read_row(columns: Iterable[Any]) -> ItemRow:

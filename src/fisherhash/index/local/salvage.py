@@ -231,7 +231,7 @@ def _count_lost_codes(found: Salvage, damaged: dict[int, str]) -> None:
     state = found.state
     if state is not None:
         here = sum(len(block.ids) for _, block in found.blocks.values())
-        if here + len(found.lost) >= state.count:
+        if here + len(found.lost) >= state.live:
             return
     for number in sorted(damaged):
         first, last = number * SLOTS, (number + 1) * SLOTS - 1

@@ -164,7 +164,7 @@ def repair(uri: Uri, target: Uri) -> RepairReport:
         report.remarks.append("the model that the index carries is damaged, and was left out")
     _write(Path(target), found, report)
     if found.state is not None:
-        report.lost_count = found.state.count - report.kept
+        report.lost_count = found.state.live - report.kept
     return report
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import psycopg
 from psycopg import errors as pg_errors
@@ -40,47 +40,6 @@ _REFUSED = (
 _LOST = (psycopg.OperationalError, psycopg.InterfaceError)
 
 
-class Address(NamedTuple):
-    """An index on a PostgreSQL server, as its URI says.
-
-    Attributes:
-        uri: as messages show it, without the password.
-        conninfo: what psycopg connects to.
-        table: the table of the index.
-        search: ``exact``, or ``hnsw`` for the approximate graph of pgvector.
-        m: neighbours per node of the graph.
-        ef_construction: candidates per node while the graph is built.
-        ef_search: candidates per query.
-    """
-
-    uri: str
-    conninfo: str
-    table: str
-    search: str
-    m: int
-    ef_construction: int
-    ef_search: int
-
-    def run(self, cursor: Cursor, query: str, values: Sequence[Any] = ()) -> Cursor:
-        """Execute a query with ``{table}`` in it; values are parameters, never part of it."""
-        return cursor.execute(self.sql(query), values)
-
-    def sql(self, query: str) -> bytes:
-        """Return a query with the name of the table, which has no character to be quoted."""
-        return query.replace("{table}", f'"{self.table}"').encode()
-
-
-def read_address(uri: Uri) -> Address:
-    """Parse ``postgresql://USER@HOST/DATABASE?index=NAME``; other options go to PostgreSQL."""
-    shown, rest, options = read_uri(str(uri), _OPTIONS, strict=False)
-    address = Address(shown, rest, options.pop("index"), **options)
-    if address.table.startswith(_RESERVED):
-        raise UsageError(f"the name of an index cannot begin with {_RESERVED}, got {address.table}")
-    if address.ef_search > MAX_EF:
-        raise UsageError(f"ef_search can be {MAX_EF} at most, got {address.ef_search}")
-    return address
-
-
 class _BitLoader(Loader):
     """Codes as our packed bytes: the binary form of a bit string is its length and these bytes."""
 
@@ -90,14 +49,34 @@ class _BitLoader(Loader):
         return bytes(data[4:])
 
 
-class Connections:
-    """Connections to the server of an index; threads and open iterators have one each."""
+class Database:
+    """Connections to the database of an index; threads and open iterators have one each.
 
-    def __init__(self, address: Address) -> None:
-        self._address = address
+    Attributes:
+        uri: of the index, as messages show it, without the password.
+        conninfo: what psycopg connects to.
+        table: the table of the index.
+        options: the other options of the URI that are ours.
+    """
+
+    def __init__(self, uri: Uri) -> None:
+        self.uri, self.conninfo, self.options = read_uri(str(uri), _OPTIONS, strict=False)
+        self.table = self.options["index"]
+        if self.table.startswith(_RESERVED):
+            raise UsageError(f"the name of an index cannot begin with {_RESERVED}: {self.table}")
+        if self.options["ef_search"] > MAX_EF:
+            raise UsageError(f"ef_search can be {MAX_EF} at most: {self.uri}")
         self._idle: deque[psycopg.Connection] = deque()
         self._closed = False
         self._process = os.getpid()
+
+    def sql(self, query: str) -> bytes:
+        """Return a query with the table for ``{table}``; its name needs no escapes."""
+        return query.replace("{table}", f'"{self.table}"').encode()
+
+    def run(self, cursor: Cursor, query: str, values: Sequence[Any] = ()) -> Cursor:
+        """Execute a query with ``{table}`` in it; values are parameters, never part of it."""
+        return cursor.execute(self.sql(query), values)
 
     def close(self) -> None:
         """Close those that nobody uses; the others are closed when they are given back."""
@@ -108,8 +87,7 @@ class Connections:
     @contextlib.contextmanager
     def transaction(self, *, write: bool = False) -> Iterator[Cursor]:
         """One snapshot for all that is read inside; with ``write``, one commit at the end."""
-        uri = self._address.uri
-        with _explained(uri, write=write):
+        with _explained(self.uri, write=write):
             connection = self._take()
             level = psycopg.IsolationLevel
             try:
@@ -123,7 +101,7 @@ class Connections:
                     connection.commit()
                 except _LOST as error:
                     raise CannotWriteError(
-                        f"{uri}: the connection was lost during a commit ({_first_line(error)})",
+                        f"{self.uri}: no answer to a commit ({_first_line(error)})",
                         "look at the index",
                         done="The change may or may not have been stored",
                     ) from error
@@ -131,14 +109,15 @@ class Connections:
                 self._give_back(connection)
 
     def _take(self) -> psycopg.Connection:
-        uri = self._address.uri
         if self._closed:
-            raise UsageError(f"{uri} was closed")
+            raise UsageError(f"{self.uri} was closed")
         if self._process != os.getpid():
-            raise UsageError(f"{uri} was opened before this process was forked; open it again here")
+            raise UsageError(
+                f"{self.uri} was opened before this process was forked; open it again here"
+            )
         with contextlib.suppress(IndexError):
             return self._idle.pop()
-        connection = psycopg.connect(self._address.conninfo, application_name="fisherhash")
+        connection = psycopg.connect(self.conninfo, application_name="fisherhash")
         connection.adapters.register_loader(_BIT, _BitLoader)
         # Searches look expensive to the planner, and compiling them costs more than they do.
         connection.execute("SET jit = off")

@@ -16,12 +16,13 @@ import json
 import logging
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.errors import UsageError
 from fisherhash.index.base import Files, Uri
 from fisherhash.index.checks import whole_number
 from fisherhash.index.filters import All, Where, parse_filter, unknown_field
@@ -36,7 +37,7 @@ from fisherhash.index.items import (
     matches_of,
     within_of,
 )
-from fisherhash.index.postgres.connect import MAX_EF, Address, Connections, Cursor, read_address
+from fisherhash.index.postgres.connect import MAX_EF, Cursor, Database
 from fisherhash.index.postgres.sql import (
     Sql,
     has_field_sql,
@@ -46,17 +47,19 @@ from fisherhash.index.postgres.sql import (
 )
 from fisherhash.index.postgres.tables import (
     COLUMNS,
-    FORMAT,
+    FACTS,
+    FILE,
     STEP,
     Change,
-    Facts,
     bit_texts,
     create_index,
     exists,
     item_of,
-    read_facts,
+    note_kind,
+    read_documents,
+    write_documents,
 )
-from fisherhash.index.server import ServerIndex
+from fisherhash.index.server import Facts, ServerIndex, digest_of
 
 logger = logging.getLogger(__name__)
 
@@ -66,53 +69,43 @@ _SAMPLE, _K = 100, 10
 class PostgresIndex(ServerIndex):
     """An index in a table of PostgreSQL."""
 
-    def __init__(self, address: Address, connections: Connections, *, write: bool) -> None:
-        self.uri, self.writable = address.uri, write
-        self.approximate = address.search == "hnsw"
-        self._address, self._connections = address, connections
+    def __init__(self, uri: Uri, *, write: bool) -> None:
+        self._database = Database(uri)
+        self.uri, self.writable = self._database.uri, write
+        self._options = self._database.options
+        self.approximate = self._options["search"] == "hnsw"
         self._builds = write and self.approximate
-        with self._connections.transaction() as cursor:
-            facts = None
-            if exists(cursor, "fisherhash_indexes"):
-                facts = read_facts(cursor, address)
-        if facts is None:
-            raise UsageError(f"{self.uri} does not exist: there is no index {address.table}")
-        if facts.format != FORMAT:
-            raise FisherhashError(
-                f"{self.uri} was written by another version of fisherhash (format {facts.format}, "
-                f"this one reads format {FORMAT}); use that version"
-            )
-        self.bits, self.fingerprint, self.model = facts.bits, facts.fingerprint, facts.model
+        try:
+            with self._database.transaction() as cursor:
+                stored = None
+                if exists(cursor, "fisherhash_documents"):
+                    stored = read_documents(cursor, self._database.table, FACTS).get("")
+                self._read_facts(stored, opening=True)
+        except BaseException:
+            self._database.close()
+            raise
 
     # Opening
 
     @classmethod
     def open_at(cls, uri: Uri, *, write: bool, skip_damaged: bool = False) -> Self:
         """See :meth:`Index.open`; the server itself checks the pages that it reads."""
-        address = read_address(uri)
-        connections = Connections(address)
-        try:
-            return cls(address, connections, write=write)
-        except BaseException:
-            connections.close()
-            raise
+        return cls(uri, write=write)
 
     @classmethod
     def create_at(cls, uri: Uri, facts: dict[str, Any], files: Files) -> Self:
         """See :meth:`Index.create`."""
-        address = read_address(uri)
-        connections = Connections(address)
-        with contextlib.closing(connections), connections.transaction(write=True) as cursor:
-            create_index(cursor, address, facts, files)
-        return cls.open_at(uri, write=True)
+        database = Database(uri)
+        with contextlib.closing(database), database.transaction(write=True) as cursor:
+            create_index(cursor, database, Facts(**facts, digest=digest_of(files)), files)
+        return cls(uri, write=True)
 
     @classmethod
     def exists_at(cls, uri: Uri) -> bool:
         """See :meth:`Index.exists`."""
-        address = read_address(uri)
-        connections = Connections(address)
-        with contextlib.closing(connections), connections.transaction() as cursor:
-            return exists(cursor, address.table)
+        database = Database(uri)
+        with contextlib.closing(database), database.transaction() as cursor:
+            return exists(cursor, database.table)
 
     def close(self) -> None:
         """See :meth:`Index.close`; a writer with ``search=hnsw`` builds the graph if it lacks."""
@@ -122,32 +115,43 @@ class PostgresIndex(ServerIndex):
             if builds and sys.exception() is None:
                 self._build_graph()
         finally:
-            self._connections.close()
+            self._database.close()
 
     # Changes
 
     @contextlib.contextmanager
     def _changing(self, fingerprint: str | None = None) -> Iterator[Change]:
         self._must_write()
-        with self._connections.transaction(write=True) as cursor:
-            facts = self._facts(cursor, lock=True)
+        with self._database.transaction(write=True) as cursor:
+            facts = self._locked_facts(cursor)
             self._check_model(fingerprint, unnamed_codes=facts.next_id > 0)
-            change = Change(self._address, self.bits, cursor, facts.next_id)
+            change = Change(self._database, cursor, facts)
             yield change
-            cursor.execute(
-                "UPDATE fisherhash_indexes SET next_id = %s, commit = commit + 1,"
-                " fingerprint = coalesce(%s, fingerprint) WHERE name = %s",
-                [change.next_id, fingerprint, self._address.table],
+            named = fingerprint or facts.fingerprint
+            self._write_facts(
+                cursor,
+                replace(facts, commit=facts.commit + 1, next_id=change.next_id, fingerprint=named),
             )
-        self.fingerprint = fingerprint or self.fingerprint
+        self.fingerprint = named
+
+    def _locked_facts(self, cursor: Cursor) -> Facts:
+        """The facts; whoever has locked them makes the next commit."""
+        query = (
+            "SELECT value FROM fisherhash_documents WHERE index_name = %s AND kind = %s FOR UPDATE"
+        )
+        row = cursor.execute(query, [self._database.table, FACTS]).fetchone()
+        return self._read_facts(None if row is None else row[0])
+
+    def _write_facts(self, cursor: Cursor, facts: Facts) -> None:
+        write_documents(cursor, self._database.table, {(FACTS, ""): facts.to_json().encode()})
 
     # Content
 
     def _found(self, keys: list[str], ids: list[int]) -> Mapping[str | int, Item]:
         test = "key = ANY(%s::text[]) OR id = ANY(%s::bigint[])"
-        with self._connections.transaction() as cursor:
+        with self._database.transaction() as cursor:
             query = f"SELECT {COLUMNS} FROM {{table}} WHERE {test}"
-            rows = self._address.run(cursor, query, [list(map(_key_text, keys)), ids])
+            rows = self._database.run(cursor, query, [list(map(_key_text, keys)), ids])
             items = [item_of(row) for row in rows]
         by_key = {item.key: item for item in items if item.key is not None}
         return {**by_key, **{item.id: item for item in items}}
@@ -166,12 +170,12 @@ class PostgresIndex(ServerIndex):
         """Rows that match, by ascending id, from a snapshot that is taken now."""
 
         def rows() -> Generator[Any]:
-            with self._connections.transaction() as cursor:
+            with self._database.transaction() as cursor:
                 test, values = self._test(cursor, where)
                 query = f"SELECT {columns} FROM {{table}} WHERE {test} ORDER BY id"
                 with cursor.connection.cursor("fisherhash", binary=True) as named:
                     named.itersize = STEP
-                    named.execute(self._address.sql(query), values)
+                    named.execute(self._database.sql(query), values)
                     yield None
                     yield from named
 
@@ -183,31 +187,38 @@ class PostgresIndex(ServerIndex):
 
     def count(self, where: Where | None = None) -> int:
         """See :meth:`Index.count`."""
-        with self._connections.transaction() as cursor:
+        with self._database.transaction() as cursor:
             test, values = self._test(cursor, parse_filter(where))
             return self._one(cursor, f"SELECT count(*) FROM {{table}} WHERE {test}", values)[0]
 
     def files(self) -> dict[str, FileState]:
         """See :meth:`Index.files`."""
         query = "SELECT key, size, mtime_ns, id FROM {table} WHERE key IS NOT NULL ORDER BY id"
-        with self._connections.transaction() as cursor:
-            rows = self._address.run(cursor, query)
+        with self._database.transaction() as cursor:
+            rows = self._database.run(cursor, query)
             return {loaded_text(key): FileState(*rest) for key, *rest in rows}
 
     def notes(self, kind: str) -> dict[str, Any]:
         """See :meth:`Index.notes`."""
-        with self._connections.transaction() as cursor:
-            cursor.execute(
-                "SELECT name, value FROM fisherhash_notes WHERE index_name = %s AND kind = %s"
-                " ORDER BY name",
-                [self._address.table, stored_text(kind)],
-            )
-            return {loaded_text(name): json.loads(value) for name, value in cursor}
+        with self._database.transaction() as cursor:
+            known = read_documents(cursor, self._database.table, note_kind(kind))
+        return {loaded_text(name): json.loads(value) for name, value in known.items()}
+
+    def _stored_files(self) -> dict[str, bytes]:
+        with self._database.transaction() as cursor:
+            return read_documents(cursor, self._database.table, FILE)
+
+    def _facts(self) -> Facts:
+        with self._database.transaction() as cursor:
+            return self._facts_of(cursor)
+
+    def _facts_of(self, cursor: Cursor) -> Facts:
+        return self._read_facts(read_documents(cursor, self._database.table, FACTS).get(""))
 
     def info(self) -> dict[str, Any]:
         """See :meth:`Index.info`."""
-        with self._connections.transaction() as cursor:
-            facts = self._facts(cursor)
+        with self._database.transaction() as cursor:
+            facts = self._facts_of(cursor)
             query = (
                 "SELECT count(*), count(key), pg_total_relation_size('{table}'::regclass),"
                 " current_setting('server_version') FROM {table}"
@@ -224,19 +235,9 @@ class PostgresIndex(ServerIndex):
             "next_id": facts.next_id,
             "bytes": {"table": size},
             "server": f"PostgreSQL {server}",
-            "search": self._address.search,
+            "search": self._options["search"],
             "graph": facts.graph,
         }
-
-    def _stored_model(self) -> tuple[str | None, dict[str, bytes]]:
-        with self._connections.transaction() as cursor:
-            digest = self._facts(cursor).digest
-            query = "SELECT name, data FROM fisherhash_files WHERE index_name = %s"
-            return digest, dict(cursor.execute(query, [self._address.table]).fetchall())
-
-    def _commit(self) -> int:
-        with self._connections.transaction() as cursor:
-            return self._facts(cursor).commit
 
     # Search
 
@@ -246,7 +247,7 @@ class PostgresIndex(ServerIndex):
         if weights is not None:
             return super()._search(queries, weights, k, where)
         graph = self.approximate and not where and k <= MAX_EF
-        with self._connections.transaction() as cursor:
+        with self._database.transaction() as cursor:
             if graph and not exists(cursor, self._graph):
                 raise UsageError(
                     f"{self.uri} has no HNSW graph yet: a writer with search=hnsw builds it when "
@@ -260,7 +261,7 @@ class PostgresIndex(ServerIndex):
         distance = self._distance
         texts = bit_texts(queries, self.bits)
         if graph:
-            width = max(self._address.ef_search, k)
+            width = max(self._options["ef_search"], k)
             cursor.execute("SELECT set_config('hnsw.ef_search', %s, true)", [str(width)])
             near = f"SELECT id, code FROM {{table}} ORDER BY {distance} LIMIT %s"
             query = f"SELECT id, ({distance})::int FROM ({near}) AS near ORDER BY 2, 1"
@@ -272,7 +273,7 @@ class PostgresIndex(ServerIndex):
 
     def _within(self, queries: Codes, radius: int, where: All) -> Within:
         distance = f"({self._distance})::int"
-        with self._connections.transaction() as cursor:
+        with self._database.transaction() as cursor:
             test, values = self._test(cursor, where)
             query = (
                 f"SELECT id, {distance} FROM {{table}} WHERE {distance} <= %s AND {test}"
@@ -292,7 +293,7 @@ class PostgresIndex(ServerIndex):
         """The rows of one query for every set of parameters; they are sent without waiting."""
         if not parameters:
             return []
-        cursor.executemany(self._address.sql(query), parameters, returning=True)
+        cursor.executemany(self._database.sql(query), parameters, returning=True)
         rows = [cursor.fetchall()]
         while cursor.nextset():
             rows.append(cursor.fetchall())
@@ -309,7 +310,7 @@ class PostgresIndex(ServerIndex):
                 continue
             if not self._one(cursor, exists.replace("%s", "true"))[0]:
                 break  # there are no items with keys
-            rows = self._address.run(
+            rows = self._database.run(
                 cursor, "SELECT DISTINCT jsonb_object_keys(metadata) FROM {table}"
             )
             names = [loaded_text(name) for (name,) in rows]
@@ -320,41 +321,36 @@ class PostgresIndex(ServerIndex):
 
     @property
     def _graph(self) -> str:
-        return f"{self._address.table}_hnsw"
+        return f"{self._database.table}_hnsw"
 
     def _build_graph(self) -> None:
         """Build the graph if there is none, measure its recall, and store the result."""
-        address = self._address
-        with self._connections.transaction(write=True) as cursor:
+        options = self._options
+        with self._database.transaction(write=True) as cursor:
             if exists(cursor, self._graph):
                 return
-            address.run(
+            self._database.run(
                 cursor,
                 f'CREATE INDEX IF NOT EXISTS "{self._graph}" ON {{table}} USING hnsw'
-                f" (code bit_hamming_ops) WITH (m = {address.m},"
-                f" ef_construction = {address.ef_construction})",
+                f" (code bit_hamming_ops) WITH (m = {options['m']},"
+                f" ef_construction = {options['ef_construction']})",
             )
-        with self._connections.transaction() as cursor:
+        with self._database.transaction() as cursor:
             recall, queries = self._recall(cursor)
-        known = {name: getattr(address, name) for name in ("m", "ef_construction", "ef_search")}
-        with self._connections.transaction(write=True) as cursor:
-            cursor.execute(
-                "UPDATE fisherhash_indexes SET graph = %s WHERE name = %s",
-                [
-                    json.dumps({**known, "recall": recall, "k": _K, "queries": queries}),
-                    address.table,
-                ],
-            )
+        known = {name: options[name] for name in ("m", "ef_construction", "ef_search")}
+        known |= {"recall": recall, "k": _K, "queries": queries}
+        with self._database.transaction(write=True) as cursor:
+            self._write_facts(cursor, replace(self._locked_facts(cursor), graph=known))
         logger.info(
             "%s: searches by the HNSW graph are approximate; recall at %d of %d of its own codes "
             "is %.3f with ef_search=%d",
-            *(self.uri, _K, queries, recall, address.ef_search),
+            *(self.uri, _K, queries, recall, options["ef_search"]),
         )
 
     def _recall(self, cursor: Cursor) -> tuple[float, int]:
         """Recall over ties: a result counts if it is as near as the k-th of the exact search."""
         query = f"SELECT code FROM {{table}} ORDER BY hashint8(id), id LIMIT {_SAMPLE}"
-        codes = self._joined(code for (code,) in self._address.run(cursor, query).fetchall())
+        codes = self._joined(code for (code,) in self._database.run(cursor, query).fetchall())
         exact = self._nearest(cursor, codes, _K, All(), graph=False).distances
         # On a small table the planner would scan.
         cursor.execute("SET LOCAL enable_seqscan = off")
@@ -367,31 +363,22 @@ class PostgresIndex(ServerIndex):
     def verify(self) -> list[Problem]:
         """See :meth:`Index.verify`; the server itself checks the pages that it reads."""
         problems = self._model_problems()
-        with self._connections.transaction() as cursor:
-            facts = self._facts(cursor)
+        with self._database.transaction() as cursor:
+            facts = self._facts_of(cursor)
             query = "SELECT count(code), coalesce(max(id), -1), max(length(code)) FROM {table}"
             _, last, bits = self._one(cursor, query)
             if last >= facts.next_id or bits not in (None, facts.bits):
                 problems.append(
                     Problem(
-                        f"table {self._address.table}",
+                        f"table {self._database.table}",
                         "holds items that fisherhash did not write",
                         "remove them, or copy the index from where it came",
                     )
                 )
         return problems
 
-    # Helpers
-
-    def _facts(self, cursor: Cursor, *, lock: bool = False) -> Facts:
-        facts = read_facts(cursor, self._address, lock=lock)
-        if facts is None:
-            raise FisherhashError(f"{self.uri} was deleted while it was open")
-        self.fingerprint = facts.fingerprint
-        return facts
-
     def _one(self, cursor: Cursor, query: str, values: Sequence[Any] = ()) -> Any:
-        return self._address.run(cursor, query, values).fetchone()
+        return self._database.run(cursor, query, values).fetchone()
 
 
 def _key_text(key: str) -> str:

@@ -1,10 +1,10 @@
-"""The tables on the server, and one commit to them: one per index, and three that all share."""
+"""One table per index, one of documents that all indexes of a database share, and changes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from psycopg import errors as pg_errors
@@ -14,35 +14,18 @@ from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import Files
 from fisherhash.index.checks import CheckedEntry, NoteTexts
 from fisherhash.index.items import Codes, Ids, Item
-from fisherhash.index.postgres.connect import Address, Cursor
+from fisherhash.index.postgres.connect import Cursor, Database
 from fisherhash.index.postgres.sql import loaded_json, loaded_text, stored_json, stored_text
-from fisherhash.index.server import digest_of
+from fisherhash.index.server import Facts
 
-FORMAT = 1
 _LOCK = 7_235_421_908
-"""Of the advisory lock that one process holds while it creates the tables that indexes share."""
-_SHARED = """
-CREATE TABLE IF NOT EXISTS fisherhash_indexes (
-    name text PRIMARY KEY,
-    format integer NOT NULL,
-    bits integer NOT NULL,
-    fingerprint text,
-    model text NOT NULL,
-    digest text,
-    commit bigint NOT NULL DEFAULT 0,
-    next_id bigint NOT NULL DEFAULT 0,
-    graph text);
-CREATE TABLE IF NOT EXISTS fisherhash_notes (
-    index_name text NOT NULL REFERENCES fisherhash_indexes ON DELETE CASCADE,
+"""Of the advisory lock that one process holds while it creates the table that indexes share."""
+_DOCUMENTS = """CREATE TABLE IF NOT EXISTS fisherhash_documents (
+    index_name text NOT NULL,
     kind text COLLATE "C" NOT NULL,
     name text COLLATE "C" NOT NULL,
-    value text NOT NULL,
-    PRIMARY KEY (index_name, kind, name));
-CREATE TABLE IF NOT EXISTS fisherhash_files (
-    index_name text NOT NULL REFERENCES fisherhash_indexes ON DELETE CASCADE,
-    name text NOT NULL,
-    data bytea NOT NULL,
-    PRIMARY KEY (index_name, name))"""
+    value bytea NOT NULL,
+    PRIMARY KEY (index_name, kind, name))"""
 _TABLE = """CREATE TABLE {table} (
     id bigint PRIMARY KEY,
     code bit(%d) NOT NULL,
@@ -54,75 +37,64 @@ _TABLE = """CREATE TABLE {table} (
     metadata jsonb NOT NULL DEFAULT '{}')"""
 COLUMNS = "id, code, key, path, size, mtime_ns, labels, metadata::text"
 STEP = 1 << 12
+FACTS, FILE = "facts", "file"
+"""Kinds of documents beside notes, whose kinds begin with a slash."""
 
 
-class Facts(NamedTuple):
-    """What the shared table has about an index."""
-
-    format: int
-    bits: int
-    fingerprint: str | None
-    model: dict[str, Any]
-    digest: str | None
-    commit: int
-    next_id: int
-    graph: dict[str, Any] | None
-
-
-def create_index(cursor: Cursor, address: Address, facts: dict[str, Any], files: Files) -> None:
-    """Create the table of an index and what belongs to it."""
-    if not exists(cursor, "fisherhash_indexes"):
+def create_index(cursor: Cursor, database: Database, facts: Facts, files: Files) -> None:
+    """Create the table of an index, and its documents."""
+    if not exists(cursor, "fisherhash_documents"):
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
         try:
             cursor.execute("CREATE EXTENSION IF NOT EXISTS vector")
         except (pg_errors.InsufficientPrivilege, pg_errors.UndefinedFile) as error:
             raise FisherhashError(
-                f"{address.uri} needs the extension pgvector ({error.diag.message_primary}). "
+                f"{database.uri} needs the extension pgvector ({error.diag.message_primary}). "
                 "Install it on the server, then let an administrator run: CREATE EXTENSION vector"
             ) from error
-        for statement in _SHARED.split(";"):
-            cursor.execute(statement.encode())
+        cursor.execute(_DOCUMENTS)
     try:
-        address.run(cursor, _TABLE % facts["bits"])
+        database.run(cursor, _TABLE % facts.bits)
     except (pg_errors.DuplicateTable, pg_errors.UniqueViolation) as error:
         raise UsageError(
-            f"{address.uri} exists already: there is a table {address.table}"
+            f"{database.uri} exists already: there is a table {database.table}"
         ) from error
     # What is left of an index whose table was dropped by hand.
-    cursor.execute("DELETE FROM fisherhash_indexes WHERE name = %s", [address.table])
-    cursor.execute(
-        "INSERT INTO fisherhash_indexes (name, format, bits, fingerprint, model, digest)"
-        " VALUES (%s, %s, %s, %s, %s, %s)",
-        [
-            address.table,
-            FORMAT,
-            facts["bits"],
-            facts["fingerprint"],
-            json.dumps(facts["model"]),
-            digest_of(files),
-        ],
+    cursor.execute("DELETE FROM fisherhash_documents WHERE index_name = %s", [database.table])
+    documents = {(FACTS, ""): facts.to_json().encode()}
+    documents |= {(FILE, name): data for name, data in files.items()}
+    write_documents(cursor, database.table, documents)
+
+
+def read_documents(cursor: Cursor, table: str, kind: str) -> dict[str, bytes]:
+    """The documents of a kind by name."""
+    query = (
+        "SELECT name, value FROM fisherhash_documents WHERE index_name = %s AND kind = %s"
+        " ORDER BY name"
     )
-    for name, data in files.items():
-        cursor.execute(
-            "INSERT INTO fisherhash_files VALUES (%s, %s, %s)", [address.table, name, data]
-        )
+    return dict(cursor.execute(query, [table, kind]).fetchall())
+
+
+def write_documents(
+    cursor: Cursor, table: str, documents: Mapping[tuple[str, str], bytes | None]
+) -> None:
+    """Write documents by (kind, name); None removes one."""
+    rows = [(table, *name, value) for name, value in documents.items()]
+    cursor.executemany(
+        "INSERT INTO fisherhash_documents VALUES (%s, %s, %s, %s)"
+        " ON CONFLICT (index_name, kind, name) DO UPDATE SET value = excluded.value",
+        [row for row in rows if row[3] is not None],
+    )
+    cursor.executemany(
+        "DELETE FROM fisherhash_documents WHERE index_name = %s AND kind = %s AND name = %s",
+        [row[:3] for row in rows if row[3] is None],
+    )
 
 
 def exists(cursor: Cursor, name: str) -> bool:
     """Whether there is a table or an index of that name."""
     row = cursor.execute("SELECT to_regclass(%s) IS NOT NULL", [f'"{name}"']).fetchone()
     return bool(row and row[0])
-
-
-def read_facts(cursor: Cursor, address: Address, *, lock: bool = False) -> Facts | None:
-    """What the shared table has about an index; ``lock`` lets no other process change it."""
-    query = f"SELECT {', '.join(Facts._fields)} FROM fisherhash_indexes WHERE name = %s"
-    row = cursor.execute((query + lock * " FOR UPDATE").encode(), [address.table]).fetchone()
-    if row is None:
-        return None
-    facts = Facts(*row)
-    graph = None if facts.graph is None else json.loads(str(facts.graph))
-    return facts._replace(model=json.loads(str(facts.model)), graph=graph)
 
 
 def bit_texts(codes: Codes, bits: int) -> list[str]:
@@ -138,14 +110,14 @@ def bit_texts(codes: Codes, bits: int) -> list[str]:
 class Change:
     """One commit in the making."""
 
-    def __init__(self, address: Address, bits: int, cursor: Cursor, next_id: int) -> None:
-        self._address, self._bits, self._cursor = address, bits, cursor
-        self.next_id = next_id
+    def __init__(self, database: Database, cursor: Cursor, facts: Facts) -> None:
+        self._database, self._cursor, self._bits = database, cursor, facts.bits
+        self.next_id = facts.next_id
 
     def ids_of(self, keys: list[str]) -> dict[str, int]:
         """Return the ids of those keys that exist."""
         query = "SELECT key, id FROM {table} WHERE key = ANY(%s::text[])"
-        rows = self._address.run(self._cursor, query, [list(map(stored_text, keys))])
+        rows = self._database.run(self._cursor, query, [list(map(stored_text, keys))])
         return {loaded_text(key): id_ for key, id_ in rows}
 
     def insert(self, ids: Sequence[int], entries: list[CheckedEntry]) -> None:
@@ -153,7 +125,7 @@ class Change:
         if not entries:
             return
         columns = "id, key, path, size, mtime_ns, labels, metadata, code"
-        query = self._address.sql(f"COPY {{table}} ({columns}) FROM STDIN")
+        query = self._database.sql(f"COPY {{table}} ({columns}) FROM STDIN")
         with self._cursor.copy(query) as copy:
             for id_, entry, row in zip(ids, entries, self._rows(entries), strict=True):
                 path, size, mtime_ns, labels, metadata, code = row
@@ -167,7 +139,7 @@ class Change:
         sets = ", ".join(f"{name} = coalesce(%s::{t}, {name})" for name, t in types.items())
         rows = zip(self._rows(list(entries.values())), entries, strict=True)
         self._cursor.executemany(
-            self._address.sql(f"UPDATE {{table}} SET {sets} WHERE id = %s"),
+            self._database.sql(f"UPDATE {{table}} SET {sets} WHERE id = %s"),
             [(*row, id_) for row, id_ in rows],
         )
 
@@ -188,7 +160,7 @@ class Change:
 
     def insert_codes(self, ids: Ids, codes: Codes) -> None:
         """Add codes without keys."""
-        query = self._address.sql("COPY {table} (id, code) FROM STDIN")
+        query = self._database.sql("COPY {table} (id, code) FROM STDIN")
         with self._cursor.copy(query) as copy:
             for start in range(0, len(ids), STEP):
                 part = slice(start, start + STEP)
@@ -197,7 +169,7 @@ class Change:
 
     def delete(self, keys: list[str], ids: Ids) -> dict[int, str | None]:
         """Remove items; returns the keys of those that were there, by id."""
-        rows = self._address.run(
+        rows = self._database.run(
             self._cursor,
             "DELETE FROM {table} WHERE key = ANY(%s::text[]) OR id = ANY(%s::bigint[])"
             " RETURNING id, key",
@@ -207,15 +179,16 @@ class Change:
 
     def write_notes(self, notes: NoteTexts) -> None:
         """Write and remove notes."""
-        rows = [(self._address.table, *map(stored_text, name), v) for name, v in notes.items()]
-        self._cursor.executemany(
-            "DELETE FROM fisherhash_notes WHERE index_name = %s AND kind = %s AND name = %s",
-            [row[:3] for row in rows],
-        )
-        self._cursor.executemany(
-            "INSERT INTO fisherhash_notes VALUES (%s, %s, %s, %s)",
-            [row for row in rows if row[3] is not None],
-        )
+        documents = {
+            (note_kind(kind), stored_text(name)): None if text is None else text.encode()
+            for (kind, name), text in notes.items()
+        }
+        write_documents(self._cursor, self._database.table, documents)
+
+
+def note_kind(kind: str) -> str:
+    """The kind of documents that holds the notes of a kind."""
+    return "/" + stored_text(kind)
 
 
 def item_of(row: Sequence[Any]) -> Item:
