@@ -6,8 +6,7 @@ import math
 import pytest
 import torch
 
-from fisherhash.errors import UsageError
-from fisherhash.methods import Batch, Progress, _pairs, adsh, create
+from fisherhash.methods import Batch, Progress, _pairs
 from fisherhash.methods.adsh import ADSH
 
 
@@ -182,16 +181,6 @@ def test_the_v_step_against_brute_force(bits, gamma):
     assert reached == pytest.approx([min(row) for row in values], abs=1e-4)
 
 
-def test_blocks_of_the_sample_change_nothing(monkeypatch):
-    outputs, labels = toy(images=40, bits=8, several=True)
-    whole, blocks = started(outputs, labels), started(outputs, labels)
-    whole.update_codes(torch.arange(0, 40, 3))
-    monkeypatch.setattr(adsh, "SAMPLE_ROWS", 4)
-    blocks.update_codes(torch.arange(0, 40, 3))
-    torch.testing.assert_close(blocks.codes, whole.codes)
-    torch.testing.assert_close(blocks.ratio, whole.ratio)
-
-
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("most", [1, 17, 50])
 def test_parts_of_the_pairs_change_nothing(several, most, monkeypatch):
@@ -228,73 +217,3 @@ def test_codes_start_at_the_signs_and_outputs_are_remembered():
     method.after_step(torch.full((2, 4), 3.0), batch_of(labels, [3, 5]))
     torch.testing.assert_close(method.memory.outputs[[3, 5]], torch.full((2, 4), 3.0))
     torch.testing.assert_close(method.memory.outputs[4], outputs[4])
-
-
-def test_state_round_trips():
-    outputs, labels = toy(images=30)
-    method, other = started(outputs, labels), started(-outputs, labels)
-    method.on_epoch_start(Progress(0, 1, 0, 1))
-    other.load_state_dict(method.state_dict())
-    batch = batch_of(labels, [0, 4])
-    torch.testing.assert_close(
-        other.loss(outputs[:2], batch)["loss"], method.loss(outputs[:2], batch)["loss"]
-    )
-    for each in (method, other):
-        each.on_epoch_start(Progress(1, 2, 1, 2))
-    torch.testing.assert_close(other.codes, method.codes)
-
-
-def test_the_step_writes_into_the_buffers_a_graph_has_captured():
-    outputs, labels = toy()
-    method = started(outputs, labels)
-    places = method.codes.data_ptr(), method.ratio.data_ptr()
-    method.on_epoch_start(Progress(0, 1, 0, 1))
-    method.after_step(outputs[:2], batch_of(labels, [0, 1]))
-    assert (method.codes.data_ptr(), method.ratio.data_ptr()) == places
-
-
-def test_images_that_are_all_similar():
-    """No dissimilar pair: nothing divides by zero, and codes agree with the outputs' majority."""
-    outputs = toy()[0]
-    method = started(outputs, torch.ones(12, 1))
-    method.on_epoch_start(Progress(0, 1, 0, 1))
-    assert float(method.ratio) <= 1.0
-    u = outputs[:1].clone().requires_grad_()
-    loss = method.loss(u, batch_of(torch.ones(12, 1), [0]))["loss"]
-    loss.backward()
-    assert torch.isfinite(loss)
-    assert torch.isfinite(u.grad).all()
-
-
-@pytest.mark.parametrize("index", [[4], [0, 3, 6]])
-def test_one_image_and_one_class(index):
-    outputs, labels = toy(classes=3)
-    method = started(outputs, torch.cat([labels, torch.zeros(12, 1)], 1))  # and a class without any
-    method.on_epoch_start(Progress(0, 1, 0, 1))
-    u = outputs[index].clone().requires_grad_()
-    loss = method.loss(u, batch_of(labels, index))["loss"]
-    loss.backward()
-    assert torch.isfinite(loss)
-    assert torch.isfinite(u.grad).all()
-
-
-def test_bfloat16_outputs_are_computed_in_float32():
-    outputs, labels = toy()
-    method, batch = started(outputs, labels), batch_of(labels, [0, 1])
-    u = outputs[:2].bfloat16()
-    loss = method.loss(u, batch)["loss"]
-    assert loss.dtype == torch.float32
-    torch.testing.assert_close(loss, method.loss(u.float(), batch)["loss"])
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"quantization": "-1"}, "quantization must not be negative"),
-        ({"sample": "0"}, "sample must be greater than 0"),
-        ({"sweeps": "0"}, "sweeps must be greater than 0"),
-    ],
-)
-def test_bad_options_are_named(options, sentence):
-    with pytest.raises(UsageError, match=sentence):
-        create("adsh", bits=4, classes=2, options=options)

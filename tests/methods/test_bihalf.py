@@ -5,11 +5,8 @@ import math
 import pytest
 import torch
 
-from fisherhash.data.sources import open_data
 from fisherhash.methods import Batch
 from fisherhash.methods.bihalf import BiHalf, bi_half
-from fisherhash.training.fitting import fit
-from fisherhash.training.settings import Settings
 
 
 def inputs():
@@ -114,44 +111,3 @@ def test_centred_features():
         values.append(float(raw.loss(outputs, batch_of(features + shift))["loss"]))
     assert values[0] == pytest.approx(values[2], rel=1e-3)
     assert abs(values[1] - values[3]) > 0.1
-
-
-def test_one_image_has_no_half():
-    outputs = torch.randn(1, 8).requires_grad_()
-    loss = BiHalf(bits=8, classes=0).loss(outputs, batch_of(torch.rand(1, 5)))["loss"]
-    loss.backward()
-    assert float(loss.detach()) == 0.0
-    assert not outputs.grad.any()
-
-
-def test_the_features_get_no_gradient():
-    outputs, features = inputs()
-    features.requires_grad_()
-    outputs.requires_grad_()
-    BiHalf(bits=4, classes=0).loss(outputs, batch_of(features))["loss"].backward()
-    assert features.grad is None
-
-
-def test_bfloat16_outputs_are_computed_in_float32():
-    outputs, features = inputs()
-    rounded = outputs.bfloat16()
-    method = BiHalf(bits=4, classes=0)
-    loss = method.loss(rounded, batch_of(features))["loss"]
-    assert loss.dtype == torch.float32
-    torch.testing.assert_close(loss, method.loss(rounded.float(), batch_of(features))["loss"])
-
-
-def test_trains_on_a_folder_without_labels(tmp_path, photos):
-    flat = tmp_path / "flat"
-    flat.mkdir()
-    for number, path in enumerate(sorted(photos.rglob("*.png"))):
-        (flat / f"{number:03d}.png").write_bytes(path.read_bytes())
-    collection = open_data(flat)
-    assert collection.labels.shape == (42, 0)
-    settings = Settings(epochs=2, batch_size=16)
-    trained = fit(
-        collection, method="bihalf", bits=8, backbone="tiny", settings=settings, device="cpu"
-    )
-    assert trained.split is None
-    assert len(trained.history) == 2
-    assert trained.hasher.encode_collection(collection).codes.shape == (42, 1)

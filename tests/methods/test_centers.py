@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fisherhash.methods import _centers
-from fisherhash.methods._codebooks import far_apart
 
 
 def center(C, S, T, A=None, **weights):
@@ -74,57 +73,6 @@ def test_objective_equals_the_printed_sums(multilabel):
         assert got == pytest.approx(loop_objective(values, B, Y, 0.7, 0.2))
 
 
-@given(
-    bits=st.integers(1, 6),
-    classes=st.integers(1, 4),
-    seed=st.integers(0, 10_000),
-    multilabel=st.booleans(),
-    inter=st.sampled_from([0.0, 0.01, 1.0, 50.0]),
-)
-@settings(max_examples=60, deadline=None)
-def test_exact_sweeps_end_where_no_single_flip_helps(bits, classes, seed, multilabel, inter):
-    B, Y, C = problem(bits, classes, 9, seed, multilabel)
-    S, T = B @ Y.T, Y @ Y.T
-    found, _ = exact_sweeps(C, S, T, intra=1.0, inter=inter, sweeps=100)
-    assert set(np.unique(found)) <= {-1.0, 1.0}
-    value = loop_objective(found, B, Y, 1.0, inter)
-    assert value <= loop_objective(C, B, Y, 1.0, inter) + 1e-9
-    for k, i in itertools.product(range(bits), range(classes)):
-        flipped = found.copy()
-        flipped[k, i] *= -1
-        assert loop_objective(flipped, B, Y, 1.0, inter) >= value - 1e-6
-
-
-@pytest.mark.parametrize(("bits", "classes"), [(6, 2), (4, 3), (3, 4)])
-@pytest.mark.parametrize("multilabel", [False, True])
-def test_exact_sweeps_against_brute_force(bits, classes, multilabel):
-    """At the best of all C the step stays; and from many starts some run reaches it."""
-    B, Y, _ = problem(bits, classes, 12, 1, multilabel)
-    S, T = B @ Y.T, Y @ Y.T
-    every = [
-        np.array(cells).reshape(bits, classes)
-        for cells in itertools.product([-1.0, 1.0], repeat=bits * classes)
-    ]
-    values = [objective(C, S, T, codes=B.size, intra=1.0, inter=0.3) for C in every]
-    best = every[int(np.argmin(values))]
-    stayed, flips = exact_sweeps(best, S, T, intra=1.0, inter=0.3, sweeps=10)
-    assert flips == 0
-    np.testing.assert_array_equal(stayed, best)
-    reached = []
-    for start in np.random.default_rng(0).choice(len(every), 300):
-        C, _ = exact_sweeps(every[start], S, T, intra=1.0, inter=0.3, sweeps=100)
-        reached.append(objective(C, S, T, codes=B.size, intra=1.0, inter=0.3))
-    assert min(reached) == pytest.approx(min(values))
-
-
-def test_without_inter_and_with_one_label_the_exact_step_is_the_global_minimum():
-    B, Y, C = problem(6, 4, 30, 3)
-    S, T = B @ Y.T, Y @ Y.T
-    found, _ = exact_sweeps(C, S, T, intra=1.0, inter=0.0, sweeps=20)
-    decided = S != 0
-    np.testing.assert_array_equal(found[decided], np.sign(S)[decided])
-
-
 def test_every_flip_lowers_the_objective():
     B, Y, C = problem(12, 8, 60, 4)
     S, T = B @ Y.T, Y @ Y.T
@@ -136,22 +84,6 @@ def test_every_flip_lowers_the_objective():
         C, _ = exact_sweeps(C, S, T, intra=1.0, inter=0.5, sweeps=1)
 
 
-def test_gradient_is_the_finite_difference():
-    B, Y, _ = problem(5, 4, 20, 5, multilabel=True)
-    S, T = B @ Y.T, Y @ Y.T
-    V = np.random.default_rng(6).normal(size=(5, 4)) + 0.05
-    weights = {"intra": 0.8, "inter": 0.3, "relaxation": 0.6}
-    got = gradient(V, S, T, **weights)
-    step = 1e-6
-    for k, i in itertools.product(range(5), range(4)):
-        up, down = V.copy(), V.copy()
-        up[k, i] += step
-        down[k, i] -= step
-        difference = relaxed_objective(up, S, T, codes=B.size, **weights)
-        difference -= relaxed_objective(down, S, T, codes=B.size, **weights)
-        assert got[k, i] == pytest.approx(difference / (2 * step), rel=1e-5, abs=1e-5)
-
-
 def test_gradient_is_the_equation_as_printed():
     B, Y, V = problem(5, 4, 20, 7)
     V = V * 0.4
@@ -159,18 +91,6 @@ def test_gradient_is_the_equation_as_printed():
     printed = 2 * 0.8 * (V @ Y - B) @ Y.T + 4 * 0.3 * V @ (V.T @ V - A) + 2 * 0.6 * (V - np.sign(V))
     got = gradient(V, B @ Y.T, Y @ Y.T, intra=0.8, inter=0.3, relaxation=0.6)
     np.testing.assert_allclose(got, printed)
-
-
-def test_descent_lowers_the_relaxed_objective_monotonically():
-    B, Y, V = problem(8, 5, 40, 8)
-    S, T = B @ Y.T, Y @ Y.T
-    weights = {"intra": 1.0, "inter": 0.5, "relaxation": 1.0}
-    values = []
-    for _ in range(15):
-        values.append(relaxed_objective(V, S, T, codes=B.size, **weights))
-        V = descend(V, S, T, codes=B.size, steps=3, **weights)
-    assert all(later <= earlier for earlier, later in itertools.pairwise(values))
-    assert values[-1] < values[0]
 
 
 def test_collapsed_centres_satisfy_the_linear_term_but_not_ours():
@@ -198,10 +118,6 @@ def test_a_diagonal_gives_what_the_matrix_gives():
         lambda T: objective(C, S, T, codes=B.size, **weights),
     ):
         np.testing.assert_allclose(step(diagonal), step(T))
-
-
-def test_signs_are_never_zero():
-    np.testing.assert_array_equal(_centers.signs(np.array([-0.0, 0.0, 1e-30])), [-1, -1, 1])
 
 
 def likeness(classes, seed):
@@ -344,19 +260,6 @@ def test_without_affinity_every_pair_of_classes_is_equally_far():
     np.testing.assert_array_equal(A.diagonal(), 12)
 
 
-def test_graded_means_are_not_changed():
-    means = class_means()
-    _centers.graded(means, 12, 0.5)
-    np.testing.assert_array_equal(means, class_means())
-
-
-def test_graded_products_of_classes_that_do_not_differ():
-    """One class alone, or means that are all the same: no cosine, and nothing but numbers."""
-    np.testing.assert_array_equal(_centers.graded(np.ones((3, 1)), 8, 0.5), [[8.0]])
-    A = _centers.graded(np.ones((3, 4)), 8, 0.5)
-    np.testing.assert_allclose(A[~np.eye(4, dtype=bool)], -8 * 0.5 / 3)
-
-
 def book(means, bits, affinity):
     A = _centers.graded(means, bits, affinity)
     return _centers.code_book(A, means), A
@@ -369,32 +272,6 @@ def test_no_flip_improves_a_code_book(bits, classes, affinity):
     assert C.shape == (bits, classes)
     assert set(np.unique(C)) <= {-1.0, 1.0}
     assert no_flip_helps(C, lambda C: loop_distance(C, A))
-
-
-def test_a_code_book_is_always_the_same_and_leaves_what_it_is_given():
-    means = class_means()
-    A = _centers.graded(means, 24, 0.5)
-    first = _centers.code_book(A, means)
-    np.testing.assert_array_equal(first, _centers.code_book(A, means))
-    np.testing.assert_array_equal(means, class_means())
-    np.testing.assert_array_equal(A, _centers.graded(means, 24, 0.5))
-
-
-@pytest.mark.parametrize("affinity", [0.0, 0.5, 1.0])
-def test_a_code_book_is_no_worse_than_what_a_far_apart_one_leads_to(affinity):
-    C, A = book(class_means(), 24, affinity)
-    far = far_apart(6, 24).T.numpy().astype(np.float64)
-    nothing = np.zeros_like(far)
-    reached, _ = exact_sweeps(far, nothing, np.zeros(6), intra=0.0, inter=1.0, sweeps=50, A=A)
-    assert loop_distance(C, A) <= loop_distance(reached, A)
-    assert loop_distance(C, A) <= loop_distance(far, A)
-
-
-def test_more_draws_give_no_worse_a_code_book():
-    means = class_means()
-    A = _centers.graded(means, 24, 0.5)
-    values = [loop_distance(_centers.code_book(A, means, draws=n), A) for n in (0, 1, 4, 16)]
-    assert values == sorted(values, reverse=True)
 
 
 def test_classes_that_look_alike_have_nearer_codes():

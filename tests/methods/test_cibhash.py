@@ -5,10 +5,7 @@ import math
 import pytest
 import torch
 
-from fisherhash.data.sources import open_data
 from fisherhash.methods import Batch, create
-from fisherhash.training.fitting import fit
-from fisherhash.training.settings import Settings
 
 
 def two_views(images, bits, seed=0):
@@ -70,26 +67,3 @@ def test_the_other_view_is_a_constant_in_the_divergence():
     u, v = outputs
     p = u.sigmoid()
     torch.testing.assert_close(given.grad[0], p * (1 - p) * (u - v) / 2)
-
-
-@pytest.mark.parametrize("method", ["cibhash", "crovca"])
-def test_trains_on_a_folder_without_labels(tmp_path, photos, method):
-    flat = tmp_path / "flat"
-    flat.mkdir()
-    for number, path in enumerate(sorted(photos.rglob("*.png"))):
-        (flat / f"{number:03d}.png").write_bytes(path.read_bytes())
-    collection = open_data(flat)
-    settings = Settings(epochs=2, batch_size=16, head_epochs=1)
-    for finetune in (False, True):
-        trained = fit(
-            collection,
-            method=method,
-            bits=8,
-            backbone="tiny",
-            settings=settings,
-            finetune=finetune,
-            device="cpu",
-        )
-        assert trained.split is None
-        assert len(trained.history) == 2
-        assert trained.hasher.encode_collection(collection).codes.shape == (42, 1)

@@ -8,10 +8,6 @@ import torch
 from fisherhash.methods import Batch
 from fisherhash.methods._codebooks import far_apart
 from fisherhash.methods.classifier import Classifier
-from fisherhash.model.heads import restore_head
-from fisherhash.training.images import FrozenImages
-from fisherhash.training.loop import Loop
-from fisherhash.training.settings import Settings
 
 
 def batch_of(labels):
@@ -52,46 +48,6 @@ def test_a_code_is_the_code_of_the_likeliest_class():
     codes = far_apart(5, 12, seed=3)
     for row, scores in zip(logits, head(features), strict=True):
         assert row.tolist() == codes[int(scores.argmax())].tolist()
-
-
-def test_training_through_the_loop_learns_the_clusters():
-    features, numbers = clusters()
-    method = Classifier(bits=12, classes=5)
-    head = method.head(8)
-    head.start(features)
-    assert head(features).abs().max() == 0
-    images = FrozenImages(features, torch.eye(5)[numbers], head)
-    history = Loop(method, images, Settings(epochs=8, batch_size=32, learning_rate=0.05)).run()
-    assert history[-1]["loss"] < 0.5 * history[0]["loss"]
-    right = (head.logits(features) == far_apart(5, 12)[numbers]).all(1)
-    assert right.float().mean() > 0.9
-
-
-def test_the_head_is_rebuilt_from_its_config_and_weights():
-    torch.manual_seed(1)
-    head = Classifier(bits=12, classes=5, codebook_seed=2).head(8).eval()
-    features, _ = clusters()
-    assert head.config() == {"kind": "argmax", "in_features": 8, "bits": 12, "classes": 5}
-    other = restore_head(head.config()).eval()
-    other.load_state_dict(head.state_dict())
-    torch.testing.assert_close(other.logits(features), head.logits(features))
-
-
-@pytest.mark.parametrize("labels", [[[1, 0, 0]], [[0, 1, 0]] * 5, [[0, 0, 0]] * 2])
-def test_one_image_one_class_no_label(labels):
-    scores = torch.zeros(len(labels), 3, requires_grad=True)
-    loss = Classifier(bits=8, classes=3).loss(scores, batch_of(labels))["loss"]
-    loss.backward()
-    assert torch.isfinite(loss)
-    assert torch.isfinite(scores.grad).all()
-
-
-def test_bfloat16_outputs_are_computed_in_float32():
-    scores = torch.tensor([[0.51, -1.03, 2.07]]).bfloat16()
-    method, batch = Classifier(bits=8, classes=3), batch_of([[1, 0, 0]])
-    loss = method.loss(scores, batch)["loss"]
-    assert loss.dtype == torch.float32
-    torch.testing.assert_close(loss, method.loss(scores.float(), batch)["loss"])
 
 
 def test_it_is_not_defined_for_several_labels():

@@ -143,14 +143,6 @@ def test_rows_that_are_not_representatives_take_the_least_squares_code():
     assert alone.shape == (8, 6)
 
 
-def test_many_classes_are_solved_without_a_matrix_of_pairs():
-    labels = torch.eye(600)
-    method = CNNH(bits=16, classes=600, sweeps=1, representatives=10)
-    method.start(Fixed(labels))
-    assert method.targets.shape == (601, 16)
-    assert len(method.targets[:-1].unique(dim=0)) > 300
-
-
 def started(labels, **options):
     torch.manual_seed(0)
     method = CNNH(bits=6, classes=labels.shape[1], **options)
@@ -185,14 +177,6 @@ def test_targets_follow_the_index_and_the_loss_is_the_printed_sum():
     assert float(loss) == pytest.approx(total / 4, rel=1e-5)
 
 
-def test_several_labels():
-    labels = torch.from_numpy(random_rows(20, 5, 3)).float().repeat(3, 1)
-    method = started(labels, representatives=8)
-    assert method.targets.shape == (21, 6)
-    assert set(method.targets[:-1].unique().tolist()) == {-1.0, 1.0}
-    assert torch.equal(method.rows[:20], method.rows[20:40])
-
-
 def test_plus_adds_the_classes_beside():
     labels = torch.eye(3)[torch.arange(9) % 3]
     labels[0, 1] = 1
@@ -215,40 +199,7 @@ def test_plus_adds_the_classes_beside():
     assert "classifier.weight" in method.state_dict()
 
 
-@pytest.mark.parametrize("index", [[3], [0, 4, 8]], ids=["one image", "one class"])
-def test_small_batches(index):
-    labels = torch.eye(4)[torch.arange(20) % 4]
-    method = started(labels)
-    outputs = torch.randn(len(index), 6).bfloat16().requires_grad_()
-    loss = method.loss(outputs, batch_of(labels, index))["loss"]
-    loss.backward()
-    assert loss.dtype == torch.float32
-    assert outputs.grad.abs().max() > 0
-
-
-def test_images_without_labels_have_no_part():
-    labels = torch.zeros(5, 3)
-    method = started(labels)
-    outputs = torch.randn(5, 6).requires_grad_()
-    loss = method.loss(outputs, batch_of(labels, range(5)))["loss"]
-    loss.backward()
-    assert float(loss.detach()) == 0.0
-    assert not outputs.grad.any()
-
-
 def test_too_few_bits_for_the_classes_warns(caplog):
     with caplog.at_level(logging.WARNING):
         CNNH(bits=2, classes=9).start(Fixed(torch.eye(9)))
     assert "9 classes share" in caplog.text
-
-
-def test_the_seed_decides_and_the_state_holds_the_targets():
-    labels = torch.eye(6)[torch.arange(30) % 6]
-    first, again = started(labels), started(labels)
-    assert torch.equal(first.targets, again.targets)
-    torch.manual_seed(1)
-    other = CNNH(bits=6, classes=6)
-    other.start(Fixed(labels))
-    assert not torch.equal(first.targets, other.targets)
-    other.load_state_dict(first.state_dict())
-    assert torch.equal(first.targets, other.targets)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from fisherhash.methods import Batch
-from fisherhash.methods.dfh import DFH
 from fisherhash.methods.dpsh import DPSH
 
 
@@ -76,27 +75,6 @@ def test_gradient_is_the_derived_one():
                 theta = 0.5 * outputs[i] @ outputs[j]
                 expected += 0.5 * (torch.sigmoid(theta) - s) * outputs[j] / (2 * 11)
         torch.testing.assert_close(u.grad[row], expected)
-
-
-def test_it_is_dfh_without_margin_and_centres():
-    outputs, labels = toy()
-    mine = losses(
-        DPSH(bits=6, classes=3, quantization=0.2, loss_scale=1.0), outputs, labels, [1, 5]
-    )
-    limit = DFH(bits=6, classes=3, margin=0.0, intra=0.0, inter=0.0, quantization=0.2)
-    theirs = losses(limit, outputs, labels, [1, 5])
-    for name in ("pair", "quantization", "loss"):
-        torch.testing.assert_close(mine[name], theirs[name])
-
-
-def test_the_memory_follows_the_batches():
-    outputs, labels = toy()
-    method = DPSH(bits=6, classes=3)
-    method.start(Fixed(outputs, labels))
-    index = torch.tensor([3, 5])
-    method.after_step(torch.ones(2, 6), Batch(labels[index], index, torch.empty(2, 1)))
-    torch.testing.assert_close(method.memory.outputs[[3, 5]], torch.ones(2, 6))
-    torch.testing.assert_close(method.memory.outputs[4], outputs[4])
 
 
 def test_the_authors_value():

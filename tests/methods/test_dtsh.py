@@ -10,7 +10,6 @@ import math
 import pytest
 import torch
 
-from fisherhash.errors import UsageError
 from fisherhash.methods import Batch
 from fisherhash.methods.dtsh import DTSH
 
@@ -94,28 +93,3 @@ def test_without_triplets_the_quantisation_is_left(labels):
     assert float(terms["triplets"].detach()) == 0.0
     assert torch.isfinite(outputs.grad).all()
     assert outputs.grad.abs().max() > 0
-
-
-def test_bfloat16_outputs_are_computed_in_float32():
-    outputs, labels = toy(images=30, bits=48)
-    method = DTSH(bits=48, classes=3)
-    rounded = outputs.bfloat16()
-    loss = method.loss(rounded, batch_of(labels))["loss"]
-    assert loss.dtype == torch.float32
-    torch.testing.assert_close(loss, method.loss(rounded.float(), batch_of(labels))["loss"])
-
-
-def test_a_large_batch_keeps_the_bound():
-    outputs, labels = toy(images=300, bits=8)
-    method = DTSH(bits=8, classes=3, triplets=300)
-    assert torch.isfinite(method.loss(outputs, batch_of(labels))["loss"])
-    with pytest.raises(UsageError, match="299 triplets per step are fewer"):
-        DTSH(bits=8, classes=3, triplets=299).loss(outputs, batch_of(labels))
-
-
-@pytest.mark.parametrize(
-    "options", [{"margin": -1.0}, {"quantization": -0.1}, {"triplets": 0}], ids=str
-)
-def test_refusals(options):
-    with pytest.raises(UsageError, match="dtsh: "):
-        DTSH(bits=8, classes=3, **options)

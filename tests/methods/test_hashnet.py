@@ -67,15 +67,6 @@ def test_gradient_is_the_derived_one():
         torch.testing.assert_close(u.grad[i], expected * 2.0 * (1 - h[i] ** 2))
 
 
-def test_single_labels_have_overlap_one():
-    """So that c_ij changes nothing there: doubled label columns give the same loss, too."""
-    outputs = torch.randn(9, 5, generator=torch.Generator().manual_seed(0))
-    labels = torch.eye(3)[torch.arange(9) % 3]
-    method = HashNet(bits=5, classes=3)
-    single = losses(method, outputs, labels)["loss"]
-    torch.testing.assert_close(losses(method, outputs, labels.repeat(1, 2))["loss"], single)
-
-
 def test_beta_follows_the_released_schedule():
     """sqrt(1 + 0.005 t), t = 0, 200, …, 9800: fifty stages, if beta_end is that of t = 10,000."""
     method = HashNet(bits=4, classes=2, final_sharpness=math.sqrt(51))

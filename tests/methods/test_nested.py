@@ -130,7 +130,7 @@ def test_the_first_bits_are_the_short_code(tmp_path, photos):
     )
     assert trained.hasher.details["nested"] == [12, 24, 48]
     assert {"loss_12", "loss_24", "loss_48"} <= trained.history[0].keys()
-    whole = Hasher.load(tmp_path / "model", runtime="torch")
+    whole = Hasher.load(tmp_path / "model")
     assert whole.truncated(48) is whole
     long = codes.unpack(whole.encode_collection(collection).codes, 48)
     for bits in (12, 24):
@@ -141,7 +141,7 @@ def test_the_first_bits_are_the_short_code(tmp_path, photos):
         assert found.shape == (42, -(-bits // 8))
         np.testing.assert_array_equal(codes.unpack(found, bits), long[:, :bits])
         short.save(tmp_path / f"short-{bits}")
-        again = Hasher.load(tmp_path / f"short-{bits}", runtime="torch")
+        again = Hasher.load(tmp_path / f"short-{bits}")
         assert again.fingerprint() == short.fingerprint()
         np.testing.assert_array_equal(again.encode_collection(collection).codes, found)
     for bits in (0, 49):

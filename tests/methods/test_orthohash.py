@@ -5,10 +5,8 @@ import math
 import pytest
 import torch
 
-from fisherhash.errors import UsageError
-from fisherhash.methods import Batch, create
+from fisherhash.methods import Batch
 from fisherhash.methods.orthohash import OrthoHash
-from fisherhash.model.heads import BatchNormHead
 
 SINGLE = torch.eye(3)[[0, 2, 1, 2]]
 SEVERAL = torch.tensor([[1.0, 0, 0], [0, 1, 1], [1, 1, 1], [0, 0, 1]])
@@ -96,51 +94,3 @@ def test_an_output_at_its_class_code_leaves_only_the_margin():
     loss = method.loss(method.codes * 0.7, batch_of(torch.eye(10)))["loss"]
     own = math.exp(8 * 0.8)
     assert float(loss) == pytest.approx(-math.log(own / (own + 9)), rel=1e-4)
-
-
-def test_the_head_is_batch_normalised():
-    assert isinstance(OrthoHash(bits=12, classes=3).head(5), BatchNormHead)
-
-
-def test_identical_images_stay_finite():
-    """A batch normalisation turns them into zeros."""
-    method = OrthoHash(bits=12, classes=3)
-    head = method.head(5).train()
-    features = torch.ones(4, 5, requires_grad=True)
-    loss = method.loss(head(features), batch_of(torch.eye(3)[[0, 1, 2, 0]]))["loss"]
-    loss.backward()
-    assert torch.isfinite(loss)
-    assert torch.isfinite(head.linear.weight.grad).all()
-
-
-def test_state_round_trips_and_the_seed_chooses_the_codes():
-    method, other = OrthoHash(bits=12, classes=10), OrthoHash(bits=12, classes=10, codebook_seed=1)
-    assert not torch.equal(method.codes, other.codes)
-    other.load_state_dict(method.state_dict())
-    torch.testing.assert_close(other.codes, method.codes)
-
-
-@pytest.mark.parametrize("labels", [[[1, 0, 0]], [[0, 1, 0]] * 5, [[0, 0, 0]] * 2])
-def test_one_image_one_class_no_label(labels):
-    u = wave(len(labels), 8, 0.2).requires_grad_()
-    loss = method_with().loss(u, batch_of(labels))["loss"]
-    loss.backward()
-    assert torch.isfinite(loss)
-    assert torch.isfinite(u.grad).all()
-
-
-def test_bfloat16_outputs_are_computed_in_float32():
-    u = wave(4, 8, 0.3).bfloat16()
-    method, batch = method_with(), batch_of(SINGLE)
-    loss = method.loss(u, batch)["loss"]
-    assert loss.dtype == torch.float32
-    torch.testing.assert_close(loss, method.loss(u.float(), batch)["loss"])
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [({"scale": "0"}, "scale must be greater"), ({"margin": "-1"}, "margin must not be negative")],
-)
-def test_bad_options_are_named(options, sentence):
-    with pytest.raises(UsageError, match=sentence):
-        create("orthohash", bits=4, classes=2, options=options)

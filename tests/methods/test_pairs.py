@@ -9,9 +9,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fisherhash.codes import pack
-from fisherhash.errors import UsageError
-from fisherhash.evaluation import evaluate
 from fisherhash.methods import (
     Batch,
     Progress,
@@ -34,10 +31,6 @@ from fisherhash.methods._pairs import (
     logistic,
     quantization_error,
 )
-from fisherhash.methods.base import resolved_options
-from fisherhash.training.images import FrozenImages
-from fisherhash.training.loop import Loop
-from fisherhash.training.settings import Settings
 
 MODULES = (dpsh, dsdh, dhn, hashnet, dsh, dch, mihash)
 METHODS = [module.__name__.rpartition(".")[2] for module in MODULES]
@@ -141,13 +134,6 @@ def test_the_share_of_similar_pairs_is_counted_with_one_label_and_sampled_with_s
     assert table.similar_share(most=100) == sampled
 
 
-def test_a_sample_of_sorted_images_is_not_of_the_first_ones():
-    labels = torch.eye(4)[torch.arange(800) // 200]
-    labels[:200, 1:] = 1.0  # the first images share a label with all
-    expected = share_of_similar(labels)
-    assert filled(labels).similar_share(most=200) == pytest.approx(expected, abs=0.08)
-
-
 @pytest.mark.parametrize(
     ("labels", "share"),
     [
@@ -161,20 +147,6 @@ def test_a_sample_of_sorted_images_is_not_of_the_first_ones():
 )
 def test_the_share_of_similar_pairs_at_its_ends(labels, share):
     assert filled(labels).similar_share() == share
-
-
-def test_ten_thousand_classes_take_one_number_an_image():
-    labels = torch.zeros(50, 10_000)
-    labels[torch.arange(50), torch.arange(50) * 200 % 9_999] = 1.0
-    labels[7] = labels[3]
-    table = filled(labels)
-    assert sum(buffer.numel() for buffer in table.buffers()) == 50
-    assert table.similar(torch.tensor([3])).nonzero()[:, 1].tolist() == [3, 7]
-    assert not table.state_dict()
-
-
-def test_several_labels_are_bytes():
-    assert filled(random_labels(30, 4, most=3)).rows.dtype == torch.uint8
 
 
 @pytest.mark.parametrize("labels", [case.values[0] for case in CASES])
@@ -323,51 +295,10 @@ def step(method, outputs, labels, index):
 
 @pytest.mark.parametrize("name", METHODS)
 class TestEveryMethod:
-    @pytest.mark.parametrize("bits", [1, 7, 12, 64])
-    def test_any_bits_any_batch(self, name, bits):
-        outputs = torch.randn(40, bits, generator=torch.Generator().manual_seed(0))
-        labels = random_labels(40, 5)
-        method = started(name, outputs, labels)
-        for index in ([4], [4, 9], list(range(17))):
-            terms, _ = step(method, outputs, labels, index)
-            assert terms["loss"].dtype == torch.float32
-            assert terms["loss"].ndim == 0
-
-    def test_a_batch_of_one_class_and_an_absent_class(self, name):
-        outputs = torch.randn(20, 8, generator=torch.Generator().manual_seed(0))
-        labels = torch.eye(4)[torch.arange(20) % 2]  # classes 2 and 3 have no image
-        method = started(name, outputs, labels)
-        step(method, outputs, labels, [0, 2, 4, 6])
-        step(method, outputs, labels, range(20))
-
-    def test_several_labels_and_none(self, name):
-        outputs = torch.randn(20, 8, generator=torch.Generator().manual_seed(0))
-        labels = random_labels(20, 4, most=3, least=0)
-        _, gradient = step(started(name, outputs, labels), outputs, labels, range(20))
-        assert gradient.abs().sum() > 0
-
     def test_extreme_outputs_stay_finite(self, name):
         labels = torch.eye(2)[torch.arange(6) % 2]
         for outputs in (torch.zeros(6, 8), torch.full((6, 8), 50.0), torch.ones(6, 8) * 1e-4):
             step(started(name, outputs, labels), outputs, labels, range(6))
-
-    def test_bfloat16_outputs_are_computed_in_float32(self, name):
-        outputs = torch.randn(30, 48, generator=torch.Generator().manual_seed(0)).bfloat16()
-        labels = random_labels(30, 3)
-        batch = Batch(labels, torch.arange(30), torch.empty(30, 1))
-        exact = started(name, outputs.float(), labels).loss(outputs.float(), batch)["loss"]
-        got = started(name, outputs, labels).loss(outputs, batch)["loss"]
-        assert got.dtype == torch.float32
-        torch.testing.assert_close(got, exact)
-
-    def test_the_loss_changes_nothing(self, name):
-        outputs = torch.randn(30, 8, generator=torch.Generator().manual_seed(0))
-        labels = random_labels(30, 3)
-        method = started(name, outputs, labels)
-        before = {key: value.clone() for key, value in method.state_dict().items()}
-        step(method, outputs, labels, range(10))
-        for key, value in method.state_dict().items():
-            torch.testing.assert_close(value, before[key])
 
     def test_the_order_of_a_batch_does_not_matter(self, name):
         outputs = torch.randn(30, 8, generator=torch.Generator().manual_seed(0))
@@ -377,22 +308,6 @@ class TestEveryMethod:
         back, reverse = step(method, outputs, labels, list(range(11, -1, -1)))
         torch.testing.assert_close(forth["loss"], back["loss"])
         torch.testing.assert_close(gradient, reverse.flip(0))
-
-    def test_state_round_trips(self, name):
-        outputs = torch.randn(30, 8, generator=torch.Generator().manual_seed(0))
-        labels = random_labels(30, 3)
-        method = started(name, outputs, labels)
-        index = torch.arange(10)
-        method.after_step(outputs[:10] * -2, Batch(labels[:10], index, torch.empty(10, 1)))
-        method.on_epoch_start(Progress(1, 2, 4, 8))
-        other = create(name, bits=8, classes=3)
-        other.start(Fixed(torch.zeros(30, 8), labels))  # as a resumed run does
-        other.load_state_dict(method.state_dict())
-        for some in (range(5), range(7, 29)):
-            mine, _ = step(method, outputs, labels, some)
-            theirs, _ = step(other, outputs, labels, some)
-            for key, value in mine.items():
-                torch.testing.assert_close(theirs[key], value, rtol=0.0, atol=0.0)
 
     @pytest.mark.parametrize("most", [1, 3])
     def test_a_step_never_asks_for_a_value(self, name, most):
@@ -413,37 +328,3 @@ class TestEveryMethod:
             method.loss(u, batch)["loss"].backward()
             method.after_step(u.detach(), batch)
         assert u.grad.shape == u.shape
-
-    def test_options_are_stored_under_their_names(self, name):
-        options = resolved_options(create(name, bits=8, classes=3))
-        assert options
-        assert all(isinstance(value, int | float) for value in options.values())
-        with pytest.raises(UsageError, match="Did you mean"):
-            create(name, bits=8, classes=3, options={f"{min(options)}x": "1"})
-        number = next(k for k in options if k in ("quantization", "scale", "bins"))
-        with pytest.raises(UsageError, match=f"{number} must"):
-            create(name, bits=8, classes=3, options={number: -1.0})
-
-    @pytest.mark.parametrize("bits", [12, 48])
-    def test_fifty_steps_on_clusters(self, name, bits):
-        generator = torch.Generator().manual_seed(0)
-        classes = torch.arange(600) % 5
-        centers = torch.randn(5, 32, generator=generator)
-        features = centers[classes] + torch.randn(600, 32, generator=generator)
-        labels = torch.eye(5)[classes]
-        torch.manual_seed(0)
-        method = create(name, bits=bits, classes=5)
-        head = method.head(32)
-        head.start(features)
-        before = mean_average_precision(head, features, labels)
-        rows = Loop(method, FrozenImages(features, labels, head), Settings(epochs=13)).run()
-        after = mean_average_precision(head, features, labels)
-        assert rows[-1]["loss"] < rows[0]["loss"]
-        assert after > 0.75
-        assert after > before + 0.15
-
-
-def mean_average_precision(head, features, labels):
-    with torch.no_grad():
-        codes = pack(head.logits(features).numpy())
-    return evaluate(codes, codes, labels.numpy(), labels.numpy()).map

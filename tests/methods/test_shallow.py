@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from fisherhash import methods
-from fisherhash.errors import UsageError
 
 
 def clusters(count=300, width=20, seed=0):
@@ -63,29 +62,6 @@ def test_itq_finds_the_best_rotation_of_the_plane():
         c, s = math.cos(math.pi * i / 360), math.sin(math.pi * i / 360)
         best = min(best, quantisation_error(points @ torch.tensor([[c, -s], [s, c]])))
     assert quantisation_error(head(points)) <= best * 1.001
-
-
-def test_itq_is_reproducible_and_depends_on_its_seed():
-    features = clusters()
-    one, two, other = (fitted("itq", features, 8, seed=s, iterations=2) for s in (0, 0, 1))
-    assert torch.equal(one.linear.weight, two.linear.weight)
-    assert not torch.equal(one.linear.weight, other.linear.weight)
-
-
-@pytest.mark.parametrize(("count", "width", "bits"), [(300, 20, 21), (10, 20, 10)])
-def test_itq_with_too_many_bits(count, width, bits):
-    with pytest.raises(UsageError, match=f"itq: {bits} bits need .* {width} and {count}; take few"):
-        fitted("itq", clusters(count, width), bits)
-    assert fitted("itq", clusters(count, width), bits - 1).bits == bits - 1
-
-
-def test_lsh_is_reproducible_centred_and_has_any_number_of_bits():
-    features = clusters()
-    one, two, other = (fitted("lsh", features, 100, seed=s) for s in (0, 0, 1))
-    assert torch.equal(one.linear.weight, two.linear.weight)
-    assert not torch.equal(one.linear.weight, other.linear.weight)
-    torch.testing.assert_close(one(features).mean(0), torch.zeros(100), atol=1e-3, rtol=0)
-    torch.testing.assert_close(one.shift, features.mean(0))
 
 
 @pytest.mark.parametrize("angle", [0.1, 0.5, 1.0, 2.0, 3.0])

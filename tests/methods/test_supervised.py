@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from fisherhash import methods
-from fisherhash.errors import UsageError
 from fisherhash.methods.base import sign
-from fisherhash.methods.shallow import _affinity, _features
+from fisherhash.methods.shallow import _affinity
 from fisherhash.methods.shallow._kernels import KernelMap, Ridge, linear_ridge
 from fisherhash.methods.shallow.bre import search_weights
 from fisherhash.methods.shallow.ksh import agreement
@@ -56,12 +55,6 @@ def test_learns_more_than_the_features_show(name):
     assert separation(made(name)) > separation(made("itq")) + 0.5
 
 
-@pytest.mark.parametrize("name", SUPERVISED)
-def test_needs_labels(name):
-    with pytest.raises(UsageError, match=f"{name} learns from labels"):
-        made(name).fit(classes()[0])
-
-
 def test_kernel_regression_is_the_minimum_of_ridge():
     features, _ = classes()
     kernel = kernel_of(features)
@@ -83,17 +76,6 @@ def test_kernel_regression_is_the_minimum_of_ridge():
     head = kernel.head(weight, offset)
     expected = (phi @ weight + offset).float()
     torch.testing.assert_close(head.logits(features), expected, atol=1e-3, rtol=1e-3)
-
-
-def test_kernel_features_that_do_not_fit_in_memory_are_computed_again(monkeypatch):
-    features, labels = classes()
-    held = made("sdh").fit(features, labels, seed=0)
-    monkeypatch.setattr(_features, "HELD", 0)
-    kernel = kernel_of(features)
-    assert kernel._held is None
-    again = made("sdh").fit(features, labels, seed=0)
-    for one, other in zip(held.state_dict().values(), again.state_dict().values(), strict=True):
-        torch.testing.assert_close(one, other)
 
 
 def test_linear_ridge_agrees_with_the_normal_equations():
@@ -170,15 +152,6 @@ def test_ksh_climb_never_ends_below_its_start():
         assert soft[1] @ R @ soft[1] >= soft[0] @ R @ soft[0]
 
 
-def test_ksh_residue_shrinks_bit_by_bit():
-    features, labels = classes()
-    S = _affinity.similarity(labels)
-    head = made("ksh").fit(features, labels)
-    codes = sign(head.logits(features)).double()
-    left = [_affinity.residue(S, codes[:, :k], 8).norm().item() for k in range(9)]
-    assert all(b < a for a, b in itertools.pairwise(left))
-
-
 def test_lfh_newton_step_never_lowers_the_likelihood():
     generator = torch.Generator().manual_seed(0)
     moved = torch.randn(30, 6, generator=generator).double()
@@ -248,24 +221,6 @@ def test_bre_weight_search_is_exact():
             assert h @ form @ h <= found @ form @ found + 1e-9
 
 
-def test_bre_form_is_its_objective():
-    _, labels = classes(20)
-    S = _affinity.similarity(labels)
-    generator = torch.Generator().manual_seed(0)
-    codes = sign(torch.randn(20, 8, generator=generator)).double()
-    method = made("bre")
-
-    def objective(B):
-        return float(((1 - S) / 2 - (8 - B @ B.T) / 16).square().sum())
-
-    form = method.form(S, codes, 3)
-    other = codes.clone()
-    other[:, 3] = sign(torch.randn(20, generator=generator))
-    change = objective(other) - objective(codes)
-    h, g = codes[:, 3], other[:, 3]
-    assert change == pytest.approx(float(h @ form @ h - g @ form @ g))
-
-
 def test_mlh_inference_is_exact():
     """Against every pair of codes of four bits."""
     method = made("mlh", bits=4)
@@ -307,16 +262,22 @@ def test_fasth_head_predicts_as_its_trees_do():
     from sklearn.tree import DecisionTreeClassifier
 
     from fisherhash.methods.shallow.fasth import _store
-    from fisherhash.model.feature_heads import TreesHead
+    from fisherhash.model.heads import ArrayHead
 
     features, labels = classes()
     wanted = np.where(labels[:, 0].numpy() > 0, 1.0, -1.0)
-    head = TreesHead(12, 2, 3, 4)
+    tables = {
+        "columns": torch.zeros(2, 3, 15, dtype=torch.long),
+        "thresholds": torch.zeros(2, 3, 15),
+        "votes": torch.zeros(2, 3, 16),
+    }
     trees = []
     for number in range(3):
         tree = DecisionTreeClassifier(max_depth=2 + number, random_state=number)
         trees.append(tree.fit(features.numpy(), wanted))
-        _store(head, 1, number, trees[-1], 0.5 + number)
+        own = {name: table[1, number] for name, table in tables.items()}
+        _store(own, trees[-1], 0.5 + number)
+    head = ArrayHead("trees", 12, 2, tables)
     expected = sum((0.5 + n) * tree.predict(features.numpy()) for n, tree in enumerate(trees))
     np.testing.assert_allclose(head(features)[:, 1].numpy(), expected, rtol=1e-5)
     assert (head(features)[:, 0] == 0).all()

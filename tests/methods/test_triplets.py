@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fisherhash.errors import UsageError
 from fisherhash.methods._pairs import BatchPairs
 from fisherhash.methods._triplets import Triplets, sides, squared_distances
 
@@ -69,15 +68,6 @@ def test_shapes_depend_on_the_size_of_the_batch_alone():
     assert len(shapes) == 1
 
 
-def test_where_there_are_too_many_those_that_follow_the_query_are_taken():
-    everyone = torch.ones(6, 6, dtype=torch.bool)
-    chosen = Triplets.of(everyone, everyone, limit=24)
-    near, far = sides(6, 24)
-    assert (near, far) == (1, 4)
-    assert chosen.near[4].tolist() == [5, 0, 1, 2, 3][:near]
-    assert chosen.far[0].tolist() == [1, 2, 3, 4, 5][:far]
-
-
 @pytest.mark.parametrize("batch", [1, 10, 64, 65, 128, 500, 5000])
 @pytest.mark.parametrize("limit", [2**14, 2**18, 2**20])
 def test_sides_use_the_limit_and_keep_it(batch, limit):
@@ -87,11 +77,6 @@ def test_sides_use_the_limit_and_keep_it(batch, limit):
     assert batch * near * far <= limit
     if batch**3 <= limit:
         assert near == far == batch
-
-
-def test_a_limit_below_one_triplet_an_image_is_refused():
-    with pytest.raises(UsageError, match="100 triplets per step are fewer than the 128 images"):
-        sides(128, 100)
 
 
 def test_means_are_over_what_is_valid():

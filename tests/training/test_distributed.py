@@ -272,15 +272,6 @@ def test_an_error_of_the_first_process_is_everybodys(pair):
         assert "process 1 has other names" in bytes(found["different"].tolist()).decode()
 
 
-def test_shares_of_views_and_uneven_batches():
-    """Rows of a rank: the same images in every view."""
-    first, second = (fake_rank(rank) for rank in range(2))
-    whole = torch.arange(10)  # two views of five images
-    assert first.own_rows(whole, 5).tolist() == [0, 1, 2, 5, 6, 7]
-    assert second.own_rows(whole, 5).tolist() == [3, 4, 8, 9]
-    assert first.whole_rows(6, 5) == second.whole_rows(4, 5) == 10
-
-
 def fake_rank(rank):
     return Ranks(rank, 2)
 
@@ -320,17 +311,6 @@ def test_layers_that_cannot_be_shared_are_refused(layer):
         pass
     with fake_rank(0).whole_batches({"backbone": DropPath(0.0)}, 4):
         pass
-
-
-def test_layers_are_what_they_were_afterwards():
-    network = Mixed()
-    names = list(network.state_dict())
-    with fake_rank(0).whole_batches({"backbone": network}, 4):
-        assert type(network.norm) is not nn.BatchNorm2d
-        assert list(network.state_dict()) == names
-    assert type(network.norm) is nn.BatchNorm2d
-    assert type(network.dropout) is nn.Dropout
-    assert "ranks" not in vars(network.norm)
 
 
 def test_what_cannot_be_shared_is_refused():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fisherhash.codes import hamming, pack
+from fisherhash.model.hasher import Hasher
 from fisherhash.training import steps
 from fisherhash.training.features import fit_features
 from fisherhash.training.fitting import fit
@@ -17,21 +18,23 @@ def quick(data, **arguments):
 
 
 @pytest.mark.parametrize("finetune", [False, True])
-def test_they_follow_the_features_and_change_no_learned_bit(photos, finetune):
-    trained = quick(photos, finetune=finetune)
+def test_they_follow_the_features_and_change_no_learned_bit(photos, tmp_path, finetune):
+    trained = quick(photos, finetune=finetune, out=tmp_path / "m")
     hasher, collection = trained.hasher, trained.collection
     weight, offset = hasher.fitted
     images, width = len(trained.split.train), hasher.feature_width
-    assert weight.shape == (min(steps.FITTED_BITS, images - 1, width), width)
+    assert weight.shape == (width, min(steps.FITTED_BITS, images - 1, width))
     rows = np.concatenate([part.values for part in hasher.row_blocks(collection)])
-    codes = pack(rows @ weight.T + offset)
+    codes = pack(rows @ weight + offset)
     near = hamming(codes, codes).astype(float).ravel()
     apart = np.linalg.norm(rows[:, None] - rows[None], axis=2).ravel()
     assert np.corrcoef(near, apart)[0, 1] > 0.5
+    for kept, known in zip(Hasher.load(tmp_path / "m").fitted, hasher.fitted, strict=True):
+        np.testing.assert_array_equal(kept, known)
     plain = quick(photos, finetune=finetune, fitted=False).hasher
     learned = [each.encode_collection(collection).codes for each in (plain, hasher)]
     np.testing.assert_array_equal(*learned)
-    assert getattr(plain, "fitted", None) is None
+    assert plain.fitted is None
 
 
 def test_too_few_images_or_features_make_them_fewer_or_none():
@@ -48,4 +51,4 @@ def test_too_few_images_or_features_make_them_fewer_or_none():
 
 
 def test_codes_without_a_distance_have_none(photos):
-    assert getattr(quick(photos, method="dqn").hasher, "fitted", None) is None
+    assert quick(photos, method="dqn").hasher.fitted is None

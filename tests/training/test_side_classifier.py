@@ -64,13 +64,6 @@ def test_its_weight_is_in_units_of_the_first_loss(scale):
         assert float(one.unit) == unit
 
 
-def test_several_labels_are_predicted_one_by_one():
-    labels = torch.eye(3)[torch.arange(24) % 3]
-    labels[0] = 1.0
-    assert SideClassifier(live_images(labels), SETTINGS).several
-    assert not SideClassifier(live_images(), SETTINGS).several
-
-
 def test_it_trains_the_network():
     """The network ends where the method alone would not have led it."""
     states = []

@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fisherhash import backbones, codes, methods
+from fisherhash import backbones, methods
 from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import open_data
 from fisherhash.errors import FisherhashError, UsageError
@@ -25,7 +25,6 @@ from fisherhash.methods import base
 from fisherhash.model.hasher import Hasher
 from fisherhash.training.checkpoints import is_unfinished
 from fisherhash.training.fitting import fit, train
-from fisherhash.training.measuring import encode_split, measure
 from fisherhash.training.settings import Settings
 
 QUICK = Settings(epochs=4, batch_size=8, learning_rate=0.002, head_epochs=2)
@@ -59,16 +58,6 @@ def test_a_seed_gives_the_same_weights_and_another_seed_others(photos, finetune)
     assert state(one) != state(other)
 
 
-def test_frozen_training_leaves_the_backbone_and_finetuning_does_not(photos):
-    from fisherhash import backbones
-
-    fresh = {f"backbone.{k}": v.numpy().tobytes()
-             for k, v in backbones.create("tiny").state_dict().items()}  # fmt: skip
-    frozen, tuned = (state(quick(photos, finetune=tune)) for tune in (False, True))
-    assert all(frozen[name] == value for name, value in fresh.items())
-    assert all(tuned[name] != value for name, value in fresh.items())
-
-
 def test_fixed_layers_keep_their_weights_and_the_others_do_not(photos, tmp_path):
     from fisherhash import backbones
 
@@ -82,22 +71,6 @@ def test_fixed_layers_keep_their_weights_and_the_others_do_not(photos, tmp_path)
             assert torch.equal(value, fresh.state_dict()[name]) == (name in fixed), name
     assert trained.hasher.details["settings"]["fixed_layers"] == 1
     assert state(Hasher.load(tmp_path / "m")) == state(trained)
-
-
-def test_fixed_layers_do_not_matter_to_a_head_alone(photos):
-    settings = dataclasses.replace(QUICK, fixed_layers=1)
-    assert state(quick(photos, finetune=False, settings=settings)) == state(
-        quick(photos, finetune=False)
-    )
-
-
-def test_a_layer_that_was_frozen_before_stays_frozen(photos):
-    from fisherhash import backbones
-
-    network = backbones.create("tiny")
-    first = next(network.parameters()).requires_grad_(False)
-    tuned = quick(photos, finetune=True, backbone=network).hasher.backbone
-    assert torch.equal(next(tuned.parameters()), first)
 
 
 def faint_classes(root, count=30):
@@ -399,12 +372,6 @@ def test_the_validation_number_is_map_of_the_slice_against_itself(photos):
     assert trained.history[-1]["validation_map"] == pytest.approx(measured.map, abs=1e-6)
 
 
-def test_validation_may_be_measured_at_the_end_only(photos):
-    settings = dataclasses.replace(QUICK, validation=0.25, epochs=5, validation_every=3)
-    history = quick(photos, settings=settings).history
-    assert [row["epoch"] for row in history if "validation_map" in row] == [3, 5]
-
-
 def test_a_validation_share_that_leaves_nothing(write_photos, tmp_path):
     root = write_photos(tmp_path / "data", {"a": 3, "b": 3})
     with pytest.raises(UsageError, match=r"a validation share of 0\.9 leaves 0 of 4 images"):
@@ -551,61 +518,6 @@ def test_photos_without_labels(photos, tmp_path):
         assert hasher.details["settings"] == {"seed": 0}
         with pytest.raises(UsageError, match="has no labels, so there is nothing to measure"):
             trained.evaluate()
-
-
-@pytest.mark.parametrize("method", ["itq", "lsh"])
-def test_methods_in_closed_form_are_reproducible_and_seeded(photos, method):
-    one, two, other = (
-        quick(photos, method=method, settings=Settings(seed=seed)) for seed in (0, 0, 1)
-    )
-    assert state(one) == state(two)
-    assert state(one) != state(other)
-
-
-def test_the_head_starts_with_logits_of_unit_scale(photos, monkeypatch):
-    seen = {}
-
-    def spied(self, images):
-        seen["outputs"] = images.outputs()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(methods.find("dfh"), "start", spied)
-    with pytest.raises(KeyboardInterrupt):
-        quick(photos)
-    torch.testing.assert_close(seen["outputs"].mean(0), torch.zeros(12), atol=1e-3, rtol=0)
-    torch.testing.assert_close(seen["outputs"].std(0), torch.ones(12), atol=3e-2, rtol=0)
-
-
-def test_evaluating_is_encoding_the_split(photos):
-    trained = quick(photos)
-    split, collection = trained.split, trained.collection
-    encoded = encode_split(trained.hasher, collection, split)
-    for part, found in (
-        (split.query, encoded.query_codes),
-        (split.database, encoded.database_codes),
-    ):
-        paths = [photos / collection.names[i] for i in part]
-        np.testing.assert_array_equal(found, trained.hasher.encode(paths))
-    np.testing.assert_array_equal(encoded.query_labels, collection.labels[split.query])
-    distances = codes.hamming(encoded.query_codes, encoded.database_codes)
-    relevant = encoded.query_labels @ encoded.database_labels.T > 0
-    assert measure(encoded, top=None).map == pytest.approx(tie_aware_map(distances, relevant))
-    assert measure(encoded, top=10**6).map == measure(encoded, top=None).map
-
-
-def tie_aware_map(distances, relevant, draws=4000):
-    """The mean over random orders of the images at one distance."""
-    rng = np.random.default_rng(0)
-    values = []
-    for row, good in zip(distances, relevant, strict=True):
-        totals = []
-        for _ in range(draws // len(distances)):
-            order = np.lexsort((rng.random(len(row)), row))
-            hits = good[order]
-            ranks = np.flatnonzero(hits) + 1
-            totals.append(np.mean(np.arange(1, len(ranks) + 1) / ranks))
-        values.append(np.mean(totals))
-    return pytest.approx(np.mean(values), abs=5e-3)
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ class Hasher:
         """A checksum of everything that decides a code; an index stores it."""
         if self.network is None:
             return self.head.checksum()
-        if self._computes_logits:
+        if not self.rows_are_features:
             # That of the model whose head is part of the network.
             whole = self.network.checksum
             cut = self.bits < self.head.in_features
@@ -166,9 +166,9 @@ class Hasher:
         return hashlib.sha256(" ".join(map(str, about)).encode()).hexdigest()
 
     @property
-    def _computes_logits(self) -> bool:
-        """Whether the network computes logits itself, so that there are no features."""
-        return isinstance(self.network, OnnxNetwork) and self.network.output == LOGITS
+    def rows_are_features(self) -> bool:
+        """Whether the network computes features, and not the logits themselves."""
+        return not (isinstance(self.network, OnnxNetwork) and self.network.output == LOGITS)
 
     # Other codes of the same network.
 
@@ -207,7 +207,7 @@ class Hasher:
             UsageError: the shapes do not fit.
             NotDefinedError: the codes have no Hamming distance, or the network has no features.
         """
-        if self._computes_logits:
+        if not self.rows_are_features:
             raise NotDefinedError(
                 f"the network of this model ({self.method}) computes logits itself, so no bits of "
                 "its features can follow; use a model folder with a network and a head"
@@ -245,7 +245,7 @@ class Hasher:
     def features_network(self) -> Network:
         """What computes features of images, also where codes come from a network with a head."""
         network = self.check_takes_images()
-        if self._computes_logits:
+        if not self.rows_are_features:
             return cast("OnnxNetwork", network).computing("features")
         return network
 
@@ -403,7 +403,7 @@ class Hasher:
         Raises:
             UsageError: they have other dimensions, are not floats, or hold NaN.
         """
-        if self._computes_logits:
+        if not self.rows_are_features:
             raise UsageError(
                 "an exported network starts from pixels, so it cannot encode features; load the "
                 "model folder it was exported from"
