@@ -9,7 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +29,7 @@ from fisherhash.cli.base import (
     say,
 )
 from fisherhash.errors import FisherhashError, UsageError, counted, printable, printable_text
+from fisherhash.index.images.options import SyncOptions
 from fisherhash.system.options import parse_pairs
 
 if TYPE_CHECKING:
@@ -59,6 +60,20 @@ index_app = App(
 app.command(index_app)
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class SyncFlags(SyncOptions):
+    """The options of a sync as flags."""
+
+    dry_run: Flag = False
+    allow_empty: Flag = False
+    moved: Flag = False
+    refresh_fields: Flag = False
+
+
+_SYNC = SyncFlags()
+
+
 @index_app.command
 def sync(
     index: IndexName,
@@ -70,10 +85,7 @@ def sync(
     device: str = "cpu",
     cluster: str | None = None,
     workers: Workers = "auto",
-    dry_run: Flag = False,
-    allow_empty: Flag = False,
-    moved: Flag = False,
-    refresh_fields: Flag = False,
+    options: SyncFlags = _SYNC,
     watch: Flag = False,
     limits: LimitFlags = DEFAULT_LIMITS,
     json: Json = False,
@@ -97,14 +109,10 @@ def sync(
         device: cpu, cuda, … or auto.
         cluster: Encode on a Ray cluster whose nodes see the images: HOST:PORT, or auto for the one
             that this machine belongs to, or a new one on this machine.
-        dry_run: Only print what would be done.
-        allow_empty: Let an empty folder empty the index.
-        moved: The index was in sync with another folder, and this one takes its place.
-        refresh_fields: Read date, camera and position of photos that have not changed, too.
         watch: Stay, and sync again whenever an image in the folder changes; Ctrl-C ends it.
         json: Print the result as JSON on stdout.
     """
-    if watch and dry_run:
+    if watch and options.dry_run:
         raise UsageError("--watch and --dry-run exclude each other")
     began = time.perf_counter()
     limits.apply()
@@ -119,13 +127,10 @@ def sync(
         bits=bits,
         device=device,
         cluster="" if cluster == "auto" else cluster,
-        dry_run=dry_run,
-        allow_empty=allow_empty,
-        moved=moved,
-        refresh_fields=refresh_fields,
+        options=options,
         workers=count,
     )
-    if dry_run:
+    if options.dry_run:
         notes(report.notes)
         changes = {"add": report.added, "update": report.updated, "remove": report.removed}
         print_data(changes | {"unchanged": report.unchanged}, _planned(changes), json=json)
@@ -372,7 +377,7 @@ def repair(index: str, *, out: str | None = None, json: Json = False) -> None:
 
 def _lost(report: RepairReport) -> Iterator[str]:
     for item in report.lost:
-        yield f"lost  {printable(item.key)}  (id {item.id}): {item.reason}"
+        yield f"lost  {printable(item.key or '')}  (id {item.id}): {item.reason}"
     for first, last in report.lost_codes:
         ids = f"id {first}" if first == last else f"ids {first} to {last}"
         yield f"lost  {ids}, without a key: {counted(last - first + 1, 'damaged code')}"
