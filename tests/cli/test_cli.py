@@ -28,19 +28,6 @@ QUICK = "--backbone tiny --epochs 2 --batch-size 8 --learning-rate 0.002 --bits 
 TINY = QUICK.split()
 
 
-@pytest.fixture
-def run(capsys):
-    """Runs the command in this process: exit code, stdout, stderr."""
-
-    def run(*words):
-        with pytest.raises(SystemExit) as ended:
-            cli.main([str(word) for word in words])
-        captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
-
-    return run
-
-
 def command(*words, **options):
     """Runs the command in a process of its own."""
     return subprocess.run(
@@ -130,8 +117,11 @@ def test_no_verb_is_help_and_the_version_is_the_packages(run):
     [
         (["trian", "x"], 'Did you mean "train"'),
         (["check", "x"], 'Did you mean "check-data"'),
-        (["export", "onnx", "nowhere"], "nowhere does not exist. Make a model with"),
-        (["export", "onnx", "generl-64"], "Did you mean 'general-64'?"),
+        (
+            ["export", "onnx", "nowhere", "--out", "x.onnx"],
+            "nowhere does not exist. Make a model with",
+        ),
+        (["export", "onnx", "generl-64", "--out", "x.onnx"], "Did you mean 'general-64'?"),
         (["export", "onnx", "general-64"], "--out is missing"),
         (["train", "PHOTOS", "--outt", "m"], "--outt. Did you mean --out?"),
         (["train", "PHOTOS", "--out", "m", "--bitz", "8"], "--bitz. Did you mean --bits?"),

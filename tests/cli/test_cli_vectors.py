@@ -7,23 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fisherhash import Hasher, cli
+from fisherhash import Hasher
 from fisherhash.index.base import Index
 
 PAGE = Path(__file__).parents[2] / "docs" / "vectors.md"
-
-
-@pytest.fixture
-def run(capsys):
-    """Runs the command in this process: exit code, stdout, stderr."""
-
-    def run(*words):
-        with pytest.raises(SystemExit) as ended:
-            cli.main([str(word) for word in words])
-        captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

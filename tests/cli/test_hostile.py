@@ -6,14 +6,16 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from fisherhash import backbones, cli
 from fisherhash.index import Entry, Index
-from fisherhash.model.heads import LinearHead
-from fisherhash.model.torch_hasher import TorchHasher
+from fisherhash.model.hasher import Hasher
+from fisherhash.model.head import linear_head
+from fisherhash.model.torch_network import TorchNetwork
 
 CONTROL = re.compile(
     rb"[\x00-\x09\x0b-\x1f\x7f]"  # C0 without the line feed
@@ -42,11 +44,10 @@ def run(capfdbinary):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model") / "tiny"
-    network = backbones.create("tiny", image_size=32)
-    torch.manual_seed(0)
-    head = LinearHead(network.features, 24)
-    head.start(torch.randn(64, network.features).abs() * 0.1)
-    TorchHasher(network, head, "lsh").save(folder)
+    network = TorchNetwork(backbones.create("tiny", image_size=32), torch.device("cpu"))
+    weight = np.random.default_rng(0).normal(size=(network.width, 24))
+    head = linear_head(weight, -weight.sum(axis=0) * 0.05)
+    Hasher(network, head, method="lsh").save(folder)
     return folder
 
 

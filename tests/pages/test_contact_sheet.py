@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fisherhash.errors import FisherhashError
-from fisherhash.index.images.duplicates import Duplicates
+from fisherhash.index.images.duplicates import DuplicateGroup, Duplicates
 from fisherhash.index.images.results import Hit, SearchResult
 from fisherhash.pages import contact_sheet
 
@@ -62,7 +62,7 @@ def test_names_are_text_and_never_html(image_file):
     result = SearchResult(evil, image_file, CODE, [hit(image_file, evil), hit(image_file, odd)])
     html = contact_sheet.search_page([result], 16, index=evil, count=1, folders=["/"])
     assert evil not in html
-    assert "&lt;img src=x onerror=&quot;alert(1)&quot;&gt;&amp;.png" in html
+    assert "&lt;img src=x onerror=&#34;alert(1)&#34;&gt;&amp;.png" in html
     assert "caf\ufffd.png" in html
     html.encode("utf-8")
 
@@ -111,7 +111,7 @@ def test_long_lists_are_cut_and_say_so(tmp_path, monkeypatch):
     )
     assert "the first 4 of 9 are shown" in html
     assert len(shown_images(html)) == 5
-    groups = Duplicates("i", 16, 20, 2, [found[:2]] * 6)
+    groups = Duplicates("i", 16, 20, 2, [DuplicateGroup(tuple(found[:2]))] * 6)
     html = contact_sheet.duplicates_page(groups, folders=["/"])
     assert "6 groups of codes within 2 bits, 2 of 20 items." in html
     assert "The 4 surest are shown." in html
@@ -126,7 +126,7 @@ def test_groups_say_when_all_files_are_the_same(image_file):
     for marks, said in (((0, 0), True), ((None, None), False), ((0, 1), False)):
         group = [hit(image_file, name, same=mark) for name, mark in zip("ab", marks, strict=True)]
         html = contact_sheet.duplicates_page(
-            Duplicates("i", 16, 2, 0, [group], True), folders=["/"]
+            Duplicates("i", 16, 2, 0, [DuplicateGroup(tuple(group))], compared=True), folders=["/"]
         )
         assert ("the same bytes" in html) is said
     assert "No duplicates" in contact_sheet.duplicates_page(
@@ -167,6 +167,6 @@ def test_only_images_of_known_folders_are_shown(image_file, tmp_path):
     colours = [image.convert("RGB").getpixel((4, 4)) for image in shown_images(html)]
     assert (1, 2, 3) not in colours
     assert html.count(contact_sheet.OUTSIDE) >= 4
-    group = Duplicates("i", 16, 2, 0, [found])
+    group = Duplicates("i", 16, 2, 0, [DuplicateGroup(tuple(found))])
     html = contact_sheet.duplicates_page(group, folders=[])
     assert (200, 100, 50) not in [i.convert("RGB").getpixel((4, 4)) for i in shown_images(html)]

@@ -20,7 +20,7 @@ ODD = "<b>\"cats\" & 'dogs'</b>"
 class Balance(HTMLParser):
     """Fails on a tag that is closed in the wrong place."""
 
-    void = frozenset({"meta", "link", "img", "br"})
+    void = frozenset({"meta", "link", "img", "br", "input"})
 
     def __init__(self) -> None:
         super().__init__()

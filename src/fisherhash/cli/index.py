@@ -368,11 +368,18 @@ def repair(index: str, *, out: str | None = None, json: Json = False) -> None:
     """
     from fisherhash.index.local import repair as repair_index
 
+    _must_be_file(index, out or "")
     report = repair_index(index, f"{index}-repaired" if out is None else out)
     notes(report.remarks)
     print_data(report.to_json(), _lost(report), json=json)
     back = "; lost images of a synced folder come back with index sync" if report.lost else ""
     say(f"{report}; the repaired index is {report.target}{back}")
+
+
+def _must_be_file(*names: str) -> None:
+    for name in names:
+        if "://" in name:
+            raise UsageError(f"{name} is no file; copy other kinds of index with: index copy")
 
 
 def _lost(report: RepairReport) -> Iterator[str]:
@@ -394,6 +401,7 @@ def backup(index: str, dest: str, *, json: Json = False) -> None:
     """
     from fisherhash.index.local import backup as backup_index
 
+    _must_be_file(index, dest)
     began = time.perf_counter()
     report = backup_index(index, dest)
     seconds = time.perf_counter() - began
