@@ -49,12 +49,12 @@ def missing_extra(package: str, extra: str, purpose: str) -> FisherhashError:
 
 
 EXTRA_OF = {
+    "numba": "fast",
     "torch": "train",
     "onnx": "onnx",
     "onnxscript": "onnx",
     "starlette": "web",
     "uvicorn": "web",
-    "jinja2": "web",
     "watchfiles": "web",
 }
 """The optional packages that whole modules of this package import, with the extra that has them."""
