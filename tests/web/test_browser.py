@@ -95,7 +95,7 @@ def drop(page, data, name="photo.png"):
 def test_drop_an_image_and_see_its_neighbours(open_page, png):
     page = open_page()
     drop(page, png)
-    page.wait_for_url("**/?code=*")
+    page.wait_for_url("**code=*")
     assert names(page)[0] == "dogs/17.png"
     assert distances(page)[0] == 0
     assert distances(page) == sorted(distances(page))
@@ -117,12 +117,12 @@ def test_paste_and_choose_an_image(open_page, png, tmp_path):
         }""",
         list(png),
     )
-    page.wait_for_url("**/?code=*")
+    page.wait_for_url("**code=*")
     assert names(page)[0] == "dogs/17.png"
     page = open_page()
     (tmp_path / "chosen.png").write_bytes(png)
     page.set_input_files("input[type=file]", tmp_path / "chosen.png")
-    page.wait_for_url("**/?code=*")
+    page.wait_for_url("**code=*")
     assert names(page)[0] == "dogs/17.png"
 
 
@@ -320,7 +320,7 @@ def test_a_million_points_are_drawn(open_page):
     page.wait_for_function(f"() => ({PAINTED})() > 100000")
 
 
-PAGES = ["/", "/?like={}&bits=1", "/map", "/timeline", "/buckets", "/duplicates", "/model"]
+PAGES = ["/", "/?like={}&bits=1", "/map", "/timeline", "/buckets", "/duplicates", "/model", "/docs"]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
