@@ -53,7 +53,7 @@ EXTRA_OF = {
     "torch": "train",
     "onnx": "onnx",
     "onnxscript": "onnx",
-    "starlette": "web",
+    "fastapi": "web",
     "uvicorn": "web",
     "watchfiles": "web",
 }
