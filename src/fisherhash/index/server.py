@@ -186,14 +186,14 @@ class ServerIndex(Index):
     # Content
 
     def get_items(self, names: Sequence[str] | Ids) -> list[Item | None]:
-        """See :meth:`Index.get_items`."""
+        """The items of some keys or ids, all from one commit; None where there is none."""
         by_key = len(names) > 0 and isinstance(names[0], str)
         wanted: list[Any] = list(names) if by_key else as_ids(names).tolist()  # type: ignore[arg-type]
         found = self._found(wanted, []) if by_key else self._found([], wanted)
         return [found.get(name) for name in wanted]
 
     def model_files(self) -> dict[str, bytes]:
-        """See :meth:`Index.model_files`.
+        """The files of the model that the index carries; empty if it carries none.
 
         Raises:
             DamagedError: they are not what was stored.

@@ -79,12 +79,12 @@ class MilvusIndex(ServerIndex):
 
     @classmethod
     def open_at(cls, uri: Uri, *, write: bool, skip_damaged: bool = False) -> Self:
-        """See :meth:`Index.open`."""
+        """Open the index; damaged items are not left out."""
         return cls(uri, write=write)
 
     @classmethod
     def create_at(cls, uri: Uri, facts: dict[str, Any], files: Files) -> Self:
-        """See :meth:`Index.create`."""
+        """Create an empty index, complete or not at all."""
         rows = Rows(uri)
         if rows.exists():
             name = rows.options["index"]
@@ -94,11 +94,11 @@ class MilvusIndex(ServerIndex):
 
     @classmethod
     def exists_at(cls, uri: Uri) -> bool:
-        """See :meth:`Index.exists`."""
+        """Whether the name of the index is taken on the server."""
         return Rows(uri).exists()
 
     def close(self) -> None:
-        """See :meth:`Index.close`."""
+        """Release the index."""
         self._closed = True
 
     def _facts(self) -> Facts:
@@ -158,7 +158,7 @@ class MilvusIndex(ServerIndex):
         return {**by_key, **{item.id: item for item in items}}
 
     def items(self, where: Where | None = None) -> Iterator[Item]:
-        """See :meth:`Index.items`; all of them are read at once, as Milvus has no snapshots."""
+        """All items that match a filter, read at once, as Milvus has no snapshots."""
         found = parse_filter(where)
         if found:
             return iter(select(self._read(self._with_keys), found, self.uri))
@@ -172,23 +172,23 @@ class MilvusIndex(ServerIndex):
         return known[1]
 
     def count(self, where: Where | None = None) -> int:
-        """See :meth:`Index.count`."""
+        """How many items match a filter; all items without one."""
         if parse_filter(where):
             return super().count(where)
         return self._read(lambda facts: self._rows.count(f"id >= 0 and {visible(facts.commit)}"))
 
     def files(self) -> dict[str, FileState]:
-        """See :meth:`Index.files`."""
+        """What is known about the file of every item that has a key, by ascending id."""
         items = self._read(self._with_keys)
         return {i.key: FileState(i.size, i.mtime_ns, i.id) for i in items if i.key is not None}
 
     def notes(self, kind: str) -> dict[str, Any]:
-        """See :meth:`Index.notes`."""
+        """The documents of a kind by name."""
         known = self._read(lambda facts: self._rows.notes(facts, kind))
         return {name: json.loads(text) for name, (_, text) in known.items()}
 
     def info(self) -> dict[str, Any]:
-        """See :meth:`Index.info`."""
+        """Facts that JSON can hold, with those of the server."""
         facts, search = self._facts(), self._rows.options["search"]
         more = {"commit": facts.commit, "next_id": facts.next_id, "search": search}
         return super().info() | more
@@ -251,7 +251,7 @@ class MilvusIndex(ServerIndex):
     # Health
 
     def verify(self) -> list[Problem]:
-        """See :meth:`Index.verify`."""
+        """Read and check everything; an empty list means that nothing is wrong."""
         problems = self._model_problems()
         where, todo = f"collection {self._rows.options['index']}", "copy the index again"
         facts, items = self._read(lambda facts: (facts, self._items(facts, "row >= 0")))

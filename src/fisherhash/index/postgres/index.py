@@ -89,12 +89,12 @@ class PostgresIndex(ServerIndex):
 
     @classmethod
     def open_at(cls, uri: Uri, *, write: bool, skip_damaged: bool = False) -> Self:
-        """See :meth:`Index.open`; the server itself checks the pages that it reads."""
+        """Open the index; the server itself checks the pages that it reads."""
         return cls(uri, write=write)
 
     @classmethod
     def create_at(cls, uri: Uri, facts: dict[str, Any], files: Files) -> Self:
-        """See :meth:`Index.create`."""
+        """Create an empty index, complete or not at all."""
         database = Database(uri)
         with contextlib.closing(database), database.transaction(write=True) as cursor:
             create_index(cursor, database, Facts(**facts, digest=digest_of(files)), files)
@@ -102,13 +102,13 @@ class PostgresIndex(ServerIndex):
 
     @classmethod
     def exists_at(cls, uri: Uri) -> bool:
-        """See :meth:`Index.exists`."""
+        """Whether the name of the index is taken on the server."""
         database = Database(uri)
         with contextlib.closing(database), database.transaction() as cursor:
             return exists(cursor, database.table)
 
     def close(self) -> None:
-        """See :meth:`Index.close`; a writer with ``search=hnsw`` builds the graph if it lacks."""
+        """Release the index; a writer with ``search=hnsw`` builds the graph if there is none."""
         builds, self._builds = self._builds, False
         try:
             # After an error the user waits for its message, not for a graph.
@@ -157,11 +157,11 @@ class PostgresIndex(ServerIndex):
         return {**by_key, **{item.id: item for item in items}}
 
     def items(self, where: Where | None = None) -> Iterator[Item]:
-        """See :meth:`Index.items`."""
+        """All items that match a filter by ascending id, from one commit."""
         return map(item_of, self._stream(COLUMNS, parse_filter(where)))
 
     def scan(self, block: int = 1 << 16) -> Iterator[tuple[Ids, Codes]]:
-        """See :meth:`Index.scan`."""
+        """Ids and codes of everything by ascending id, from one commit."""
         whole_number("block", block, 1)
         bare = (Item(id_, code) for id_, code in self._stream("id, code", All()))
         return self._scan(bare, block)
@@ -186,20 +186,20 @@ class PostgresIndex(ServerIndex):
         return started
 
     def count(self, where: Where | None = None) -> int:
-        """See :meth:`Index.count`."""
+        """How many items match a filter; all items without one."""
         with self._database.transaction() as cursor:
             test, values = self._test(cursor, parse_filter(where))
             return self._one(cursor, f"SELECT count(*) FROM {{table}} WHERE {test}", values)[0]
 
     def files(self) -> dict[str, FileState]:
-        """See :meth:`Index.files`."""
+        """What is known about the file of every item that has a key, by ascending id."""
         query = "SELECT key, size, mtime_ns, id FROM {table} WHERE key IS NOT NULL ORDER BY id"
         with self._database.transaction() as cursor:
             rows = self._database.run(cursor, query)
             return {loaded_text(key): FileState(*rest) for key, *rest in rows}
 
     def notes(self, kind: str) -> dict[str, Any]:
-        """See :meth:`Index.notes`."""
+        """The documents of a kind by name."""
         with self._database.transaction() as cursor:
             known = read_documents(cursor, self._database.table, note_kind(kind))
         return {loaded_text(name): json.loads(value) for name, value in known.items()}
@@ -216,7 +216,7 @@ class PostgresIndex(ServerIndex):
         return self._read_facts(read_documents(cursor, self._database.table, FACTS).get(""))
 
     def info(self) -> dict[str, Any]:
-        """See :meth:`Index.info`."""
+        """Facts that JSON can hold, with those of the server."""
         with self._database.transaction() as cursor:
             facts = self._facts_of(cursor)
             query = (
@@ -301,14 +301,14 @@ class PostgresIndex(ServerIndex):
 
     def _test(self, cursor: Cursor, where: All) -> Sql:
         """The filter as SQL; a mistyped field would match no item, and with != every one."""
-        exists = "SELECT EXISTS (SELECT 1 FROM {table} WHERE key IS NOT NULL AND %s)"
+        some = "SELECT EXISTS (SELECT 1 FROM {table} WHERE key IS NOT NULL AND %s)"
         for condition in where.conditions:
             if not condition.paths:
                 continue
             test, values = has_field_sql(condition)
-            if self._one(cursor, exists.replace("%s", test), values)[0]:
+            if self._one(cursor, some.replace("%s", test), values)[0]:
                 continue
-            if not self._one(cursor, exists.replace("%s", "true"))[0]:
+            if not self._one(cursor, some.replace("%s", "true"))[0]:
                 break  # there are no items with keys
             rows = self._database.run(
                 cursor, "SELECT DISTINCT jsonb_object_keys(metadata) FROM {table}"
@@ -361,7 +361,7 @@ class PostgresIndex(ServerIndex):
     # Health
 
     def verify(self) -> list[Problem]:
-        """See :meth:`Index.verify`; the server itself checks the pages that it reads."""
+        """Check that ids and lengths of codes are ours; the server checks the pages it reads."""
         problems = self._model_problems()
         with self._database.transaction() as cursor:
             facts = self._facts_of(cursor)
