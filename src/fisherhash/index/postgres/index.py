@@ -12,6 +12,7 @@ the stored codes is measured when the graph is built, which a writer does when i
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import sys
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from fisherhash.errors import UsageError
 from fisherhash.index.base import Files, Uri
-from fisherhash.index.checks import whole_number
+from fisherhash.index.checks import as_ids, whole_number
 from fisherhash.index.filters import All, Where, parse_filter, unknown_field
 from fisherhash.index.items import (
     Codes,
@@ -163,8 +164,9 @@ class PostgresIndex(ServerIndex):
     def scan(self, block: int = 1 << 16) -> Iterator[tuple[Ids, Codes]]:
         """Ids and codes of everything by ascending id, from one commit."""
         whole_number("block", block, 1)
-        bare = (Item(id_, code) for id_, code in self._stream("id, code", All()))
-        return self._scan(bare, block)
+        rows = self._stream("id, code", All())
+        parts = iter(lambda: list(itertools.islice(rows, block)), [])
+        return ((as_ids(i for i, _ in part), self._joined(c for _, c in part)) for part in parts)
 
     def _stream(self, columns: str, where: All) -> Iterator[Any]:
         """Rows that match, by ascending id, from a snapshot that is taken now."""
