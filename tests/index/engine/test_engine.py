@@ -448,12 +448,13 @@ def test_many_small_searches_turn_to_the_kernels(monkeypatch: pytest.MonkeyPatch
 
 
 def test_buckets_pay_for_large_collections_and_many_queries() -> None:
-    assert not planner.Planner(1000, 8, 2).buckets_pay(10**9)
+    assert not planner.Planner(1000, 8, 2).buckets_pay(64, 10**9)
     plan = planner.Planner(200_000, 8, 2)
-    assert not plan.buckets_pay(1)
-    assert plan.buckets_pay(10_000)
+    assert not plan.buckets_pay(64, 1)
+    assert not plan.buckets_pay(176, 10_000)
+    assert plan.buckets_pay(64, 10_000)
     singles = planner.Planner(200_000, 8, 2)
-    assert 10 < next(i for i in range(10_000) if singles.buckets_pay(1)) < 5000
+    assert 10 < next(i for i in range(10_000) if singles.buckets_pay(64, 1)) < 5000
 
 
 def test_a_tight_budget_falls_back_to_the_scan(monkeypatch: pytest.MonkeyPatch) -> None:
