@@ -207,14 +207,6 @@ def test_keys_move_between_results(open_page, id_of):
     page.wait_for_url(lambda url: f"like={id_of(chosen)}" in url)
 
 
-def test_bits_on_request(open_page, id_of):
-    page = open_page(f"/?like={id_of('cats/03.jpg')}")
-    assert page.locator("#results .bits").count() == 0
-    page.get_by_role("link", name="Show bits").click()
-    page.wait_for_url("**bits=1*")
-    assert page.locator("#results .bits").count() == 24
-
-
 def test_an_unreadable_upload_shows_a_sentence(open_page):
     page = open_page()
     drop(page, b"this is no image")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -64,6 +65,17 @@ class Answer:
     hits: list[Hit]
     compared: int
     seconds: float
+
+
+@contextlib.contextmanager
+def showing() -> Iterator[None]:
+    """Raise MissingError for an image that cannot be read."""
+    try:
+        yield
+    except UnreadableImage as error:
+        raise MissingError(f"the image cannot be shown: {error}") from None
+    except OSError as error:
+        raise MissingError(f"the image cannot be shown: {read_failure(error)}") from None
 
 
 class Gallery:
@@ -297,13 +309,8 @@ class Gallery:
         Raises:
             MissingError: its file is gone, cannot be read, or may not be shown.
         """
-        try:
-            with self._encoding:
-                return self.thumbnails.thumbnail(self.file_of(hit), SIDES[size])
-        except UnreadableImage as error:
-            raise MissingError(f"the image cannot be shown: {error}") from None
-        except OSError as error:
-            raise MissingError(f"the image cannot be shown: {read_failure(error)}") from None
+        with showing(), self._encoding:
+            return self.thumbnails.thumbnail(self.file_of(hit), SIDES[size])
 
     def pixels(self, hit: Hit) -> tuple[int, int] | None:
         """Width and height of the image of an item; None if it cannot be read."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import calendar
 from collections import Counter
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from fastapi import APIRouter, Query, Request, Response
@@ -193,12 +193,11 @@ def _colours(columns: Columns | None, ids: Any) -> tuple[list[str], Any]:
 # Buckets and the timeline
 
 
-@dataclass(frozen=True)
-class Bucket:
+class Bucket(NamedTuple):
     """Items with the same code: how many, and the ids of some."""
 
     code: bytes
-    count: int
+    size: int
     ids: Ids
 
 
@@ -222,8 +221,8 @@ def buckets(gallery: Shown, start: Annotated[int, Query(ge=0, le=10**6)] = 0) ->
     hits = gallery.hits_by_id(bucket.ids for bucket in part)
     rows = [
         {
-            "count": one.count,
-            "url": PageQuery(code=one.code.hex(), radius=0, k=min(one.count, MOST_SHOWN)).url(),
+            "count": one.size,
+            "url": PageQuery(code=one.code.hex(), radius=0, k=min(one.size, MOST_SHOWN)).url(),
             "code": one.code,
             "hits": [hits[number] for number in one.ids.tolist() if number in hits],
         }
