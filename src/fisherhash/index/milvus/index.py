@@ -1,9 +1,9 @@
 """An index in a collection of Milvus; see rows.py for how a commit is made there.
 
 Milvus returns ties in any order and a page of results at most. A search therefore takes more than k
-results, and if it cannot be told which of the ties have the smallest ids, or if the results fill a
-page, the codes are compared in memory. So are searches with a filter, which is evaluated here: the
-items with a key are read once per commit.
+results, and if they do not tell which of the ties have the smallest ids, the codes are searched in
+memory. So are searches by a radius, with logits, or with a filter. Codes and the items that have a
+key are read once per commit.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ from fisherhash.index.items import (
     Item,
     Matches,
     Problem,
-    Within,
     matches_of,
-    within_of,
 )
 from fisherhash.index.milvus.rows import (
     FOREVER,
@@ -226,26 +224,6 @@ class MilvusIndex(ServerIndex):
                 if _has_ties_beyond(hits, k, PAGE):
                     return None
             found[i] = sorted(hits, key=_by_distance)[:k]
-        return found
-
-    def _within(self, queries: Codes, radius: int, where: All) -> Within:
-        codes = code_rows(queries)
-        found = None if where else self._read(lambda facts: self._near(facts, codes, radius))
-        return super()._within(queries, radius, where) if found is None else within_of(found)
-
-    def _near(self, facts: Facts, queries: Sequence[bytes], radius: int) -> list[Hits] | None:
-        """Everything within a radius; None if that is more than Milvus returns."""
-        test = f"id >= 0 and {visible(facts.commit)}"
-        params = {"radius": radius + 1, "range_filter": 0}
-        if self.approximate:
-            params["nprobe"] = self._rows.options["nlist"]  # all lists, so that nothing is missed
-        found = []
-        for query in queries:
-            (hits,) = self._rows.search([query], PAGE, test, **params)
-            if len(hits) >= PAGE:
-                return None
-            # Distances are whole numbers, but a range may be open on either side.
-            found.append(sorted((hit for hit in hits if hit[1] <= radius), key=_by_distance))
         return found
 
     # Health

@@ -24,14 +24,14 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fisherhash.codes import code_bytes
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import Files, Uri
 from fisherhash.index.items import Item
 from fisherhash.index.server import Facts
-from fisherhash.index.uris import Option, read_uri
+from fisherhash.index.uris import Option, ServerUri, read_uri
 
 with warnings.catch_warnings():
     # It looks for its own version in a way that Python is about to drop.
@@ -58,29 +58,17 @@ _OPTIONS: dict[str, Option] = {
 }
 
 
-class Address(NamedTuple):
-    """An index on Milvus, as its URI says.
+def read_address(uri: Uri) -> ServerUri:
+    """Parse ``milvus://HOST:PORT/DATABASE?index=NAME`` or ``milvus:///FILE.db?index=NAME``.
 
-    Attributes:
-        uri: as messages show it, without the token.
-        server: the URL of the server, or the path of a local file, which one process can open.
-        database: of the server; empty for its default.
-        options: those of the URI; ``index`` is the collection.
+    Its ``rest`` is the URL of the server, or the path of a local file. The options have also the
+    database.
     """
-
-    uri: str
-    server: str
-    database: str
-    options: dict[str, Any]
-
-
-def read_address(uri: Uri) -> Address:
-    """Parse ``milvus://HOST:PORT/DATABASE?index=NAME`` or ``milvus:///FILE.db?index=NAME``."""
     shown, rest, options = read_uri(str(uri), _OPTIONS)
     options["index"] = options["index"].replace("-", "_")
     host, _, path = rest.removeprefix("milvus://").partition("/")
     if host:
-        return Address(shown, f"http://{host}", path, options)
+        return ServerUri(shown, f"http://{host}", options | {"database": path})
     file = Path(f"/{path}")
     if file.suffix != ".db":
         raise UsageError(f"{shown}: the local file of an index on Milvus must end in .db")
@@ -88,7 +76,7 @@ def read_address(uri: Uri) -> Address:
         raise UsageError(f"{shown}: search=ivf needs a Milvus server; a local file is exact only")
     if not file.parent.is_dir():
         raise UsageError(f"{shown}: there is no folder {file.parent}")
-    return Address(shown, str(file), "", options)
+    return ServerUri(shown, str(file), options | {"database": ""})
 
 
 @dataclass
@@ -138,22 +126,22 @@ class Rows:
     """
 
     def __init__(self, uri: Uri) -> None:
-        address = read_address(uri)
-        self.uri, self.options, self._name = address.uri, address.options, address.options["index"]
-        self.is_local = address.server.startswith("/")
-        lock = _LOCKS.setdefault((address.server, self._name), threading.RLock())
+        self.uri, server, self.options = read_address(uri)
+        self._name = self.options["index"]
+        self.is_local = server.startswith("/")
+        lock = _LOCKS.setdefault((server, self._name), threading.RLock())
         self.guard = lock if self.is_local else contextlib.nullcontext()
         # It also hangs up on clients that ping it while nothing happens.
         quiet = {"grpc.keepalive_permit_without_calls": False} if self.is_local else {}
         # The server of a local file starts with its client, which takes a while.
         deadline = time.monotonic() + (_START_SECONDS if self.is_local else 0)
-        token, database = self.options["token"], address.database
+        token, database = self.options["token"], self.options["database"]
         with self.errors(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             while True:
                 try:
                     self._client = MilvusClient(
-                        address.server, token=token, db_name=database, grpc_options=quiet
+                        server, token=token, db_name=database, grpc_options=quiet
                     )
                     return
                 except MilvusException:
@@ -295,11 +283,10 @@ class Rows:
         return dict(sorted(known.items(), key=lambda one: ascii(one[0])))
 
     def search(
-        self, queries: Sequence[bytes], limit: int, expression: str, **params: int
+        self, queries: Sequence[bytes], limit: int, expression: str
     ) -> list[list[tuple[int, int]]]:
         """(id, distance) of the nearest rows of each query; ties may come in any order."""
-        if self.options["search"] == "ivf":
-            params = {"nprobe": self.options["nprobe"]} | params
+        ivf = self.options["search"] == "ivf"
         with self.errors():
             found = self._client.search(
                 self._name,
@@ -308,7 +295,10 @@ class Rows:
                 filter=expression,
                 output_fields=["id"],
                 anns_field="code",
-                search_params={"metric_type": "HAMMING", "params": params},
+                search_params={
+                    "metric_type": "HAMMING",
+                    "params": {"nprobe": self.options["nprobe"]} if ivf else {},
+                },
                 consistency_level="Strong",
             )
         return [[(hit["entity"]["id"], int(hit["distance"])) for hit in hits] for hits in found]

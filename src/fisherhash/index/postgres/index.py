@@ -1,7 +1,8 @@
 """An index in a table of PostgreSQL: pgvector compares the codes, filters are SQL.
 
-Every change is one transaction that first locks the row of its index, so several writers take turns
-and ids are given once. Every read is one snapshot.
+Every change is one transaction that first locks the facts of its index, so several writers take
+turns and ids are given once. Every read is one snapshot. Searches by a radius or with logits read
+all codes once per commit, and search them in memory.
 
 ``search=hnsw`` searches by the HNSW graph of pgvector, which is faster than a scan and approximate.
 Learned codes repeat. Items with equal codes are neighbours of each other first, and a graph of
@@ -34,9 +35,7 @@ from fisherhash.index.items import (
     Item,
     Matches,
     Problem,
-    Within,
     matches_of,
-    within_of,
 )
 from fisherhash.index.postgres.connect import MAX_EF, Cursor, Database
 from fisherhash.index.postgres.sql import (
@@ -260,7 +259,7 @@ class PostgresIndex(ServerIndex):
     def _nearest(
         self, cursor: Cursor, queries: Codes, k: int, where: All, *, graph: bool
     ) -> Matches:
-        distance = self._distance
+        distance = f"code <~> %s::bit({self.bits})"
         texts = bit_texts(queries, self.bits)
         if graph:
             width = max(self._options["ef_search"], k)
@@ -272,22 +271,6 @@ class PostgresIndex(ServerIndex):
         # An expression that no index has: the graph would answer approximately.
         query = f"SELECT id, ({distance})::int FROM {{table}} WHERE {test} ORDER BY 2, 1 LIMIT %s"
         return matches_of(self._answers(cursor, query, [[text, *values, k] for text in texts]))
-
-    def _within(self, queries: Codes, radius: int, where: All) -> Within:
-        distance = f"({self._distance})::int"
-        with self._database.transaction() as cursor:
-            test, values = self._test(cursor, where)
-            query = (
-                f"SELECT id, {distance} FROM {{table}} WHERE {distance} <= %s AND {test}"
-                " ORDER BY 2, 1"
-            )
-            texts = bit_texts(queries, self.bits)
-            parameters = [[text, text, radius, *values] for text in texts]
-            return within_of(self._answers(cursor, query, parameters))
-
-    @property
-    def _distance(self) -> str:
-        return f"code <~> %s::bit({self.bits})"
 
     def _answers(
         self, cursor: Cursor, query: str, parameters: list[list[Any]]
