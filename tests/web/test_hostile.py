@@ -13,6 +13,7 @@ import pytest
 
 from fisherhash.index import Entry, Index
 from fisherhash.index.images.known import remember_folders
+from fisherhash.web.gallery import Gallery
 
 from .conftest import JSON, write_image
 
@@ -228,6 +229,25 @@ def test_uploads_are_bounded_in_size_and_time(collection, serve, png):
             answer = connection.recv(65536)
         assert b" 408 " in answer.split(b"\r\n")[0]
         assert served.json("/healthz")["status"] == "ok"
+
+
+def test_an_answer_that_takes_too_long_is_given_up(collection, serve, monkeypatch):
+    find = Gallery.find
+
+    def slow(gallery, query):
+        time.sleep(1.0 if query.k == 7 else 0.0)
+        return find(gallery, query)
+
+    with serve(collection.index, seconds=0.4) as served:
+        monkeypatch.setattr(Gallery, "find", slow)
+        began = time.monotonic()
+        answer = served.ask("/api/search?like=1&k=7")
+        assert time.monotonic() - began < 0.9
+        assert answer.status == 503
+        assert "longer than 0.4 seconds" in answer.json["error"]
+        assert served.ask("/api/search?like=1").status == 200
+        time.sleep(1.0)
+        assert served.ask("/healthz", method="HEAD").status == 200
 
 
 def test_slow_headers_end(server, monkeypatch):
