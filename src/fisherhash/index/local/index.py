@@ -591,7 +591,10 @@ class LocalIndex(Index):
             with file.explained():
                 file.begin()
                 try:
-                    return [*salvage(file).problems, *structure_problems(file)]
+                    problems = [*salvage(file).problems, *structure_problems(file)]
+                    if problems and (error := file.read_error()):
+                        return [Problem(str(self.path), str(error), "check the disk")]
+                    return problems
                 finally:
                     file.rollback()
 

@@ -19,9 +19,9 @@ from fisherhash.index.local.rows import (
     COLUMNS,
     ItemRow,
     decode_text,
+    is_note,
     item_of,
     key_hash,
-    note_crc,
     read_row,
     row_problem,
 )
@@ -82,7 +82,12 @@ def salvage(file: IndexFile, *, keep_rows: bool = False) -> Salvage:
     def report(part: str, what: object) -> None:
         found.problems.append(Problem(str(file.path), f"is damaged: {part} {what}", REMEDY))
 
-    meta = file.readable_meta()
+    try:
+        meta = file.readable_meta()
+    except sqlite3.DatabaseError as error:
+        _must_be_damage(error)
+        report("its table meta", error)
+        return found
     for name in ("index", "index copy", "state"):
         if isinstance(what := meta.get(name, "is missing"), str):
             report(f"the row {name!r} of its table meta", what)
@@ -241,7 +246,7 @@ def _read_notes(file: IndexFile, found: Salvage) -> None:
     bad, totals = 0, dict[str, list[int]]()
     try:
         for kind, name, value, crc in file.db.execute("SELECT kind, name, value, crc FROM notes"):
-            if note_crc(kind, name, value) != crc:
+            if not is_note(kind, name, value, crc):
                 bad += 1
                 continue
             total = totals.setdefault(decode_text(kind), [0, 0])
