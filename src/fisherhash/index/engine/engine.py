@@ -28,6 +28,8 @@ PATHS = ("auto", "numpy", "scan", "buckets")
 MOST_CODES = 2**31 - 1
 
 _UNLIMITED = 1 << 60
+# so few searches by numpy are faster than copying the codes for a scan
+_FEW_QUERIES = 8
 # records of a radius search number their queries in 21 bits
 _RECORDED_QUERIES = 1 << 16
 
@@ -105,12 +107,13 @@ class Engine:
         Returns:
             Positions and distances (n_queries, k); with weights, distances are sums of costs.
         """
-        own = check_codes(queries, self.bits)
+        own = self._checked(queries)
         costs = None if weights is None else check_weights(weights, len(own), self.bits)
         k = _whole_number("k", k, 1)
         if among is not None:
             chosen = self._positions(among)
-            positions, distances = self._chosen(chosen)._search(own, costs, k)
+            few = weights is None and len(own) < _FEW_QUERIES
+            positions, distances = self._chosen(chosen, few)._search(own, costs, k)
             return chosen[positions], distances
         return self._search(own, costs, k)
 
@@ -128,13 +131,18 @@ class Engine:
             Offsets (n_queries + 1,), positions and distances: the results of query i are those from
             offset i to offset i + 1.
         """
-        own = check_codes(queries, self.bits)
+        own = self._checked(queries)
         radius = min(_whole_number("radius", radius, 0), self.bits)
         if among is not None:
             chosen = self._positions(among)
-            offsets, positions, distances = self._chosen(chosen)._within(own, radius)
+            few = len(own) < _FEW_QUERIES
+            offsets, positions, distances = self._chosen(chosen, few)._within(own, radius)
             return offsets, chosen[positions], distances
         return self._within(own, radius)
+
+    def _checked(self, queries: ArrayLike) -> NDArray[np.uint8]:
+        # numba would compile its kernels once more for read-only arrays
+        return np.require(check_codes(queries, self.bits), requirements="W")
 
     def _positions(self, among: ArrayLike) -> Numbers:
         chosen = np.asarray(among)
@@ -149,8 +157,11 @@ class Engine:
             raise UsageError(f"among must hold ascending positions from 0 to {len(self) - 1}")
         return chosen
 
-    def _chosen(self, positions: Numbers) -> Engine:
-        return Engine(self.codes[positions], self.bits, threads=self.threads, path=self.path)
+    def _chosen(self, positions: Numbers, few: bool) -> Engine:
+        """An engine over some of the codes, for one search of many or of few queries."""
+        codes = np.take(self.codes, positions, axis=0)
+        path = "numpy" if few and self.path == "auto" else self.path
+        return Engine(codes, self.bits, threads=self.threads, path=path)
 
     def _search(
         self, queries: NDArray[np.uint8], weights: Numbers | None, k: int
