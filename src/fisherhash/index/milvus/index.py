@@ -12,7 +12,7 @@ import base64
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
@@ -146,14 +146,12 @@ class MilvusIndex(ServerIndex):
         rows = self._rows.all(facts, f"id >= 0 and {expression}")
         return sorted(map(item_of, rows), key=lambda item: item.id)
 
-    def _found(self, keys: list[str], ids: list[int]) -> Mapping[str | int, Item]:
+    def _existing(self, keys: list[str], ids: list[int]) -> list[Item]:
         def read(facts: Facts) -> list[Row]:
             by_key = self._rows.by_key(facts, keys).values()
             return [*by_key, *self._rows.by_id(facts, ids)]
 
-        items = [item_of(row) for row in self._read(read)]
-        by_key = {item.key: item for item in items if item.key is not None}
-        return {**by_key, **{item.id: item for item in items}}
+        return [item_of(row) for row in self._read(read)]
 
     def items(self, where: Where | None = None) -> Iterator[Item]:
         """All items that match a filter, read at once, as Milvus has no snapshots."""

@@ -259,7 +259,7 @@ class Rows:
 
     def by_key(self, facts: Facts, keys: list[str]) -> dict[str, Row]:
         """The rows of those keys that exist."""
-        hashes = {text_hash(key) for key in keys if _is_text(key)}
+        hashes = {text_hash(key) for key in keys}
         found = {item_of(row).key: row for row in self._select(facts, "hash", hashes)}
         return {key: found[key] for key in keys if key in found}
 
@@ -330,11 +330,3 @@ def item_of(row: Row) -> Item:
         return Item(row.id, row.code)
     known = json.loads(row.text)
     return Item(row.id, row.code, **(known | {"labels": tuple(known.get("labels", ()))}))
-
-
-def _is_text(key: str) -> bool:
-    try:
-        key.encode(errors="surrogateescape")
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -17,7 +17,7 @@ import itertools
 import json
 import logging
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -147,14 +147,12 @@ class PostgresIndex(ServerIndex):
 
     # Content
 
-    def _found(self, keys: list[str], ids: list[int]) -> Mapping[str | int, Item]:
+    def _existing(self, keys: list[str], ids: list[int]) -> list[Item]:
         test = "key = ANY(%s::text[]) OR id = ANY(%s::bigint[])"
         with self._database.transaction() as cursor:
             query = f"SELECT {COLUMNS} FROM {{table}} WHERE {test}"
-            rows = self._database.run(cursor, query, [list(map(_key_text, keys)), ids])
-            items = [item_of(row) for row in rows]
-        by_key = {item.key: item for item in items if item.key is not None}
-        return {**by_key, **{item.id: item for item in items}}
+            rows = self._database.run(cursor, query, [list(map(stored_text, keys)), ids])
+            return [item_of(row) for row in rows]
 
     def items(self, where: Where | None = None) -> Iterator[Item]:
         """All items that match a filter by ascending id, from one commit."""
@@ -364,11 +362,3 @@ class PostgresIndex(ServerIndex):
 
     def _one(self, cursor: Cursor, query: str, values: Sequence[Any] = ()) -> Any:
         return self._database.run(cursor, query, values).fetchone()
-
-
-def _key_text(key: str) -> str:
-    """A key as it is stored; the empty text for what no key can be."""
-    try:
-        return stored_text(key)
-    except UnicodeEncodeError:
-        return ""
