@@ -19,7 +19,6 @@ from fisherhash.codes import from_hex, hamming, pack, unpack
 from fisherhash.data.formats import UnreadableImage, open_image
 from fisherhash.data.images import current_limits, read_failure
 from fisherhash.errors import UsageError
-from fisherhash.index.base import Index
 from fisherhash.index.filters import All
 from fisherhash.index.images.image_index import ImageIndex
 from fisherhash.index.images.known import is_inside, known_folders
@@ -84,10 +83,19 @@ class Gallery:
     Args:
         images: the open index; closed by whoever opened it.
         options: how it is served.
+
+    Attributes:
+        index: the index of codes.
+        name: its name for people.
+        thumbnails: re-encoded images on disk.
+        columns: labels, dates and fields of all items.
+        duplicates: groups of likely copies.
+        changes: what the API adds and removes.
     """
 
     def __init__(self, images: ImageIndex, options: ServeOptions) -> None:
-        self.images, self.options = images, options
+        self.images, self.index, self.options = images, images.index, options
+        self.name = os.path.basename(os.path.abspath(self.index.uri)) or self.index.uri
         self.thumbnails = ThumbnailCache(cache_dir() / "web" / "images", options.cache_bytes)
         self.columns: Derived[Columns] = Derived(self.version, self._columns)
         self._derived: dict[Any, Derived[Any]] = {}
@@ -95,16 +103,6 @@ class Gallery:
         self.changes = IndexChanges(images, options)
         self._encoding = threading.BoundedSemaphore(available_cores())
         self._folders: tuple[float, list[str]] = (-_FOLDERS_SECONDS, [])
-
-    @property
-    def index(self) -> Index:
-        """The index of codes."""
-        return self.images.index
-
-    @property
-    def name(self) -> str:
-        """The name of the index."""
-        return os.path.basename(os.path.abspath(self.index.uri)) or self.index.uri
 
     def version(self) -> Hashable:
         """Changes whenever the index does."""
