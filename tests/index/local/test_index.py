@@ -129,6 +129,24 @@ def test_a_change_that_says_nothing_makes_no_commit(path):
         assert index.info()["commit"] == commit
 
 
+def test_labels_are_matched_exactly(path):
+    """By SQL on the JSON text of the labels."""
+    labels = ["x", 'a", "x', '["x"]', ' "x"', "x\\", 'x\\"', "", "caf\udce9", ", ", '" "', "X"]
+    with Index.open(path, write=True) as index:
+        index.remove(index.keys())
+        for number, label in enumerate(labels):
+            index.add([Entry(f"k{number}", bytes(8), labels=[label, "other"])])
+        index.add([Entry("none", bytes(8))])
+        for number, label in enumerate(labels):
+            expected = [f"k{number}"] + ["none"] * (label == "")
+            found = [item.key for item in index.items({"label": label})]
+            assert sorted(found) == sorted(expected), label
+        many = [f"never {i}" for i in range(300)]
+        found = [item.key for item in index.items({"label": [*many, labels[1], labels[7]]})]
+        assert found == ["k1", "k7"]
+        assert index.count({"label": "other"}) == len(labels)
+
+
 # What is no index
 
 
