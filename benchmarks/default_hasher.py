@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from fisherhash.model.networks import feature_rows
 from numpy.typing import NDArray
 
 from fisherhash import methods
@@ -28,11 +29,10 @@ from fisherhash.codes import pack
 from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import NAMED, open_data
 from fisherhash.data.splits import hash_order
-from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.errors import FisherhashError
 from fisherhash.evaluation import evaluate, metrics
 from fisherhash.methods import FeatureMethod
-from fisherhash.model.onnx_hasher import OnnxHasher
-from fisherhash.model.runtime import Runtime, feature_rows
+from fisherhash.model.hasher import Hasher
 from fisherhash.system.storage import write_file
 
 K = 10
@@ -56,7 +56,7 @@ def images_of(data: str, count: int, without: list[str]) -> tuple[Any, NDArray[n
 
 
 def rows_of(
-    data: str, count: int, hasher: OnnxHasher, folder: Path | None, without: list[str]
+    data: str, count: int, hasher: Hasher, folder: Path | None, without: list[str]
 ) -> dict[str, Rows]:
     """Features, logits and labels of the images of a data set, computed once."""
     place = None
@@ -66,12 +66,10 @@ def rows_of(
         with np.load(place) as stored:
             return dict(stored)
     collection, chosen = images_of(data, count, without)
-    found = feature_rows(cast(Runtime, hasher.runtime), collection, chosen)
-    try:
-        logits = hasher.logits_of_features(found.values)
-    except UsageError:  # the built-in hasher runs from pixels to logits only
-        blocks = hasher.encode_blocks(collection, found.indices, queries=True)
-        logits = np.concatenate([cast(Rows, block.queries) for block in blocks])
+    found = feature_rows(hasher.features_network, collection, chosen)
+    # The int8 hashers run from pixels to logits only.
+    blocks = hasher.encode_blocks(collection, found.indices, queries=True)
+    logits = np.concatenate([cast(Rows, block.queries) for block in blocks])
     rows = {
         "features": found.values,
         "logits": logits,
@@ -119,7 +117,7 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, help="a folder that keeps features between runs")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
-    hasher = OnnxHasher.from_package(chosen.hasher, device="cpu")
+    hasher = Hasher.load_builtin(chosen.hasher)
     unsupervised = {
         name: method
         for name, method in methods.registry().items()

@@ -46,8 +46,8 @@ from fisherhash.data.workers import MEMORY
 from fisherhash.evaluation import evaluate
 from fisherhash.index.images.choosing import DRAFT, FITTED_BITS
 from fisherhash.model import builtin
+from fisherhash.model.hasher import Hasher
 from fisherhash.model.itq_fit import fit_itq
-from fisherhash.model.onnx_hasher import OnnxHasher
 from fisherhash.system.storage import dump_json
 
 MODEL = "general2-256"
@@ -81,8 +81,12 @@ def measure(data: str, count: int, *, fitted: bool = False) -> dict[str, Any]:
             those of one fit.
     """
     model, lengths = (builtin.DEFAULT_HASHER, (FITTED_BITS,)) if fitted else (MODEL, LENGTHS)
-    hasher, collection = OnnxHasher.from_package(model, device="cpu"), open_data(data)
-    compute = hasher.runtime.features if fitted else hasher.runtime.logits
+    hasher, collection = Hasher.load_builtin(model), open_data(data)
+
+    def compute(pixels: np.ndarray) -> np.ndarray:
+        found = hasher.check_takes_images().features(pixels)
+        return found if fitted else hasher.head.logits(found)
+
     drafts = (0.0, DRAFT) if fitted else DRAFTS
     chosen = hash_order(list(collection.names), range(len(collection)), seed=0)[:count]
     rng = np.random.default_rng(0)
@@ -124,7 +128,7 @@ def measure(data: str, count: int, *, fitted: bool = False) -> dict[str, Any]:
 def fitted_logits(features: np.ndarray, bits: int) -> Callable[[np.ndarray], np.ndarray]:
     """The codes that are fitted to features: from features to logits."""
     weight, offset = fit_itq(features, bits)
-    return lambda found: found @ weight.T + offset
+    return lambda found: found @ weight + offset
 
 
 def scored(logits: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:

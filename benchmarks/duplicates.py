@@ -39,7 +39,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from builtin_changes import CHOSEN_ON, REPORTED, SEEN, UNSEEN, Change
 from builtin_copy import SETS, Images, pair_distances, pair_histogram, radius_at
 from fisherhash import Hasher, ImageIndex
-from fisherhash.index.images.duplicates import confirmed
 from fisherhash.model import builtin
 from fisherhash.model.folder import versions
 
@@ -266,17 +265,15 @@ def groups(images: Images, names: Iterable[str], planted: int, among: int) -> di
                 for rate in (0.0, 0.01, 0.1, 1.0):
                     known = builtin.false_pairs(model)
                     radius = 0 if known is None else known.radius(rate)
-                    found = index.duplicates(radius=radius)
-                    members = [
-                        [Path(str(m.item.key)).name for m in group] for group in found.groups
-                    ]
+                    found = index.duplicates(radius=radius, code="own", confirm=False)
+                    members = [[Path(hit.name).name for hit in group] for group in found.groups]
                     rows[f"{model}, {rate:g} false pairs per million"] = {
                         "radius": radius,
                         "images": len(chosen),
                         **judged(members, planted),
                     }
-                found = index.duplicates(radius=None, confirm=True, keep="best")
-                sure = [group for group in found.groups if confirmed(group)]
+                found = index.duplicates(code="own")
+                sure = [group for group in found.groups if group.confirmed]
                 rows[f"{model}, defaults of dedup"] = {
                     "radius": found.radius,
                     **judged([[Path(m.name).name for m in group] for group in sure], planted),

@@ -23,8 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fisherhash.codes import pack
-from fisherhash.index.images import grouping, known_pairs
-from fisherhash.index.images.candidates import CandidateFinder
+from fisherhash.index import Index
+from fisherhash.index.images import grouping
+from fisherhash.index.images.chance import Chance
+from fisherhash.index.images.duplicate_search import DuplicateSearch
 from fisherhash.system.cores import available_cores
 
 
@@ -52,15 +54,19 @@ def make(
 def measure(count: int, bits: int, radius: int | None) -> dict[str, Any]:
     """One full run and one with 1 % more codes."""
     codes, truth, distance = make(count + count // 100, bits)
-    ids = np.arange(len(codes))
-    began = time.perf_counter()
-    chance = grouping.Chance.of(grouping.distinct_codes(codes[:count])[0], bits)
-    radius = chance.radius() if radius is None else radius
-    found = CandidateFinder("benchmark", ids[:count], codes[:count], bits).groups(radius)
-    first = time.perf_counter() - began
-    began = time.perf_counter()
-    again = CandidateFinder("benchmark", ids, codes, bits).groups(radius)
-    second = time.perf_counter() - began
+    with tempfile.TemporaryDirectory() as folder:
+        index = Index.create(Path(folder) / "i", bits=bits)
+        index.add_codes(codes[:count])
+        began = time.perf_counter()
+        chance = Chance.of(grouping.distinct_codes(codes[:count])[0], bits)
+        radius = chance.radius() if radius is None else radius
+        found = DuplicateSearch(index).groups(radius)
+        first = time.perf_counter() - began
+        index.add_codes(codes[count:])
+        began = time.perf_counter()
+        again = DuplicateSearch(index).groups(radius)
+        second = time.perf_counter() - began
+        index.close()
     group = np.full(count, -1)
     mixed = 0
     for number, one in enumerate(found):
@@ -94,12 +100,11 @@ def main() -> None:
     parser.add_argument("--radius", type=int)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    known_pairs.FEWEST_REMEMBERED = 0
+    grouping.FEWEST_REMEMBERED = 0
     with tempfile.TemporaryDirectory() as cache:
         os.environ["FISHERHASH_CACHE"] = cache
         # Compiling is not grouping.
-        warm = np.random.default_rng(0).integers(0, 256, (5000, options.bits // 8), dtype=np.uint8)
-        CandidateFinder("warm", np.arange(5000), warm, options.bits).groups(4)
+        measure(5000, options.bits, 4)
         result = measure(options.codes, options.bits, options.radius)
     result |= {"cores": available_cores(), "machine": platform.processor() or platform.machine()}
     print(json.dumps(result, indent=1))

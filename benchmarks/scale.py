@@ -2,7 +2,6 @@
 
     python benchmarks/scale.py [--sizes 1000000,10000000] [--bits 48] [--recall 0.95] [--json FILE]
         [--minutes 15] [--only local,postgres,…] [--postgres URI] [--milvus URI] [--ray HOST:PORT]
-    python benchmarks/scale.py --billion [--count 1000000000] [--place FOLDER] [--json FILE]
 
 Per back-end: codes loaded per second, the median time of one query, and queries per second in one
 batch, all for the k nearest. The codes lie around 100 centres, so many of them are equal. Engines
@@ -13,8 +12,6 @@ default settings unless the table says otherwise.
 
 Every row is a process of its own. FILE is written after each, and rows that it has already are not
 run again. A row that takes more than ``--minutes`` is cut, and says so.
-
-``--billion`` instead builds a local index of codes of each kind, and prints what that takes.
 """
 
 from __future__ import annotations
@@ -44,9 +41,9 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 import numpy as np
 from numpy.typing import NDArray
 
-import billion  # type: ignore[import-not-found]
 from fisherhash.codes import hamming
 from fisherhash.index import Index
+from fisherhash.index.engine import Engine
 from fisherhash.system.cores import available_cores
 from search import make  # type: ignore[import-not-found]
 
@@ -347,17 +344,11 @@ def _compare(args: argparse.Namespace, report: Report, place: Path) -> None:
             path.unlink()
 
 
-def _billion(args: argparse.Namespace, report: Report, place: Path) -> None:
-    for kind in billion.KINDS:
-        about = {"codes": kind, "n": args.count, "bits": 64}
-        if not report.has(about):
-            billion.must_fit(place, args.count, 64)
-            words = ["--one", kind, "--billion", "--count", str(args.count), "--place", str(place)]
-            report.add(about, _in_a_process(words, 60 * args.minutes))
-            shutil.rmtree(place / f"{kind}.index", ignore_errors=True)
-        row = next(row for row in report.rows if about.items() <= row.items())
-        shown = {key: value for key, value in row.items() if not isinstance(value, list)}
-        print(json.dumps(shown), flush=True)
+def _load_kernels() -> None:
+    """Compile or load what searches need: an index does so when it has enough to do."""
+    codes = make("uniform", 20_000, 64, 0)
+    for path in ("scan", "buckets"):
+        Engine(codes, 64, path=path).search(codes[:1000], 10)
 
 
 def main() -> None:
@@ -373,18 +364,13 @@ def main() -> None:
     parser.add_argument("--milvus")
     parser.add_argument("--ray", default="")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--billion", action="store_true", help="a local index, as large as it goes")
-    parser.add_argument("--count", type=int, default=1_000_000_000, help="codes of --billion")
     parser.add_argument("--place", type=Path, help="folder for what is built; by default a new one")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        if args.billion:
-            print(json.dumps(billion.measure(args.one, args.count, 64, args.place)))
-            return
         job = Job(args.place, int(args.sizes), args.bits, args.k, args.recall)
         with tempfile.TemporaryDirectory(dir=args.place) as folder:
-            billion.load_kernels()
+            _load_kernels()
             row = asdict(_lines(job, args.one, Path(folder), args))
         most = max(resource.getrusage(who).ru_maxrss for who in _MEASURED)
         print(json.dumps(row | {"process_megabytes": round(most / 1024)}))
@@ -393,7 +379,7 @@ def main() -> None:
     print(f"{machine}; load average {os.getloadavg()[0]:.1f}; k = {args.k}\n")
     report = Report(args.json, {"machine": machine, "load_average": os.getloadavg()[0]})
     with tempfile.TemporaryDirectory(prefix="fh-scale-", dir=args.place) as folder:
-        (_billion if args.billion else _compare)(args, report, Path(folder))
+        _compare(args, report, Path(folder))
 
 
 if __name__ == "__main__":

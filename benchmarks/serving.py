@@ -172,8 +172,8 @@ def resident(process: int) -> int:
 
 def children(process: int) -> list[int]:
     found = []
-    for place in Path(f"/proc/{process}/task").glob("*/children"):
-        for pid in map(int, place.read_text().split()):
+    for task in Path(f"/proc/{process}/task").glob("*/children"):
+        for pid in map(int, task.read_text().split()):
             found += [pid, *children(pid)]
     return found
 

@@ -49,6 +49,7 @@ def missing_extra(package: str, extra: str, purpose: str) -> FisherhashError:
 
 
 EXTRA_OF = {
+    "numba": "fast",
     "torch": "train",
     "onnx": "onnx",
     "onnxscript": "onnx",

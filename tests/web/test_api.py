@@ -176,7 +176,8 @@ def test_bulk_codes_without_keys_are_served_too(serve, tmp_path):
         assert [one["id"] for one in found["results"]] == [int(i) for i in nearest]
         assert served.ask("/?like=7").status == 200
         assert served.ask("/images/7/medium").status == 404
-        assert served.ask("/map").status == 200
+        for path in ("/map", "/timeline", "/model", "/buckets", "/duplicates", "/api/facets"):
+            assert served.ask(path).status == 200
 
 
 def test_an_image_that_curl_calls_a_form_is_an_image(server, png):

@@ -13,10 +13,9 @@ import pytest
 
 from fisherhash.index import Entry, Index
 from fisherhash.index.images.known import remember_folders
+from fisherhash.web.gallery import Gallery
 
-from .conftest import write_image
-
-JSON = {"Accept": "application/json"}
+from .conftest import JSON, write_image
 
 
 def raw(served, data, *, wait=5.0):
@@ -59,26 +58,16 @@ def still_alive(server):
     assert server.json("/healthz")["status"] == "ok"
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/images/1/../../../../etc/passwd",
-        "/images/..%2f..%2fetc%2fpasswd/original",
-        "/images/%2e%2e/original",
-        "/images//etc/passwd/original",
-        "/images/1/..%2f..%2fetc%2fpasswd",
-        "/static/../app.py",
-        "/static/..%2fapp.py",
-        "/static/%2e%2e%2f%2e%2e%2fapp.py",
-        "/static/%252e%252e%252fapp.py",
-        "/static//etc/passwd",
-        "/static/design.css%00.txt",
-        "/uploads/..%2f..%2fx",
-        "/uploads/" + "a" * 40,
-        "/uploads/%2fetc%2fpasswd",
-        "/images/1%00/original",
-    ],
-)
+OUTSIDE = """
+/images/1/../../../../etc/passwd /images/..%2f..%2fetc%2fpasswd/original /images/%2e%2e/original
+/images//etc/passwd/original /images/1/..%2f..%2fetc%2fpasswd /static/../app.py
+/static/..%2fapp.py /static/%2e%2e%2f%2e%2e%2fapp.py /static/%252e%252e%252fapp.py
+/static//etc/passwd /static/design.css%00.txt /uploads/..%2f..%2fx
+/uploads/aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa /uploads/%2fetc%2fpasswd /images/1%00/original
+"""
+
+
+@pytest.mark.parametrize("path", OUTSIDE.split())
 def test_no_path_leads_out(server, path):
     answer = server.ask(path, headers=JSON)
     assert answer.status in (400, 404)
@@ -86,54 +75,22 @@ def test_no_path_leads_out(server, path):
     assert refused(answer)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/images/99999999/medium",
-        "/images/-1/medium",
-        "/images/x/medium",
-        "/images/1/huge",
-        "/images/9999999999999999999999/medium",
-        "/images/%D9%A3/medium",
-        "/api/items/1e3",
-        "/api/items/NaN",
-        "/api/items/4611686018427387904",
-        "/?like=99999999",
-        "/?like=-1",
-        "/?like=1&code=00",
-        "/?like=0x10",
-        "/?k=0",
-        "/?k=501",
-        "/?k=ten",
-        "/?radius=65",
-        "/?radius=-1",
-        "/?code=zz",
-        "/?code=" + "00" * 9,
-        "/?code=" + "00" * 8 + "&image=../../x",
-        "/?where=nonsense",
-        "/?where=hue%3Dred",
-        "/?where=label%3Ccat",
-        "/?where=id%3Dx",
-        "/?" + "&".join(["where=label%3Dcats"] * 21),
-        "/?ranking=magic",
-        "/?seed=99999999999999",
-        "/api/search",
-        "/api/search?key=%00",
-        "/api/search?key=nobody",
-        "/api/items?limit=0",
-        "/api/items?limit=1001",
-        "/api/items?after=x",
-        "/api/duplicates?radius=257",
-        "/api/duplicates?radius=9999",
-        "/api/duplicates?code=both",
-        "/histogram",
-        "/duplicates?radius=9999",
-        "/duplicates?code=both",
-        "/buckets?start=-1",
-        "/model?like=99999",
-        "/nowhere",
-    ],
-)
+WRONG = """
+/images/99999999/medium /images/-1/medium /images/x/medium /images/1/huge
+/images/9999999999999999999999/medium /images/%D9%A3/medium /api/items/1e3 /api/items/NaN
+/api/items/4611686018427387904 /?like=99999999 /?like=-1 /?like=1&code=00 /?like=0x10 /?k=0
+/?k=501 /?k=ten /?radius=65 /?radius=-1 /?code=zz /?code=000000000000000000
+/?code=0000000000000000&image=../../x /?where=nonsense /?where=hue%3Dred /?where=label%3Ccat
+/?where=id%3Dx
+/?where=label%3Dcats&where=label%3Dcats&where=label%3Dcats&where=label%3Dcats&where=label%3Dcats&where=label%3Dcats&where=label%3Dcats&where=label%3Dcats&where=label%3Dcats&where=label%3Dcats&where=label%3Dcats&where=label%3Dcats&where=label%3Dcats&where=label%3Dcats&where=label%3Dcats&where=label%3Dcats&where=label%3Dcats&where=label%3Dcats&where=label%3Dcats&where=label%3Dcats&where=label%3Dcats
+/?ranking=magic /?seed=99999999999999 /api/search /api/search?key=%00 /api/search?key=nobody
+/api/items?limit=0 /api/items?limit=1001 /api/items?after=x /api/duplicates?radius=257
+/api/duplicates?radius=9999 /api/duplicates?code=both /histogram /duplicates?radius=9999
+/duplicates?code=both /buckets?start=-1 /model?like=99999 /nowhere
+"""
+
+
+@pytest.mark.parametrize("path", WRONG.split())
 def test_wrong_parameters(server, path):
     assert refused(server.ask(path, headers=JSON))
 
@@ -219,34 +176,28 @@ def test_forms_that_are_none(server, kind, body):
     assert refused(server.ask("/search", method="POST", body=body, headers=headers))
 
 
-def test_headers_are_bounded(server):
-    lines = b"".join(b"a%d: b\r\n" % number for number in range(10_000))
-    answer = raw(server, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n" + lines + b"\r\n")
-    assert answer.split(b"\r\n")[0].split()[1] in (b"400", b"431")
-    assert len(answer.partition(b"\r\n\r\n")[2]) > 10
-    lines = b"".join(b"a: b\r\n" for _ in range(300))
-    answer = raw(
-        server,
-        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n" + lines + b"\r\n",
-    )
-    assert b" 431 " in answer.split(b"\r\n")[0]
-    assert b"more than 100 headers" in answer
-    answer = raw(
-        server, b"GET /?" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", wait=1
-    )
-    assert b" 414 " in answer.split(b"\r\n")[0]
-    answer = raw(server, b"\x16\x03\x01 this is no HTTP\r\n\r\n", wait=1)
-    assert b" 400 " in answer.split(b"\r\n")[0]
+def get(path="/", *, host="127.0.0.1", more=b""):
+    head = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
+    return head.encode() + more + b"\r\n"
 
 
-def test_another_name_for_this_machine_is_refused(server):
-    for host in ("evil.example", "127.0.0.1.evil.example", "", "evil.example:80"):
-        request = f"GET /api/info HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
-        answer = raw(server, request.encode())
-        assert b" 403 " in answer.split(b"\r\n")[0]
-    for host in ("127.0.0.1", "localhost:1234", "[::1]:80"):
-        request = f"GET /api/info HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
-        assert b" 200 " in raw(server, request.encode()).split(b"\r\n")[0]
+@pytest.mark.parametrize(
+    ("data", "status", "said"),
+    [
+        (get(more=b"".join(b"a%d: b\r\n" % n for n in range(10_000))), b"4", b""),
+        (get(more=b"a: b\r\n" * 300), b"431", b"more than 100 headers"),
+        (get("/?" + "a" * 20_000), b"414", b"longer than"),
+        (b"\x16\x03\x01 this is no HTTP\r\n\r\n", b"400", b""),
+        # Another name for this machine, which a page of another site could choose.
+        *((get(host=h), b"403", b"this machine only") for h in ("evil.example", "", "evil:80")),
+        (get(host="127.0.0.1.evil.example"), b"403", b"this machine only"),
+        *((get(host=h), b"200", b"") for h in ("127.0.0.1", "localhost:1234", "[::1]:80")),
+    ],
+)
+def test_headers_are_bounded_and_checked(server, data, status, said):
+    answer = raw(server, data, wait=2)
+    assert answer.split(b" ")[1].startswith(status)
+    assert said in answer
 
 
 def test_a_page_of_another_site_cannot_send_requests(server, png):
@@ -272,6 +223,25 @@ def test_uploads_are_bounded_in_size_and_time(collection, serve, png):
             answer = connection.recv(65536)
         assert b" 408 " in answer.split(b"\r\n")[0]
         assert served.json("/healthz")["status"] == "ok"
+
+
+def test_an_answer_that_takes_too_long_is_given_up(collection, serve, monkeypatch):
+    find = Gallery.find
+
+    def slow(gallery, query):
+        time.sleep(1.0 if query.k == 7 else 0.0)
+        return find(gallery, query)
+
+    with serve(collection.index, seconds=0.4) as served:
+        monkeypatch.setattr(Gallery, "find", slow)
+        began = time.monotonic()
+        answer = served.ask("/api/search?like=1&k=7")
+        assert time.monotonic() - began < 0.9
+        assert answer.status == 503
+        assert "longer than 0.4 seconds" in answer.json["error"]
+        assert served.ask("/api/search?like=1").status == 200
+        time.sleep(1.0)
+        assert served.ask("/healthz", method="HEAD").status == 200
 
 
 def test_slow_headers_end(server, monkeypatch):

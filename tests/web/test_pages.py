@@ -178,7 +178,7 @@ def test_duplicates_are_those_of_dedup(server):
 
 def test_marked_images_can_be_exported(server, collection, id_of, tmp_path):
     odd = str(collection.folder / EVIL)
-    for kind, line in (("list", odd), ("csv", odd), ("script", f"move {shlex.quote(odd)}\n")):
+    for kind, line in (("list", odd), ("script", f"move {shlex.quote(odd)}\n")):
         body = f"remove={id_of('copies/b.png')}&remove={id_of(EVIL)}&format={kind}".encode()
         answer = server.ask("/duplicates/export", method="POST", body=body, headers=FORM)
         assert line in answer.text
@@ -190,7 +190,10 @@ def test_marked_images_can_be_exported(server, collection, id_of, tmp_path):
         (folder / "one.png").write_text(folder.name)
     (tmp_path / "run.sh").write_text(removal_script([str(own / "one.png")]))
     subprocess.run(["sh", "run.sh", "out"], cwd=tmp_path, check=True)
-    assert {p.name: p.read_text() for p in out.iterdir()} == {"one.png": "out", "1-one.png": own.name}
+    assert {p.name: p.read_text() for p in out.iterdir()} == {
+        "one.png": "out",
+        "1-one.png": own.name,
+    }
     # All confirmed groups, on whatever page they are.
     ready(server, "/duplicates")
     body = b"every=1&format=list"
@@ -261,7 +264,9 @@ def test_the_map_has_every_item(server):
 def test_buckets_are_groups_of_equal_codes(server, id_of):
     text = ready(server, "/buckets")
     codes = [item.code for item in server.images.index.items()]
-    sizes = sorted((codes.count(code) for code in set(codes) if codes.count(code) > 1), reverse=True)
+    sizes = sorted(
+        (codes.count(code) for code in set(codes) if codes.count(code) > 1), reverse=True
+    )
     assert [int(n) for n in re.findall(r"<h2>(\d+) images</h2>", text)] == sizes
     assert f"code={server.images.index.get(id_of('copies/a.png')).code.hex()}" in text
 

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -117,8 +117,8 @@ class ServerIndex(Index):
         """Read the facts as of the last commit."""
 
     @abstractmethod
-    def _found(self, keys: list[str], ids: list[int]) -> Mapping[str | int, Item]:
-        """Return those items that exist, by the key or the id that is given."""
+    def _existing(self, keys: list[str], ids: list[int]) -> Iterable[Item]:
+        """Read the items of those keys and ids that exist."""
 
     @abstractmethod
     def _stored_files(self) -> dict[str, bytes]:
@@ -186,14 +186,17 @@ class ServerIndex(Index):
     # Content
 
     def get_items(self, names: Sequence[str] | Ids) -> list[Item | None]:
-        """See :meth:`Index.get_items`."""
-        by_key = len(names) > 0 and isinstance(names[0], str)
-        wanted: list[Any] = list(names) if by_key else as_ids(names).tolist()  # type: ignore[arg-type]
-        found = self._found(wanted, []) if by_key else self._found([], wanted)
-        return [found.get(name) for name in wanted]
+        """The items of some keys or ids, all from one commit; None where there is none."""
+        if len(names) and isinstance(names[0], str):
+            keys = [str(name) for name in names]
+            by_key = {item.key: item for item in self._existing(list(filter(_is_text, keys)), [])}
+            return [by_key.get(key) for key in keys]
+        ids: list[int] = as_ids(names).tolist()  # type: ignore[arg-type]
+        by_id = {item.id: item for item in self._existing([], ids)}
+        return [by_id.get(id_) for id_ in ids]
 
     def model_files(self) -> dict[str, bytes]:
-        """See :meth:`Index.model_files`.
+        """The files of the model that the index carries; empty if it carries none.
 
         Raises:
             DamagedError: they are not what was stored.
@@ -229,3 +232,11 @@ def digest_of(files: Files) -> str | None:
     for name, data in sorted(files.items()):
         digest.update(f"{name}\0{len(data)}\0".encode() + data)
     return digest.hexdigest() if files else None
+
+
+def _is_text(key: str) -> bool:
+    """Whether it is a text or the name of a file; nothing else can be a key."""
+    try:
+        return bool(key.encode(errors="surrogateescape"))
+    except UnicodeEncodeError:
+        return False

@@ -8,10 +8,10 @@ from typing import Annotated
 from fastapi import APIRouter, HTTPException, Path, Request, Response
 from starlette.datastructures import UploadFile
 
-from fisherhash.data.formats import UnreadableImage, open_image
-from fisherhash.data.images import current_limits, read_failure
+from fisherhash.data.formats import open_image
+from fisherhash.data.images import current_limits
 from fisherhash.system.files import read_bounded
-from fisherhash.web.gallery import MissingError
+from fisherhash.web.gallery import MissingError, showing
 from fisherhash.web.queries import LARGEST_ID, Size, UploadName
 from fisherhash.web.rendering import LONG_CACHE, Shown
 
@@ -37,13 +37,9 @@ def original(request: Request, gallery: Shown, number: ItemId) -> Response:
     """The file of an item as it is, or re-encoded if a browser cannot show its format."""
     hit, limits = gallery.item(number), current_limits()
     path = gallery.file_of(hit)
-    try:
+    with showing():
         data = read_bounded(path, limits.bytes)
         kind = open_image(io.BytesIO(data), pixels=limits.pixels).format or ""
-    except UnreadableImage as error:
-        raise MissingError(f"the image cannot be shown: {error}") from None
-    except (OSError, ValueError) as error:
-        raise MissingError(f"the image cannot be shown: {read_failure(error)}") from None
     if kind not in BROWSER_TYPES:
         data, kind = gallery.jpeg(hit, "large"), "JPEG"
     return _image(data, BROWSER_TYPES[kind], keep="v" in request.query_params)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -18,7 +19,6 @@ from fisherhash.codes import from_hex, hamming, pack, unpack
 from fisherhash.data.formats import UnreadableImage, open_image
 from fisherhash.data.images import current_limits, read_failure
 from fisherhash.errors import UsageError
-from fisherhash.index.base import Index
 from fisherhash.index.filters import All
 from fisherhash.index.images.image_index import ImageIndex
 from fisherhash.index.images.known import is_inside, known_folders
@@ -66,16 +66,36 @@ class Answer:
     seconds: float
 
 
+@contextlib.contextmanager
+def showing() -> Iterator[None]:
+    """Raise MissingError for an image that cannot be read."""
+    try:
+        yield
+    except UnreadableImage as error:
+        raise MissingError(f"the image cannot be shown: {error}") from None
+    except OSError as error:
+        raise MissingError(f"the image cannot be shown: {read_failure(error)}") from None
+
+
 class Gallery:
     """An index of images as the pages and the API show it; threads may share it.
 
     Args:
         images: the open index; closed by whoever opened it.
         options: how it is served.
+
+    Attributes:
+        index: the index of codes.
+        name: its name for people.
+        thumbnails: re-encoded images on disk.
+        columns: labels, dates and fields of all items.
+        duplicates: groups of likely copies.
+        changes: what the API adds and removes.
     """
 
     def __init__(self, images: ImageIndex, options: ServeOptions) -> None:
-        self.images, self.options = images, options
+        self.images, self.index, self.options = images, images.index, options
+        self.name = os.path.basename(os.path.abspath(self.index.uri)) or self.index.uri
         self.thumbnails = ThumbnailCache(cache_dir() / "web" / "images", options.cache_bytes)
         self.columns: Derived[Columns] = Derived(self.version, self._columns)
         self._derived: dict[Any, Derived[Any]] = {}
@@ -83,16 +103,6 @@ class Gallery:
         self.changes = IndexChanges(images, options)
         self._encoding = threading.BoundedSemaphore(available_cores())
         self._folders: tuple[float, list[str]] = (-_FOLDERS_SECONDS, [])
-
-    @property
-    def index(self) -> Index:
-        """The index of codes."""
-        return self.images.index
-
-    @property
-    def name(self) -> str:
-        """The name of the index."""
-        return os.path.basename(os.path.abspath(self.index.uri)) or self.index.uri
 
     def version(self) -> Hashable:
         """Changes whenever the index does."""
@@ -297,13 +307,8 @@ class Gallery:
         Raises:
             MissingError: its file is gone, cannot be read, or may not be shown.
         """
-        try:
-            with self._encoding:
-                return self.thumbnails.thumbnail(self.file_of(hit), SIDES[size])
-        except UnreadableImage as error:
-            raise MissingError(f"the image cannot be shown: {error}") from None
-        except OSError as error:
-            raise MissingError(f"the image cannot be shown: {read_failure(error)}") from None
+        with showing(), self._encoding:
+            return self.thumbnails.thumbnail(self.file_of(hit), SIDES[size])
 
     def pixels(self, hit: Hit) -> tuple[int, int] | None:
         """Width and height of the image of an item; None if it cannot be read."""

@@ -79,7 +79,7 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began, status, ended = time.perf_counter(), 0, False
+        began, status, late = time.perf_counter(), 0, False
         if scope["method"] == "HEAD":  # the protocol leaves the body out
             scope = {**scope, "method": "GET"}
 
@@ -90,8 +90,11 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 for name, value in SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
-            if not ended:
-                await send(message)
+            await send(message)
+
+        async def in_time(message: Message) -> None:
+            if not late:
+                await answer(message)
 
         try:
             app = self.refusal(scope) or self.entry(scope)
@@ -101,7 +104,7 @@ class Guard:
             headers = Headers(scope=scope)
             body = _Body(receive, headers, self.options)
             # Python cannot stop a thread: what takes too long ends on its own, unanswered.
-            task = asyncio.ensure_future(self.app(scope, body, answer))
+            task = asyncio.ensure_future(self.app(scope, body, in_time))
             limit = self.options.seconds
             if {"content-length", "transfer-encoding"} & set(headers):
                 limit = 2 * limit + DRAIN_SECONDS
@@ -109,12 +112,12 @@ class Guard:
             if task.done() or status:
                 await task
                 return
+            late = True
             self._late.add(task)
             task.add_done_callback(self._late.discard)
             text = f"This took longer than {self.options.seconds:g} seconds"
             await error_answer(scope, 503, text)(scope, receive, answer)
         finally:
-            ended = True
             route = getattr(scope.get("route"), "path", "other")
             self.metrics.observe(route, status or 500, time.perf_counter() - began)
 

@@ -2,7 +2,7 @@
 
 A few hundred landmarks are laid out by a neighbour embedding (t-SNE over Hamming distances, from
 the principal components of their bits). Every other code lies among its nearest landmarks. Nothing
-is random, so the same collection has the same map. A million codes take some seconds.
+is left to chance, so the same collection has the same map. A million codes take some seconds.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ _SAMPLE = 20_000
 _STEPS = 250
 _PERPLEXITY = 20.0
 _NEAREST = 3
+"""Landmarks among which a code lies."""
 _AT_ONCE = 1 << 14
 _SIDE = 65_535
 _MARGIN = 0.03
@@ -54,7 +55,9 @@ def lay_out(ids: Ids, codes: Codes, bits: int) -> MapLayout:
     for start in range(0, len(codes), _AT_ONCE):
         block = slice(start, start + _AT_ONCE)
         points[block] = _among(codes[block], marks, laid)
-    points += _jitter(ids, laid)
+    # A small offset, so that equal codes do not hide each other.
+    size = float(np.ptp(laid, axis=0).max()) * 0.003
+    points += np.random.default_rng(0).normal(scale=size, size=points.shape).astype(np.float32)
     low, high = np.quantile(points, [0.0005, 0.9995], axis=0)
     scaled = (points - low) / np.maximum(high - low, 1e-9)
     scaled = _MARGIN + (1 - 2 * _MARGIN) * scaled
@@ -82,32 +85,42 @@ def _landmarks(codes: Codes) -> Codes:
 
 
 def _embed(marks: Codes, bits: int) -> NDArray[np.float64]:
-    """Points (n, 2) of the landmarks."""
+    """Points (n, 2) of the landmarks, which begin at the principal components of their bits."""
     signs = unpack(marks, bits).astype(np.float64) * 2 - 1
     signs -= signs.mean(axis=0)
-    _, vectors = np.linalg.eigh(signs.T @ signs)
-    top = vectors[:, ::-1][:, :2]
-    if top.shape[1] < 2:
-        top = np.concatenate([top, np.zeros_like(top)], axis=1)
-    # The sign of an eigenvector is arbitrary: make its largest part positive.
-    top = top * np.where(top[np.abs(top).argmax(axis=0), [0, 1]] < 0, -1, 1)
-    points = signs @ top
+    left, sizes, _ = np.linalg.svd(np.pad(signs, ((0, 2), (0, 2))), full_matrices=False)
+    points = (left * sizes)[: len(marks), :2]
+    # The sign of a component is arbitrary: make its largest part positive.
+    points *= np.where(points[np.abs(points).argmax(axis=0), [0, 1]] < 0, -1, 1)
     points *= 1e-2 / max(float(points.std()), 1e-9)
-    if len(marks) < 5:
-        return points
-    return _neighbour_embedding(hamming(marks, marks).astype(np.float64), points)
+    return points if len(marks) < 5 else _neighbour_embedding(_affinities(marks), points)
+
+
+def _affinities(marks: Codes) -> NDArray[np.float64]:
+    """How strongly each pair attracts: the same number of effective neighbours for every point."""
+    squared = hamming(marks, marks).astype(np.float64) ** 2
+    np.fill_diagonal(squared, np.inf)
+    squared -= squared.min(axis=1, keepdims=True)
+    entropy = np.log(min(_PERPLEXITY, (len(marks) - 1) / 3))
+    low, high = np.full(len(marks), -12.0), np.full(len(marks), 4.0)
+    weights = squared
+    for _ in range(40):
+        middle = (low + high) / 2
+        weights = np.exp(-np.exp(middle)[:, None] * squared)
+        weights /= weights.sum(axis=1, keepdims=True)
+        found = -(weights * np.log(np.maximum(weights, 1e-300))).sum(axis=1)
+        low, high = np.where(found > entropy, (middle, high), (low, middle))
+    return np.maximum((weights + weights.T) / (2 * len(weights)), 1e-12)
 
 
 def _neighbour_embedding(
-    distances: NDArray[np.float64], points: NDArray[np.float64]
+    near: NDArray[np.float64], points: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """t-SNE by gradient descent, for some hundreds of points."""
-    count = len(points)
-    near = _affinities(distances, min(_PERPLEXITY, (count - 1) / 3))
     speed, gains = np.zeros_like(points), np.ones_like(points)
-    rate = max(count / 12.0, 20.0)
+    rate = max(len(points) / 12.0, 20.0)
     for step in range(_STEPS):
-        pull = 12.0 if step < 80 else 1.0
+        pull, momentum = (12.0, 0.5) if step < 80 else (1.0, 0.8)
         squared = (points**2).sum(axis=1)
         kernel = 1 / (1 + np.maximum(squared[:, None] + squared - 2 * points @ points.T, 0))
         np.fill_diagonal(kernel, 0)
@@ -115,29 +128,10 @@ def _neighbour_embedding(
         slope = 4 * (force.sum(axis=1)[:, None] * points - force @ points)
         same = np.sign(slope) == np.sign(speed)
         gains = np.maximum(np.where(same, gains * 0.8, gains + 0.2), 0.01)
-        speed = (0.5 if step < 80 else 0.8) * speed - rate * gains * slope
+        speed = momentum * speed - rate * gains * slope
         points = points + speed
         points -= points.mean(axis=0)
     return points
-
-
-def _affinities(distances: NDArray[np.float64], perplexity: float) -> NDArray[np.float64]:
-    """How strongly each pair attracts: the same number of effective neighbours for every point."""
-    squared = distances**2
-    np.fill_diagonal(squared, np.inf)
-    low, high = np.full(len(squared), -12.0), np.full(len(squared), 4.0)
-    weights = squared
-    for _ in range(40):
-        middle = (low + high) / 2
-        logs = -np.exp(middle)[:, None] * (squared - squared.min(axis=1, keepdims=True))
-        weights = np.exp(logs)
-        weights /= weights.sum(axis=1, keepdims=True)
-        entropy = -(weights * np.where(weights > 0, np.log(np.maximum(weights, 1e-300)), 0)).sum(
-            axis=1
-        )
-        wide = entropy > np.log(perplexity)
-        low, high = np.where(wide, middle, low), np.where(wide, high, middle)
-    return np.maximum((weights + weights.T) / (2 * len(weights)), 1e-12)
 
 
 def _among(codes: Codes, marks: Codes, laid: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -150,13 +144,3 @@ def _among(codes: Codes, marks: Codes, laid: NDArray[np.float64]) -> NDArray[np.
     weights = 1 / (apart + 0.02) ** 2
     weights /= weights.sum(axis=1, keepdims=True)
     return np.einsum("ij,ijk->ik", weights, laid[nearest].astype(np.float32))
-
-
-def _jitter(ids: Ids, laid: NDArray[np.float64]) -> NDArray[np.float32]:
-    """A small offset of each item, by its id, so that equal codes do not hide each other."""
-    words = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    angle = (words >> np.uint64(40)).astype(np.float32) / 2**24 * 2 * np.pi
-    reach = ((words >> np.uint64(16)) & np.uint64(0xFFFFFF)).astype(np.float32) / 2**24
-    size = float(np.ptp(laid, axis=0).max()) * 0.006 if len(laid) else 0.0
-    away = np.sqrt(reach) * np.float32(size)
-    return np.stack([away * np.cos(angle), away * np.sin(angle)], axis=1)

@@ -14,7 +14,8 @@ from fisherhash.codes import code_bytes, hamming, pack, unpack
 from fisherhash.data.formats import UnreadableImage
 from fisherhash.errors import FisherhashError
 from fisherhash.index.images.choosing import describe_model
-from fisherhash.index.items import Codes, Ids
+from fisherhash.index.images.results import joined_codes
+from fisherhash.index.items import Ids
 from fisherhash.web.gallery import Gallery, MissingError
 from fisherhash.web.pages import WAIT
 from fisherhash.web.queries import LARGEST_ID, PageQuery
@@ -51,7 +52,7 @@ def page(gallery: Shown, like: Subject = None) -> Response:
         if hasher.classes:
             names = ", ".join(hasher.classes[:12]) + (", …" if len(hasher.classes) > 12 else "")
             facts["classes"] = f"{len(hasher.classes)}: {names}"
-    centres = gallery.derived(label_centres).get(WAIT)
+    rows = gallery.derived(label_centres).get(WAIT)
     return render_page(
         "model.html",
         gallery,
@@ -59,8 +60,8 @@ def page(gallery: Shown, like: Subject = None) -> Response:
         facts=facts,
         tables={name: found for name in _TABLES if (found := _flat(details.get(name)))},
         results=_flat(details.get("results")),
-        ready=centres is not None,
-        rows=centres and _rows(centres),
+        ready=rows is not None,
+        rows=rows,
         can_encode=hasher is not None and not hasher.vectors_only,
         subject=None if like is None else gallery.item(like),
     )
@@ -97,59 +98,34 @@ def _flat(table: Any) -> dict[str, Any]:
     return {k: f"{v:.4f}" if isinstance(v, float) else v for k, v in plain.items()}
 
 
-@dataclass(frozen=True)
-class Centres:
-    """The middle of each label: of every bit the value that most of its images have.
+def label_centres(gallery: Gallery) -> list[dict[str, Any]]:
+    """The centre of each frequent label: of every bit the value that most of its images have.
 
-    Attributes:
-        labels: their names, and how many images each has.
-        codes: (n, bytes) the centres.
-        spread: mean distance of the images of each label from its centre.
-        distances: (n, n) between the centres.
+    Returns:
+        Of each label its name, the count and the mean distance of its images, the address that
+        searches with its centre, and the distances of all centres with a shade from 0 to 9 and
+        whether it is the smallest; None for its own.
     """
-
-    labels: list[tuple[str, int]]
-    codes: Codes
-    spread: list[float]
-    distances: NDArray[np.int64]
-
-
-def label_centres(gallery: Gallery) -> Centres:
-    """The centres of the most frequent labels."""
     index, columns = gallery.index, gallery.columns.get(60.0)
     if columns is None:
         raise FisherhashError("the labels are still being counted")
     frequent = sorted([pair for pair in columns.labels.count() if pair[0]][:MOST_CENTRES])
-    centres, spread = np.zeros((len(frequent), code_bytes(index.bits)), np.uint8), []
+    rows, centres = [], np.zeros((len(frequent), code_bytes(index.bits)), np.uint8)
     for number, (name, count) in enumerate(frequent):
         ids = columns.ids[columns.labels.rows_of(name)]
         found = index.get_items(ids[:: max(1, count // _MOST_PER_LABEL)])
-        codes = np.array([list(item.code) for item in found if item], np.uint8)
-        if len(codes):
-            centres[number] = pack(unpack(codes, index.bits).mean(axis=0)[None] - 0.5)[0]
-        spread.append(float(hamming(centres[[number]], codes).mean()) if len(codes) else 0.0)
+        codes = joined_codes([item.code for item in found if item])
+        centres[number] = pack(unpack(codes, index.bits).mean(axis=0)[None] - 0.5)[0]
+        spread = float(hamming(centres[[number]], codes).mean())
+        url = PageQuery(code=centres[number].tobytes().hex()).url()
+        rows.append({"name": name, "count": count, "spread": spread, "url": url})
     apart = hamming(centres, centres).astype(np.int64)
-    return Centres(frequent, centres, spread, apart)
-
-
-def _rows(centres: Centres) -> list[dict[str, Any]]:
-    """The table of distances between centres, each with a step of shading from 0 to 9."""
-    apart = centres.distances
     other = apart[~np.eye(len(apart), dtype=bool)]
     low, high = (int(other.min()), int(other.max())) if len(other) else (0, 1)
-    return [
-        {
-            "name": name,
-            "count": count,
-            "spread": centres.spread[row],
-            "url": PageQuery(code=centres.codes[row].tobytes().hex()).url(),
-            "cells": [
-                None if column == row else (v, 9 * (v - low) // max(high - low, 1), v == low)
-                for column, v in enumerate(apart[row].tolist())
-            ],
-        }
-        for row, (name, count) in enumerate(centres.labels)
-    ]
+    for number, row in enumerate(rows):
+        cells = [(v, 9 * (v - low) // max(high - low, 1), v == low) for v in apart[number].tolist()]
+        row["cells"] = [*cells[:number], None, *cells[number + 1 :]]
+    return rows
 
 
 @dataclass(frozen=True)

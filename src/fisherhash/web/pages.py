@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import calendar
 from collections import Counter
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from fastapi import APIRouter, Query, Request, Response
@@ -85,8 +85,7 @@ async def upload(request: Request, gallery: Shown, query: Asked) -> Response:
 # Filters
 
 
-@dataclass(frozen=True)
-class Filter:
+class Filter(NamedTuple):
     """A property to filter by, with its values.
 
     Attributes:
@@ -94,16 +93,13 @@ class Filter:
         choices: of each value its text, how many items it would leave, the address that adds or
             removes it, and whether it is chosen.
         more: how many values are not offered.
+        active: whether a value is chosen.
     """
 
     title: str
     choices: list[tuple[str, int, str, bool]]
     more: int
-
-    @property
-    def active(self) -> bool:
-        """Whether one of its values is chosen."""
-        return any(chosen for *_, chosen in self.choices)
+    active: bool
 
 
 def filters_of(gallery: Gallery, query: PageQuery) -> list[Filter]:
@@ -117,14 +113,8 @@ def filters_of(gallery: Gallery, query: PageQuery) -> list[Filter]:
     found = [_filter("label", labels, query)]
     found.append(_filter(DATE_FIELD, _dates(columns.count_months(chosen), query), query, "date"))
     for name, column in columns.fields.items():
-        counts = [(_text(value), count) for value, count in column.count(chosen)]
-        found.append(_filter(name, counts, query))
+        found.append(_filter(name, column.count(chosen), query))
     return [one for one in found if len(one.choices) > 1 or one.active]
-
-
-def _text(value: object) -> str:
-    """A value as a filter says it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _dates(months: list[tuple[str, int]], query: PageQuery) -> list[tuple[str, int]]:
@@ -139,14 +129,18 @@ def _dates(months: list[tuple[str, int]], query: PageQuery) -> list[tuple[str, i
     return sorted(counts.items())
 
 
-def _filter(field: str, counts: list[tuple[str, int]], query: PageQuery, title: str = "") -> Filter:
+def _filter(
+    field: str, counts: Sequence[tuple[Any, int]], query: PageQuery, title: str = ""
+) -> Filter:
     choices = []
     for value, count in counts:
-        text = f"{field}={value}"
+        name = str(value).lower() if isinstance(value, bool) else str(value)
+        text = f"{field}={name}"
         chosen = text in query.where
         if chosen or len(choices) < MOST_CHOICES:
-            choices.append((value or "no label", count, query.toggled(text), chosen))
-    return Filter((title or field).capitalize(), choices, len(counts) - len(choices))
+            choices.append((name or "no label", count, query.toggled(text), chosen))
+    active = any(chosen for *_, chosen in choices)
+    return Filter((title or field).capitalize(), choices, len(counts) - len(choices), active)
 
 
 # The map
@@ -193,12 +187,11 @@ def _colours(columns: Columns | None, ids: Any) -> tuple[list[str], Any]:
 # Buckets and the timeline
 
 
-@dataclass(frozen=True)
-class Bucket:
+class Bucket(NamedTuple):
     """Items with the same code: how many, and the ids of some."""
 
     code: bytes
-    count: int
+    size: int
     ids: Ids
 
 
@@ -222,8 +215,8 @@ def buckets(gallery: Shown, start: Annotated[int, Query(ge=0, le=10**6)] = 0) ->
     hits = gallery.hits_by_id(bucket.ids for bucket in part)
     rows = [
         {
-            "count": one.count,
-            "url": PageQuery(code=one.code.hex(), radius=0, k=min(one.count, MOST_SHOWN)).url(),
+            "count": one.size,
+            "url": PageQuery(code=one.code.hex(), radius=0, k=min(one.size, MOST_SHOWN)).url(),
             "code": one.code,
             "hits": [hits[number] for number in one.ids.tolist() if number in hits],
         }

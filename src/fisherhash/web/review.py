@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import shlex
 from typing import Annotated, Any, Literal
@@ -86,11 +84,11 @@ def _shown(gallery: Gallery, group: DuplicateGroup) -> dict[str, Any]:
 def export(
     gallery: Shown,
     query: Annotated[DuplicatesQuery, Query()],
-    format: Annotated[Literal["list", "csv", "script"], Form()],
+    format: Annotated[Literal["list", "script"], Form()],
     remove: Annotated[list[Annotated[int, Form(ge=0, le=LARGEST_ID)]] | None, Form()] = None,
     every: Annotated[bool, Form()] = False,
 ) -> Response:
-    """The files that were marked: as a list, as CSV, or as a script that moves them away."""
+    """The files that were marked: as a list, or as a script that moves them away."""
     marked = [*(remove or ()), *(_worse(gallery, query) if every else ())]
     if not marked:
         raise HTTPException(400, "No image is marked: choose those not to keep")
@@ -137,14 +135,7 @@ def _as_list(paths: list[str]) -> str:
     return "".join(f"{path}\n" for path in paths)
 
 
-def _as_csv(paths: list[str]) -> str:
-    file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows([["path"], *([path] for path in paths)])
-    return file.getvalue()
-
-
 _WRITERS = {
     "list": (_as_list, "txt", "text/plain"),
-    "csv": (_as_csv, "csv", "text/csv"),
     "script": (removal_script, "sh", "text/x-shellscript"),
 }

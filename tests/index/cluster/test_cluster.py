@@ -42,10 +42,10 @@ def assert_same(uri, file, where=None):
 
 def test_the_uri_says_where():
     address = read_address("ray://head:6379/data/photos.index?shards=8&replicas=2")
-    assert (address.cluster, address.storage) == ("head:6379", "/data/photos.index")
-    assert (address.shards, address.replicas) == (8, 2)
+    assert (address.rest, address.options["storage"]) == ("head:6379", "/data/photos.index")
+    assert (address.options["shards"], address.options["replicas"]) == (8, 2)
     address = read_address("ray://?storage=s3://bucket/photos&shards=4")
-    assert (address.cluster, address.storage, address.is_remote) == ("", "s3://bucket/photos", True)
+    assert (address.rest, address.options["storage"]) == ("", "s3://bucket/photos")
     for uri, message in {
         "ray://head:6379": "does not say where the index is stored",
         "ray:///data/a?shard=2": "Did you mean 'shards'",

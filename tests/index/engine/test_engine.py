@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import signal
 import subprocess
 import sys
 import textwrap
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -373,7 +371,7 @@ def in_python(script: str, *, numba: bool = True) -> subprocess.CompletedProcess
         )
     )
     command = [sys.executable, "-c", hidden + textwrap.dedent(script)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 def test_small_searches_do_not_import_numba() -> None:
@@ -450,12 +448,13 @@ def test_many_small_searches_turn_to_the_kernels(monkeypatch: pytest.MonkeyPatch
 
 
 def test_buckets_pay_for_large_collections_and_many_queries() -> None:
-    assert not planner.Planner(1000, 8, 2).buckets_pay(10**9)
+    assert not planner.Planner(1000, 8, 2).buckets_pay(64, 10**9)
     plan = planner.Planner(200_000, 8, 2)
-    assert not plan.buckets_pay(1)
-    assert plan.buckets_pay(10_000)
+    assert not plan.buckets_pay(64, 1)
+    assert not plan.buckets_pay(176, 10_000)
+    assert plan.buckets_pay(64, 10_000)
     singles = planner.Planner(200_000, 8, 2)
-    assert 10 < next(i for i in range(10_000) if singles.buckets_pay(1)) < 5000
+    assert 10 < next(i for i in range(10_000) if singles.buckets_pay(64, 1)) < 5000
 
 
 def test_a_tight_budget_falls_back_to_the_scan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -565,16 +564,19 @@ def test_buckets_are_built_once_while_others_scan(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.skipif(os.name != "posix", reason="sends SIGINT")
 @pytest.mark.parametrize("path", ["numpy", "scan"])
 def test_control_c_interrupts_a_long_search(path: str) -> None:
-    codes = make(np.random.default_rng(0), 200_000, 64)
-    engine = Engine(codes, 64, path=path)
-    engine.search(codes[:1], 10)
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        timer.start()
-        began = time.perf_counter()
-        with pytest.raises(KeyboardInterrupt):
-            engine.search(np.tile(codes, (20, 1)), 10)
-        assert time.perf_counter() - began < 20
-    finally:
-        signal.signal(signal.SIGINT, before)
+    # In a process of its own: hypothesis may swallow the interrupt in a callback of this one.
+    script = """
+        import os, signal, threading, numpy as np
+        from fisherhash.index.engine import Engine
+        codes = np.random.default_rng(0).integers(0, 256, (100_000, 8), dtype=np.uint8)
+        engine = Engine(codes, 64, path=PATH)
+        engine.search(codes[:1], 10)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            engine.search(np.tile(codes, (50, 1)), 10)
+        except KeyboardInterrupt:
+            print("interrupted", engine.search(codes[:1], 1)[0])
+    """
+    done = in_python(script.replace("PATH", repr(path)))
+    assert done.stdout == "interrupted [[0]]\n", done.stderr

@@ -13,7 +13,6 @@ from fisherhash.index.images import chance as chances
 from fisherhash.index.images import grouping
 from fisherhash.index.images.chance import Chance
 from fisherhash.index.images.grouping import (
-    NearPairs,
     complete_groups,
     distinct_codes,
     near_pairs,
@@ -196,9 +195,3 @@ def test_pairs_are_remembered_and_only_new_codes_are_searched(tmp_path, monkeypa
     (stored,) = (tmp_path / "cache" / "pairs").iterdir()
     stored.write_bytes(stored.read_bytes()[:-100])
     check(more, 6, [len(more)])
-
-
-def test_nothing_to_group():
-    group, widest = complete_groups(np.arange(3), NearPairs.joined([]))
-    assert group.tolist() == [0, 1, 2]
-    assert not widest.any()

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import fisherhash
 from fisherhash import codes
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index import Entry, Index
@@ -39,10 +38,6 @@ def brute_force(images, code, own=None):
 
 def found(result):
     return [(hit.distance, hit.id, hit.name) for hit in result]
-
-
-def test_the_name_that_is_exported():
-    assert fisherhash.ImageIndex is ImageIndex
 
 
 def test_images_and_keys_find_what_brute_force_finds(images, album, make_hasher):
@@ -140,17 +135,6 @@ def test_add_remove_and_facts(images, album, tmp_path):
     assert [file.name for file in images.skipped()] == ["bad.png"]
     assert images.verify() == []
     json.dumps(facts)
-
-
-def test_the_notes_are_committed_with_the_items(images, album):
-    (album / "bad.png").write_bytes(b"bad")
-    (album / "gone.png").symlink_to(album / "nowhere.png")
-    images.sync(album)
-    state = (album / "bad.png").stat()
-    notes = images.index.notes("skipped")
-    assert (notes["bad.png"]["size"], notes["bad.png"]["mtime_ns"]) == (3, state.st_mtime_ns)
-    assert notes["gone.png"]["size"] is None
-    assert images.index.notes("sync") == {"folder": {"folder": str(album)}}
 
 
 def test_a_hasher_of_other_codes_is_refused(images, make_hasher):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from fisherhash.index.images.creating import add_to_index, sync_index
+from fisherhash.index.images.creating import sync_index
 from fisherhash.index.images.image_index import ImageIndex
 
 FORMATS = {
@@ -119,11 +119,6 @@ def check(tmp_path, model, count, seed):
     assert (len(report.added), len(report.skipped)) == (len(indexed), len(rows))
     again = sync_index(path, folder)
     assert (again.unchanged, len(again.skipped), again.new_skipped) == (len(indexed), len(rows), 0)
-
-    # The same through worker processes, which small files do not start by themselves.
-    added = add_to_index(tmp_path / "added.index", [folder], model=model, workers=2)
-    assert len(added.added) == len(indexed)
-    assert len(added.skipped) == len(rows)
 
 
 def test_sixty_mutated_files(tmp_path, model):

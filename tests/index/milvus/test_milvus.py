@@ -1,5 +1,7 @@
 """What only the back-end on Milvus has: its URI, ties beyond one page, commits never made."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -16,13 +18,10 @@ pytestmark = pytest.mark.xdist_group("milvus")
 
 def test_the_uri_says_where():
     address = read_address("milvus://host:19530/photos?index=all&search=ivf&nprobe=8&token=secret")
-    assert (address.server, address.database, address.collection) == (
-        "http://host:19530",
-        "photos",
-        "all",
-    )
-    assert (address.search, address.nprobe, address.token) == ("ivf", 8, "secret")
-    assert "secret" not in address.uri
+    assert address.rest == "http://host:19530"
+    expected = {"index": "all", "search": "ivf", "nlist": 1024, "nprobe": 8, "token": "secret"}
+    assert address.options == expected | {"database": "photos"}
+    assert "secret" not in address.shown
     for uri, message in {
         "milvus://host:19530/db": "does not say which index",
         "milvus:///tmp/a?index=b": "must end in .db",
@@ -39,7 +38,7 @@ def test_ties_that_fill_more_than_a_page(milvus, monkeypatch, page):
     monkeypatch.setattr(milvus_index, "PAGE", page)
     monkeypatch.setattr(milvus_rows, "PAGE", page)
     monkeypatch.setattr(milvus_index, "_MORE", 4)
-    monkeypatch.setattr(milvus_index, "_NAMES", page)
+    monkeypatch.setattr(milvus_rows, "_NAMES", page)
     rng = np.random.default_rng(0)
     codes = np.repeat(rng.integers(0, 256, (4, 2), dtype=np.uint8), 75, axis=0)
     codes = codes[rng.permutation(len(codes))]
@@ -62,13 +61,13 @@ def test_what_a_killed_writer_leaves_is_undone(milvus):
     uri = milvus.new_uri()
     with Index.create(uri, bits=16) as index:
         index.add([Entry("a", [0, 1]), Entry("b", [0, 2])], notes={"n": {"x": 1}})
-    rows = Rows(read_address(uri))
-    state = rows.state()
+    rows = Rows(uri)
+    commit = json.loads(rows.facts())["commit"]
     # A process that ended just before its commit: a new row, and an old one that is to end.
-    ended = rows.query(f"born <= {state.commit} and id >= 0")[0]
-    ended.died = state.commit + 1
+    ended = rows.query(f"born <= {commit} and id >= 0")[0]
+    ended.died = commit + 1
     rows.replace([ended])
-    rows.insert([Row(99, 7, 0, state.commit + 1, FOREVER, b"\0\3", "")])
+    rows.insert([Row(99, 7, 0, commit + 1, FOREVER, b"\0\3", "")])
     with Index.open(uri) as reader:
         assert [item.key for item in reader.items()] == ["a", "b"]
     with Index.open(uri, write=True) as index:
@@ -84,7 +83,7 @@ def test_the_next_writer_removes_rows_that_ended(milvus):
     with Index.create(uri, bits=16) as index, Index.open(uri) as reader:
         index.add_codes([[0, 1], [0, 2], [0, 3]])
         index.remove(ids=[1])
-        rows = Rows(read_address(uri))
+        rows = Rows(uri)
         assert len(rows.query("row >= 0")) == 3
         Index.open(uri, write=True).close()
         assert len(rows.query("row >= 0")) == 2
@@ -96,14 +95,14 @@ def test_the_next_writer_removes_rows_that_ended(milvus):
 def test_a_commit_that_fails_says_what_became_of_it(milvus, monkeypatch, stored):
     with Index.create(milvus.new_uri(), bits=16) as index:
         index.add([Entry("a", [0, 1])])
-        real = Rows.insert_state
+        real = Rows.commit
 
         def fail(self, *given):
             if stored:
                 real(self, *given)
             raise MilvusException(message="no connection")
 
-        monkeypatch.setattr(Rows, "insert_state", fail)
+        monkeypatch.setattr(Rows, "commit", fail)
         done = "may or may not have been stored" if stored else "Nothing was added or changed"
         with pytest.raises(CannotWriteError, match=done):
             index.upsert([Entry("a", [0, 2]), Entry("b", [0, 3])])
@@ -117,7 +116,7 @@ def test_a_damaged_model_is_reported(milvus):
     files = {"config.json": b"{}", "model": bytes(100_000)}
     with Index.create(milvus.new_uri(), bits=16, files=files) as index:
         assert index.verify() == []
-        rows = Rows(read_address(index.uri))
+        rows = Rows(index.uri)
         rows.delete([rows.query(f"id == {MODEL}")[1].row])
         assert [problem.file for problem in index.verify()] == ["the model"]
         with pytest.raises(DamagedError, match=r"the model that .* is damaged"):

@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fisherhash.errors import FisherhashError
 from fisherhash.index.engine import Engine
+from fisherhash.index.uris import ServerUri
 
 _PAUSE = 0.2
 _lock = threading.RLock()
@@ -112,18 +113,21 @@ class Shards:
     """The shards of an index on a cluster: every one answers, or there is an error.
 
     Args:
-        cluster: HOST:PORT of the cluster, see :func:`connect_ray`.
-        uri: of the index, for errors.
-        count: how many shards.
-        replicas: actors that hold the same shard.
-        timeout: seconds to wait for an answer.
+        address: HOST:PORT of the cluster, with the options ``shards``; ``replicas``, actors that
+            hold the same shard; ``timeout``, seconds to wait for an answer.
     """
 
-    def __init__(self, cluster: str, uri: str, count: int, replicas: int, timeout: int) -> None:
-        self._uri, self._count, self._replicas, self._timeout = uri, count, replicas, timeout
+    def __init__(self, address: ServerUri) -> None:
+        options = address.options
+        self._uri, self._count, self._replicas = (
+            address.shown,
+            options["shards"],
+            options["replicas"],
+        )
+        self._timeout: int = options["timeout"]
         self._name, self._turn = uuid.uuid4().hex, 0
         self._sent: dict[tuple[int, int], int] = {}
-        connect_ray(cluster, uri)
+        connect_ray(address.rest, address.shown)
 
     def call(self, searched: Searched, method: str, args: dict[str, Any]) -> list[tuple[int, Any]]:
         """Call a method of the engine of every shard.

@@ -16,7 +16,7 @@ import contextlib
 import hashlib
 import threading
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from fisherhash.index.cluster.actors import Searched, Shards
 from fisherhash.index.filters import All
 from fisherhash.index.items import Codes, Ids, Matches, Problem, Within
 from fisherhash.index.local import LocalIndex
-from fisherhash.index.uris import Option, read_uri
+from fisherhash.index.uris import Option, ServerUri, read_uri
 from fisherhash.system.cache import cache_dir
 from fisherhash.system.remote import file_system, is_url
 from fisherhash.system.storage import draft_folder
@@ -36,56 +36,40 @@ _OPTIONS: dict[str, Option] = {"shards": 2, "replicas": 1, "timeout": 60, "stora
 _MARKS = ("size", "ETag", "LastModified", "mtime", "created", "md5", "etag")
 
 
-class Address(NamedTuple):
-    """An index on a Ray cluster, as its URI says.
+def read_address(uri: Uri) -> ServerUri:
+    """Parse ``ray://[HOST:PORT]/FILE?shards=4`` or ``ray://[HOST:PORT]?storage=s3://…``.
 
-    Attributes:
-        uri: as given.
-        cluster: HOST:PORT; empty for the cluster that this machine belongs to.
-        storage: the path or the URL of the index.
-        shards: parts of the index, each searched by one actor.
-        replicas: actors that hold the same part.
-        timeout: seconds to wait for a part that cannot be reached.
+    Its ``rest`` is HOST:PORT, which is empty for the cluster that this machine belongs to.
     """
-
-    uri: str
-    cluster: str
-    storage: str
-    shards: int
-    replicas: int
-    timeout: int
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the storage is a URL."""
-        return is_url(self.storage)
-
-
-def read_address(uri: Uri) -> Address:
-    """Parse ``ray://[HOST:PORT]/FILE?shards=4`` or ``ray://[HOST:PORT]?storage=s3://…``."""
     shown, rest, options = read_uri(str(uri), _OPTIONS)
-    host, slash, path = rest.removeprefix("ray://").partition("/")
-    storage = options.pop("storage") or slash + path
-    if storage in ("", "/"):
+    cluster, slash, path = rest.removeprefix("ray://").partition("/")
+    options["storage"] = options["storage"] or slash + path
+    if options["storage"] in ("", "/"):
         raise UsageError(
             f"{shown} does not say where the index is stored: give ray:///FILE, or "
             "ray://?storage=URL"
         )
-    return Address(shown, host, storage, **options)
+    return ServerUri(shown, cluster, options)
+
+
+def _storage(uri: Uri) -> str:
+    """The path or the URL of the index."""
+    return read_address(uri).options["storage"]
 
 
 class ClusterIndex(LocalIndex):
     """An index in one file whose searches run on a Ray cluster."""
 
-    def __init__(self, address: Address, *, write: bool) -> None:
-        self._address = address
-        if write and address.is_remote:
+    def __init__(self, uri: Uri, *, write: bool) -> None:
+        self._address = read_address(uri)
+        shown, storage = self._address.shown, _storage(uri)
+        if write and is_url(storage):
             raise UsageError(
-                f"{address.uri} can only be read: change the index where it was made, then "
-                f"upload it to {address.storage} again"
+                f"{shown} can only be read: change the index where it was made, then upload it to "
+                f"{storage} again"
             )
-        super().__init__(local_path(address.storage), write=write)
-        self.uri = address.uri
+        super().__init__(local_path(storage), write=write)
+        self.uri = shown
         self._connecting = threading.Lock()
         self._shards: Shards | None = None
 
@@ -94,30 +78,30 @@ class ClusterIndex(LocalIndex):
     @classmethod
     def open_at(cls, uri: Uri, *, write: bool, skip_damaged: bool = False) -> Self:
         """Open the index; items that are damaged are not left out on a cluster."""
-        return cls(read_address(uri), write=write)
+        return cls(uri, write=write)
 
     @classmethod
     def create_at(cls, uri: Uri, facts: dict[str, Any], files: Files) -> Self:
         """Create the file of an empty index."""
-        address = read_address(uri)
-        if address.is_remote:
-            raise UsageError(f"{address.uri}: create the index in a file, then upload that")
-        LocalIndex.create_at(address.storage, facts, files).close()
-        return cls(address, write=True)
+        storage = _storage(uri)
+        if is_url(storage):
+            raise UsageError(f"{storage}: create the index in a file, then upload that")
+        LocalIndex.create_at(storage, facts, files).close()
+        return cls(uri, write=True)
 
     @classmethod
     def exists_at(cls, uri: Uri) -> bool:
         """Whether there is anything at the path or behind the URL."""
-        address = read_address(uri)
-        if address.is_remote:
-            fs, path = file_system(address.storage)
+        storage = _storage(uri)
+        if is_url(storage):
+            fs, path = file_system(storage)
             return bool(fs.exists(path))
-        return LocalIndex.exists_at(address.storage)
+        return LocalIndex.exists_at(storage)
 
     @classmethod
     def examine_at(cls, uri: Uri) -> list[Problem]:
         """Check the file, or a copy of what lies behind the URL."""
-        return LocalIndex.examine_at(local_path(read_address(uri).storage))
+        return LocalIndex.examine_at(local_path(_storage(uri)))
 
     def close(self) -> None:
         """Release the file, and the shards on the cluster."""
@@ -129,8 +113,7 @@ class ClusterIndex(LocalIndex):
 
     def info(self) -> dict[str, Any]:
         """Facts that JSON can hold."""
-        names = ("shards", "replicas", "storage")
-        return super().info() | {"cluster": {name: getattr(self._address, name) for name in names}}
+        return super().info() | {"cluster": self._address.options}
 
     # Search
 
@@ -161,12 +144,9 @@ class ClusterIndex(LocalIndex):
     ) -> tuple[Ids, list[tuple[int, Any]]]:
         """The ids of all codes, and what a method of the engine returned for every shard."""
         snapshot, among = self._among(where)
-        address = self._address
         with self._connecting:
             if self._shards is None:
-                self._shards = Shards(
-                    address.cluster, self.uri, address.shards, address.replicas, address.timeout
-                )
+                self._shards = Shards(self._address)
             shards = self._shards
         searched = Searched(snapshot.state.commit, self.bits, snapshot.whole.codes, among)
         return snapshot.whole.ids, shards.call(searched, method, args)

@@ -19,12 +19,8 @@ from fisherhash.index.engine.threads import run, split
 
 Numbers = NDArray[np.int64]
 
-LONGEST_PROBED = 128
-"""Longer codes are scanned: their buckets would take many times the memory of the codes."""
-FEWEST_PROBED = 4096
-"""Below this many codes a scan is always as fast."""
-MOST_TABLES = 6
-"""Parts of a code by which buckets are addressed."""
+# parts of a code by which buckets are addressed
+_MOST_TABLES = 6
 _LONGEST_KEY = 24
 # log2 of the bucket size at which scanning a bucket is worth the look-up
 _FULL_BUCKET = 3
@@ -55,7 +51,7 @@ def tables_and_length(bits: int, count: int) -> tuple[int, int]:
     if bits <= min(_LONGEST_KEY, size + _FULL_BUCKET):
         return 1, bits
     tables = math.ceil(bits / max(4.0, size - _FULL_BUCKET))
-    tables = min(max(2, tables), MOST_TABLES)
+    tables = min(max(2, tables), _MOST_TABLES)
     return tables, min(bits // tables, _LONGEST_KEY, int(size) + _FULL_BUCKET)
 
 

@@ -28,6 +28,8 @@ PATHS = ("auto", "numpy", "scan", "buckets")
 MOST_CODES = 2**31 - 1
 
 _UNLIMITED = 1 << 60
+# so few searches by numpy are faster than copying the codes for a scan
+_FEW_QUERIES = 8
 # records of a radius search number their queries in 21 bits
 _RECORDED_QUERIES = 1 << 16
 
@@ -74,7 +76,8 @@ class Engine:
         if path not in PATHS:
             raise unknown_name("path", path, PATHS)
         self.path = path
-        self._planner = planner.Planner(len(codes), codes.shape[1], self.threads)
+        self._size = len(codes), codes.shape[1]
+        self._planner = planner.Planner(*self._size, self.threads)
         self._lock = threading.Lock()
         self._building = threading.Lock()
         self._words: NDArray[np.unsignedinteger] | None = None
@@ -104,12 +107,13 @@ class Engine:
         Returns:
             Positions and distances (n_queries, k); with weights, distances are sums of costs.
         """
-        own = check_codes(queries, self.bits)
+        own = self._checked(queries)
         costs = None if weights is None else check_weights(weights, len(own), self.bits)
         k = _whole_number("k", k, 1)
         if among is not None:
             chosen = self._positions(among)
-            positions, distances = self._chosen(chosen)._search(own, costs, k)
+            few = weights is None and len(own) < _FEW_QUERIES
+            positions, distances = self._chosen(chosen, few)._search(own, costs, k)
             return chosen[positions], distances
         return self._search(own, costs, k)
 
@@ -127,13 +131,18 @@ class Engine:
             Offsets (n_queries + 1,), positions and distances: the results of query i are those from
             offset i to offset i + 1.
         """
-        own = check_codes(queries, self.bits)
+        own = self._checked(queries)
         radius = min(_whole_number("radius", radius, 0), self.bits)
         if among is not None:
             chosen = self._positions(among)
-            offsets, positions, distances = self._chosen(chosen)._within(own, radius)
+            few = len(own) < _FEW_QUERIES
+            offsets, positions, distances = self._chosen(chosen, few)._within(own, radius)
             return offsets, chosen[positions], distances
         return self._within(own, radius)
+
+    def _checked(self, queries: ArrayLike) -> NDArray[np.uint8]:
+        # numba would compile its kernels once more for read-only arrays
+        return np.require(check_codes(queries, self.bits), requirements="W")
 
     def _positions(self, among: ArrayLike) -> Numbers:
         chosen = np.asarray(among)
@@ -148,8 +157,11 @@ class Engine:
             raise UsageError(f"among must hold ascending positions from 0 to {len(self) - 1}")
         return chosen
 
-    def _chosen(self, positions: Numbers) -> Engine:
-        return Engine(self.codes[positions], self.bits, threads=self.threads, path=self.path)
+    def _chosen(self, positions: Numbers, few: bool) -> Engine:
+        """An engine over some of the codes, for one search of many or of few queries."""
+        codes = np.take(self.codes, positions, axis=0)
+        path = "numpy" if few and self.path == "auto" else self.path
+        return Engine(codes, self.bits, threads=self.threads, path=path)
 
     def _search(
         self, queries: NDArray[np.uint8], weights: Numbers | None, k: int
@@ -161,9 +173,8 @@ class Engine:
             return self._ready_planes().nearest_weighted(queries, weights, k)
         if self._use_numpy("search", len(queries)):
             return by_numpy.nearest(queries, self._ready_words(), self.bits, k, self.threads)
-        buckets = self._ready_buckets(len(queries))
-        budget = self._budget(buckets, len(queries), k)
-        if buckets is None or not budget:
+        buckets, budget = self._ready_buckets(len(queries), k)
+        if buckets is None:
             return self._ready_planes().nearest(queries, k)
         found, distances, done, guess = buckets.nearest(queries, k, budget, self._planner.guess(k))
         left = np.flatnonzero(~done)
@@ -189,10 +200,9 @@ class Engine:
         """How many results each query has, positions and distances."""
         from fisherhash.index.engine.kernels import QUERY_SHIFT
 
-        buckets = self._ready_buckets(len(queries))
-        budget = self._budget(buckets, len(queries))
+        buckets, budget = self._ready_buckets(len(queries))
         records, left = np.zeros(0, dtype=np.uint64), np.arange(len(queries))
-        if buckets is not None and budget:
+        if buckets is not None:
             records, done = buckets.within(queries, radius, budget)
             left = np.flatnonzero(~done)
         if len(left):
@@ -213,20 +223,14 @@ class Engine:
             return True
         # kernels are compiled for each type of distances
         kind = f"{search} in {8 if self.bits < 255 else 16} bits"
-        total, width = self.codes.shape
-        weighted = search == "weighted"
-        numpy = planner.use_numpy(queries, total, width, kind, weighted=weighted)
-        if self.path != "auto":
-            numpy = self.path == "numpy" or not planner.has_numba()
+        if self.path == "auto" or not planner.has_numba():
+            weighted = search == "weighted"
+            numpy = planner.use_numpy(queries, *self._size, kind, weighted=weighted)
+        else:
+            numpy = self.path == "numpy"
         if not numpy:
             planner.loaded.add(kind)
         return numpy
-
-    def _budget(self, buckets: Buckets | None, queries: int, k: int = 0) -> int:
-        """Work that the buckets may do per query; 0 if they are not to be used."""
-        if buckets is None or self.path == "buckets":
-            return _UNLIMITED
-        return self._planner.budget(queries, k)
 
     def _ready_words(self) -> NDArray[np.unsignedinteger]:
         if self._words is None:
@@ -241,18 +245,24 @@ class Engine:
                 self._planes = Planes(self.codes, self.bits, self.threads)
             return self._planes
 
-    def _ready_buckets(self, queries: int) -> Buckets | None:
-        """The buckets, if this search uses them; builds them if that pays."""
-        if self._buckets is not None or self.path == "scan":
-            return self._buckets
+    def _ready_buckets(self, queries: int, k: int = 0) -> tuple[Buckets | None, int]:
+        """The buckets if this search is to use them, built if that pays, and its budget."""
+        if self.path == "buckets":
+            return self._built_buckets(), _UNLIMITED
+        if self.path == "scan":
+            return None, 0
+        buckets = self._buckets
+        if buckets is None and self._planner.buckets_pay(self.bits, queries):
+            buckets = self._built_buckets()
+        budget = self._planner.budget(queries, k) if buckets is not None else 0
+        return (buckets, budget) if budget else (None, 0)
+
+    def _built_buckets(self) -> Buckets | None:
+        """The buckets; None while another thread builds them, or if they do not fit into memory."""
         from fisherhash.index.engine import buckets
 
         forced = self.path == "buckets"
-        if not forced and not (
-            self.bits <= buckets.LONGEST_PROBED and self._planner.buckets_pay(queries)
-        ):
-            return None
-        # while one thread builds them, the others scan
+        # unless the caller insists, it scans instead of waiting
         if not self._building.acquire(blocking=forced):
             return None
         try:

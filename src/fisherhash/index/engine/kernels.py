@@ -106,7 +106,7 @@ def _typed_lowest(typing_context: Any, word: Any) -> Any:
     return types.int64(types.uint64), emit
 
 
-def _typed_prefetch(typing_context: Any, values: Any, place: Any) -> Any:
+def _typed_prefetch(typing_context: Any, values: Any, index: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = builder.gep(_data(context, builder, signature.args[0], args[0]), [args[1]])
         pointer = builder.bitcast(pointer, _I8.as_pointer())
@@ -146,8 +146,8 @@ def _typed_block_below(
         def add(first: Any, last: Any) -> None:
             builder.store(ir.Constant(block, None), sums)
             with cgutils.for_range_slice(builder, first, last, _I64(1), _I64) as (plane, _):
-                place = builder.add(args[1], builder.mul(plane, _I64(PLANE_BLOCK)))
-                codes = _load(builder, builder.gep(data, [place]), block)
+                start = builder.add(args[1], builder.mul(plane, _I64(PLANE_BLOCK)))
+                codes = _load(builder, builder.gep(data, [start]), block)
                 byte = _spread(builder, builder.load(builder.gep(query_data, [plane])), PLANE_BLOCK)
                 counts = _popcounts(builder, builder.xor(codes, byte))
                 builder.store(builder.add(builder.load(sums), counts), sums)
@@ -207,9 +207,9 @@ def _typed_below_mask(typing_context: Any, values: Any, start: Any, limit: Any) 
 
 
 def _typed_near_mask(
-    typing_context: Any, words: Any, place: Any, stride: Any, query: Any, most: Any
+    typing_context: Any, words: Any, first: Any, stride: Any, query: Any, most: Any
 ) -> Any:
-    """A bit for each of the WORD_GROUP codes from ``place`` on: is its distance at most ``most``?
+    """A bit for each of the WORD_GROUP codes from ``first`` on: is its distance at most ``most``?
 
     words is flat, word w of a code ``w * stride`` after its first; query holds its words.
     """
@@ -314,13 +314,13 @@ def scan_nearest(
                     continue
                 for lane in range(0, PLANE_BLOCK, SCAN_LANES):
                     mask = _below_mask(block, lane, limit)
-                    place = b * PLANE_BLOCK + lane
+                    lowest = b * PLANE_BLOCK + lane
                     while mask:
                         i = _lowest(mask)
                         mask &= mask - _ONE
-                        if place + i >= total:
+                        if lowest + i >= total:
                             break
-                        positions[q, count] = place + i
+                        positions[q, count] = lowest + i
                         distances[q, count] = block[lane + i]
                         count += 1
                     if count > room - SCAN_LANES:
@@ -341,25 +341,25 @@ def finish_nearest(
     positions, near (parts, b, room) and counts (parts, b), with the parts in order.
     """
     k = found.shape[1]
-    places = np.zeros(bits + 1, dtype=np.int64)
+    slots = np.zeros(bits + 1, dtype=np.int64)
     for q in range(found.shape[0]):
-        places[:] = 0
+        slots[:] = 0
         for part in range(positions.shape[0]):
             for i in range(counts[part, q]):
-                places[near[part, q, i]] += 1
+                slots[near[part, q, i]] += 1
         before = 0
         for level in range(bits + 1):
-            inside = places[level]
-            places[level] = before
+            inside = slots[level]
+            slots[level] = before
             before += inside
         for part in range(positions.shape[0]):
             for i in range(counts[part, q]):
                 distance = near[part, q, i]
-                place = places[distance]
-                places[distance] = place + 1
-                if place < k:
-                    found[q, place] = positions[part, q, i]
-                    distances[q, place] = distance
+                slot = slots[distance]
+                slots[distance] = slot + 1
+                if slot < k:
+                    found[q, slot] = positions[part, q, i]
+                    distances[q, slot] = distance
 
 
 @_jit
@@ -399,14 +399,14 @@ def _tile_within(
                 continue
             for lane in range(0, PLANE_BLOCK, SCAN_LANES):
                 mask = _below_mask(block, lane, limit)
-                place = b * PLANE_BLOCK + lane
+                lowest = b * PLANE_BLOCK + lane
                 while mask:
                     i = _lowest(mask)
                     mask &= mask - _ONE
-                    if place + i >= total:
+                    if lowest + i >= total:
                         break
                     level = np.uint64(q << 11) | np.uint64(block[lane + i])
-                    records[count] = (level << _POSITION_BITS) | np.uint64(place + i)
+                    records[count] = (level << _POSITION_BITS) | np.uint64(lowest + i)
                     count += 1
     return count, len(queries)
 
@@ -456,7 +456,7 @@ def _sort(keys: Any, spare: Any, count: int) -> None:
     differing = np.uint64(0)
     for i in range(count):
         differing |= keys[i] ^ keys[0]
-    places = np.zeros(256, dtype=np.int64)
+    slots = np.zeros(256, dtype=np.int64)
     swapped = False
     for shift in range(0, 64, 8):
         digit = np.uint64(shift)
@@ -464,19 +464,19 @@ def _sort(keys: Any, spare: Any, count: int) -> None:
             continue
         source = spare if swapped else keys
         target = keys if swapped else spare
-        places[:] = 0
+        slots[:] = 0
         for i in range(count):
-            places[(source[i] >> digit) & _DIGIT] += 1
+            slots[(source[i] >> digit) & _DIGIT] += 1
         before = 0
         for value in range(256):
-            inside = places[value]
-            places[value] = before
+            inside = slots[value]
+            slots[value] = before
             before += inside
         for i in range(count):
             key = source[i]
             value = (key >> digit) & _DIGIT
-            target[places[value]] = key
-            places[value] += 1
+            target[slots[value]] = key
+            slots[value] += 1
         swapped = not swapped
     if swapped:
         for i in range(count):
@@ -527,13 +527,13 @@ def scan_weighted(
 def _key(words: Any, first: int, length: int) -> Any:
     """Bits ``first`` to ``first + length`` of a code's words; at most 32 of them."""
     size = 8 * words.itemsize
-    place = first // size
-    end = first + length - place * size
+    word = first // size
+    end = first + length - word * size
     if end <= size:
-        value = np.uint64(words[place]) >> np.uint64(size - end)
+        value = np.uint64(words[word]) >> np.uint64(size - end)
     else:
-        value = np.uint64(words[place]) << np.uint64(end - size)
-        value |= np.uint64(words[place + 1]) >> np.uint64(2 * size - end)
+        value = np.uint64(words[word]) << np.uint64(end - size)
+        value |= np.uint64(words[word + 1]) >> np.uint64(2 * size - end)
     return np.int64(value & ((_ONE << np.uint64(length)) - _ONE))
 
 
@@ -554,11 +554,11 @@ def fill_table(
         directory[i + 1] += directory[i]
     for i in range(len(words)):
         key = _key(words[i], first, length)
-        place = directory[key]
-        directory[key] = place + 1
+        slot = directory[key]
+        directory[key] = slot + 1
         for w in range(words.shape[1]):
-            bucket_words[w, place] = words[i, w]
-        bucket_items[place] = i
+            bucket_words[w, slot] = words[i, w]
+        bucket_items[slot] = i
     for i in range(len(directory) - 1, 0, -1):
         directory[i] = directory[i - 1]
     directory[0] = 0

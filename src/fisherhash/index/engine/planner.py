@@ -29,6 +29,8 @@ _READ_BYTE = 0.025
 # building buckets, per code
 _BUILT = 60.0
 _FEWEST_BUILT = 100_000
+# buckets of longer codes would take many times the memory of the codes
+_LONGEST_BUILT = 128
 # buckets may spend this fraction of what a scan would
 _SHARE = 0.7
 
@@ -109,12 +111,13 @@ class Planner:
         self._scanned = 0
         self._past: dict[int, _Past] = {}
 
-    def buckets_pay(self, queries: int) -> bool:
+    def buckets_pay(self, bits: int, queries: int) -> bool:
         """Whether the scans up to this one would have paid for building buckets."""
         self._scanned += queries
         total = self._size[0]
-        each = scan_cost(*self._size, queries, 1)
-        return total >= _FEWEST_BUILT and self._scanned * each > _BUILT * total
+        if total < _FEWEST_BUILT or bits > _LONGEST_BUILT:
+            return False
+        return self._scanned * scan_cost(*self._size, queries, 1) > _BUILT * total
 
     def budget(self, queries: int, k: int = 0) -> int:
         """Work that the buckets may do per query; 0 when they failed too often for this k."""

@@ -6,7 +6,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 _LARGEST = 64
@@ -45,10 +45,14 @@ def run(job: Callable[..., Any], calls: Iterable[Iterable[Any]], threads: int) -
             stopped = True
             raise
 
-    helpers = min(threads, len(calls), _LARGEST) - 1
-    others = [_threads().submit(work) for _ in range(helpers)]
+    others: list[Future[None]] = []
     try:
+        for _ in range(min(threads, len(calls), _LARGEST) - 1):
+            others.append(_threads().submit(work))
         work()
+    except BaseException:
+        stopped = True
+        raise
     finally:
         # even after an error here: no thread may still be writing when the caller goes on
         failures = [other.exception() for other in others]

@@ -14,7 +14,6 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -164,21 +163,22 @@ def _extended(
     except NotDefinedError:
         # Its codes have no Hamming distance, or its network computes logits without features.
         return plain
-    own, learned = {"base": hasher.fingerprint()}, f"{hasher.bits} bits that the model learned"
+    learned = f"{hasher.bits} bits that the model learned"
+    own = hasher.about | {"base": hasher.fingerprint()}
     if hasher.classes and len(files) >= FEWEST_FITTED:
         network = hasher.features_network
         found = _fit_itq(name, files, network, min(FITTED_BITS, network.width), workers)
         if found is not None:
             longer, images = hasher.extended(found.weight, found.offset), len(found.rows.indices)
-            own |= {"fitted_bits": len(found.offset), "images": images}
+            own |= {"bits": longer.bits, "fitted_bits": len(found.offset), "images": images}
             of = f"{images:,} of {len(files):,} images"
             reason = f"{learned}, {len(found.offset)} fitted to {of}"
-            return ChosenHasher(longer, own | hasher.about, found.codes(longer), reason)
+            return ChosenHasher(longer, own, found.codes(longer), reason)
     if hasher.fitted is None:
         return plain
     longer, added = hasher.extended(*hasher.fitted), len(hasher.fitted[1])
     reason = f"{learned}, {added} fitted to the images that it was trained on"
-    return ChosenHasher(longer, own | {"fitted_bits": added} | hasher.about, {}, reason)
+    return ChosenHasher(longer, own | {"bits": longer.bits, "fitted_bits": added}, {}, reason)
 
 
 def _fitted_by(
@@ -281,7 +281,7 @@ def on_device_or_cpu(load: Callable[[str], _T], device: str) -> _T:
     try:
         return load(device)
     except UsageError as error:
-        if device.partition(":")[0] not in ("cuda", "auto"):
+        if device.partition(":")[0] != "cuda":
             raise
         logger.warning("%s. Images are encoded on the CPU", error)
         return load("cpu")
@@ -304,9 +304,7 @@ def hasher_of(index: Index, *, device: str = "cpu") -> Hasher:
         what = f"the built-in hasher '{index.model['builtin']}'"
     else:
         folder = index.model_folder()
-        if folder is None and "path" in index.model:
-            folder = Path(index.model["path"])
-        if folder is None or not folder.is_dir():
+        if folder is None:
             raise FisherhashError(f"the model of {index.uri} is missing; restore it from a copy")
         hasher = on_device_or_cpu(lambda where: load_hasher(folder, where), device)
         what = f"the model in {folder}"

@@ -23,6 +23,7 @@ from fisherhash.index.images.options import SyncOptions
 from fisherhash.index.images.results import SyncReport
 from fisherhash.index.images.syncing import (
     StrPath,
+    add_images,
     check_folder,
     find_images,
     list_files,
@@ -130,17 +131,18 @@ def add_to_index(
 
     A new index has the hasher that a sync with these images would choose.
     """
+    reason, codes = "", {}
     if Index.exists(uri):
-        with opened_index(uri, model, device=device) as index:
-            return index.add(images, labels=labels, metadata=metadata, workers=workers)
-    files, _ = list_files(images, None)
-    name = os.path.basename(os.path.abspath(uri))
-    chosen = choose_hasher(name, files, model=model, device=device, workers=workers)
-    with ImageIndex.create(uri, chosen.hasher, model=chosen.model) as index:
-        report = index.add(
-            images, labels=labels, metadata=metadata, workers=workers, codes=chosen.codes
-        )
-    report.notes += [chosen.reason] if chosen.reason else []
+        opened = opened_index(uri, model, device=device)
+    else:
+        files, name = list_files(images, None)[0], os.path.basename(os.path.abspath(uri))
+        chosen = choose_hasher(name, files, model=model, device=device, workers=workers)
+        opened = ImageIndex.create(uri, chosen.hasher, model=chosen.model)
+        reason, codes = chosen.reason, chosen.codes
+    with opened as index:
+        encoder = Encoder(lambda: index.hasher, codes=codes, workers=workers)
+        report = add_images(Import(index.index, encoder), images, labels=labels, metadata=metadata)
+    report.notes += [reason] if reason else []
     return report
 
 

@@ -46,7 +46,7 @@ from fisherhash.index.images.results import (
     synced_folder,
 )
 from fisherhash.index.images.syncing import add_images, check_folder, sync_images
-from fisherhash.index.items import Codes, Problem
+from fisherhash.index.items import Problem
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -167,7 +167,6 @@ class ImageIndex:
         labels: Sequence[str] | None = None,
         metadata: Mapping[str, Any] | None = None,
         workers: int | None = None,
-        codes: Mapping[str, Codes] | None = None,
     ) -> SyncReport:
         """Add image files, and all images in folders; encode them only if they changed.
 
@@ -176,10 +175,9 @@ class ImageIndex:
             labels: of all these images; they replace those that an image had.
             metadata: of all these images, likewise.
             workers: number of processes, as for :meth:`sync`.
-            codes: those that are known already, by key.
         """
         several = [images] if isinstance(images, str | os.PathLike) else list(images)
-        work = Import(self.index, Encoder(lambda: self.hasher, codes=codes, workers=workers))
+        work = Import(self.index, Encoder(lambda: self.hasher, workers=workers))
         return add_images(work, several, labels=labels, metadata=metadata)
 
     def remove(self, keys: Iterable[str] = (), *, where: Where | None = None) -> int:

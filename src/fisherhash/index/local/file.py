@@ -70,7 +70,7 @@ _NOT_WRITTEN = (
     "SQLITE_IOERR_DELETE",
     "SQLITE_READONLY",
 )
-_BAD_CONTENT = ("SQLITE_IOERR_SHORT_READ", "SQLITE_IOERR_CORRUPTFS", "SQLITE_IOERR_DATA")
+_BAD_CONTENT = ("SQLITE_IOERR_SHORT_READ", "SQLITE_IOERR_DATA")
 _NOT_READ = ("SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_NOMEM", "SQLITE_PROTOCOL")
 
 
@@ -159,6 +159,7 @@ class IndexFile:
         self._identity = _check_files(path, Path(self._place))
         folder = os.path.dirname(self._place)
         writable = os.access(self._place, os.W_OK) and os.access(folder, os.W_OK)
+        self.writable = writable
         if write and not writable:
             raise FisherhashError(
                 f"{path} cannot be opened for writing: no permission to write it or its folder. "
@@ -256,7 +257,7 @@ class IndexFile:
         while True:
             try:
                 self.db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-                self.db.execute("SELECT count(*) FROM meta").fetchone()
+                self.db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
             except sqlite3.OperationalError as error:
                 self.rollback()
                 if not _is_busy(error) or time.monotonic() > end:
@@ -312,7 +313,7 @@ class IndexFile:
         """The rows of the table meta by name; a text says what is wrong with one."""
         found: dict[str, Any] = {"index": "is missing", "state": "is missing"}
         for name, value, crc in self.db.execute("SELECT name, value, crc FROM meta LIMIT 10"):
-            name = name.decode(errors="replace")
+            name = name.decode(errors="replace") if isinstance(name, bytes) else ""
             try:
                 if zlib.crc32(value, zlib.crc32(name.encode())) != crc:
                     raise ValueError("does not match its checksum")
@@ -340,6 +341,21 @@ class IndexFile:
         """The error for something that is not what was written."""
         return DamagedError(f"{self.path} is damaged: {what}. {REMEDY}")
 
+    def read_error(self) -> CannotReadError | None:
+        """The error if the system cannot read all bytes of the file."""
+        try:
+            if self._identity not in _HANDLES:
+                _HANDLES[self._identity] = os.open(self._place, os.O_RDONLY)
+            handle = _HANDLES[self._identity]
+            for offset in range(0, _size(self._place), _PART):
+                os.pread(handle, _PART, offset)
+        except OSError as error:
+            return CannotReadError(
+                f"{self.path} cannot be read: {error.strerror or error}. Check the disk, then try "
+                "again; what was written may still be whole"
+            )
+        return None
+
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
         """Turn errors of SQLite into errors that say what to do."""
@@ -362,6 +378,12 @@ class IndexFile:
             return self.damaged("reading it takes more steps than its size explains")
         if name == "SQLITE_NOTADB":
             return UsageError(f"{path} is no index, or its first bytes are damaged: {error}")
+        if not self.writable and name.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
+            return CannotReadError(
+                f"{path} cannot be read: it or its folder cannot be written, and beside it is the "
+                "log of a writer that did not end; copy it with the files beside it to a folder "
+                "that can be written"
+            )
         if name.startswith(_NOT_WRITTEN):
             return cannot_write(path, error)
         if isinstance(error, MemoryError):
@@ -373,6 +395,9 @@ class IndexFile:
             )
         if name.startswith(("SQLITE_CONSTRAINT", "SQLITE_TOOBIG", "SQLITE_MISUSE")):
             return FisherhashError(f"{path} refused a change: {error}. Nothing was changed")
+        # SQLite calls it damage, too, if the system could not read.
+        if name.startswith("SQLITE_CORRUPT") and (refused := self.read_error()):
+            return refused
         return self.damaged(str(error))
 
 
@@ -397,6 +422,8 @@ def _close(db: sqlite3.Connection, process: int) -> None:
 
 
 _INHERITED: list[sqlite3.Connection] = []
+_HANDLES: dict[tuple[int, int], int] = {}
+"""Handles to damaged files: they stay open, as closing one would drop the locks of SQLite."""
 
 
 def _is_busy(error: Exception) -> bool:
@@ -542,9 +569,13 @@ def read_files(file: IndexFile, state: State) -> dict[str, bytes]:
     for name, part, data, crc in file.db.execute(
         "SELECT name, part, bytes, crc FROM files ORDER BY name, part"
     ):
-        shown, parts = name.decode(errors="replace"), found.setdefault(name.decode(), [])
-        if part != len(parts) or not isinstance(data, bytes) or crc != _part_crc(name, part, data):
+        right = all(isinstance(cell, bytes) for cell in (name, data)) and isinstance(part, int)
+        if not right or crc != _part_crc(name, part, data):
+            shown = name.decode(errors="replace") if isinstance(name, bytes) else name
             raise file.damaged(f"the file {shown!r} that it carries is not what was written")
+        parts = found.setdefault(name.decode(), [])
+        if part != len(parts):
+            raise file.damaged(f"the file {name.decode()!r} that it carries is not complete")
         parts.append(data)
         total = [total[0] + 1, total[1] + crc]
     if total != state.files:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fisherhash.codes import code_bytes
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.base import CannotReadError, DamagedError, Files, Index, Uri, Verb
+from fisherhash.index.base import CannotReadError, Files, Index, Uri, Verb
 from fisherhash.index.checks import (
     CheckedEntry,
     NoteTexts,
@@ -110,14 +110,11 @@ class LocalIndex(Index):
         """Check a file that may be too damaged to be opened."""
         try:
             return super().examine_at(uri)
-        except UsageError as error:
-            if not Path(uri).is_file() or "damaged" not in str(error):
+        except FisherhashError as error:
+            if not Path(uri).is_file():
                 raise
-            return [Problem(str(uri), f"cannot be opened: {error}", REMEDY)]
-        except CannotReadError as error:
-            return [Problem(str(uri), f"cannot be read: {error}", "check the disk, then try again")]
-        except DamagedError as error:
-            return [Problem(str(uri), f"cannot be opened: {error}", REMEDY)]
+            todo = "check the disk" if isinstance(error, CannotReadError) else REMEDY
+            return [Problem(str(uri), f"cannot be opened: {error}", todo)]
 
     def close(self) -> None:
         """Release the file; what removed items left free is given back where that pays."""
@@ -594,7 +591,10 @@ class LocalIndex(Index):
             with file.explained():
                 file.begin()
                 try:
-                    return [*salvage(file).problems, *structure_problems(file)]
+                    problems = [*salvage(file).problems, *structure_problems(file)]
+                    if problems and (error := file.read_error()):
+                        return [Problem(str(self.path), str(error), "check the disk")]
+                    return problems
                 finally:
                     file.rollback()
 

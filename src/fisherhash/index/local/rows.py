@@ -98,6 +98,12 @@ def note_crc(kind: bytes, name: bytes, value: bytes) -> int:
     return zlib.crc32(b"\0".join((kind, name, value)))
 
 
+def is_note(kind: Any, name: Any, value: Any, crc: Any) -> bool:
+    """Whether a stored note is what was written."""
+    are_texts = all(isinstance(cell, bytes) for cell in (kind, name, value))
+    return are_texts and note_crc(kind, name, value) == crc
+
+
 def read_notes(file: IndexFile, state: State, kind: str) -> dict[str, str]:
     """The notes of a kind as JSON texts, by name.
 
@@ -107,8 +113,9 @@ def read_notes(file: IndexFile, state: State, kind: str) -> dict[str, str]:
     stored, found, total = encode_text(kind), {}, 0
     query = "SELECT name, value, crc FROM notes WHERE kind = ?"
     for name, value, crc in file.db.execute(query, (stored,)):
-        if note_crc(text_bytes(stored), name, value) != crc:
-            raise file.damaged(f"the note {decode_text(name)!r} of the kind {kind!r}")
+        if not is_note(text_bytes(stored), name, value, crc):
+            shown = decode_text(name) if isinstance(name, bytes) else name
+            raise file.damaged(f"the note {shown!r} of the kind {kind!r}")
         found[decode_text(name)], total = value.decode(), total + crc
     if [len(found), total] != state.notes.get(kind, [0, 0]):
         raise file.damaged(f"the notes of the kind {kind!r} are not complete")
@@ -129,9 +136,14 @@ def encode_text(text: str) -> str | bytes:
     """
     try:
         text.encode()
+        return text
     except UnicodeEncodeError:
-        return text.encode(errors="surrogateescape")
-    return text
+        stored = text.encode(errors="surrogateescape")
+    try:
+        # Bytes that are UTF-8 after all are the same name, and stored the same way.
+        return stored.decode()
+    except UnicodeDecodeError:
+        return stored
 
 
 def decode_text(stored: bytes) -> str:

@@ -19,9 +19,9 @@ from fisherhash.index.local.rows import (
     COLUMNS,
     ItemRow,
     decode_text,
+    is_note,
     item_of,
     key_hash,
-    note_crc,
     read_row,
     row_problem,
 )
@@ -82,7 +82,12 @@ def salvage(file: IndexFile, *, keep_rows: bool = False) -> Salvage:
     def report(part: str, what: object) -> None:
         found.problems.append(Problem(str(file.path), f"is damaged: {part} {what}", REMEDY))
 
-    meta = file.readable_meta()
+    try:
+        meta = file.readable_meta()
+    except sqlite3.DatabaseError as error:
+        _must_be_damage(error)
+        report("its table meta", error)
+        return found
     for name in ("index", "index copy", "state"):
         if isinstance(what := meta.get(name, "is missing"), str):
             report(f"the row {name!r} of its table meta", what)
@@ -191,21 +196,20 @@ def _read_rows(file: IndexFile, found: Salvage, *, keep_rows: bool) -> None:
     for columns in _each(file, f"SELECT {COLUMNS} FROM items", "id", 0, last):
         id_, key = columns[0], columns[1]
         name = decode_text(key) if isinstance(key, bytes) else None
+        if id_ not in expected and id_ // SLOTS in found.blocks:
+            what = f"is damaged: {row_problem(id_, None, 'belongs to no item')}"
+            found.problems.append(Problem(str(file.path), what, REMEDY))
+            continue
         try:
             row = read_row(columns)
             item_of(row, b"")
         except ValueError as error:
             # The hash in the block tells whether the key is what it was.
             known = name is not None and key_hash(name) == expected.get(id_)
-            if id_ in expected:
-                bad[id_] = (name if known else None, str(error))
+            bad[id_] = (name if known else None, str(error))
             continue
         if id_ not in expected:
-            if id_ // SLOTS not in found.blocks:
-                found.lost.append(LostItem(row.key, id_, "its code is damaged"))
-            else:
-                what = row_problem(id_, None, "belongs to no item")
-                found.problems.append(Problem(str(file.path), f"is damaged: {what}", REMEDY))
+            found.lost.append(LostItem(row.key, id_, "its code is damaged"))
         elif expected.pop(id_) != key_hash(row.key) or row.key in keys:
             bad[id_] = (row.key, "has the key of another item")
         else:
@@ -217,7 +221,7 @@ def _read_rows(file: IndexFile, found: Salvage, *, keep_rows: bool) -> None:
     found.lost += [LostItem(key, id_, reason) for id_, (key, reason) in bad.items()]
     found.lost.sort(key=lambda item: item.id)
     gone = as_ids(sorted(bad))
-    for number in np.unique(gone // SLOTS).tolist():
+    for number in set((gone // SLOTS).tolist()) & found.blocks.keys():
         crc, block = found.blocks[number]
         stays, named = ~np.isin(block.ids, gone), ~np.isin(block.named, gone)
         found.blocks[number] = (
@@ -242,7 +246,7 @@ def _read_notes(file: IndexFile, found: Salvage) -> None:
     bad, totals = 0, dict[str, list[int]]()
     try:
         for kind, name, value, crc in file.db.execute("SELECT kind, name, value, crc FROM notes"):
-            if note_crc(kind, name, value) != crc:
+            if not is_note(kind, name, value, crc):
                 bad += 1
                 continue
             total = totals.setdefault(decode_text(kind), [0, 0])

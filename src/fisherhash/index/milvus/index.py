@@ -1,9 +1,9 @@
 """An index in a collection of Milvus; see rows.py for how a commit is made there.
 
 Milvus returns ties in any order and a page of results at most. A search therefore takes more than k
-results, and if it cannot be told which of the ties have the smallest ids, or if the results fill a
-page, the codes are compared in memory. So are searches with a filter, which is evaluated here: the
-items with a key are read once per commit.
+results, and if they do not tell which of the ties have the smallest ids, the codes are searched in
+memory. So are searches by a radius, with logits, or with a filter. Codes and the items that have a
+key are read once per commit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import base64
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fisherhash.codes import code_bytes
-from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.errors import UsageError
 from fisherhash.index.base import CannotWriteError, Files, Uri
 from fisherhash.index.checks import CheckedEntry, NoteTexts, code_rows
 from fisherhash.index.filters import All, Where, parse_filter, select
@@ -31,9 +31,7 @@ from fisherhash.index.items import (
     Item,
     Matches,
     Problem,
-    Within,
     matches_of,
-    within_of,
 )
 from fisherhash.index.milvus.rows import (
     FOREVER,
@@ -44,20 +42,16 @@ from fisherhash.index.milvus.rows import (
     MilvusException,
     Row,
     Rows,
-    State,
     first_line,
-    one_of,
-    read_address,
+    item_of,
     text_hash,
     visible,
 )
-from fisherhash.index.server import ServerIndex, digest_of
+from fisherhash.index.server import Facts, ServerIndex, digest_of
 
 _QUERIES = 64
 _MORE = 256
 """Results that a search takes beyond the k nearest, to see all ties."""
-_NAMES = 1000
-"""Keys or ids in one expression."""
 _BUFFER = 1 << 14
 Result = TypeVar("Result")
 Hits = list[tuple[int, int]]
@@ -66,71 +60,57 @@ Hits = list[tuple[int, int]]
 class MilvusIndex(ServerIndex):
     """An index in a collection of Milvus; one process at a time may write."""
 
-    def __init__(self, rows: Rows, state: State, *, write: bool) -> None:
-        self.uri, self.writable = rows.address.uri, write
-        self.bits, self.fingerprint, self.model = state.bits, state.fingerprint, state.model
-        self.approximate = rows.address.search == "ivf"
-        self._rows = rows
+    def __init__(self, uri: Uri, *, write: bool) -> None:
+        self._rows = Rows(uri)
+        self.uri, self.writable = self._rows.uri, write
+        self.approximate = self._rows.options["search"] == "ivf"
         self._closed = False
         self._lock = threading.RLock()
         self._keyed: tuple[int, list[Item]] | None = None
-        if write:
-            with rows.guard:
-                rows.recover(code_bytes(self.bits))
+        with self._rows.guard:
+            stored = self._rows.facts() if self._rows.exists() else None
+            facts = self._read_facts(stored, opening=True)
+            if write:
+                self._rows.recover(facts)
 
     # Opening
 
     @classmethod
     def open_at(cls, uri: Uri, *, write: bool, skip_damaged: bool = False) -> Self:
-        """See :meth:`Index.open`."""
-        rows = Rows(read_address(uri))
-        state = rows.state() if rows.exists() else None
-        if state is None:
-            address = rows.address
-            raise UsageError(f"{address.uri} does not exist: no index {address.collection}")
-        return cls(rows, state, write=write)
+        """Open the index; damaged items are not left out."""
+        return cls(uri, write=write)
 
     @classmethod
     def create_at(cls, uri: Uri, facts: dict[str, Any], files: Files) -> Self:
-        """See :meth:`Index.create`."""
-        rows = Rows(read_address(uri))
+        """Create an empty index, complete or not at all."""
+        rows = Rows(uri)
         if rows.exists():
-            address = rows.address
-            raise UsageError(
-                f"{address.uri} exists already: there is a collection {address.collection}"
-            )
-        state = State(**facts, digest=digest_of(files))
-        rows.create(state, files, code_bytes(facts["bits"]))
-        return cls.open_at(uri, write=True)
+            name = rows.options["index"]
+            raise UsageError(f"{rows.uri} exists already: there is a collection {name}")
+        rows.create(Facts(**facts, digest=digest_of(files)), files)
+        return cls(uri, write=True)
 
     @classmethod
     def exists_at(cls, uri: Uri) -> bool:
-        """See :meth:`Index.exists`."""
-        return Rows(read_address(uri)).exists()
+        """Whether the name of the index is taken on the server."""
+        return Rows(uri).exists()
 
     def close(self) -> None:
-        """See :meth:`Index.close`."""
+        """Release the index."""
         self._closed = True
 
-    def _state(self) -> State:
+    def _facts(self) -> Facts:
         if self._closed:
             raise UsageError(f"{self.uri} was closed")
-        state = self._rows.state()
-        if state is None:
-            raise FisherhashError(f"{self.uri} was deleted while it was open")
-        self.fingerprint = state.fingerprint
-        return state
+        return self._read_facts(self._rows.facts())
 
-    def _commit(self) -> int:
-        return self._state().commit
-
-    def _read(self, work: Callable[[State], Result]) -> Result:
+    def _read(self, work: Callable[[Facts], Result]) -> Result:
         """What is read of one commit; again if rows were removed for good meanwhile."""
         while True:
             with self._rows.guard:
-                state = self._state()
-                result = work(state)
-                if self._rows.address.is_local or self._state().cleaned == state.cleaned:
+                facts = self._facts()
+                result = work(facts)
+                if self._rows.is_local or self._facts().cleaned == facts.cleaned:
                     return result
 
     # Changes
@@ -139,9 +119,9 @@ class MilvusIndex(ServerIndex):
     def _changing(self, fingerprint: str | None = None) -> Iterator[_Change]:
         self._must_write()
         with self._lock, self._rows.guard:
-            state = self._state()
-            self._check_model(fingerprint, unnamed_codes=state.next_id > 0)
-            named = replace(state, fingerprint=fingerprint or state.fingerprint)
+            facts = self._facts()
+            self._check_model(fingerprint, unnamed_codes=facts.next_id > 0)
+            named = replace(facts, fingerprint=fingerprint or facts.fingerprint)
             try:
                 change = _Change(self._rows, named)
                 yield change
@@ -149,8 +129,9 @@ class MilvusIndex(ServerIndex):
             except BaseException as error:
                 done = "The change may or may not have been stored"
                 with contextlib.suppress(Exception):
-                    last = self._rows.recover(code_bytes(self.bits))
-                    if last is not None and last.commit == state.commit:
+                    last = self._facts()
+                    self._rows.recover(last)
+                    if last.commit == facts.commit:
                         done = "Nothing was added or changed"
                 if isinstance(error, MilvusException):
                     what = f"{self.uri}: {first_line(error)}"
@@ -160,66 +141,61 @@ class MilvusIndex(ServerIndex):
 
     # Content
 
-    def _items(self, state: State, expression: str) -> list[Item]:
+    def _items(self, facts: Facts, expression: str) -> list[Item]:
         """Items of a commit, by ascending id."""
-        rows = self._rows.all(state, f"id >= 0 and {expression}")
-        return sorted(map(_item, rows), key=lambda item: item.id)
+        rows = self._rows.all(facts, f"id >= 0 and {expression}")
+        return sorted(map(item_of, rows), key=lambda item: item.id)
 
-    def _found(self, keys: list[str], ids: list[int]) -> Mapping[str | int, Item]:
-        def read(state: State) -> list[Row]:
-            by_key = _rows_of(self._rows, state, keys).values()
-            return [*by_key, *_rows_of_ids(self._rows, state, ids)]
+    def _existing(self, keys: list[str], ids: list[int]) -> list[Item]:
+        def read(facts: Facts) -> list[Row]:
+            by_key = self._rows.by_key(facts, keys).values()
+            return [*by_key, *self._rows.by_id(facts, ids)]
 
-        items = [_item(row) for row in self._read(read)]
-        by_key = {item.key: item for item in items if item.key is not None}
-        return {**by_key, **{item.id: item for item in items}}
+        return [item_of(row) for row in self._read(read)]
 
     def items(self, where: Where | None = None) -> Iterator[Item]:
-        """See :meth:`Index.items`; all of them are read at once, as Milvus has no snapshots."""
+        """All items that match a filter, read at once, as Milvus has no snapshots."""
         found = parse_filter(where)
         if found:
             return iter(select(self._read(self._with_keys), found, self.uri))
-        return iter(self._read(lambda state: self._items(state, "row >= 0")))
+        return iter(self._read(lambda facts: self._items(facts, "row >= 0")))
 
-    def _with_keys(self, state: State) -> list[Item]:
+    def _with_keys(self, facts: Facts) -> list[Item]:
         """All items that have a key; they stay in memory until the next commit."""
         known = self._keyed
-        if known is None or known[0] != state.commit:
-            self._keyed = known = (state.commit, self._items(state, "hash != 0"))
+        if known is None or known[0] != facts.commit:
+            self._keyed = known = (facts.commit, self._items(facts, "hash != 0"))
         return known[1]
 
     def count(self, where: Where | None = None) -> int:
-        """See :meth:`Index.count`."""
+        """How many items match a filter; all items without one."""
         if parse_filter(where):
             return super().count(where)
-        return self._read(lambda state: self._rows.count(f"id >= 0 and {visible(state.commit)}"))
+        return self._read(lambda facts: self._rows.count(f"id >= 0 and {visible(facts.commit)}"))
 
     def files(self) -> dict[str, FileState]:
-        """See :meth:`Index.files`."""
+        """What is known about the file of every item that has a key, by ascending id."""
         items = self._read(self._with_keys)
         return {i.key: FileState(i.size, i.mtime_ns, i.id) for i in items if i.key is not None}
 
     def notes(self, kind: str) -> dict[str, Any]:
-        """See :meth:`Index.notes`."""
-        known = self._read(lambda state: _notes(self._rows, state, kind))
+        """The documents of a kind by name."""
+        known = self._read(lambda facts: self._rows.notes(facts, kind))
         return {name: json.loads(text) for name, (_, text) in known.items()}
 
     def info(self) -> dict[str, Any]:
-        """See :meth:`Index.info`."""
-        state, search = self._state(), self._rows.address.search
-        more = {"commit": state.commit, "next_id": state.next_id, "search": search}
+        """Facts that JSON can hold, with those of the server."""
+        facts, search = self._facts(), self._rows.options["search"]
+        more = {"commit": facts.commit, "next_id": facts.next_id, "search": search}
         return super().info() | more
 
-    def _stored_model(self) -> tuple[str | None, dict[str, bytes]]:
-        def read(state: State) -> tuple[str | None, dict[str, bytes]]:
-            files: dict[str, bytes] = {}
-            rows = self._rows.all(state, f"id == {MODEL}")
-            for row in sorted(rows, key=lambda row: row.row):
-                name, part = json.loads(row.text)
-                files[name] = files.get(name, b"") + base64.b64decode(part)
-            return state.digest, files
-
-        return self._read(read)
+    def _stored_files(self) -> dict[str, bytes]:
+        files: dict[str, bytes] = {}
+        rows = self._read(lambda facts: list(self._rows.all(facts, f"id == {MODEL}")))
+        for row in sorted(rows, key=lambda row: row.row):
+            name, part = json.loads(row.text)
+            files[name] = files.get(name, b"") + base64.b64decode(part)
+        return files
 
     # Search
 
@@ -229,14 +205,14 @@ class MilvusIndex(ServerIndex):
         found = None
         if not where and weights is None and k + _MORE < PAGE:
             codes = code_rows(queries)
-            found = self._read(lambda state: self._nearest(state, codes, k))
+            found = self._read(lambda facts: self._nearest(facts, codes, k))
         if found is None:
             return super()._search(queries, weights, k, where)
         return matches_of(found)
 
-    def _nearest(self, state: State, queries: Sequence[bytes], k: int) -> list[Hits] | None:
+    def _nearest(self, facts: Facts, queries: Sequence[bytes], k: int) -> list[Hits] | None:
         """The k nearest of each query; None if there are more ties than Milvus returns."""
-        test = f"id >= 0 and {visible(state.commit)}"
+        test = f"id >= 0 and {visible(facts.commit)}"
         found: list[Hits] = []
         for start in range(0, len(queries), _QUERIES):
             found += self._rows.search(queries[start : start + _QUERIES], k + _MORE, test)
@@ -248,36 +224,16 @@ class MilvusIndex(ServerIndex):
             found[i] = sorted(hits, key=_by_distance)[:k]
         return found
 
-    def _within(self, queries: Codes, radius: int, where: All) -> Within:
-        codes = code_rows(queries)
-        found = None if where else self._read(lambda state: self._near(state, codes, radius))
-        return super()._within(queries, radius, where) if found is None else within_of(found)
-
-    def _near(self, state: State, queries: Sequence[bytes], radius: int) -> list[Hits] | None:
-        """Everything within a radius; None if that is more than Milvus returns."""
-        test = f"id >= 0 and {visible(state.commit)}"
-        params = {"radius": radius + 1, "range_filter": 0}
-        if self.approximate:
-            params["nprobe"] = self._rows.address.nlist  # all lists, so that nothing is missed
-        found = []
-        for query in queries:
-            (hits,) = self._rows.search([query], PAGE, test, **params)
-            if len(hits) >= PAGE:
-                return None
-            # Distances are whole numbers, but a range may be open on either side.
-            found.append(sorted((hit for hit in hits if hit[1] <= radius), key=_by_distance))
-        return found
-
     # Health
 
     def verify(self) -> list[Problem]:
-        """See :meth:`Index.verify`."""
+        """Read and check everything; an empty list means that nothing is wrong."""
         problems = self._model_problems()
-        where, todo = f"collection {self._rows.address.collection}", "copy the index again"
-        state, items = self._read(lambda state: (state, self._items(state, "row >= 0")))
+        where, todo = f"collection {self._rows.options['index']}", "copy the index again"
+        facts, items = self._read(lambda facts: (facts, self._items(facts, "row >= 0")))
         keys = [item.key for item in items if item.key is not None]
         last = items[-1].id if items else -1
-        if len({item.id for item in items}) < len(items) or last >= state.next_id:
+        if len({item.id for item in items}) < len(items) or last >= facts.next_id:
             problems.append(Problem(where, "has ids twice, or ids that were never given", todo))
         if len(set(keys)) < len(keys):
             problems.append(Problem(where, "has keys twice", todo))
@@ -287,32 +243,32 @@ class MilvusIndex(ServerIndex):
 class _Change:
     """One commit in the making."""
 
-    def __init__(self, rows: Rows, state: State) -> None:
-        self._rows, self._state = rows, state
-        self._width = code_bytes(state.bits)
+    def __init__(self, rows: Rows, facts: Facts) -> None:
+        self._rows, self._facts = rows, facts
+        self._width = code_bytes(facts.bits)
         self._new: list[Row] = []
         self._ended: list[Row] = []
         self._known: dict[int, Row] = {}
-        self._next_row = state.next_row
-        self.next_id = state.next_id
+        self._next_row = facts.next_row
+        self.next_id = facts.next_id
 
     def commit(self) -> None:
         """Make all of it visible at once."""
-        number = self._state.commit + 1
+        number = self._facts.commit + 1
         self._rows.insert(self._new)
         self._rows.replace(replace(row, died=number) for row in self._ended)
-        new = replace(self._state, commit=number, next_row=self._next_row, next_id=self.next_id)
-        self._rows.insert_state(new, self._width)
+        new = replace(self._facts, commit=number, next_row=self._next_row, next_id=self.next_id)
+        self._rows.commit(new)
         with contextlib.suppress(MilvusException):
-            self._rows.delete([-1 - self._state.commit])
+            self._rows.delete([-1 - self._facts.commit])
 
     def _insert(self, id_: int, hash_: int, code: bytes | None, text: str) -> None:
         if len(text) > MAX_TEXT:
             raise UsageError(
-                f"{self._rows.address.uri}: an item or a note can have {MAX_TEXT:,} bytes at "
+                f"{self._rows.uri}: an item or a note can have {MAX_TEXT:,} bytes at "
                 f"most on Milvus, one has {len(text):,}. Nothing was added"
             )
-        born = self._state.commit + 1
+        born = self._facts.commit + 1
         code = code or bytes(self._width)
         self._new.append(Row(self._next_row, id_, hash_, born, FOREVER, code, text))
         self._next_row += 1
@@ -322,7 +278,7 @@ class _Change:
 
     def ids_of(self, keys: list[str]) -> dict[str, int]:
         """Return the ids of those keys that exist."""
-        found = _rows_of(self._rows, self._state, keys)
+        found = self._rows.by_key(self._facts, keys)
         self._known = {row.id: row for row in found.values()}
         return {key: row.id for key, row in found.items()}
 
@@ -345,49 +301,20 @@ class _Change:
 
     def delete(self, keys: list[str], ids: Ids) -> dict[int, str | None]:
         """Remove items; returns the keys of those that were there, by id."""
-        by_key = _rows_of(self._rows, self._state, keys).values()
-        rows = [*by_key, *_rows_of_ids(self._rows, self._state, ids.tolist())]
+        by_key = self._rows.by_key(self._facts, keys).values()
+        rows = [*by_key, *self._rows.by_id(self._facts, ids.tolist())]
         gone = {row.id: row for row in rows}
         self._ended += gone.values()
-        return {id_: _item(row).key for id_, row in gone.items()}
+        return {id_: item_of(row).key for id_, row in gone.items()}
 
     def write_notes(self, notes: NoteTexts) -> None:
         """Write and remove notes."""
-        known = {kind: _notes(self._rows, self._state, kind) for kind, _ in notes}
+        known = {kind: self._rows.notes(self._facts, kind) for kind, _ in notes}
         for (kind, name), text in notes.items():
             if name in known[kind]:
                 self._ended.append(known[kind][name][0])
             if text is not None:
                 self._insert(NOTE, text_hash(kind), None, json.dumps([kind, name, text]))
-
-
-def _rows_of(rows: Rows, state: State, keys: list[str]) -> dict[str, Row]:
-    """The rows of those keys that exist."""
-    hashes = {text_hash(key) for key in keys if _is_key(key)}
-    found = {_item(row).key: row for row in _select(rows, state, "hash", hashes)}
-    return {key: found[key] for key in keys if key in found}
-
-
-def _rows_of_ids(rows: Rows, state: State, ids: Iterable[int]) -> list[Row]:
-    """The rows of those ids that exist."""
-    return list(_select(rows, state, "id", {id_ for id_ in ids if id_ >= 0}))
-
-
-def _select(rows: Rows, state: State, name: str, values: Iterable[int]) -> Iterator[Row]:
-    wanted = list(values)
-    for start in range(0, len(wanted), _NAMES):
-        test = one_of(name, wanted[start : start + _NAMES])
-        yield from rows.query(f"id >= 0 and {visible(state.commit)} and {test}")
-
-
-def _notes(rows: Rows, state: State, kind: str) -> dict[str, tuple[Row, str]]:
-    """The notes of a kind by name: their rows and JSON texts."""
-    known = {}
-    for row in rows.all(state, f"id == {NOTE} and hash == {text_hash(kind)}"):
-        own, name, text = json.loads(row.text)
-        if own == kind:
-            known[name] = (row, text)
-    return dict(sorted(known.items(), key=lambda one: ascii(one[0])))
 
 
 def _text(entry: CheckedEntry, old: dict[str, Any]) -> str:
@@ -396,21 +323,6 @@ def _text(entry: CheckedEntry, old: dict[str, Any]) -> str:
     for name in ("labels", "metadata") & given.keys():
         given[name] = json.loads(given[name])
     return json.dumps(old | given)
-
-
-def _item(row: Row) -> Item:
-    if not row.text:
-        return Item(row.id, row.code)
-    known = json.loads(row.text)
-    return Item(row.id, row.code, **(known | {"labels": tuple(known.get("labels", ()))}))
-
-
-def _is_key(key: str) -> bool:
-    try:
-        key.encode(errors="surrogateescape")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _by_distance(hit: tuple[int, int]) -> tuple[int, int]:

@@ -22,13 +22,16 @@ import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from fisherhash.codes import code_bytes
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import Files, Uri
-from fisherhash.index.uris import Option, read_uri
+from fisherhash.index.items import Item
+from fisherhash.index.server import Facts
+from fisherhash.index.uris import Option, ServerUri, read_uri
 
 with warnings.catch_warnings():
     # It looks for its own version in a way that Python is about to drop.
@@ -43,6 +46,8 @@ PAGE = 16_384
 """Rows that Milvus returns at most."""
 MAX_TEXT = 65_535
 _INSERT = 1 << 13
+_NAMES = 1000
+"""Keys or ids in one expression."""
 _START_SECONDS, _PAUSE = 60, 0.2
 _OPTIONS: dict[str, Option] = {
     "index": "",
@@ -53,74 +58,25 @@ _OPTIONS: dict[str, Option] = {
 }
 
 
-class Address(NamedTuple):
-    """An index on Milvus, as its URI says.
+def read_address(uri: Uri) -> ServerUri:
+    """Parse ``milvus://HOST:PORT/DATABASE?index=NAME`` or ``milvus:///FILE.db?index=NAME``.
 
-    Attributes:
-        uri: as messages show it, without the token.
-        server: the URL of the server, or the path of a local file.
-        database: of the server; empty for its default.
-        collection: the collection of the index.
-        search: ``exact``, or ``ivf`` for approximate searches by an inverted file.
-        nlist: lists of that file.
-        nprobe: lists that a search reads.
-        token: for the server.
+    Its ``rest`` is the URL of the server, or the path of a local file. The options have also the
+    database.
     """
-
-    uri: str
-    server: str
-    database: str
-    collection: str
-    search: str
-    nlist: int
-    nprobe: int
-    token: str
-
-    @property
-    def is_local(self) -> bool:
-        """Whether it is a local file, which only one process can open."""
-        return self.server.startswith("/")
-
-
-def read_address(uri: Uri) -> Address:
-    """Parse ``milvus://HOST:PORT/DATABASE?index=NAME`` or ``milvus:///FILE.db?index=NAME``."""
     shown, rest, options = read_uri(str(uri), _OPTIONS)
-    name = options.pop("index").replace("-", "_")
+    options["index"] = options["index"].replace("-", "_")
     host, _, path = rest.removeprefix("milvus://").partition("/")
     if host:
-        return Address(shown, f"http://{host}", path, name, **options)
-    if not path.endswith(".db"):
+        return ServerUri(shown, f"http://{host}", options | {"database": path})
+    file = Path(f"/{path}")
+    if file.suffix != ".db":
         raise UsageError(f"{shown}: the local file of an index on Milvus must end in .db")
     if options["search"] == "ivf":
         raise UsageError(f"{shown}: search=ivf needs a Milvus server; a local file is exact only")
-    if not Path(f"/{path}").parent.is_dir():
-        raise UsageError(f"{shown}: there is no folder {Path(f'/{path}').parent}")
-    return Address(shown, f"/{path}", "", name, **options)
-
-
-@dataclass(frozen=True)
-class State:
-    """The last commit.
-
-    Attributes:
-        bits: length of the codes.
-        fingerprint: of the model that made them.
-        model: a description of that model.
-        digest: of the files of that model, if the index carries it.
-        commit: the number of the commit.
-        next_row: the first row number that was never used.
-        next_id: the id of the next item.
-        cleaned: how often ended rows were removed.
-    """
-
-    bits: int
-    fingerprint: str | None
-    model: dict[str, Any]
-    digest: str | None
-    commit: int = 0
-    next_row: int = 0
-    next_id: int = 0
-    cleaned: int = 0
+    if not file.parent.is_dir():
+        raise UsageError(f"{shown}: there is no folder {file.parent}")
+    return ServerUri(shown, str(file), options | {"database": ""})
 
 
 @dataclass
@@ -139,16 +95,6 @@ class Row:
 _FIELDS = list(Row.__annotations__)
 
 
-@contextlib.contextmanager
-def milvus_errors(uri: str) -> Iterator[None]:
-    """Turn errors of Milvus into errors that say what to do."""
-    try:
-        yield
-    except MilvusException as error:
-        what = first_line(error)
-        raise FisherhashError(f"{uri}: Milvus says: {what}. Is the server running?") from error
-
-
 def first_line(error: MilvusException) -> str:
     """The first line of what Milvus says."""
     return str(error.message).splitlines()[0]
@@ -165,11 +111,6 @@ def visible(commit: int) -> str:
     return f"born <= {commit} and died > {commit}"
 
 
-def one_of(name: str, values: Iterable[int]) -> str:
-    """The expression for rows whose field is one of some numbers."""
-    return f"{name} in [{','.join(map(str, values))}]"
-
-
 _LOCKS: dict[tuple[str, str], Any] = {}
 
 
@@ -177,85 +118,96 @@ class Rows:
     """The rows of a collection, by number.
 
     Attributes:
+        uri: of the index, as messages show it.
+        options: of the URI.
+        is_local: whether they are in a local file.
         guard: held while a collection in a local file is read or changed, because a row that is
             written again is gone for a moment there. A server writes it again at once.
     """
 
-    def __init__(self, address: Address) -> None:
-        self.address, self._name = address, address.collection
-        lock = _LOCKS.setdefault((address.server, self._name), threading.RLock())
-        self.guard = lock if address.is_local else contextlib.nullcontext()
-        with milvus_errors(address.uri), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self._client = self._connect()
-
-    def _connect(self) -> MilvusClient:
-        """A client; the server of a local file starts with it, which takes a while."""
-        address = self.address
+    def __init__(self, uri: Uri) -> None:
+        self.uri, server, self.options = read_address(uri)
+        self._name = self.options["index"]
+        self.is_local = server.startswith("/")
+        lock = _LOCKS.setdefault((server, self._name), threading.RLock())
+        self.guard = lock if self.is_local else contextlib.nullcontext()
         # It also hangs up on clients that ping it while nothing happens.
-        quiet = {"grpc.keepalive_permit_without_calls": False} if address.is_local else {}
-        deadline = time.monotonic() + (_START_SECONDS if address.is_local else 0)
-        while True:
-            try:
-                return MilvusClient(
-                    address.server,
-                    token=address.token,
-                    db_name=address.database,
-                    grpc_options=quiet,
-                )
-            except MilvusException:
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(_PAUSE)
+        quiet = {"grpc.keepalive_permit_without_calls": False} if self.is_local else {}
+        # The server of a local file starts with its client, which takes a while.
+        deadline = time.monotonic() + (_START_SECONDS if self.is_local else 0)
+        token, database = self.options["token"], self.options["database"]
+        with self.errors(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            while True:
+                try:
+                    self._client = MilvusClient(
+                        server, token=token, db_name=database, grpc_options=quiet
+                    )
+                    return
+                except MilvusException:
+                    if time.monotonic() > deadline:
+                        raise
+                time.sleep(_PAUSE)
+
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turn errors of Milvus into errors that say what to do."""
+        try:
+            yield
+        except MilvusException as error:
+            raise FisherhashError(
+                f"{self.uri}: Milvus says: {first_line(error)}. Is the server running?"
+            ) from error
 
     def exists(self) -> bool:
         """Whether there is a collection of that name."""
-        with milvus_errors(self.address.uri):
+        with self.errors():
             return bool(self._client.has_collection(self._name))
 
-    def create(self, state: State, files: Files, width: int) -> None:
+    def create(self, facts: Facts, files: Files) -> None:
         """Create the collection; without a state row it is no index yet."""
         schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
         schema.add_field("row", DataType.INT64, is_primary=True)
         for name in ("id", "hash", "born", "died"):
             schema.add_field(name, DataType.INT64)
-        schema.add_field("code", DataType.BINARY_VECTOR, dim=8 * width)
+        schema.add_field("code", DataType.BINARY_VECTOR, dim=8 * code_bytes(facts.bits))
         schema.add_field("text", DataType.VARCHAR, max_length=MAX_TEXT)
         kinds = {
             "exact": {"index_type": "BIN_FLAT"},
-            "ivf": {"index_type": "BIN_IVF_FLAT", "params": {"nlist": self.address.nlist}},
+            "ivf": {"index_type": "BIN_IVF_FLAT", "params": {"nlist": self.options["nlist"]}},
         }
         index = self._client.prepare_index_params()
-        index.add_index("code", metric_type="HAMMING", **kinds[self.address.search])
+        index.add_index("code", metric_type="HAMMING", **kinds[self.options["search"]])
         step = MAX_TEXT // 2
         parts = [
             json.dumps([name, base64.b64encode(data[start : start + step]).decode()])
             for name, data in files.items()
             for start in range(0, max(len(data), 1), step)
         ]
-        with milvus_errors(self.address.uri):
+        with self.errors():
             try:
                 self._client.create_collection(
                     self._name, schema=schema, index_params=index, consistency_level="Strong"
                 )
+                width = code_bytes(facts.bits)
                 self.insert(
                     Row(i, MODEL, 0, 0, FOREVER, bytes(width), text) for i, text in enumerate(parts)
                 )
-                self.insert_state(replace(state, next_row=len(parts)), width)
+                self.commit(replace(facts, next_row=len(parts)))
             except BaseException:
                 with contextlib.suppress(Exception):
                     self._client.drop_collection(self._name)
                 raise
 
-    def state(self) -> State | None:
-        """The last commit; None where there is none."""
-        states = [State(**json.loads(row.text)) for row in self.query(f"id == {STATE}")]
-        return max(states, key=lambda one: one.commit, default=None)
+    def facts(self) -> str | None:
+        """The facts of the last commit, as they are stored; None where there are none."""
+        last = max(self.query(f"id == {STATE}"), key=lambda row: row.born, default=None)
+        return None if last is None else last.text
 
-    def insert_state(self, state: State, width: int) -> None:
+    def commit(self, facts: Facts) -> None:
         """Make a commit."""
-        number, text = state.commit, json.dumps(asdict(state))
-        self.insert([Row(-1 - number, STATE, 0, number, FOREVER, bytes(width), text)])
+        number, code = facts.commit, bytes(code_bytes(facts.bits))
+        self.insert([Row(-1 - number, STATE, 0, number, FOREVER, code, facts.to_json())])
 
     def insert(self, rows: Iterable[Row]) -> None:
         """Add rows; none of them is seen before its commit."""
@@ -274,7 +226,7 @@ class Rows:
 
     def query(self, expression: str) -> list[Row]:
         """Rows that match an expression, a page of them at most."""
-        with milvus_errors(self.address.uri):
+        with self.errors():
             found = self._client.query(
                 self._name,
                 filter=expression,
@@ -286,7 +238,7 @@ class Rows:
 
     def count(self, expression: str) -> int:
         """How many rows match an expression."""
-        with milvus_errors(self.address.uri):
+        with self.errors():
             found = self._client.query(
                 self._name,
                 filter=expression,
@@ -295,23 +247,47 @@ class Rows:
             )
         return int(found[0]["count(*)"])
 
-    def all(self, state: State, expression: str) -> Iterator[Row]:
+    def all(self, facts: Facts, expression: str) -> Iterator[Row]:
         """All rows of a commit that match an expression, page by page."""
-        first = self.query(f"{visible(state.commit)} and {expression}")
+        first = self.query(f"{visible(facts.commit)} and {expression}")
         if len(first) < PAGE:
             yield from first
             return
-        for start in range(0, state.next_row, PAGE):
+        for start in range(0, facts.next_row, PAGE):
             numbers = f"row >= {start} and row < {start + PAGE}"
-            yield from self.query(f"{numbers} and {visible(state.commit)} and {expression}")
+            yield from self.query(f"{numbers} and {visible(facts.commit)} and {expression}")
+
+    def by_key(self, facts: Facts, keys: list[str]) -> dict[str, Row]:
+        """The rows of those keys that exist."""
+        hashes = {text_hash(key) for key in keys}
+        found = {item_of(row).key: row for row in self._select(facts, "hash", hashes)}
+        return {key: found[key] for key in keys if key in found}
+
+    def by_id(self, facts: Facts, ids: Iterable[int]) -> list[Row]:
+        """The rows of those ids that exist."""
+        return list(self._select(facts, "id", {id_ for id_ in ids if id_ >= 0}))
+
+    def _select(self, facts: Facts, name: str, values: Iterable[int]) -> Iterator[Row]:
+        wanted = list(map(str, values))
+        for start in range(0, len(wanted), _NAMES):
+            test = f"{name} in [{','.join(wanted[start : start + _NAMES])}]"
+            yield from self.query(f"id >= 0 and {visible(facts.commit)} and {test}")
+
+    def notes(self, facts: Facts, kind: str) -> dict[str, tuple[Row, str]]:
+        """The notes of a kind by name: their rows and JSON texts."""
+        known = {}
+        for row in self.all(facts, f"id == {NOTE} and hash == {text_hash(kind)}"):
+            own, name, text = json.loads(row.text)
+            if own == kind:
+                known[name] = (row, text)
+        return dict(sorted(known.items(), key=lambda one: ascii(one[0])))
 
     def search(
-        self, queries: Sequence[bytes], limit: int, expression: str, **params: int
+        self, queries: Sequence[bytes], limit: int, expression: str
     ) -> list[list[tuple[int, int]]]:
         """(id, distance) of the nearest rows of each query; ties may come in any order."""
-        if self.address.search == "ivf":
-            params = {"nprobe": self.address.nprobe} | params
-        with milvus_errors(self.address.uri):
+        ivf = self.options["search"] == "ivf"
+        with self.errors():
             found = self._client.search(
                 self._name,
                 list(queries),
@@ -319,31 +295,38 @@ class Rows:
                 filter=expression,
                 output_fields=["id"],
                 anns_field="code",
-                search_params={"metric_type": "HAMMING", "params": params},
+                search_params={
+                    "metric_type": "HAMMING",
+                    "params": {"nprobe": self.options["nprobe"]} if ivf else {},
+                },
                 consistency_level="Strong",
             )
         return [[(hit["entity"]["id"], int(hit["distance"])) for hit in hits] for hits in found]
 
-    def recover(self, width: int) -> State | None:
-        """Undo what a writer that ended before its commit left, and return the last commit."""
-        state = self.state()
-        if state is None:
-            return None
-        with milvus_errors(self.address.uri):
-            while rows := self.query(f"born > {state.commit} and id != {STATE}"):
+    def recover(self, facts: Facts) -> None:
+        """Undo what a writer that ended after the last commit left, and clean up."""
+        with self.errors():
+            while rows := self.query(f"born > {facts.commit} and id != {STATE}"):
                 self.delete([row.row for row in rows])
-            while rows := self.query(f"died > {state.commit} and died < {FOREVER}"):
+            while rows := self.query(f"died > {facts.commit} and died < {FOREVER}"):
                 self.replace([replace(row, died=FOREVER) for row in rows])
-            if self.query(f"died <= {state.commit}"):
+            if self.count(f"died <= {facts.commit}"):
                 # Announced first: who is reading an older commit reads again.
-                state = replace(state, commit=state.commit + 1, cleaned=state.cleaned + 1)
-                self.insert_state(state, width)
-            old = f"died <= {state.commit} or (id == {STATE} and born < {state.commit})"
-            while rows := self.query(old):
+                facts = replace(facts, commit=facts.commit + 1, cleaned=facts.cleaned + 1)
+                self.commit(facts)
+            ended = f"died <= {facts.commit} or (id == {STATE} and born < {facts.commit})"
+            while rows := self.query(ended):
                 self.delete([row.row for row in rows])
-        return state
 
 
 def _batches(rows: Iterable[Any]) -> Iterator[list[Any]]:
     rest = iter(rows)
     return iter(lambda: list(itertools.islice(rest, _INSERT)), [])
+
+
+def item_of(row: Row) -> Item:
+    """The item of a row."""
+    if not row.text:
+        return Item(row.id, row.code)
+    known = json.loads(row.text)
+    return Item(row.id, row.code, **(known | {"labels": tuple(known.get("labels", ()))}))

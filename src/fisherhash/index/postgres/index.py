@@ -1,7 +1,8 @@
 """An index in a table of PostgreSQL: pgvector compares the codes, filters are SQL.
 
-Every change is one transaction that first locks the row of its index, so several writers take turns
-and ids are given once. Every read is one snapshot.
+Every change is one transaction that first locks the facts of its index, so several writers take
+turns and ids are given once. Every read is one snapshot. Searches by a radius or with logits read
+all codes once per commit, and search them in memory.
 
 ``search=hnsw`` searches by the HNSW graph of pgvector, which is faster than a scan and approximate.
 Learned codes repeat. Items with equal codes are neighbours of each other first, and a graph of
@@ -12,10 +13,11 @@ the stored codes is measured when the graph is built, which a writer does when i
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -24,7 +26,7 @@ from numpy.typing import NDArray
 
 from fisherhash.errors import UsageError
 from fisherhash.index.base import Files, Uri
-from fisherhash.index.checks import whole_number
+from fisherhash.index.checks import as_ids, whole_number
 from fisherhash.index.filters import All, Where, parse_filter, unknown_field
 from fisherhash.index.items import (
     Codes,
@@ -33,9 +35,7 @@ from fisherhash.index.items import (
     Item,
     Matches,
     Problem,
-    Within,
     matches_of,
-    within_of,
 )
 from fisherhash.index.postgres.connect import MAX_EF, Cursor, Database
 from fisherhash.index.postgres.sql import (
@@ -89,12 +89,12 @@ class PostgresIndex(ServerIndex):
 
     @classmethod
     def open_at(cls, uri: Uri, *, write: bool, skip_damaged: bool = False) -> Self:
-        """See :meth:`Index.open`; the server itself checks the pages that it reads."""
+        """Open the index; the server itself checks the pages that it reads."""
         return cls(uri, write=write)
 
     @classmethod
     def create_at(cls, uri: Uri, facts: dict[str, Any], files: Files) -> Self:
-        """See :meth:`Index.create`."""
+        """Create an empty index, complete or not at all."""
         database = Database(uri)
         with contextlib.closing(database), database.transaction(write=True) as cursor:
             create_index(cursor, database, Facts(**facts, digest=digest_of(files)), files)
@@ -102,13 +102,13 @@ class PostgresIndex(ServerIndex):
 
     @classmethod
     def exists_at(cls, uri: Uri) -> bool:
-        """See :meth:`Index.exists`."""
+        """Whether the name of the index is taken on the server."""
         database = Database(uri)
         with contextlib.closing(database), database.transaction() as cursor:
             return exists(cursor, database.table)
 
     def close(self) -> None:
-        """See :meth:`Index.close`; a writer with ``search=hnsw`` builds the graph if it lacks."""
+        """Release the index; a writer with ``search=hnsw`` builds the graph if there is none."""
         builds, self._builds = self._builds, False
         try:
             # After an error the user waits for its message, not for a graph.
@@ -147,24 +147,23 @@ class PostgresIndex(ServerIndex):
 
     # Content
 
-    def _found(self, keys: list[str], ids: list[int]) -> Mapping[str | int, Item]:
+    def _existing(self, keys: list[str], ids: list[int]) -> list[Item]:
         test = "key = ANY(%s::text[]) OR id = ANY(%s::bigint[])"
         with self._database.transaction() as cursor:
             query = f"SELECT {COLUMNS} FROM {{table}} WHERE {test}"
-            rows = self._database.run(cursor, query, [list(map(_key_text, keys)), ids])
-            items = [item_of(row) for row in rows]
-        by_key = {item.key: item for item in items if item.key is not None}
-        return {**by_key, **{item.id: item for item in items}}
+            rows = self._database.run(cursor, query, [list(map(stored_text, keys)), ids])
+            return [item_of(row) for row in rows]
 
     def items(self, where: Where | None = None) -> Iterator[Item]:
-        """See :meth:`Index.items`."""
+        """All items that match a filter by ascending id, from one commit."""
         return map(item_of, self._stream(COLUMNS, parse_filter(where)))
 
     def scan(self, block: int = 1 << 16) -> Iterator[tuple[Ids, Codes]]:
-        """See :meth:`Index.scan`."""
+        """Ids and codes of everything by ascending id, from one commit."""
         whole_number("block", block, 1)
-        bare = (Item(id_, code) for id_, code in self._stream("id, code", All()))
-        return self._scan(bare, block)
+        rows = self._stream("id, code", All())
+        parts = iter(lambda: list(itertools.islice(rows, block)), [])
+        return ((as_ids(i for i, _ in part), self._joined(c for _, c in part)) for part in parts)
 
     def _stream(self, columns: str, where: All) -> Iterator[Any]:
         """Rows that match, by ascending id, from a snapshot that is taken now."""
@@ -186,20 +185,20 @@ class PostgresIndex(ServerIndex):
         return started
 
     def count(self, where: Where | None = None) -> int:
-        """See :meth:`Index.count`."""
+        """How many items match a filter; all items without one."""
         with self._database.transaction() as cursor:
             test, values = self._test(cursor, parse_filter(where))
             return self._one(cursor, f"SELECT count(*) FROM {{table}} WHERE {test}", values)[0]
 
     def files(self) -> dict[str, FileState]:
-        """See :meth:`Index.files`."""
+        """What is known about the file of every item that has a key, by ascending id."""
         query = "SELECT key, size, mtime_ns, id FROM {table} WHERE key IS NOT NULL ORDER BY id"
         with self._database.transaction() as cursor:
             rows = self._database.run(cursor, query)
             return {loaded_text(key): FileState(*rest) for key, *rest in rows}
 
     def notes(self, kind: str) -> dict[str, Any]:
-        """See :meth:`Index.notes`."""
+        """The documents of a kind by name."""
         with self._database.transaction() as cursor:
             known = read_documents(cursor, self._database.table, note_kind(kind))
         return {loaded_text(name): json.loads(value) for name, value in known.items()}
@@ -216,7 +215,7 @@ class PostgresIndex(ServerIndex):
         return self._read_facts(read_documents(cursor, self._database.table, FACTS).get(""))
 
     def info(self) -> dict[str, Any]:
-        """See :meth:`Index.info`."""
+        """Facts that JSON can hold, with those of the server."""
         with self._database.transaction() as cursor:
             facts = self._facts_of(cursor)
             query = (
@@ -258,7 +257,7 @@ class PostgresIndex(ServerIndex):
     def _nearest(
         self, cursor: Cursor, queries: Codes, k: int, where: All, *, graph: bool
     ) -> Matches:
-        distance = self._distance
+        distance = f"code <~> %s::bit({self.bits})"
         texts = bit_texts(queries, self.bits)
         if graph:
             width = max(self._options["ef_search"], k)
@@ -270,22 +269,6 @@ class PostgresIndex(ServerIndex):
         # An expression that no index has: the graph would answer approximately.
         query = f"SELECT id, ({distance})::int FROM {{table}} WHERE {test} ORDER BY 2, 1 LIMIT %s"
         return matches_of(self._answers(cursor, query, [[text, *values, k] for text in texts]))
-
-    def _within(self, queries: Codes, radius: int, where: All) -> Within:
-        distance = f"({self._distance})::int"
-        with self._database.transaction() as cursor:
-            test, values = self._test(cursor, where)
-            query = (
-                f"SELECT id, {distance} FROM {{table}} WHERE {distance} <= %s AND {test}"
-                " ORDER BY 2, 1"
-            )
-            texts = bit_texts(queries, self.bits)
-            parameters = [[text, text, radius, *values] for text in texts]
-            return within_of(self._answers(cursor, query, parameters))
-
-    @property
-    def _distance(self) -> str:
-        return f"code <~> %s::bit({self.bits})"
 
     def _answers(
         self, cursor: Cursor, query: str, parameters: list[list[Any]]
@@ -301,14 +284,14 @@ class PostgresIndex(ServerIndex):
 
     def _test(self, cursor: Cursor, where: All) -> Sql:
         """The filter as SQL; a mistyped field would match no item, and with != every one."""
-        exists = "SELECT EXISTS (SELECT 1 FROM {table} WHERE key IS NOT NULL AND %s)"
+        some = "SELECT EXISTS (SELECT 1 FROM {table} WHERE key IS NOT NULL AND %s)"
         for condition in where.conditions:
             if not condition.paths:
                 continue
             test, values = has_field_sql(condition)
-            if self._one(cursor, exists.replace("%s", test), values)[0]:
+            if self._one(cursor, some.replace("%s", test), values)[0]:
                 continue
-            if not self._one(cursor, exists.replace("%s", "true"))[0]:
+            if not self._one(cursor, some.replace("%s", "true"))[0]:
                 break  # there are no items with keys
             rows = self._database.run(
                 cursor, "SELECT DISTINCT jsonb_object_keys(metadata) FROM {table}"
@@ -361,7 +344,7 @@ class PostgresIndex(ServerIndex):
     # Health
 
     def verify(self) -> list[Problem]:
-        """See :meth:`Index.verify`; the server itself checks the pages that it reads."""
+        """Check that ids and lengths of codes are ours; the server checks the pages it reads."""
         problems = self._model_problems()
         with self._database.transaction() as cursor:
             facts = self._facts_of(cursor)
@@ -379,11 +362,3 @@ class PostgresIndex(ServerIndex):
 
     def _one(self, cursor: Cursor, query: str, values: Sequence[Any] = ()) -> Any:
         return self._database.run(cursor, query, values).fetchone()
-
-
-def _key_text(key: str) -> str:
-    """A key as it is stored; the empty text for what no key can be."""
-    try:
-        return stored_text(key)
-    except UnicodeEncodeError:
-        return ""
