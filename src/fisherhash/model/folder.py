@@ -217,7 +217,9 @@ def _network(
         }
         if "architecture" in config:
             metadata["architecture"] = config["architecture"]
-        return OnnxNetwork(file, device=device, metadata=metadata, output=output, weights=weights)
+        found = OnnxNetwork(file, device=device, metadata=metadata, output=output, weights=weights)
+        # Other files than those of the package may change while they are used.
+        return found if folder.parent == builtin.FOLDER else found.loaded()
     return _torch_network(model, how, device, module)
 
 

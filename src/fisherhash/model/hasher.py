@@ -6,32 +6,30 @@ module imports neither torch nor ONNX Runtime: what a model needs is imported wh
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import logging
 import os
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fisherhash import codes
 from fisherhash.data.collection import Collection
-from fisherhash.data.computing import Rows, Skipped, compute_blocks
-from fisherhash.data.images import ImageLike, UnreadableImage, is_one_image
-from fisherhash.data.loading import decode_images
+from fisherhash.data.computing import Rows, compute_blocks, decode_images
+from fisherhash.data.images import UnreadableImage
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.row_cache import stored_rows
 from fisherhash.data.vectors import VECTORS_AT_ONCE, check_finite_rows, check_shape, vector_blocks
 from fisherhash.errors import FisherhashError, NotDefinedError, UsageError
-from fisherhash.model import builtin, hub
-from fisherhash.model.folder import CONFIG, model_files, read_config, read_model, versions
+from fisherhash.model import builtin
+from fisherhash.model.blocks import DecodedSource, EncodedBlock, one_by_one
+from fisherhash.model.folder import CONFIG, model_files, read_model, versions
 from fisherhash.model.head import FinishedHead, no_head
+from fisherhash.model.hub import locate_model
 from fisherhash.model.networks import (
     ONNX_CPU,
     TORCH_CPU,
@@ -46,44 +44,12 @@ from fisherhash.system.progress import progress
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 
+    from fisherhash.model.blocks import Images
     from fisherhash.model.export import Agreement
 
-    Images = ImageLike | Tensor | Iterable[ImageLike | Tensor]
-
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class EncodedBlock:
-    """Codes of some images of a source, or of all.
-
-    Attributes:
-        indices: (n,) numbers of the images that could be read.
-        codes: (n, bytes) their codes.
-        queries: (n, …) their real-valued queries for the head, where requested.
-        skipped: the images that could not be read.
-        unsure: bits of these codes whose logit is within 1e-4 of zero: another runtime, which
-            rounds differently, may set them differently.
-    """
-
-    indices: NDArray[np.int64]
-    codes: NDArray[np.uint8]
-    queries: NDArray[np.float32] | None
-    skipped: list[Skipped]
-    unsure: int = 0
-
-
-@runtime_checkable
-class DecodedSource(Protocol):
-    """Images that are decoded already, such as a :class:`~fisherhash.data.pixels.PixelBank`."""
-
-    def blocks(
-        self, indices: NDArray[np.int64] | None = None, *, block: int = ...
-    ) -> Iterator[Rows]:
-        """The decoded images, one block at a time."""
-        ...
 
 
 class Hasher:
@@ -367,7 +333,7 @@ class Hasher:
         elif indices is not None:
             raise UsageError("indices select images of a collection; select from a list yourself")
         else:
-            blocks = decode_images(_listed(source), network.preprocessing, block=block)
+            blocks = decode_images(one_by_one(source), network.preprocessing, block=block)
         return (Rows(network.features(b.values), b.indices, b.skipped) for b in blocks)
 
     def _of_rows(self, rows: Rows, *, queries: bool = False) -> EncodedBlock:
@@ -501,7 +467,7 @@ class Hasher:
         if found.suffix == ".onnx" and found.is_file():
             if backbone is not None:
                 raise UsageError("an exported model has its network; pass none with it")
-            return of_exported(OnnxNetwork(found, device=device), origin=origin)
+            return cls.of_exported(OnnxNetwork(found, device=device), origin=origin)
         stored = read_model(found)
         hasher = cls(**stored.parts(device=device, backbone=backbone), origin=origin)
         # All files are whole, so the config was edited, and the model is another one.
@@ -538,75 +504,19 @@ class Hasher:
         hasher.origin = {"builtin": name}
         return hasher
 
-
-def of_exported(
-    network: OnnxNetwork,
-    *,
-    details: dict[str, Any] | None = None,
-    origin: dict[str, Any] | None = None,
-) -> Hasher:
-    """The hasher of an exported file, which has network and head in one graph."""
-    known = network.metadata
-    head = no_head(
-        int(known["bits"]),
-        of=str(known["head"]["kind"]),
-        features=int(known["head"]["in_features"]),
-        hamming=bool(known["hamming"]),
-    )
-    about: dict[str, Any] = {"method": str(known["method"]), "classes": tuple(known["classes"])}
-    return Hasher(network.computing(LOGITS), head, details=details, origin=origin, **about)
-
-
-def locate_model(model: str | os.PathLike[str] | None) -> Path | str:
-    """Find a model by its name or path.
-
-    Args:
-        model: a path, which comes first where both exist, ``hf:user/name`` on the hub, or the
-            name of a built-in hasher; None for the default one.
-
-    Returns:
-        The path of the folder or the file, or the name of the built-in hasher.
-
-    Raises:
-        UsageError: there is no such model; a typo is answered with the nearest name.
-        FisherhashError: the hub cannot be reached, or the extra ``hub`` is not installed.
-    """
-    path = Path("" if model is None else model).expanduser()
-    if model is not None and path.exists():
-        return path
-    if hub.is_address(model):
-        return hub.download_model(str(model))
-    name = builtin.DEFAULT_HASHER if model is None else os.fspath(model)
-    if name in builtin.NAMES:
-        return name
-    if near := difflib.get_close_matches(name, builtin.NAMES, n=1):
-        raise UsageError(f"there is no model '{name}'. Did you mean '{near[0]}'?")
-    read_config(path / CONFIG)  # raises, and says how to make a model
-    return path
-
-
-def _listed(images: Any) -> Iterable[ImageLike]:
-    """Images one by one, each in a form that ``load_image`` takes."""
-    if is_one_image(images):
-        return [cast("ImageLike", images)]
-    if isinstance(images, np.ndarray) or _is_tensor(images):
-        images = [images] if images.ndim < 4 else list(images)
-    arrays = map(_array, images)
-    return list(arrays) if isinstance(images, Sequence) else arrays
-
-
-def _is_tensor(image: object) -> bool:
-    """Whether an object is a tensor; only whoever imported torch can have one."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(image, torch.Tensor)
-
-
-def _array(image: Any) -> ImageLike:
-    if not _is_tensor(image):
-        return image
-    if str(image.dtype) != "torch.uint8" or image.ndim != 3 or image.shape[0] != 3:
-        raise UsageError(
-            f"an image tensor must be uint8 of shape (3, height, width), got {image.dtype} "
-            f"of shape {tuple(image.shape)}"
-        )
-    return image.permute(1, 2, 0).cpu().numpy()
+    @classmethod
+    def of_exported(
+        cls,
+        network: OnnxNetwork,
+        *,
+        details: dict[str, Any] | None = None,
+        origin: dict[str, Any] | None = None,
+    ) -> Hasher:
+        """The hasher of an exported file, which has network and head in one graph."""
+        known = network.metadata
+        of, width = str(known["head"]["kind"]), int(known["head"]["in_features"])
+        known_head = {"of": of, "features": width, "hamming": bool(known["hamming"])}
+        head = no_head(int(known["bits"]), **known_head)
+        about: dict[str, Any] = {"method": str(known["method"]), "details": details}
+        about |= {"classes": tuple(known["classes"]), "origin": origin}
+        return cls(network.computing(LOGITS), head, **about)
