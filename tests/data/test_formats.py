@@ -573,7 +573,7 @@ def test_huge_sparse_files_are_skipped_in_little_memory(tmp_path, pictures):
     pictures.quarters().save(tmp_path / "good.jpg")
     script = """
         import resource, sys
-        from fisherhash.data.loading import decode
+        from fisherhash.data.computing import decode
         from fisherhash.data.preprocessing import Preprocessing
         from fisherhash.data.sources import open_data
         resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))

@@ -19,7 +19,8 @@ import pytest
 from PIL import Image
 
 from fisherhash.data import workers
-from fisherhash.data.loading import Skipped, decode, decode_images, load_image, skipped_csv
+from fisherhash.data.computing import Skipped, decode, decode_images, skipped_csv
+from fisherhash.data.images import load_image
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.sources import Collection, open_data, open_paths
 from fisherhash.errors import FisherhashError, UsageError
@@ -348,7 +349,7 @@ SCRIPT = """
     sys.path[:0] = {path!r}
     import numpy as np
     from awkward_readers import Awkward
-    from fisherhash.data.loading import decode
+    from fisherhash.data.computing import decode
     from fisherhash.data.sources import Collection
     from fisherhash.data.preprocessing import Preprocessing
 

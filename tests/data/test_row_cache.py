@@ -11,7 +11,7 @@ from textwrap import dedent
 import numpy as np
 import pytest
 
-from fisherhash.data.loading import Rows, Skipped
+from fisherhash.data.computing import Rows, Skipped
 from fisherhash.data.row_cache import RowCache
 from fisherhash.errors import FisherhashError
 
@@ -145,7 +145,7 @@ DISK_FULL = """
     import os, subprocess, sys
     from pathlib import Path
     import numpy as np
-    from fisherhash.data.loading import Rows
+    from fisherhash.data.computing import Rows
     from fisherhash.errors import FisherhashError
     from fisherhash.data.row_cache import RowCache
 
@@ -206,7 +206,7 @@ def test_two_processes_may_open_a_new_cache_at_once(tmp_path):
     script = (
         "import sys, numpy as np; from pathlib import Path; "
         "from fisherhash.data.row_cache import RowCache; "
-        "from fisherhash.data.loading import Rows; "
+        "from fisherhash.data.computing import Rows; "
         "sys.stdin.readline(); c = RowCache(Path(sys.argv[1]), 64, (4,), np.float32); "
         "own = np.arange(int(sys.argv[2]), 64, 4); "
         "rows = np.repeat(own[:, None], 4, 1).astype(np.float32) + 1; "

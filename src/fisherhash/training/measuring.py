@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fisherhash.codes import code_bytes, pack, unpack
 from fisherhash.data.collection import Collection
-from fisherhash.data.loading import Skipped
+from fisherhash.data.computing import Skipped
 from fisherhash.data.splits import Split
 from fisherhash.errors import UsageError
 from fisherhash.evaluation import Evaluation, evaluate, metrics

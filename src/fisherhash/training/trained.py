@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fisherhash import methods
-from fisherhash.data.loading import Skipped, skipped_csv
+from fisherhash.data.computing import Skipped, skipped_csv
 from fisherhash.data.pixels import PixelBank
 from fisherhash.data.protocols import Split
 from fisherhash.data.sources import Collection
