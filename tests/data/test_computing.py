@@ -100,13 +100,3 @@ def test_a_function_that_cannot_travel(images, monkeypatch):
         list(compute_blocks(images, None, function, workers=2))
     monkeypatch.setattr(workers, "choose_workers", lambda *_: 2)
     assert sum(len(part.indices) for part in compute_blocks(images, None, function)) == 60
-
-
-def test_a_block_without_a_readable_image(tmp_path, pictures, means):
-    (tmp_path / "set").mkdir()
-    pictures.bad(tmp_path / "set")
-    for portable in (True, False):
-        function = RowFunction(means(), SIZE, (5,), np.float64, portable=portable)
-        (part,) = compute_blocks(open_data(tmp_path / "set"), None, function)
-        assert part.values.shape == (0, 5)
-        assert len(part.skipped) == 8

@@ -79,37 +79,31 @@ def precision_by_code(
     counts = torch.bincount(where)
     ours = torch.from_numpy(labels.query).to(device).float()
     theirs = torch.from_numpy(labels.database).to(device).float()
-    # With one label per image, relevant images are counted per code and class.
-    single = bool((theirs.sum(1) <= 1).all()) and bool((ours.sum(1) <= 1).all())
-    table = torch.zeros(len(counts), theirs.shape[1], device=device)
-    if single:
-        table.index_add_(0, where, theirs)
-    found = []
-    done = 0
+    found, done = [], 0
     for block in distance_blocks:
-        if block.ndim != 2 or block.shape[1] != len(counts):
-            raise UsageError(
-                f"a block of distances must have shape (b, {len(counts)}), one column per distinct "
-                f"code, got {(*block.shape,)}"
-            )
-        if not bool(torch.isfinite(block).all()):
-            raise FisherhashError("distances hold NaN or infinite values")
-        for part in block.split(max(1, _PAIRS_AT_ONCE // max(n, 1))):
-            own = ours[done : done + len(part)]
+        _check_block(block, len(counts))
+        for part in block.split(max(1, _PAIRS_AT_ONCE // n)):
+            shared = (ours[done : done + len(part)] @ theirs.T > 0).float()
             done += len(part)
-            if single:
-                relevant = own @ table.T
-            else:
-                shared = (own @ theirs.T > 0).float()
-                relevant = torch.zeros(len(part), len(counts), device=device)
-                relevant.index_add_(1, where, shared)
-            found.append(_scores(part.to(device), counts, relevant.long(), most))
+            relevant = torch.zeros(len(shared), len(counts), device=device)
+            relevant.index_add_(1, where, shared)
+            found.append(_scores(part[: len(shared)].to(device), counts, relevant.long(), most))
     if done != queries:
         raise UsageError(f"the blocks hold {done} rows of distances for {queries} queries")
     expected, lower, upper = (np.concatenate(values) for values in zip(*found, strict=True))
     if np.isnan(expected).all():
         raise FisherhashError("no query has a relevant item in the database")
     return CodePrecision(expected, lower, upper, most)
+
+
+def _check_block(block: Tensor, codes: int) -> None:
+    if block.ndim != 2 or block.shape[1] != codes:
+        raise UsageError(
+            f"a block of distances must have shape (b, {codes}), one column per distinct code, got "
+            f"{(*block.shape,)}"
+        )
+    if not bool(torch.isfinite(block).all()):
+        raise FisherhashError("distances hold NaN or infinite values")
 
 
 def _scores(
