@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from fisherhash.model.torch_hasher import TorchHasher
 
 from fisherhash import backbones, codes
 from fisherhash.errors import FisherhashError, UsageError
@@ -19,7 +20,6 @@ from fisherhash.model.heads import (
     WideHead,
     restore_head,
 )
-from fisherhash.model.torch_hasher import TorchHasher
 
 kinds = pytest.mark.parametrize("kind", sorted(HEADS))
 # These give the bits of a class or of a word, as -1 and 1.

@@ -8,6 +8,9 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from fisherhash.model.onnx_hasher import OnnxHasher
+from fisherhash.model.onnx_runtime import OnnxRuntime
+from fisherhash.model.torch_hasher import TorchHasher
 from PIL import Image
 
 from fisherhash import backbones, codes
@@ -26,9 +29,6 @@ from fisherhash.model.heads import (
     ProductHead,
     SlicedHead,
 )
-from fisherhash.model.onnx_hasher import OnnxHasher
-from fisherhash.model.onnx_runtime import OnnxRuntime
-from fisherhash.model.torch_hasher import TorchHasher
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")

@@ -211,7 +211,7 @@ def _network(
             "bits": head.in_features,
             "backbone": name,
             "preprocessing": config["preprocessing"],
-            "head": {"in_features": head.in_features},
+            "head": {"in_features": head.numbers.get("features", head.in_features)},
             "fingerprint": checksum,
             "int8": bool(known.get("int8", False)),
         }

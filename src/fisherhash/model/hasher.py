@@ -7,6 +7,7 @@ module imports neither torch nor ONNX Runtime: what a model needs is imported wh
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -128,8 +129,9 @@ class Hasher:
             whole = self.network.checksum
             cut = self.bits < self.head.in_features
             return builtin.first_fingerprint(whole, self.bits) if cut else whole
-        about = (self.network.checksum, self.network.name, self.preprocessing, self.head.checksum())
-        return hashlib.sha256(" ".join(map(str, about)).encode()).hexdigest()
+        how = json.dumps(self.preprocessing.to_config(), sort_keys=True)
+        about = (self.network.checksum, self.network.name, how, self.head.checksum())
+        return hashlib.sha256(" ".join(about).encode()).hexdigest()
 
     @property
     def rows_are_features(self) -> bool:
