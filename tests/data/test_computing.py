@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import textwrap
@@ -100,3 +101,19 @@ def test_a_function_that_cannot_travel(images, monkeypatch):
         list(compute_blocks(images, None, function, workers=2))
     monkeypatch.setattr(workers, "choose_workers", lambda *_: 2)
     assert sum(len(part.indices) for part in compute_blocks(images, None, function)) == 60
+
+
+def _in_a_daemon(root, answers):
+    found = rows_of(
+        open_data(root), lambda pixels: pixels.reshape(len(pixels), -1)[:, :5], workers=2
+    )
+    answers.put(len(found[0]))
+
+
+def test_a_process_that_must_not_start_others_reads_by_itself(images):
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    process = context.Process(target=_in_a_daemon, args=(images.reader.root, answers), daemon=True)
+    process.start()
+    assert answers.get(timeout=60) == 60
+    process.join()

@@ -29,7 +29,8 @@ from fisherhash.data.formats import UnreadableImage
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.system.cores import available_cores, check_workers
 
-MOST_WORKERS = 64
+MOST_WORKERS = 60
+"""More do not help, and Windows cannot wait for more."""
 
 WORTH_STARTING = 1.5
 """Seconds of work below which starting processes takes longer than it saves."""
@@ -100,6 +101,8 @@ def run_jobs(
     """
     if workers is not None:
         check_workers(workers)
+    if multiprocessing.current_process().daemon:
+        workers = 0  # Such a process, for example one of a loader of torch, must not start others.
     work = _packed(reader, job) if workers else None
     if workers and work is None:
         raise UsageError(
@@ -128,7 +131,7 @@ def run_jobs(
     # The first image may have paid for loading what the job needs.
     seconds = statistics.median(times) if times else 0.01
     chunk = max(1, min(MOST_CHUNK, int(CHUNK_SECONDS / max(seconds, 1e-6))))
-    workers = min(workers, len(rest))
+    workers = min(workers, len(rest), MOST_WORKERS if sys.platform == "win32" else workers)
     yield from _Run(work, names, timeout).all(rest, workers, min(chunk, -(-len(rest) // workers)))
 
 
@@ -283,10 +286,17 @@ def _pool(work: bytes, workers: int) -> Iterator[_Pool]:
         yield pool
 
 
+_starting = threading.Lock()
+
+
 class _Process(SpawnProcess):
     """A spawned process that knows nothing of the main module, nor of Ctrl-C."""
 
     def start(self) -> None:
+        with _starting:
+            self._start()
+
+    def _start(self) -> None:
         main, missing = sys.modules["__main__"], _ENVIRONMENT.keys() - os.environ.keys()
         blocks = hasattr(signal, "pthread_sigmask")
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if blocks else None
