@@ -544,7 +544,7 @@ def test_an_interrupted_measurement_is_continued(photos, tmp_path, monkeypatch):
     arguments = {"backbone": "tiny", "bits": 8, "device": "cpu", "measured": True}
     arguments |= {"out": tmp_path / "m", "settings": Settings(epochs=3)}
     with monkeypatch.context() as patch:
-        patch.setattr("fisherhash.training.trained.encode_heads", _interrupt)
+        patch.setattr("fisherhash.training.trained.encode_split", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             fit(photos, **arguments)
     assert is_unfinished(tmp_path / "m")

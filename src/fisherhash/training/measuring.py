@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 SPLIT_FILE = "split.json"
 """The split of a trained model, in its folder."""
-WAYS = ("hamming", "real")
-"""How codes are ranked: by Hamming distance, or by distances of real-valued queries."""
 LEAST_TOP = 10
 """The smallest K of the mAP of held-out images."""
 MOST_QUERIES = 2000
