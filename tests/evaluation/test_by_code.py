@@ -51,7 +51,7 @@ def test_what_does_not_fit_is_named():
         precision_by_code([block[:, 1:]], places, ours, theirs)
     with pytest.raises(UsageError, match="29 rows of distances for 30 queries"):
         precision_by_code([block[1:]], places, ours, theirs)
-    with pytest.raises(UsageError, match="299 places for 300"):
+    with pytest.raises(UsageError, match="299 numbers of codes for 300"):
         precision_by_code([block], places[1:], ours, theirs)
     with pytest.raises(FisherhashError, match="NaN"):
         precision_by_code([block * float("nan")], places, ours, theirs)

@@ -2,8 +2,8 @@
 
 Worker processes read and decode, and compute where the function can be sent to them.
 
-An image that cannot be read is left out and listed with its reason. No other image takes its
-place: the indices of a block say which images its rows belong to.
+An image that cannot be read is left out and listed with its reason. No other image is
+read instead: the indices of a block say which images its rows belong to.
 """
 
 from __future__ import annotations

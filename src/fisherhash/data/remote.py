@@ -85,8 +85,8 @@ def _list_lines(source: str, lines: Iterable[str]) -> FoundImages:
                 fs, path = file_system(line)
                 found.files.append(_file(line, line, fs.info(path)))
             else:
-                place = os.path.join(os.path.dirname(os.path.abspath(source)), line)
-                found.files.append(ImageFile.from_state(line, place, os.stat(place)))
+                path = os.path.join(os.path.dirname(os.path.abspath(source)), line)
+                found.files.append(ImageFile.from_state(line, path, os.stat(path)))
         except OSError as error:
             found.broken[line] = f"cannot be read: {error.strerror or error}"
     return found

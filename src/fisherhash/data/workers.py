@@ -50,8 +50,7 @@ LOST_IN_A_ROW = 8
 
 PROBE_IMAGES = 16
 PROBE_SECONDS = 0.25
-FEWEST_PROBED, CLEARLY_WORTH = 3, 4.0
-"""Images after which to stop timing if, as each of them says, so many seconds of work are left."""
+"""Images, or seconds of work, after which the time of the others is clear."""
 
 MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
 """Environment of a worker: glibc keeps up to 128 MB for the next image. By default it returns the
@@ -112,7 +111,7 @@ def run_jobs(
     done = 0
     times: list[float] = []
     while done < len(indices) and work is None:
-        if workers is None and _probed(times, len(indices) - done):
+        if workers is None and (len(times) == PROBE_IMAGES or sum(times) >= PROBE_SECONDS):
             workers = choose_workers(times, len(indices) - done)
             work = _packed(reader, job) if workers else None
             continue
@@ -133,13 +132,6 @@ def run_jobs(
     chunk = max(1, min(MOST_CHUNK, int(CHUNK_SECONDS / max(seconds, 1e-6))))
     workers = min(workers, len(rest), MOST_WORKERS if sys.platform == "win32" else workers)
     yield from _Run(work, names, timeout).all(rest, workers, min(chunk, -(-len(rest) // workers)))
-
-
-def _probed(times: Sequence[float], left: int) -> bool:
-    """Whether the seconds of the first few images say enough about the rest."""
-    if len(times) == PROBE_IMAGES or sum(times) >= PROBE_SECONDS:
-        return True
-    return len(times) >= FEWEST_PROBED and min(times) * left >= CLEARLY_WORTH
 
 
 def choose_workers(times: Sequence[float], left: int) -> int:

@@ -48,7 +48,7 @@ class CodePrecision:
 
 def precision_by_code(
     distance_blocks: Iterable[Tensor],
-    places: NDArray[np.int64],
+    code_of: NDArray[np.int64],
     query_labels: ArrayLike,
     database_labels: ArrayLike,
     *,
@@ -59,7 +59,7 @@ def precision_by_code(
 
     Args:
         distance_blocks: blocks (b, codes) of real distances, queries in order.
-        places: (n_database,) which of the codes each database item has.
+        code_of: (n_database,) which of the codes each database item has.
         query_labels: (n_queries, classes) of 0 and 1.
         database_labels: (n_database, classes) of 0 and 1.
         top: ranks that count in average precision, K of mAP@K; None counts all.
@@ -73,9 +73,11 @@ def precision_by_code(
     queries, n = len(labels.query), len(labels.database)
     inputs.check_sizes(queries, n)
     most = inputs.check_top(top, n)
-    where = torch.from_numpy(np.asarray(places, dtype=np.int64)).to(device)
+    where = torch.from_numpy(np.asarray(code_of, dtype=np.int64)).to(device)
     if len(where) != n:
-        raise UsageError(f"there are {len(where)} places for {n} database items with labels")
+        raise UsageError(
+            f"there are {len(where)} numbers of codes for {n} database items with labels"
+        )
     counts = torch.bincount(where)
     ours = torch.from_numpy(labels.query).to(device).float()
     theirs = torch.from_numpy(labels.database).to(device).float()
