@@ -43,6 +43,7 @@ def measure(data: str, bits: int, settings: Settings) -> dict[str, float]:
         image_size=IMAGE_SIZE,
         settings=settings,
         device="cpu",
+        fitted=False,
     )
     found = {"hamming": trained.evaluate(), "real": trained.evaluate(real_queries=True)}
     return {ranking: float(one.map) for ranking, one in found.items()}
