@@ -27,6 +27,9 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
+from fisherhash.model.head_base import Head
+from fisherhash.model.onnx_hasher import OnnxHasher
+from fisherhash.model.onnx_runtime import FEATURES, LOGITS, OnnxRuntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
@@ -34,15 +37,12 @@ from torch.nn import functional
 
 from builtin_hasher import SEEDS, SIZE, TESTS, Data, Learning, Trial, learning, score, within
 from fisherhash import codes
-from fisherhash.data.loading import decode
+from fisherhash.data.computing import decode
 from fisherhash.evaluation import evaluate, metrics
 from fisherhash.methods.base import sign
 from fisherhash.model import builtin
 from fisherhash.model.export import with_metadata
 from fisherhash.model.folder import versions
-from fisherhash.model.head_base import Head
-from fisherhash.model.onnx_hasher import OnnxHasher
-from fisherhash.model.onnx_runtime import FEATURES, LOGITS, OnnxRuntime
 from fisherhash.system import storage
 
 NAME, NETWORK = "general2-256", "general-64-int8"

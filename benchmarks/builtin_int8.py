@@ -17,18 +17,18 @@ import statistics
 from pathlib import Path
 
 import numpy as np
+from fisherhash.model.onnx_hasher import OnnxHasher
+from fisherhash.model.onnx_runtime import OnnxRuntime
+from fisherhash.model.torch_hasher import TorchHasher
 from numpy.typing import NDArray
 
 from builtin_hasher import CANDIDATES, SEEDS, SIZE, TESTS, Data, Trial, make
-from fisherhash.data.loading import decode
+from fisherhash.data.computing import decode
 from fisherhash.data.splits import hash_order
 from fisherhash.model import builtin
 from fisherhash.model.export import compare_logits
 from fisherhash.model.folder import versions
-from fisherhash.model.onnx_hasher import OnnxHasher
-from fisherhash.model.onnx_runtime import OnnxRuntime
 from fisherhash.model.quantise import CALIBRATION_IMAGES, quantise
-from fisherhash.model.torch_hasher import TorchHasher
 from fisherhash.system import storage
 
 NAME = "general-64-int8"

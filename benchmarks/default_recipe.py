@@ -43,10 +43,10 @@ def measure(data: str, bits: int, settings: Settings) -> dict[str, float]:
         image_size=IMAGE_SIZE,
         settings=settings,
         device="cpu",
+        fitted=False,
     )
-    head = trained.hasher.head
-    found = trained.evaluations([("hamming", head), ("real", head)])
-    return {way: float(one.map) for way, one in zip(("hamming", "real"), found, strict=True)}
+    found = {"hamming": trained.evaluate(), "real": trained.evaluate(real_queries=True)}
+    return {ranking: float(one.map) for ranking, one in found.items()}
 
 
 def main() -> None:

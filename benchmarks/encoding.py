@@ -269,10 +269,10 @@ def _ratios(model: str, rates: dict[str, float]) -> dict[str, float | None]:
     }
 
 
-def _exported(hasher: Any, place: Path) -> str:
+def _exported(hasher: Any, base: Path) -> str:
     """The ONNX file of a hasher, under a name of its own."""
     content = hasher.runtime.content()
-    path = place.with_name(f"{place.stem}-{hasher.fingerprint()[:12]}.onnx")
+    path = base.with_name(f"{base.stem}-{hasher.fingerprint()[:12]}.onnx")
     path.write_bytes(content)
     return str(path)
 

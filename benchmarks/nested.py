@@ -58,6 +58,7 @@ def main() -> None:
             device="cpu",
             settings=Settings(epochs=chosen.epochs, seed=seed),
             nested=nested,
+            fitted=False,
         )
 
     def record(kind: str, method: str, seed: int, found: Trained, lengths: list[int]) -> None:

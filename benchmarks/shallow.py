@@ -26,8 +26,8 @@ from fisherhash.data.sources import open_data
 from fisherhash.errors import FisherhashError
 from fisherhash.evaluation import evaluate, metrics
 from fisherhash.methods import FeatureMethod
-from fisherhash.model.runtime import feature_rows
-from fisherhash.model.torch_runtime import TorchRuntime, on_device
+from fisherhash.model.networks import feature_rows
+from fisherhash.model.torch_network import TorchNetwork
 from fisherhash.system.cores import available_cores
 from fisherhash.system.storage import write_file
 
@@ -99,12 +99,12 @@ def opened(chosen: argparse.Namespace) -> Stage:
     split = resolve(collection, chosen.protocol)
     network = backbones.create("efficientnet-lite0", weights=None, image_size=chosen.image_size)
     device = torch.device("cpu")
-    runtime = TorchRuntime(on_device(network, device), device)
+    computing = TorchNetwork(network, device)
     database = split.database[
         :: -(-len(split.database) // (chosen.database or len(split.database)))
     ]
     parts = {"train": split.train, "query": split.query, "database": database}
-    rows = {name: feature_rows(runtime, collection, own) for name, own in parts.items()}
+    rows = {name: feature_rows(computing, collection, own) for name, own in parts.items()}
     return Stage(
         {name: torch.from_numpy(own.values) for name, own in rows.items()},
         {name: collection.labels[own.indices] for name, own in rows.items()},

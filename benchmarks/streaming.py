@@ -48,13 +48,13 @@ class DrawnImages:
 def train(given: argparse.Namespace) -> dict[str, Any]:
     """One training in this process."""
     import torch
+    from fisherhash.model.runtime import feature_rows
+    from fisherhash.model.torch_runtime import TorchRuntime
 
     from fisherhash import backbones
     from fisherhash.data.collection import Collection
     from fisherhash.data.pixels import pixel_rows
     from fisherhash.data.splits import Split
-    from fisherhash.model.runtime import feature_rows
-    from fisherhash.model.torch_runtime import TorchRuntime
     from fisherhash.system.devices import choose_device, device_name
     from fisherhash.training.fitting import fit
     from fisherhash.training.settings import Settings
@@ -161,7 +161,7 @@ def main() -> None:
     report: dict[str, Any] = {"size": given.size, "batch": given.batch}
     report |= {"backbone": given.backbone, "method": given.method, "rows": [], "failed": []}
     with tempfile.TemporaryDirectory() as folder:
-        for name, images, way, epochs in (
+        for name, images, how, epochs in (
             ("decode few", given.few, "--decode", 0),
             ("few on disk", given.few, "--stream", given.epochs),
             ("few in memory", given.few, "", given.epochs),
@@ -169,7 +169,7 @@ def main() -> None:
             ("many on disk", given.many, "--stream", max(1, given.epochs - 1)),
         ):
             more = ["--images", str(images), "--epochs", str(epochs)]
-            more += [way] if way else []
+            more += [how] if how else []
             row = {"name": name} | run(
                 [*more, *words], given.cache or folder, until - time.monotonic()
             )

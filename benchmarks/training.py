@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from fisherhash import backbones
 from fisherhash.methods import Batch, HashMethod, MethodInfo, create
-from fisherhash.model.torch_runtime import TorchRuntime, on_device
+from fisherhash.model.torch_network import TorchNetwork, on_device
 from fisherhash.training.images import LiveImages
 from fisherhash.training.loop import Loop
 from fisherhash.training.settings import Settings
@@ -145,12 +145,12 @@ def main() -> None:
         training[what] = timed(lambda own=loop: [own.epoch(e) for e in range(epochs)], device)
         print(f"{few:,} images, {epochs} epochs, {what}: {training[what]:.2f} s after warm-up")
         sys.stdout.flush()
-    runtime = TorchRuntime(loop.images.backbone, device)  # type: ignore[attr-defined]
+    computing = TorchNetwork(loop.images.backbone, device)  # type: ignore[attr-defined]
     count = 500 if args.quick else 60_000
     block = pixels[: min(args.images, count)].cpu().numpy()
     repeats = -(-count // len(block))
-    runtime.features(block[:512])
-    encoding = timed(lambda: [runtime.features(block) for _ in range(repeats)], device)
+    computing.features(block[:512])
+    encoding = timed(lambda: [computing.features(block) for _ in range(repeats)], device)
     encoding *= count / (repeats * len(block))
     print(f"encoding {count:,} images: {encoding:.2f} s from bytes in host memory")
     result |= {"training_seconds": training, "encoding_seconds": encoding, "numpy": np.__version__}

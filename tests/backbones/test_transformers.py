@@ -12,7 +12,7 @@ from fisherhash.backbones.transformers import hf_backbone
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.model.hasher import Hasher
 from fisherhash.model.heads import LinearHead
-from fisherhash.model.torch_hasher import TorchHasher
+from fisherhash.model.torch_network import TorchNetwork
 
 transformers = pytest.importorskip("transformers")
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -82,12 +82,13 @@ def test_the_image_part_of_a_model_of_images_and_texts(tmp_path):
 
 def test_a_saved_model_needs_the_folder_of_its_backbone_no_more(vit, tmp_path):
     folder, _ = vit
-    hasher = TorchHasher(backbones.create(f"hf:{folder}"), LinearHead(16, 12), "none")
+    network = TorchNetwork(backbones.create(f"hf:{folder}"), torch.device("cpu"))
+    hasher = Hasher(network, LinearHead(16, 12).finished(), method="none")
     image = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
     expected = hasher.logits(image)
     hasher.save(tmp_path / "model")
     folder.rename(tmp_path / "elsewhere")
-    loaded = Hasher.load(tmp_path / "model", runtime="torch")
+    loaded = Hasher.load(tmp_path / "model")
     np.testing.assert_array_equal(loaded.logits(image), expected)
     assert loaded.fingerprint() == hasher.fingerprint()
 

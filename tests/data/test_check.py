@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 
@@ -97,15 +96,6 @@ def test_photos_without_labels_are_no_fault(tmp_path, pictures):
     assert "no labels" in str(report)
 
 
-def test_turned_pictures_count_as_they_are_seen(tmp_path, pictures):
-    picture = pictures.quarters()
-    picture.save(tmp_path / "a.png")
-    exif = Image.Exif()
-    exif[0x0112] = 3
-    picture.transpose(Image.Transpose.ROTATE_180).save(tmp_path / "b.png", exif=exif)
-    assert check(open_data(tmp_path)).same_pixels == [["a.png", "b.png"]]
-
-
 def test_a_reader_without_bytes():
     class Plain:
         def open(self, index: int, *, enough: int | None = None) -> Image.Image:
@@ -118,19 +108,3 @@ def test_a_reader_without_bytes():
     report = check(data, workers=0)
     assert report.duplicates == [["a", "b"]]
     assert report.same_pixels == []
-
-
-def test_cifar_and_sample(tmp_path, pictures):
-    assert check(open_data(pictures.cifar(tmp_path / "c"))).unreadable == []
-    report = check(open_data("sample"))
-    assert report.unreadable == []
-    assert set(report.class_sizes.values()) == {200}
-
-
-def test_same_pixels_of_another_shape_are_different(tmp_path):
-    pixels = np.arange(24, dtype=np.uint8)
-    for name, shape in (("a.png", (4, 6)), ("b.png", (6, 4))):
-        buffer = io.BytesIO()
-        Image.fromarray(pixels.reshape(shape)).save(buffer, "PNG")
-        (tmp_path / name).write_bytes(buffer.getvalue())
-    assert check(open_data(tmp_path)).ok

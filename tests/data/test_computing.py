@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import textwrap
@@ -102,11 +103,17 @@ def test_a_function_that_cannot_travel(images, monkeypatch):
     assert sum(len(part.indices) for part in compute_blocks(images, None, function)) == 60
 
 
-def test_a_block_without_a_readable_image(tmp_path, pictures, means):
-    (tmp_path / "set").mkdir()
-    pictures.bad(tmp_path / "set")
-    for portable in (True, False):
-        function = RowFunction(means(), SIZE, (5,), np.float64, portable=portable)
-        (part,) = compute_blocks(open_data(tmp_path / "set"), None, function)
-        assert part.values.shape == (0, 5)
-        assert len(part.skipped) == 8
+def _in_a_daemon(root, answers):
+    found = rows_of(
+        open_data(root), lambda pixels: pixels.reshape(len(pixels), -1)[:, :5], workers=2
+    )
+    answers.put(len(found[0]))
+
+
+def test_a_process_that_must_not_start_others_reads_by_itself(images):
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    process = context.Process(target=_in_a_daemon, args=(images.reader.root, answers), daemon=True)
+    process.start()
+    assert answers.get(timeout=60) == 60
+    process.join()

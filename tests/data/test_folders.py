@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -65,12 +64,6 @@ def test_what_is_skipped_is_counted_or_hidden(tmp_path):
     assert note.endswith((", 1 x .json", ", 1 x no extension"))
 
 
-def test_the_caller_says_which_folders_are_its_own(tmp_path):
-    write(tmp_path, "a/x.png", "mine/x.png", "b/mine/x.png")
-    found = walk_images(tmp_path, is_own=lambda folder: folder.endswith("mine"))
-    assert keys(found) == ["a/x.png"]
-
-
 def test_a_link_to_a_folder_comes_after_the_folders(tmp_path):
     write(tmp_path, "z/deep/1.png")
     os.symlink(tmp_path / "z" / "deep", tmp_path / "a link")
@@ -113,36 +106,12 @@ def test_a_folder_that_cannot_be_listed(tmp_path, monkeypatch):
             opened(tmp_path)
 
 
-def test_names_that_are_not_utf8(tmp_path):
-    name = os.fsdecode(b"caf\xe9.jpg")
-    write(tmp_path, "a.jpg")
-    (tmp_path / name).write_bytes(b"x")
-    assert keys(walk_images(tmp_path)) == ["a.jpg", name]
-    assert os.fsencode(walk_images(tmp_path).files[1].path).endswith(b"/caf\xe9.jpg")
-
-
-def test_two_classes_may_share_a_folder(tmp_path):
-    write(tmp_path, "cat/1.png", "dog/2.png")
-    os.symlink(tmp_path / "cat", tmp_path / "kitten")
-    data = open_folder(tmp_path)
-    assert data.classes == ("cat", "dog", "kitten")
-    assert list(data.names) == ["cat/1.png", "dog/2.png", "kitten/1.png"]
-
-
 def test_a_link_from_one_class_to_all_does_not_mix_them(tmp_path):
     write(tmp_path, "cat/1.png", "dog/2.png")
     os.symlink(tmp_path, tmp_path / "cat" / "loop")
     os.symlink(tmp_path / "dog", tmp_path / "cat" / "friend")
     data = open_folder(tmp_path)
     assert list(data.names) == ["cat/1.png", "dog/2.png"]
-
-
-def test_why_there_is_nothing():
-    root = Path("x")
-    assert FoundImages().nothing(root) == "x holds no images"
-    assert FoundImages(other=Counter({".txt": 2})).nothing(root) == "x holds no images (2 x .txt)"
-    broken = FoundImages(broken={"a.png": "permission denied"}, other=Counter({".txt": 2}))
-    assert broken.nothing(root) == "x holds no image that can be read; a.png: permission denied"
 
 
 def test_files_without_an_extension_are_images_if_they_begin_like_one(tmp_path, pictures):

@@ -78,11 +78,6 @@ def test_tsv_and_absolute_paths(root, tmp_path, pictures):
     assert data.reader.open(1).size == (40, 24)
 
 
-def test_csv_without_label_column_is_unlabelled(root):
-    data = open_data(csv_file(root, "path\ncat/000.png\ndog/000.png\n"))
-    assert data.labels.shape == (2, 0)
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -151,12 +146,6 @@ def test_lists_with_flags(root):
     assert len(data.classes) == 3
 
 
-def test_test_txt_stands_for_query_txt(root):
-    write_lists(root, "cat/001.png\n", "dog/000.png\n", "cat/001.png\n")
-    (root / "query.txt").rename(root / "test.txt")
-    assert open_data(root).splits["query"].tolist() == [1]
-
-
 def test_paths_that_end_like_flags(root, pictures):
     for name in ("photo 1", "photo 0 1", "plain"):
         pictures.quarters().save(root / name, format="PNG")
@@ -177,13 +166,6 @@ def test_leading_folders_of_another_machine_are_dropped(root):
     lines = "../data/cat/000.png 1 0\n../data/dog/000.png 0 1\n"
     write_lists(root, lines, lines, lines)
     assert list(open_data(root).names) == ["cat/000.png", "dog/000.png"]
-
-
-def test_repeated_lines_count_once(root):
-    write_lists(root, "cat/000.png\n", "dog/000.png\n", "cat/000.png\ncat/000.png\nowl/000.png\n")
-    data = open_data(root)
-    assert len(data.splits["database"]) == 2
-    assert any("repeats 1 line;" in note for note in data.notes)
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import io
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -19,7 +17,7 @@ import pytest
 from PIL import Image
 
 from fisherhash.data import workers
-from fisherhash.data.loading import Skipped, decode, decode_images, load_image, skipped_csv
+from fisherhash.data.computing import Skipped, decode, decode_images, skipped_csv
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.sources import Collection, open_data, open_paths
 from fisherhash.errors import FisherhashError, UsageError
@@ -57,13 +55,6 @@ def test_blocks_are_in_order_and_bad_files_leave_no_trace(mixed, count):
     assert "limit of" in reasons["a/bomb.png"]
 
 
-def test_a_block_of_bad_files_only(tmp_path, pictures):
-    pictures.bad(tmp_path)
-    (block,) = decode(open_data(tmp_path), None, SMALL)
-    assert block.values.shape == (0, 3, 16, 16)
-    assert len(block.skipped) == 8
-
-
 def test_a_file_that_vanishes_is_skipped(tmp_path, pictures):
     data = open_data(pictures.classes(tmp_path, {"a": 2, "b": 2}))
     (tmp_path / "a" / "001.png").unlink()
@@ -71,15 +62,6 @@ def test_a_file_that_vanishes_is_skipped(tmp_path, pictures):
     assert block.indices.tolist() == [0, 2, 3]
     reason = "the file does not exist (moved or deleted?)"
     assert block.skipped == [Skipped(1, "a/001.png", reason, passing=True)]
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_damage_stays_and_absence_may_pass(tmp_path, pictures, workers):
-    data = open_data(pictures.classes(tmp_path, {"a": 2, "b": 2}))
-    (tmp_path / "a" / "000.png").write_bytes(b"no picture")
-    (tmp_path / "a" / "001.png").unlink()
-    (block,) = decode(data, None, SMALL, workers=workers)
-    assert [item.passing for item in block.skipped] == [False, True]
 
 
 def test_nothing_asked_gives_no_block(mixed):
@@ -137,16 +119,6 @@ def test_when_processes_are_started(monkeypatch):
     assert workers.choose_workers([0.1], 60_000) == 0
 
 
-def test_few_images_are_timed_where_much_is_left():
-    assert not workers._probed([0.05] * 2, 1000)
-    assert workers._probed([0.05] * 3, 1000)
-    assert not workers._probed([0.05] * 3, 50)
-    # An image that cannot be read takes no time, and says nothing about the others.
-    assert not workers._probed([0.05, 0.0, 0.05], 1000)
-    assert workers._probed([0.001] * workers.PROBE_IMAGES, 50)
-    assert workers._probed([0.3], 50)
-
-
 def test_a_draft_is_the_same_in_memory_and_in_workers(tmp_path):
     """Whether it is read from a path, from bytes, or in another process."""
     rng, draft = np.random.default_rng(0), Preprocessing(size=16, draft=1.5)
@@ -161,42 +133,6 @@ def test_a_draft_is_the_same_in_memory_and_in_workers(tmp_path):
     assert np.array_equal(here.values, there.values)
     assert np.array_equal(here.values, memory.values)
     assert not np.array_equal(here.values, whole.values)
-
-
-FAULTS = """
-    import resource
-    from PIL import Image
-
-    class Faults:
-        def open(self, index, *, enough=None):
-            raise NotImplementedError
-        def fingerprint(self):
-            return ""
-
-    def faults(reader, index):
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        Image.new("RGB", (4000, 3000), (1, 2, 3))
-        return str(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before).encode()
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tunes the memory of glibc")
-def test_workers_use_the_memory_of_an_image_again(tmp_path, monkeypatch):
-    """48 MB are 12,000 pages, each of which costs time whenever it is got from the system."""
-    (tmp_path / "faults_reader.py").write_text(textwrap.dedent(FAULTS))
-    monkeypatch.syspath_prepend(tmp_path)
-    module = importlib.import_module("faults_reader")
-    for name in workers.MEMORY:
-        monkeypatch.delenv(name, raising=False)
-    jobs = {"names": [str(number) for number in range(5)], "workers": 1}
-    found = [int(n) for _, n in workers.run_jobs(module.Faults(), module.faults, range(5), **jobs)]
-    assert found[0] > 1000
-    assert max(found[2:]) < 1000
-    # Whoever sets it decides.
-    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "0")
-    found = [int(n) for _, n in workers.run_jobs(module.Faults(), module.faults, range(5), **jobs)]
-    assert min(found) > 1000
-    sys.modules.pop("faults_reader")
 
 
 def test_probed_images_are_neither_lost_nor_repeated(mixed, monkeypatch):
@@ -348,7 +284,7 @@ SCRIPT = """
     sys.path[:0] = {path!r}
     import numpy as np
     from awkward_readers import Awkward
-    from fisherhash.data.loading import decode
+    from fisherhash.data.computing import decode
     from fisherhash.data.sources import Collection
     from fisherhash.data.preprocessing import Preprocessing
 
@@ -433,10 +369,3 @@ def test_the_list_of_skipped_images():
     rows = list(csv.reader(io.StringIO(skipped_csv(items), newline="")))
     assert rows == [["name", "reason"], ["a, b/ü 1.jpg", 'truncated: "x"'], ["c.jpg", "empty"]]
     assert skipped_csv([]) == "name,reason\n"
-
-
-def test_path_and_picture_give_the_same_pixels(tmp_path, pictures):
-    for name in pictures.good(tmp_path):
-        image = load_image(tmp_path / name)
-        (block,) = decode(open_paths([tmp_path / name]), None, SMALL)
-        assert np.array_equal(block.values[0], SMALL.pixels(image).transpose(2, 0, 1))

@@ -1,6 +1,5 @@
 """Rows on disk: what is there is not computed again, what is missing is never taken for a row."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -11,7 +10,7 @@ from textwrap import dedent
 import numpy as np
 import pytest
 
-from fisherhash.data.loading import Rows, Skipped
+from fisherhash.data.computing import Rows, Skipped
 from fisherhash.data.row_cache import RowCache
 from fisherhash.errors import FisherhashError
 
@@ -49,13 +48,6 @@ def test_rows_are_kept_for_the_next_process(tmp_path):
         assert again.rows[[9, 1]].tolist() == [[9, 9.5, 9.25], [1, 1.5, 1.25]]
         assert again.skipped(every) == [Skipped(7, "image 7", "reason 7")]
         assert again.skipped(np.array([1, 2])) == []
-
-
-def test_the_order_and_number_asked_for_is_kept(tmp_path):
-    cache = opened(tmp_path)
-    fill(cache, block([3, 1, 5]))
-    assert cache.readable(np.array([5, 0, 3, 5])).tolist() == [5, 3, 5]
-    assert cache.missing(np.array([9, 5, 0])).tolist() == [9, 0]
 
 
 def test_a_row_is_marked_only_after_it_was_written(tmp_path, monkeypatch):
@@ -108,33 +100,6 @@ def test_a_flipped_bit_anywhere_is_computed_again_and_never_returned(tmp_path, c
     assert "damaged rows are computed again" in caplog.text
 
 
-def test_two_swapped_rows_are_noticed(tmp_path):
-    fill(opened(tmp_path), block([0, 1, 2]))
-    data = (tmp_path / "rows.bin").read_bytes()
-    (tmp_path / "rows.bin").write_bytes(data[12:24] + data[:12] + data[24:])
-    assert opened(tmp_path).missing(np.arange(3)).tolist() == [0, 1]
-
-
-def test_a_line_cut_short_is_passed_over(tmp_path):
-    cache = opened(tmp_path)
-    fill(cache, block([], bad=[2]))
-    with (tmp_path / "skipped.jsonl").open("a") as file:
-        file.write("\n" + json.dumps({"index": 3, "name": "image 3", "reason": "cut"})[:20])
-    fill(cache, block([], bad=[3, 4]))
-    assert [item.name for item in opened(tmp_path).skipped(every)] == [
-        "image 2",
-        "image 3",
-        "image 4",
-    ]
-
-
-def test_no_images_at_all(tmp_path):
-    for _ in range(2):
-        cache = opened(tmp_path, count=0)
-        assert cache.missing(np.arange(0)).size == 0
-        assert cache.rows[np.arange(0)].shape == (0, 3)
-
-
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(FisherhashError, match="FISHERHASH_CACHE"):
@@ -145,7 +110,7 @@ DISK_FULL = """
     import os, subprocess, sys
     from pathlib import Path
     import numpy as np
-    from fisherhash.data.loading import Rows
+    from fisherhash.data.computing import Rows
     from fisherhash.errors import FisherhashError
     from fisherhash.data.row_cache import RowCache
 
@@ -206,7 +171,7 @@ def test_two_processes_may_open_a_new_cache_at_once(tmp_path):
     script = (
         "import sys, numpy as np; from pathlib import Path; "
         "from fisherhash.data.row_cache import RowCache; "
-        "from fisherhash.data.loading import Rows; "
+        "from fisherhash.data.computing import Rows; "
         "sys.stdin.readline(); c = RowCache(Path(sys.argv[1]), 64, (4,), np.float32); "
         "own = np.arange(int(sys.argv[2]), 64, 4); "
         "rows = np.repeat(own[:, None], 4, 1).astype(np.float32) + 1; "

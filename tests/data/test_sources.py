@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from fisherhash.data.sources import open_data, open_paths
-from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.errors import UsageError
 
 
 def fails(spec: object, *words: str, **options: bool) -> str:
@@ -48,14 +46,6 @@ def test_class_folders(tmp_path, pictures):
     assert list(open_data(str(tmp_path)).names) == list(data.names)
 
 
-def test_a_relative_folder_has_the_name_of_the_place(tmp_path, pictures, monkeypatch):
-    pictures.classes(tmp_path / "birds", {"owl": 1, "eagle": 1})
-    monkeypatch.chdir(tmp_path / "birds" / "owl")
-    assert open_data("..").name == "birds"
-    monkeypatch.chdir(tmp_path / "birds")
-    assert open_data(".").name == "birds"
-
-
 def test_hidden_files_output_folders_and_other_files_are_left_out(tmp_path, pictures):
     pictures.classes(tmp_path, {"cat": 2, "dog": 2, ".git": 1, "cat/.thumbs": 1, "model": 2})
     (tmp_path / "model" / "config.json").write_text(
@@ -69,20 +59,6 @@ def test_hidden_files_output_folders_and_other_files_are_left_out(tmp_path, pict
     assert len(data) == 4
     assert any(note == "1 other file was left out: 1 x .db" for note in data.notes)
     assert any("'empty class' holds no images" in note for note in data.notes)
-
-
-def test_a_config_that_is_not_ours_hides_nothing(tmp_path, pictures):
-    pictures.classes(tmp_path, {"cat": 2, "dog": 2})
-    (tmp_path / "cat" / "config.json").write_text('{"camera": 1}')
-    (tmp_path / "dog" / "config.json").write_text("not json")
-    assert len(open_data(tmp_path)) == 4
-
-
-def test_links_to_folders_are_followed_once(tmp_path, pictures):
-    pictures.classes(tmp_path, {"cat": 2, "dog": 1})
-    os.symlink(tmp_path / "cat", tmp_path / "cat" / "again")
-    os.symlink(tmp_path / "dog" / "000.png", tmp_path / "dog" / "link.png")
-    assert len(open_data(tmp_path)) == 4
 
 
 def test_photos_without_labels(tmp_path, pictures):
@@ -176,16 +152,6 @@ def test_cifar(tmp_path, pictures):
         assert np.array_equal(found, record[1:].reshape(3, 32, 32).transpose(1, 2, 0))
 
 
-def test_cifar_fingerprint_is_of_the_content(tmp_path, pictures):
-    one = open_data(pictures.cifar(tmp_path / "one"))
-    two = open_data(pictures.cifar(tmp_path / "two"))
-    assert one.reader.fingerprint() == two.reader.fingerprint()
-    with (pictures.cifar(tmp_path / "three") / "test_batch.bin").open("r+b") as file:
-        file.seek(100)
-        file.write(b"\xff\x00\xff")
-    assert open_data(tmp_path / "three").reader.fingerprint() != one.reader.fingerprint()
-
-
 def test_damaged_cifar(tmp_path, pictures):
     folder = pictures.cifar(tmp_path / "c")
     (folder / "data_batch_4.bin").write_bytes(b"\0" * 5000)
@@ -240,34 +206,6 @@ def test_sample():
     assert data.reader.open(0).size == (32, 32)
     # The pixels are CIFAR-10's, bit for bit: compared with the official files when it was built.
     assert data.reader.fingerprint().startswith("53e0218cdff5c755")
-
-
-def test_sample_fits_its_size():
-    folder = Path(__import__("fisherhash").__file__).parent / "data"
-    assert sum(path.stat().st_size for path in folder.glob("sample.*")) < 4_000_000
-
-
-def test_sample_is_rebuilt_the_same(tmp_path, pictures):
-    from fisherhash.data.cifar import open_cifar10
-
-    script = Path(__file__).parents[2] / "benchmarks" / "build_sample.py"
-    folder = pictures.cifar(tmp_path / "c")
-    runpy.run_path(str(script))["build_sample"](folder, tmp_path, per_class=3)
-    index = json.loads((tmp_path / "sample.json").read_text())
-    assert "Krizhevsky" in index["citation"]
-    assert [index["labels"].count(number) for number in range(10)] == [3] * 10
-    cifar = open_cifar10(folder)
-    mosaic = np.asarray(Image.open(tmp_path / "sample.webp").convert("RGB"))
-    for place, name in enumerate(index["names"]):
-        item = list(cifar.names).index(name)
-        tile = mosaic[:32, 32 * place : 32 * place + 32]
-        assert np.array_equal(tile, np.asarray(cifar.reader.open(item)))
-
-
-def test_damaged_sample_is_a_clear_error(tmp_path, monkeypatch):
-    monkeypatch.setattr("fisherhash.data.sample.__file__", str(tmp_path / "sample.py"))
-    with pytest.raises(FisherhashError, match="reinstall"):
-        open_data("sample")
 
 
 def test_open_paths_keeps_order_and_repeats(tmp_path, pictures, monkeypatch):

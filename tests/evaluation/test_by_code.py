@@ -35,15 +35,6 @@ def test_as_if_every_image_were_ranked(several, top):
     assert found.top == wanted.top
 
 
-def test_codes_without_ties_and_in_several_blocks():
-    distances, places, ours, theirs = case(several=False, seed=1)
-    distances = np.random.default_rng(2).normal(size=distances.shape).astype(np.float32)
-    blocks = torch.from_numpy(distances).split(7)
-    found = precision_by_code(blocks, places, ours, theirs, top=20)
-    wanted = metrics([distances[:, places]], ours, theirs, top=20)
-    assert np.allclose(found.expected, wanted.average_precision)
-
-
 def test_queries_without_a_relevant_item_have_no_value():
     distances, places, ours, theirs = case(several=False)
     theirs[:, 0] = 0
@@ -60,7 +51,7 @@ def test_what_does_not_fit_is_named():
         precision_by_code([block[:, 1:]], places, ours, theirs)
     with pytest.raises(UsageError, match="29 rows of distances for 30 queries"):
         precision_by_code([block[1:]], places, ours, theirs)
-    with pytest.raises(UsageError, match="299 places for 300"):
+    with pytest.raises(UsageError, match="299 numbers of codes for 300"):
         precision_by_code([block], places[1:], ours, theirs)
     with pytest.raises(FisherhashError, match="NaN"):
         precision_by_code([block * float("nan")], places, ours, theirs)

@@ -53,21 +53,6 @@ def test_a_toy_metric_is_in_the_result_the_json_and_the_table(case):
     assert zero.extra["hit"] == pytest.approx(sum(hits(case)) / QUERIES)
 
 
-@pytest.mark.parametrize("backend", ["numpy", "numba", "torch"])
-def test_it_does_not_depend_on_the_backend_or_the_blocks(monkeypatch, case, backend):
-    monkeypatch.setattr("fisherhash.evaluation.hamming._BLOCK_PAIRS", 2 * DATABASE)
-    monkeypatch.setattr("fisherhash.evaluation.hamming._BLOCK_COUNTS", 1)
-    result = evaluate(*case, extra_metrics=[Hit], backend=backend)
-    assert result.extra["hit"] == pytest.approx(np.mean(hits(case)))
-
-
-def test_without_extra_metrics_the_json_has_no_trace_of_them(case):
-    values = evaluate(*case).to_json()
-    assert "extra" not in values
-    fields = {field.name for field in dataclasses.fields(Evaluation)}
-    assert set(values) == fields - {"extra", "average_precision"} | {"distinct_codes"}
-
-
 def test_means_at_ranks_and_radii(case):
     class FoundAt(MeanAt):
         """Expected relevant items among the first N."""

@@ -38,7 +38,7 @@ from fisherhash.methods.shallow.bre import search_weight
 from fisherhash.methods.shallow.isohash import isotropic_rotation
 from fisherhash.methods.shallow.itq import improved_rotation
 from fisherhash.methods.shallow.itq_cca import correlated
-from fisherhash.model.heads import cube_corners
+from fisherhash.methods.shallow.kmh import cube_corners
 
 FROZEN = {
     "sh": "324b84ada6333d80 1137c08a3a2bc7b0 2d300c5734802ee0 c6f6b5e9756e20f0"

@@ -13,7 +13,7 @@ from fisherhash.methods.shallow._graphs import AnchorGraph
 from fisherhash.methods.shallow.agh import second_cut
 from fisherhash.methods.shallow.dgh import uncorrelated
 from fisherhash.methods.shallow.isohash import isotropic_rotation
-from fisherhash.model.heads import cube_corners
+from fisherhash.methods.shallow.kmh import cube_corners
 
 
 def drawn(count=300, width=20, seed=0):

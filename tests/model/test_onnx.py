@@ -10,25 +10,16 @@ import pytest
 import torch
 from PIL import Image
 
-from fisherhash import backbones, codes
+from fisherhash import backbones, codes, methods
 from fisherhash.data.pixels import PixelBank
 from fisherhash.data.sources import open_data
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.images.image_index import ImageIndex
-from fisherhash.model import early, onnx_runtime
+from fisherhash.model import onnx_network
 from fisherhash.model.export import compare_logits, export_onnx
 from fisherhash.model.hasher import Hasher
-from fisherhash.model.heads import (
-    ArgmaxHead,
-    BatchNormHead,
-    CutHead,
-    LinearHead,
-    ProductHead,
-    SlicedHead,
-)
-from fisherhash.model.onnx_hasher import OnnxHasher
-from fisherhash.model.onnx_runtime import OnnxRuntime
-from fisherhash.model.torch_hasher import TorchHasher
+from fisherhash.model.heads import ArgmaxHead, BatchNormHead, LinearHead, ProductHead, SlicedHead
+from fisherhash.model.onnx_network import LOGITS, OnnxNetwork
+from fisherhash.model.torch_network import TorchNetwork
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -41,7 +32,9 @@ def tiny_hasher(head=None, backbone="tiny", **options):
     head = head or LinearHead(network.features, BITS)
     head.start(torch.randn(64, network.features).abs() * 0.1)
     details = {"results": {"mAP": 0.5}}
-    return TorchHasher(network, head.eval(), "lsh", ("cat", "dog"), details)
+    network = TorchNetwork(network, torch.device("cpu"))
+    about = {"method": "lsh", "classes": ("cat", "dog"), "details": details}
+    return Hasher(network, head.eval().finished(), **about)
 
 
 def noise(count, seed=0, side=32):
@@ -58,18 +51,35 @@ def exported():
     return hasher, data
 
 
+@pytest.fixture(scope="module")
+def network_file(exported):
+    """The ONNX file of the network alone."""
+    return exported[0].network.exported()
+
+
 @pytest.fixture
-def folder(exported, tmp_path, monkeypatch, exporting):
+def folder(exported, network_file, tmp_path, monkeypatch, exporting):
     """The model folder as it is saved with the extra installed."""
-    hasher, data = exported
-    monkeypatch.setattr(TorchHasher, "export", lambda _: (data, None))
-    hasher.save(tmp_path / "model")
+    monkeypatch.setattr(TorchNetwork, "exported", lambda _: network_file)
+    exported[0].save(tmp_path / "model")
     return tmp_path / "model"
+
+
+@pytest.fixture
+def by_torch(monkeypatch):
+    """A function that loads a model where ONNX Runtime is not installed."""
+
+    def load(path):
+        with monkeypatch.context() as patch:
+            patch.setattr(onnx_network, "installed", lambda: False)
+            return Hasher.load(path)
+
+    return load
 
 
 def test_the_metadata_say_all_that_encoding_needs(exported):
     hasher, data = exported
-    known = OnnxRuntime(data).metadata
+    known = OnnxNetwork(data).metadata
     assert known["bits"] == BITS
     assert known["fingerprint"] == hasher.fingerprint()
     assert known["classes"] == ["cat", "dog"]
@@ -81,28 +91,31 @@ def test_the_metadata_say_all_that_encoding_needs(exported):
 def test_the_bits_are_those_of_torch_except_near_zero(exported):
     hasher, data = exported
     pixels = noise(300)
-    expected = hasher.logits_of_rows(hasher._compute(pixels))
-    found = compare_logits(expected, OnnxRuntime(data).logits(pixels))
+    expected = hasher.head.logits(hasher.network.features(pixels))
+    found = compare_logits(expected, OnnxNetwork(data, output=LOGITS).features(pixels))
     assert found.bits == 300 * BITS
     assert found.wrong == 0
     assert found.largest < 1e-4
-    features = hasher.runtime.features(pixels)
-    np.testing.assert_allclose(OnnxRuntime(data).features(pixels), features, rtol=1e-4, atol=1e-5)
+    features = hasher.network.features(pixels)
+    np.testing.assert_allclose(OnnxNetwork(data).features(pixels), features, rtol=1e-4, atol=1e-5)
 
 
 def test_an_image_has_the_same_logits_alone_and_in_every_company(exported, monkeypatch):
-    runtime, pixels = OnnxRuntime(exported[1]), noise(23)
-    alone = np.concatenate([runtime.logits(image[None]) for image in pixels])
+    runtime, pixels = OnnxNetwork(exported[1], output=LOGITS), noise(23)
+    alone = np.concatenate([runtime.features(image[None]) for image in pixels])
     for cores in (1, 2, 5):
-        monkeypatch.setattr(onnx_runtime, "available_cores", lambda cores=cores: cores)
-        runtime = OnnxRuntime(exported[1])
+        monkeypatch.setattr(onnx_network, "available_cores", lambda cores=cores: cores)
+        runtime = OnnxNetwork(exported[1], output=LOGITS)
         order = np.random.default_rng(cores).permutation(23)
-        np.testing.assert_array_equal(runtime.logits(pixels[order]), alone[order])
-    assert runtime.logits(pixels[:0]).shape == (0, BITS)
+        np.testing.assert_array_equal(runtime.features(pixels[order]), alone[order])
+    assert runtime.features(pixels[:0]).shape == (0, BITS)
 
 
-def test_truncated_codes_are_the_first_bits(exported, folder, tmp_path):
-    whole = Hasher.load(folder, runtime="onnx")
+@pytest.mark.parametrize("alone", [False, True])
+def test_truncated_codes_are_the_first_bits(exported, folder, tmp_path, alone):
+    """Of a network and a head, and of a file that has both."""
+    (tmp_path / "whole.onnx").write_bytes(exported[1])
+    whole = Hasher.load(tmp_path / "whole.onnx" if alone else folder)
     images = list(noise(9).transpose(0, 2, 3, 1))
     short = whole.truncated(20)
     assert (short.bits, short.runtime_name) == (20, "onnx-cpu")
@@ -113,11 +126,13 @@ def test_truncated_codes_are_the_first_bits(exported, folder, tmp_path):
     np.testing.assert_array_equal(codes.unpack(twice.encode(images), 7), expected[:, :7])
     assert len({whole.fingerprint(), short.fingerprint(), twice.fingerprint()}) == 3
     short.save(tmp_path / "short")
-    again = Hasher.load(tmp_path / "short", runtime="onnx")
+    again = Hasher.load(tmp_path / "short")
     assert (again.bits, again.fingerprint()) == (20, short.fingerprint())
     np.testing.assert_array_equal(again.encode(images), short.encode(images))
-    torch_short = exported[0].truncated(20)
-    np.testing.assert_array_equal(codes.unpack(torch_short.encode(images), 20), expected)
+    data, agreement = short.export()
+    assert (agreement.wrong, agreement.bits) == (0, 20 * agreement.images)
+    (tmp_path / "short.onnx").write_bytes(data)
+    assert Hasher.load(tmp_path / "short.onnx").fingerprint() == short.fingerprint()
 
 
 def test_the_file_takes_batches_of_any_size(exported):
@@ -129,15 +144,15 @@ def test_the_file_takes_batches_of_any_size(exported):
         assert logits.shape == (count, BITS)
 
 
-def test_a_saved_model_is_loaded_in_onnx_runtime_on_a_cpu(exported, folder, photos):
+def test_a_saved_model_is_loaded_in_onnx_runtime_on_a_cpu(exported, folder, photos, by_torch):
     hasher = exported[0]
     assert sorted(path.name for path in folder.iterdir()) == [
         "README.md",
         "config.json",
-        "model.onnx",
         "model.safetensors",
+        "network.onnx",
     ]
-    loaded, same = Hasher.load(folder), Hasher.load(folder, runtime="torch")
+    loaded, same = Hasher.load(folder), by_torch(folder)
     assert (loaded.runtime_name, same.runtime_name) == ("onnx-cpu", "torch-cpu")
     assert loaded.fingerprint() == same.fingerprint() == hasher.fingerprint()
     for name in ("bits", "method", "classes", "details", "preprocessing", "about"):
@@ -154,14 +169,10 @@ def test_a_saved_model_is_loaded_in_onnx_runtime_on_a_cpu(exported, folder, phot
         assert found.unsure == np.count_nonzero(np.abs(loaded.logits(paths)) < 1e-4)
 
 
-def test_an_exported_model_without_weights_is_saved_and_loaded(exported, folder, tmp_path):
-    (folder / "model.safetensors").unlink()
-    loaded = Hasher.load(folder)
-    assert isinstance(loaded, OnnxHasher)
-    loaded.save(tmp_path / "copy")
-    assert Hasher.load(tmp_path / "copy").fingerprint() == exported[0].fingerprint()
-    with pytest.raises(UsageError, match=r"exported model without model\.safetensors"):
-        Hasher.load(folder, runtime="torch")
+def test_a_loaded_model_is_saved_with_all_its_files(exported, folder, tmp_path, by_torch):
+    Hasher.load(folder).save(tmp_path / "copy")
+    for load in (Hasher.load, by_torch):
+        assert load(tmp_path / "copy").fingerprint() == exported[0].fingerprint()
 
 
 def test_the_file_alone_is_a_model(exported, tmp_path):
@@ -176,34 +187,25 @@ def test_the_file_alone_is_a_model(exported, tmp_path):
         again.logits(list(noise(3).transpose(0, 2, 3, 1))),
         loaded.logits(list(noise(3).transpose(0, 2, 3, 1))),
     )
-    with pytest.raises(UsageError, match="torch cannot load"):
-        Hasher.load(path, runtime="torch")
+    with pytest.raises(UsageError, match="an exported model has its network"):
+        Hasher.load(path, backbone=torch.nn.Identity())
 
 
-def test_a_file_that_an_older_version_left_behind_is_not_used(exported, folder):
-    config = json.loads((folder / "config.json").read_text())
-    del config["onnx_sha256"]
-    (folder / "config.json").write_text(json.dumps(config))
-    assert Hasher.load(folder).runtime_name == "torch-cpu"
-    with pytest.raises(UsageError, match="is not exported; export it with"):
-        Hasher.load(folder, runtime="onnx")
-
-
-def test_damage_is_named_and_can_be_mended(exported, folder):
-    data = bytearray(exported[1])
+def test_damage_is_named(exported, folder):
+    data = bytearray((folder / "network.onnx").read_bytes())
     data[-1000] ^= 1
-    (folder / "model.onnx").write_bytes(data)
-    with pytest.raises(FisherhashError, match=r"model\.onnx is damaged.*fisherhash export onnx"):
+    (folder / "network.onnx").write_bytes(data)
+    with pytest.raises(FisherhashError, match=r"network\.onnx is damaged: its checksum"):
         Hasher.load(folder)
-    assert Hasher.load(folder, runtime="torch").fingerprint() == exported[0].fingerprint()
 
 
-def test_a_config_that_was_edited_is_another_model(folder):
+def test_a_config_that_was_edited_is_another_model(folder, caplog):
     config = json.loads((folder / "config.json").read_text())
-    config["preprocessing"]["size"] = 40
+    config["preprocessing"]["draft"] = 1.5
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(FisherhashError, match=r"belongs to another model.*preprocessing differs"):
-        Hasher.load(folder)
+    with caplog.at_level(logging.WARNING, logger="fisherhash"):
+        assert Hasher.load(folder).fingerprint() != config["fingerprint"]
+    assert "makes other codes than before" in caplog.text
 
 
 @pytest.mark.parametrize("content", [b"", b"text", "cut"])
@@ -231,16 +233,9 @@ def test_a_foreign_file(tmp_path):
         Hasher.load(tmp_path / "foreign.onnx")
 
 
-def test_an_unknown_device_and_an_unknown_runtime(folder):
+def test_an_unknown_device(folder):
     with pytest.raises(UsageError, match="the device 'tpu' cannot be used"):
-        Hasher.load(folder, device="tpu", runtime="onnx")
-    with pytest.raises(UsageError, match=r"unknown runtime 'onx'\. Did you mean 'onnx'"):
-        Hasher.load(folder, runtime="onx")
-
-
-def test_without_onnx_runtime_torch_is_used(folder, monkeypatch):
-    monkeypatch.setattr(onnx_runtime, "installed", lambda: False)
-    assert Hasher.load(folder).runtime_name == "torch-cpu"
+        Hasher.load(folder, device="tpu")
 
 
 def test_a_network_that_cannot_be_exported_is_saved_all_the_same(tmp_path, exporting, caplog):
@@ -251,45 +246,20 @@ def test_a_network_that_cannot_be_exported_is_saved_all_the_same(tmp_path, expor
             return images.amax((2, 3))
 
     network = backbones.create(Odd(), image_size=16)
-    hasher = TorchHasher(network, LinearHead(3, 8), "lsh")
+    network = TorchNetwork(network, torch.device("cpu"))
+    hasher = Hasher(network, LinearHead(3, 8).finished(), method="lsh")
     with caplog.at_level(logging.WARNING, logger="fisherhash"):
         hasher.save(tmp_path)
     assert "saved without an ONNX file" in caplog.text
     assert Hasher.load(tmp_path, backbone=Odd()).fingerprint() == hasher.fingerprint()
 
 
-def test_an_export_that_computes_something_else_is_refused(exported):
+def test_an_export_that_computes_something_else_is_refused(exported, network_file, monkeypatch):
     hasher = exported[0]
+    monkeypatch.setattr(TorchNetwork, "exported", lambda _: network_file)
+    monkeypatch.setattr(TorchNetwork, "features", lambda _, pixels: np.ones((len(pixels), 32)))
     with pytest.raises(FisherhashError, match="does not compute what tiny does"):
-        export_onnx(
-            hasher.backbone,
-            hasher.head,
-            hasher.config(),
-            lambda pixels: np.ones((len(pixels), BITS), dtype=np.float32),
-        )
-
-
-def test_an_index_says_which_runtime_made_its_codes(exported, folder, write_photos, tmp_path):
-    root = write_photos(tmp_path / "photos", {"a": 5})
-    with ImageIndex.create(tmp_path / "index", Hasher.load(folder)) as images:
-        images.sync(root)
-        assert images.info()["runtimes"]["onnx-cpu"]["codes"] == 5
-    write_photos(root, {"b": 3}, seed=1)
-    with ImageIndex.open(tmp_path / "index", write=True) as images:
-        images._hasher = Hasher.load(folder, runtime="torch")
-        images.sync(root)
-        facts = images.info()
-        assert {name: made["codes"] for name, made in facts["runtimes"].items()} == {
-            "onnx-cpu": 5,
-            "torch-cpu": 3,
-        }
-        assert "torch-cpu: 3 codes" in facts["encoded_by"]
-        # The model inside the index is the exported one, with its weights.
-        assert images.index.model_folder() is not None
-        assert (images.index.model_folder() / "model.onnx").is_file()
-    unsure = facts["runtimes"]["onnx-cpu"]["unsure_bits"]
-    logits = Hasher.load(folder).logits(sorted((root / "a").iterdir()))
-    assert unsure == np.count_nonzero(np.abs(logits) < 1e-4)
+        export_onnx(hasher.network, hasher.head, hasher.config())
 
 
 def test_worker_processes_compute_the_same_codes(folder):
@@ -305,11 +275,11 @@ def test_worker_processes_compute_the_same_codes(folder):
 
 
 def test_a_worker_notices_that_its_file_was_replaced(folder):
-    function = Hasher.load(folder).runtime.worker_copy()
+    function = Hasher.load(folder).network.row_function().compute
     sent = pickle.loads(pickle.dumps(function))
     assert np.array_equal(sent(noise(2)), function(noise(2)))
     late = pickle.loads(pickle.dumps(function))
-    (folder / "model.onnx").write_bytes(b"another file")
+    (folder / "network.onnx").write_bytes(b"another file")
     with pytest.raises(FisherhashError, match="was replaced while it was used"):
         late(noise(1))
 
@@ -326,9 +296,12 @@ def test_features_that_training_stored_become_codes(folder, exported, tmp_path, 
 
 
 def test_only_those_with_a_hamming_distance_are_ranked(exported):
-    runtime = OnnxRuntime(exported[1])
-    runtime.metadata = runtime.metadata | {"hamming": False, "head": {"kind": "product"}}
-    hasher = OnnxHasher(runtime)
+    runtime = OnnxNetwork(exported[1], output=LOGITS)
+    runtime.metadata = runtime.metadata | {
+        "hamming": False,
+        "head": {"kind": "product", "in_features": 32},
+    }
+    hasher = Hasher.of_exported(runtime)
     with pytest.raises(UsageError, match="which an exported model does not compute"):
         list(hasher.encode_blocks([Image.new("RGB", (40, 40))], queries=True))
 
@@ -337,20 +310,26 @@ def test_only_those_with_a_hamming_distance_are_ranked(exported):
 @pytest.mark.parametrize(
     "head",
     [
-        CutHead(32, 24, LinearHead(32, 40)),
         BatchNormHead(32, 24),
         ArgmaxHead(32, 24, 5),
         SlicedHead(32, 24),
+        ProductHead(32, 24),
     ],
 )
-def test_every_head(head):
+def test_every_trained_head(head):
     assert tiny_hasher(head).export()[1].wrong == 0
 
 
 @pytest.mark.slow
-def test_a_product_quantiser_says_that_it_cannot():
-    with pytest.raises(FisherhashError, match="head 'product' cannot be exported"):
-        tiny_hasher(ProductHead(32, 24)).export()
+@pytest.mark.parametrize("name", ["agh", "fasth", "kmh", "ksh", "sh"])
+def test_every_fitted_head(name):
+    """A head of each kind that methods fit to features."""
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(300, 32, generator=generator).abs()
+    labels = torch.nn.functional.one_hot(features[:, :4].argmax(1), 4).float()
+    head = methods.create(name, bits=8, classes=4).fit(features, labels, seed=0)
+    network = TorchNetwork(backbones.create("tiny"), torch.device("cpu"))
+    assert Hasher(network, head.finished(), method=name).export()[1].wrong == 0
 
 
 @pytest.mark.slow
@@ -359,14 +338,14 @@ def test_every_backbone(name):
     hasher = tiny_hasher(backbone=name, pretrained=False)
     data, agreement = hasher.export()
     assert agreement.wrong == 0
-    assert OnnxRuntime(data).width == hasher.backbone.features
+    assert OnnxNetwork(data).width == hasher.network.width
 
 
 @pytest.mark.slow
-def test_the_shipped_file_has_the_bits_of_torch():
+def test_the_shipped_file_has_the_bits_of_torch(by_torch):
     reader = open_data("sample").reader
     images = [np.asarray(reader.open(i)) for i in range(500)]
-    one, other = Hasher.load("general-64", runtime="torch"), Hasher.load("general-64")
+    one, other = by_torch("general-64"), Hasher.load("general-64")
     assert (one.fingerprint(), other.runtime_name) == (other.fingerprint(), "onnx-cpu")
     found = compare_logits(one.logits(images), other.logits(images))
     print(found)  # pytest -s shows how many differ
@@ -381,43 +360,19 @@ def test_comparing():
 
 
 def test_a_file_of_the_package_is_loaded_when_it_is_used(folder):
-    eager = OnnxRuntime(folder / "model.onnx")
-    lazy = OnnxRuntime(folder / "model.onnx", checksum=eager.checksum)
-    assert lazy.width == eager.width
-    assert "_session" not in vars(lazy)
-    assert "_session" not in vars(Hasher.load_builtin("general2-64").runtime)
-    assert lazy.metadata == eager.metadata
-    assert (lazy.checksum, lazy.width, lazy.kind) == (eager.checksum, eager.width, eager.kind)
-    pixels = noise(3)
-    np.testing.assert_array_equal(lazy.logits(pixels), eager.logits(pixels))
-    assert onnx_runtime._stored_metadata(b"") is None
-    assert onnx_runtime._stored_metadata(lazy.content()[:-9]) is None
+    for name in ("general-64", "general2-64"):
+        assert "_session" not in vars(Hasher.load_builtin(name).network)
+    assert "_session" in vars(Hasher.load(folder).network)
 
 
 def test_a_model_folder_may_change_after_it_was_loaded(folder):
-    hasher, pixels = Hasher.load(folder, runtime="onnx"), noise(3)
-    expected = OnnxRuntime(folder / "model.onnx").logits(pixels)
+    hasher, pixels = Hasher.load(folder), noise(3)
+    expected = OnnxNetwork(folder / "network.onnx").features(pixels)
     for file in folder.iterdir():
         file.unlink()
-    np.testing.assert_array_equal(hasher.runtime.logits(pixels), expected)
+    np.testing.assert_array_equal(hasher.network.features(pixels), expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "images", "used"),
-    [
-        ("", 999, "general2-128"),
-        ("", 1000, "general-64"),
-        ("general2-64", 2000, "general2-64"),
-        ("general-64-int8", 5, "general-64-int8"),
-        ("some/folder", 5, "general2-64"),
-    ],
-)
-def test_a_network_that_was_loaded_early_is_used(name, images, used, monkeypatch):
-    monkeypatch.setattr(onnx_runtime, "_loaded", {})
-    early.prepare(name, images)
-    runtime = Hasher.load_builtin(used).runtime
-    assert set(onnx_runtime._loaded) == (set() if "/" in name else {runtime.checksum})
-    function = pickle.loads(pickle.dumps(runtime.worker_copy("logits")))
-    pixels = noise(1, side=224)
-    np.testing.assert_array_equal(function(pixels), runtime.logits(pixels))
-    assert not onnx_runtime._loaded
+def test_images_of_another_size_are_refused(folder):
+    with pytest.raises(FisherhashError, match="tiny in ONNX Runtime: "):
+        Hasher.load(folder).network.features(noise(1, side=40))

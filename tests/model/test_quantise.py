@@ -1,7 +1,5 @@
 """int8: kernels that add exactly on this processor, scales that make it so on every one."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -10,9 +8,9 @@ from fisherhash import backbones
 from fisherhash.errors import UsageError
 from fisherhash.model.hasher import Hasher
 from fisherhash.model.heads import LinearHead
-from fisherhash.model.onnx_runtime import OnnxRuntime
+from fisherhash.model.onnx_network import LOGITS, OnnxNetwork
 from fisherhash.model.quantise import quantise, weight_scales
-from fisherhash.model.torch_hasher import TorchHasher
+from fisherhash.model.torch_network import TorchNetwork
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -133,7 +131,8 @@ def model(tmp_path_factory):
     torch.manual_seed(0)
     head = LinearHead(network.features, 48)
     head.start(torch.randn(64, network.features).abs() * 0.1)
-    hasher = TorchHasher(network, head, "lsh", ("cat", "dog"))
+    network = TorchNetwork(network, torch.device("cpu"))
+    hasher = Hasher(network, head.finished(), method="lsh", classes=("cat", "dog"))
     folder = tmp_path_factory.mktemp("int8") / "model"
     hasher.save(folder)
     (folder / "tiny.onnx").write_bytes(hasher.export()[0])
@@ -146,15 +145,15 @@ def blobs(count, seed=0):
 
 
 def test_a_quantised_network_is_another_model_with_nearly_the_same_codes(model):
-    whole = OnnxRuntime(model / "tiny.onnx")
+    whole = OnnxNetwork(model / "tiny.onnx", output=LOGITS)
     data = quantise(whole, blobs(32))
     assert data == quantise(whole, blobs(32))
-    quick = OnnxRuntime(data)
+    quick = OnnxNetwork(data, output=LOGITS)
     assert quick.metadata["int8"]
     assert quick.metadata["made_from"] == whole.metadata["fingerprint"]
     assert quick.metadata["fingerprint"] != whole.metadata["fingerprint"]
     assert quick.metadata["classes"] == ["cat", "dog"]
-    one, other = whole.logits(blobs(100, 1)), quick.logits(blobs(100, 1))
+    one, other = whole.features(blobs(100, 1)), quick.features(blobs(100, 1))
     differing = ((one > 0) != (other > 0)).mean()
     assert 0 < differing < 0.05
     types = {tensor.data_type for tensor in onnx.load_from_string(data).graph.initializer}
@@ -166,56 +165,23 @@ def test_a_quantised_network_is_another_model_with_nearly_the_same_codes(model):
 
 
 def test_an_image_has_the_same_int8_logits_in_every_company(model):
-    runtime = OnnxRuntime(quantise(OnnxRuntime(model / "tiny.onnx"), blobs(16)))
+    runtime = OnnxNetwork(quantise(OnnxNetwork(model / "tiny.onnx"), blobs(16)), output=LOGITS)
     pixels = blobs(19, 2)
-    alone = np.concatenate([runtime.logits(image[None]) for image in pixels])
+    alone = np.concatenate([runtime.features(image[None]) for image in pixels])
     order = np.random.default_rng(0).permutation(19)
-    np.testing.assert_array_equal(runtime.logits(pixels[order]), alone[order])
+    np.testing.assert_array_equal(runtime.features(pixels[order]), alone[order])
 
 
-def test_the_verb_writes_a_file_a_part_of_the_model_and_an_int8_model(model, photos, capsys):
-    from fisherhash.cli import main
-
-    def command(*words):
-        with pytest.raises(SystemExit) as ended:
-            main(["export", "onnx", *map(str, words)])
-        return ended.value.code, *capsys.readouterr()
-
-    code, out, err = command(model, "--json")
-    assert code == 0, err
-    assert "ONNX Runtime against torch: " in err
-    assert json.loads(out)["agreement"]["wrong"] == 0
-    loaded = Hasher.load(model)
-    assert loaded.runtime_name == "onnx-cpu"
-    assert loaded.fingerprint() == Hasher.load(model, runtime="torch").fingerprint()
-    code, out, err = command(model, "--int8", "--images", photos, "--json")
-    assert code == 0, err
-    assert "of 48 bits per image on the 42 images" in err
-    quick = Hasher.load(model.with_name("model-int8"))
-    assert quick.fingerprint() == json.loads(out)["fingerprint"] != loaded.fingerprint()
-    assert quick.details == loaded.details
-    code, _, err = command(model, "--int8")
-    assert code == 2
-    assert "model-int8 exists already" in err
-    code, _, err = command(model, "--out", model / "alone.onnx")
-    assert code == 0, err
-    assert Hasher.load(model / "alone.onnx").fingerprint() == loaded.fingerprint()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["general-64"], "--out is missing"),
-        (["general-64", "--images", ".", "--out", "x.onnx"], "--images goes with --int8"),
-        (["general-64", "--out", "."], "exists already"),
-        (["no-such-model", "--out", "x.onnx"], "does not exist"),
-    ],
-)
-def test_bad_use_of_the_verb(words, message, capsys, tmp_path, monkeypatch):
-    from fisherhash.cli import main
-
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        main(["export", "onnx", *words])
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err
+def test_a_quantised_model_is_saved_and_loaded(model, tmp_path):
+    data = quantise(OnnxNetwork(model / "tiny.onnx"), blobs(16))
+    quick = Hasher.of_exported(OnnxNetwork(data), details={"note": 1})
+    quick.save(tmp_path / "quick")
+    names = sorted(path.name for path in (tmp_path / "quick").iterdir())
+    assert names == ["README.md", "config.json", "model.onnx"]
+    loaded = Hasher.load(tmp_path / "quick")
+    assert loaded.fingerprint() == quick.fingerprint() != Hasher.load(model).fingerprint()
+    assert (loaded.details, loaded.classes) == ({"note": 1}, ("cat", "dog"))
+    images = list(blobs(4, 3).transpose(0, 2, 3, 1))
+    np.testing.assert_array_equal(loaded.encode(images), quick.encode(images))
+    with pytest.raises(UsageError, match=r"int8 model, which runs on a CPU only|cannot be used"):
+        Hasher.load(tmp_path / "quick", device="cuda")

@@ -7,13 +7,10 @@ import pytest
 import torch
 
 from fisherhash.data.splits import hash_order
-from fisherhash.errors import NotDefinedError
 from fisherhash.evaluation import evaluate
-from fisherhash.model.heads import LinearHead, ProductHead
-from fisherhash.model.outer_heads import ClassStepHead
+from fisherhash.model.heads import LinearHead
 from fisherhash.training.class_step import (
     GRID,
-    ClassStep,
     fit_class_step,
     fit_classifier,
 )
@@ -107,11 +104,6 @@ def test_the_step_helps_codes_that_hardly_know_the_classes():
     assert with_step > plain + 0.1
 
 
-def test_codes_without_a_hamming_distance_have_no_step():
-    with pytest.raises(NotDefinedError, match="not signs of logits"):
-        ClassStepHead(FEATURES, BITS, ProductHead(FEATURES, BITS), CLASSES)
-
-
 @pytest.fixture
 def few_steps(monkeypatch):
     """Where it does not matter how good the classifier is."""
@@ -136,7 +128,9 @@ def test_a_trial_measures_every_step_of_the_grid_from_one_training(photos, finet
         (one.weight, one.sharpness) for one in GRID
     ]
     assert all(0 < one["score"] <= 1 for one in row["steps"])
-    assert found.hasher.head is found.step.inner  # the codes are those without it
+    plain = found.step.inner.finished().tensors()  # the codes are those without it
+    for name, values in found.hasher.head.tensors().items():
+        np.testing.assert_array_equal(values, plain[name])
     # The same training with one of these steps has that score.
     one = row["steps"][13]
     settings = dataclasses.replace(
@@ -148,30 +142,15 @@ def test_a_trial_measures_every_step_of_the_grid_from_one_training(photos, finet
 
 
 @pytest.mark.usefixtures("few_steps")
-@pytest.mark.parametrize("method", ["dfh", "dqn"])
-def test_one_pass_measures_all_ways(photos, method):
-    found = trained(photos, dataclasses.replace(QUICK, validation=0.2), method=method)
-    step = ClassStep(1.0, 0.5)
-    ways = found.measurements(step)
-    if method == "dqn":
-        assert list(ways) == ["real"]
-        assert found.evaluate().map == ways["real"].map
-        return
-    assert list(ways) == ["hamming", "real", "step_hamming", "step_real"]
-    assert list(found.measurements()) == ["hamming", "real"]
-    assert found.evaluate().map == ways["hamming"].map
-    settings = dataclasses.replace(QUICK, validation=0.2, step_weight=1.0, step_sharpness=0.5)
-    with_step = trained(photos, settings)
-    assert with_step.evaluate().map == ways["step_hamming"].map
-    collection, split = with_step.collection, with_step.split
-    encode = with_step.hasher.encode_collection
+def test_what_is_measured_is_what_the_hasher_encodes(photos):
+    found = trained(photos, dataclasses.replace(QUICK, step_weight=1.0, step_sharpness=0.5))
+    collection, split = found.collection, found.split
+    encode = found.hasher.encode_collection
     query, database = (encode(collection, part).codes for part in (split.query, split.database))
     labels = collection.labels[split.query], collection.labels[split.database]
     expected = evaluate(query, database, *labels, bits=12, top=split.top)
-    assert ways["step_hamming"].map == pytest.approx(expected.map, abs=1e-6)
-    real = with_step.measurements(step)
-    assert real["step_real"].map == ways["step_real"].map
-    assert real["hamming"].map == ways["hamming"].map
+    assert found.evaluate().map == pytest.approx(expected.map, abs=1e-6)
+    assert "class-step" in found.evaluate(real_queries=True).ranking
 
 
 @pytest.mark.usefixtures("few_steps")

@@ -263,7 +263,6 @@ def test_a_run_continues_on_another_number_of_processes(pair, doubles):
 def test_two_processes_read_their_images_from_disk(pair, doubles, tmp_path):
     expected = run_streamed("dfh", tmp_path / "rows")
     assert_close(part(pair[0], "streamed/"), expected)
-    assert not torch.equal(expected["losses"], run_live("dfh")["losses"])
 
 
 def test_an_error_of_the_first_process_is_everybodys(pair):
@@ -356,7 +355,7 @@ def test_the_command_line_under_torchrun(photos, tmp_path):
     for name, values in one.items():
         torch.testing.assert_close(two[name], values, rtol=1e-3, atol=1e-4)
     names = [{p.name for p in (tmp_path / name).iterdir()} for name in ("one", "two")]
-    assert names[0] == names[1] - {"model.onnx"}
+    assert names[0] == names[1] - {"network.onnx"}
 
 
 def test_other_commands_refuse_torchrun(monkeypatch, capsys):

@@ -363,7 +363,7 @@ def test_who_may_continue_and_who_may_not(tmp_path):
     assert is_unfinished(tmp_path)
     assert check_resumable(tmp_path, other, overwrite=True) is False
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
-    (tmp_path / "config.json").write_text('{"weights_sha256": ""}')
+    (tmp_path / "config.json").write_text('{"files": {}}')
     with pytest.raises(UsageError, match=r"already holds a model.*--overwrite"):
         check_resumable(tmp_path, identity, overwrite=False)
     assert check_resumable(tmp_path, identity, overwrite=True) is False

@@ -28,8 +28,8 @@ def trained(photos, *, settings=QUICK, **options):
 
 
 def state(found):
-    modules = {"head": found.hasher.head, "backbone": found.hasher.backbone}
-    return {f"{n}.{k}": v for n, m in modules.items() for k, v in m.state_dict().items()}
+    head = {name: torch.from_numpy(array) for name, array in found.hasher.head.tensors().items()}
+    return {**head, **found.hasher.network.backbone.state_dict()}
 
 
 def assert_same(one, two):

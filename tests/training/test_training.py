@@ -37,12 +37,8 @@ def quick(data, **arguments):
 def state(trained):
     """Every weight that decides a code, as bytes."""
     hasher = trained.hasher if hasattr(trained, "hasher") else trained
-    parts = {"backbone": hasher.backbone, "head": hasher.head}
-    return {
-        f"{part}.{name}": value.numpy().tobytes()
-        for part, module in parts.items()
-        for name, value in module.state_dict().items()
-    }
+    tensors = {name: array.tobytes() for name, array in hasher.head.tensors().items()}
+    return {"network": hasher.network.checksum, **tensors}
 
 
 def files(folder):
@@ -66,9 +62,8 @@ def test_fixed_layers_keep_their_weights_and_the_others_do_not(photos, tmp_path)
     assert list(fresh.state_dict())[:2] == fixed
     settings = dataclasses.replace(QUICK, fixed_layers=1)
     trained = quick(photos, finetune=True, settings=settings, out=tmp_path / "m")
-    for hasher in (trained.hasher, Hasher.load(tmp_path / "m")):
-        for name, value in hasher.backbone.state_dict().items():
-            assert torch.equal(value, fresh.state_dict()[name]) == (name in fixed), name
+    for name, value in trained.hasher.network.backbone.state_dict().items():
+        assert torch.equal(value, fresh.state_dict()[name]) == (name in fixed), name
     assert trained.hasher.details["settings"]["fixed_layers"] == 1
     assert state(Hasher.load(tmp_path / "m")) == state(trained)
 
@@ -416,7 +411,7 @@ def test_a_bad_file_does_not_shift_the_labels_of_the_others(write_photos, tmp_pa
 
     monkeypatch.setattr(methods.find("dfh"), "start", spied)
     trained = quick(root)
-    runtime = trained.hasher.runtime
+    runtime = trained.hasher.network
     names = [name for name in trained.collection.names if name != "a/00.png"]
     kept = [n for n in names if trained.collection.names.index(n) in trained.split.train]
     for name, label, row in zip(kept, seen["labels"], seen["features"], strict=True):
@@ -549,7 +544,7 @@ def test_an_interrupted_measurement_is_continued(photos, tmp_path, monkeypatch):
     arguments = {"backbone": "tiny", "bits": 8, "device": "cpu", "measured": True}
     arguments |= {"out": tmp_path / "m", "settings": Settings(epochs=3)}
     with monkeypatch.context() as patch:
-        patch.setattr("fisherhash.training.trained.encode_heads", _interrupt)
+        patch.setattr("fisherhash.training.trained.encode_split", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             fit(photos, **arguments)
     assert is_unfinished(tmp_path / "m")
@@ -581,7 +576,7 @@ def test_a_network_that_is_fine_tuned_keeps_the_layers_that_suit_it(photos):
     network = backbones.create("squeezenet1.0", pretrained=False, image_size=32)
     first = network.layers_in_order()
     trained = fit(photos, method="csq", bits=8, backbone=network, finetune=True, settings=settings)
-    after = trained.hasher.backbone.layers_in_order()
+    after = trained.hasher.network.backbone.layers_in_order()
     same = [
         all(torch.equal(a, b) for a, b in zip(x.parameters(), y.parameters(), strict=True))
         for x, y in zip(first, after, strict=True)

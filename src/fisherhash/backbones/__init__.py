@@ -1,13 +1,11 @@
 """Backbones: networks that turn images into features."""
 
 from fisherhash.backbones.adapters import wrap
-from fisherhash.backbones.base import Backbone
-from fisherhash.backbones.folding import fold_batch_norm
+from fisherhash.backbones.base import Backbone, VectorInput, fold_batch_norm
 from fisherhash.backbones.registry import DEFAULT_BACKBONE as DEFAULT
 from fisherhash.backbones.registry import create_backbone as create
 from fisherhash.backbones.registry import early_layers, info, names
 from fisherhash.backbones.registry import restore_backbone as restore
-from fisherhash.backbones.vectors import VectorInput
 
 __all__ = [
     "DEFAULT",

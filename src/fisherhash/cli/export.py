@@ -96,7 +96,7 @@ def _calibration(hasher: Hasher, images: Path | None) -> Any:
     """Pixels (n, 3, size, size) of some images, always the same of the same folder."""
     import numpy as np
 
-    from fisherhash.data.loading import decode
+    from fisherhash.data.computing import decode
     from fisherhash.data.sources import open_data, open_paths
     from fisherhash.data.splits import hash_order
     from fisherhash.model.quantise import CALIBRATION_IMAGES

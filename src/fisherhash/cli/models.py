@@ -46,7 +46,7 @@ from fisherhash.training.settings import Settings
 
 if TYPE_CHECKING:
     from fisherhash.data.collection import Collection
-    from fisherhash.data.loading import Skipped
+    from fisherhash.data.computing import Skipped
     from fisherhash.evaluation import Evaluation
     from fisherhash.model.hasher import Hasher
     from fisherhash.training.trained import Trained
@@ -234,7 +234,7 @@ def encode(
     import numpy as np
 
     from fisherhash import codes
-    from fisherhash.data.loading import skipped_csv
+    from fisherhash.data.computing import skipped_csv
     from fisherhash.data.sources import open_paths
     from fisherhash.system import storage
 

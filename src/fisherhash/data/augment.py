@@ -126,8 +126,8 @@ def blur(images: Tensor, *, draws: Draws = PLAIN_DRAWS) -> Tensor:
     largest = 2.0 * min(height, width) / 224.0
     radius = min(max(1, math.ceil(2.5 * largest)), height - 1, width - 1)
     sigma = draws.uniform([count, 1], 0.25 * largest, largest, device=images.device)
-    places = torch.arange(-radius, radius + 1, device=images.device)
-    weights = torch.softmax(-places.square() / (2.0 * sigma.square()), dim=1)
+    offsets = torch.arange(-radius, radius + 1, device=images.device)
+    weights = torch.softmax(-offsets.square() / (2.0 * sigma.square()), dim=1)
     weights = weights.repeat_interleave(channels, 0)[:, None, None, :]
     # One group per image and channel: each has its own filter.
     flat = images.reshape(1, count * channels, height, width)

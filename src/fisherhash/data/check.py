@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fisherhash.data.collection import Collection, Reader
+from fisherhash.data.computing import Skipped
 from fisherhash.data.images import UnreadableImage
-from fisherhash.data.loading import Skipped
 from fisherhash.data.readers import StoredReader
 from fisherhash.data.splits import SPLIT_PARTS, Split
 from fisherhash.data.workers import run_jobs

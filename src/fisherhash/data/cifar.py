@@ -59,8 +59,10 @@ class CifarReader(StoredReader):
 
 def find_cifar10(folder: Path) -> Path | None:
     """Find the batch files in ``folder`` or in the folder of the archive inside it."""
-    places = (folder, folder / CIFAR_FOLDER)
-    return next((p for p in places if any((p / f"{name}.bin").is_file() for name in BATCHES)), None)
+    folders = (folder, folder / CIFAR_FOLDER)
+    return next(
+        (p for p in folders if any((p / f"{name}.bin").is_file() for name in BATCHES)), None
+    )
 
 
 def open_cifar10(folder: Path) -> Collection:

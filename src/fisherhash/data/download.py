@@ -29,7 +29,7 @@ def download_cifar10(
 
     The next call continues a download that broke off. The folder appears only when it is complete.
     """
-    place = dest / CIFAR_FOLDER
+    target = dest / CIFAR_FOLDER
     try:
         dest.mkdir(parents=True, exist_ok=True)
         archive = dest / "cifar-10-binary.tar.gz"
@@ -38,12 +38,12 @@ def download_cifar10(
             _fetch(url, part, timeout)
             _verify(part, md5, url)
             os.replace(part, archive)
-        _unpack(archive, place)
+        _unpack(archive, target)
         archive.unlink()
     except OSError as error:
         reason = error.strerror or error
         raise FisherhashError(f"CIFAR-10 could not be written to {dest}: {reason}") from None
-    return place
+    return target
 
 
 def _fetch(url: str, part: Path, timeout: float) -> None:
@@ -91,8 +91,8 @@ def _verify(part: Path, md5: str, url: str) -> None:
         )
 
 
-def _unpack(archive: Path, place: Path) -> None:
-    with draft_folder(place) as draft:
+def _unpack(archive: Path, target: Path) -> None:
+    with draft_folder(target) as draft:
         try:
             with tarfile.open(archive) as pack:
                 pack.extractall(draft, filter="data")
@@ -101,5 +101,5 @@ def _unpack(archive: Path, place: Path) -> None:
         for file in (draft / CIFAR_FOLDER).iterdir():
             file.rename(draft / file.name)
         (draft / CIFAR_FOLDER).rmdir()
-        if place.exists():
-            shutil.rmtree(place)
+        if target.exists():
+            shutil.rmtree(target)

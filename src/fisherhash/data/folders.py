@@ -149,14 +149,14 @@ def walk_images(
     waiting, links = [""], []
     while waiting or links:
         inside = waiting.pop() if waiting else links.pop()
-        place = os.path.join(root, inside) if inside else root
-        real = os.path.realpath(place)
+        path = os.path.join(root, inside) if inside else root
+        real = os.path.realpath(path)
         if real in seen:
             continue
         seen.add(real)
         prefix = f"{inside}/" if inside else ""
         try:
-            folders, linked = _list(place, prefix, found, is_own)
+            folders, linked = _list(path, prefix, found, is_own)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             if not inside:
@@ -170,11 +170,11 @@ def walk_images(
 
 
 def _list(
-    place: str, prefix: str, found: FoundImages, is_own: Callable[[str], bool]
+    path: str, prefix: str, found: FoundImages, is_own: Callable[[str], bool]
 ) -> tuple[list[str], list[str]]:
     """Add the images of one folder to ``found``; return its sub-folders and links to folders."""
     folders, links = [], []
-    with os.scandir(place) as entries:
+    with os.scandir(path) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
@@ -243,7 +243,7 @@ def open_folder(root: Path) -> Collection:
     inside: dict[str, list[str]] = {}
     notes: list[str] = []
     # A link from one class to another, or to all of them, adds no images to it.
-    real = {os.path.realpath(place) for place in (root, *(root / name for name in folders))}
+    real = {os.path.realpath(path) for path in (root, *(root / name for name in folders))}
     for folder in sorted(folders + links):
         found = walk_images(root / folder, elsewhere=real)
         top.other += found.other

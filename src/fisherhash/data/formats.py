@@ -1,4 +1,4 @@
-"""Which files are images, and the only place where Pillow opens one.
+"""Which files are images, and the only code that lets Pillow open one.
 
 Pillow is given an explicit list of formats. Its other plugins stay out of reach: the one for EPS,
 for example, starts Ghostscript on what the file says.
@@ -18,25 +18,10 @@ from PIL import Image, JpegImagePlugin, UnidentifiedImageError
 
 from fisherhash.errors import FisherhashError
 
-FORMATS = (
-    "JPEG",
-    "PNG",
-    "GIF",
-    "WEBP",
-    "TIFF",
-    "BMP",
-    "DIB",
-    "JPEG2000",
-    "PPM",
-    "ICO",
-    "ICNS",
-    "TGA",
-    "QOI",
-    "PCX",
-    "SGI",
-    "DDS",
-    "PSD",
-)
+_FORMATS = """
+    JPEG PNG GIF WEBP TIFF BMP DIB JPEG2000 PPM ICO ICNS TGA QOI PCX SGI DDS PSD
+"""
+FORMATS = tuple(_FORMATS.split())
 """Pillow's names of the formats that are read, beside HEIF and AVIF; no other is ever opened."""
 
 _EXTENSIONS = """

@@ -107,8 +107,8 @@ def open_lists(folder: Path) -> Collection:
         number = {name: column for column, name in enumerate(classes)}
         for name, (_, row, line) in known.items():
             if row not in number:
-                place = folder / "classes.txt"
-                raise line.error(f"the class '{row}' of '{name}' is not in {place}")
+                listed = folder / "classes.txt"
+                raise line.error(f"the class '{row}' of '{name}' is not in {listed}")
         labels = one_hot([number[row] for row in rows], len(classes))
     names, stripped = _strip_prefix(folder, list(known))
     return Collection(

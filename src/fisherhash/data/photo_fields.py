@@ -19,9 +19,6 @@ PHOTO_FIELDS = ("taken", "camera", "latitude", "longitude")
 """The fields that :func:`photo_fields` may return."""
 
 _MAX_TEXT = 100
-_HEAD = 1 << 17
-"""Bytes of a JPEG that hold its EXIF data: a segment has at most 65,535."""
-_APP0, _APP1, _APP15, _COMMENT = 0xE0, 0xE1, 0xEF, 0xFE
 
 
 def photo_fields(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -34,18 +31,13 @@ def photo_fields(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     try:
         with open_regular(path) as file:
-            head = file.read(_HEAD)
-            file.seek(0)
-            exif = Image.Exif()
-            if head.startswith(b"\xff\xd8"):
-                exif.load(_jpeg_exif(head) or b"")
+            image = open_image(file, pixels=current_limits().pixels)
+            if image.format == "TIFF":
+                exif = image.getexif()
             else:
-                image = open_image(file, pixels=current_limits().pixels)
-                if image.format == "TIFF":
-                    exif = image.getexif()
-                else:
-                    # Not getexif(): it decodes a PNG that has none.
-                    exif.load(image.info.get("exif") or b"")
+                # Not getexif(): it decodes a PNG that has none.
+                exif = Image.Exif()
+                exif.load(image.info.get("exif") or b"")
             if not exif:
                 return {}
             details = exif.get_ifd(ExifTags.IFD.Exif)
@@ -58,19 +50,6 @@ def photo_fields(path: str | os.PathLike[str]) -> dict[str, Any]:
     except Exception:
         # Pillow raises almost anything on broken EXIF data, which says nothing about the image.
         return {}
-
-
-def _jpeg_exif(head: bytes) -> bytes | None:
-    """The EXIF data of a JPEG, from the segments before its pixels; Pillow reads much more."""
-    at = 2
-    while head[at : at + 1] == b"\xff" and len(head) >= at + 4:
-        kind, length = head[at + 1], int.from_bytes(head[at + 2 : at + 4], "big")
-        if kind == _APP1 and head[at + 4 : at + 10] == b"Exif\0\0":
-            return head[at + 4 : at + 2 + length]
-        if not (_APP0 <= kind <= _APP15 or kind == _COMMENT):
-            return None
-        at += 2 + length
-    return None
 
 
 def _taken(details: Mapping[int, Any]) -> str | None:

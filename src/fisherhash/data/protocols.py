@@ -6,8 +6,8 @@ that queries are removed from the database and the training images, and that ima
 are left out; ``Split.notes`` counts both.
 
 The lists of tiny100 and coco21 have one set of queries. For a seed other than 0, others are drawn
-from the database images that are not training images, as many per class; the listed queries take
-their place in the database. The training images and all sizes stay.
+from the database images that are not training images, as many per class; the listed queries are
+put into the database instead. The training images and all sizes stay.
 """
 
 from __future__ import annotations

@@ -9,31 +9,29 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from fisherhash.data.folders import FoundImages, ImageFile, walk_images
 from fisherhash.data.formats import UnreadableImage, is_image_name
-from fisherhash.data.images import current_limits, load_image, read_file
-from fisherhash.data.readers import StoredReader
+from fisherhash.data.images import current_limits, read_file
+from fisherhash.data.readers import FileReader
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.system.remote import file_system, is_url
 
 _TIMES = ("LastModified", "mtime", "last_modified", "updated", "created")
 
 
-class RemoteReader(StoredReader):
+class RemoteReader(FileReader):
     """Image files behind URLs, or on the disk."""
 
-    def __init__(self, places: Sequence[str]) -> None:
-        self.places = places
+    def __init__(self, paths: Sequence[str]) -> None:
+        super().__init__("", paths)
 
     def read(self, index: int) -> bytes:
         """Return the bytes of a file."""
-        place = self.places[index]
-        if not is_url(place):
-            return read_file(place)
+        where = self.names[index]
+        if not is_url(where):
+            return read_file(where)
         limit = current_limits().bytes
-        fs, path = file_system(place)
+        fs, path = file_system(where)
         try:
             with fs.open(path, "rb") as file:
                 data = file.read(limit + 1)
@@ -45,13 +43,9 @@ class RemoteReader(StoredReader):
             raise UnreadableImage(f"is larger than {limit:,} bytes")
         return data
 
-    def parse(self, index: int, data: bytes, *, enough: int | None = None) -> Image.Image:
-        """Decode the bytes of a file."""
-        return load_image(data, enough=enough)
-
     def fingerprint(self) -> str:
         """Return a checksum over the names."""
-        return hashlib.sha256("\0".join(self.places).encode(errors="surrogateescape")).hexdigest()
+        return hashlib.sha256("\0".join(self.names).encode(errors="surrogateescape")).hexdigest()
 
 
 def list_images(source: str) -> FoundImages:
@@ -91,8 +85,8 @@ def _list_lines(source: str, lines: Iterable[str]) -> FoundImages:
                 fs, path = file_system(line)
                 found.files.append(_file(line, line, fs.info(path)))
             else:
-                place = os.path.join(os.path.dirname(os.path.abspath(source)), line)
-                found.files.append(ImageFile.from_state(line, place, os.stat(place)))
+                path = os.path.join(os.path.dirname(os.path.abspath(source)), line)
+                found.files.append(ImageFile.from_state(line, path, os.stat(path)))
         except OSError as error:
             found.broken[line] = f"cannot be read: {error.strerror or error}"
     return found

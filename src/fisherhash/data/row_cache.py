@@ -306,11 +306,11 @@ class StoredRows:
         """Bytes of one row."""
         return int(np.prod(self.row_shape)) * self.dtype.itemsize
 
-    def read(self, places: NDArray[np.int64], out: Iterable[NDArray]) -> None:
-        """Read the rows at some places, one into each array, and compare their checksums."""
-        self._cache.read(self._numbers[places], out)
+    def read(self, rows: NDArray[np.int64], out: Iterable[NDArray]) -> None:
+        """Read rows by their position here, one into each array, and compare their checksums."""
+        self._cache.read(self._numbers[rows], out)
 
 
 def _row_crc(index: int, data: bytes | memoryview) -> int:
-    """Checksum of a row in its place; never 0, which is what an empty file holds."""
+    """Checksum of a row and its number; never 0, which is what an empty file holds."""
     return zlib.crc32(data, index + 1) or 1

@@ -104,10 +104,10 @@ def _open_directory(path: Path) -> Collection:
         return open_lists(path)
     if cifar := find_cifar10(path):
         return open_cifar10(cifar)
-    for place in (path, path / "cifar-10-batches-py"):
-        if (place / "data_batch_1").is_file() and (place / "batches.meta").is_file():
+    for folder in (path, path / "cifar-10-batches-py"):
+        if (folder / "data_batch_1").is_file() and (folder / "batches.meta").is_file():
             raise UsageError(
-                f"{place} holds the Python version of CIFAR-10, which is pickled; get the binary "
+                f"{folder} holds the Python version of CIFAR-10, which is pickled; get the binary "
                 "version (cifar-10-binary.tar.gz), or use 'cifar10' with download"
             )
     return open_folder(path)
@@ -128,26 +128,26 @@ def _open_file(path: Path) -> Collection:
 def _open_named(name: str, *, download: bool) -> Collection:
     if name == "sample":
         return open_sample()
-    for place in [*data_dirs(), Path.cwd()]:
+    for folder in [*data_dirs(), Path.cwd()]:
         if name == "cifar10":
-            if found := find_cifar10(place) or find_cifar10(place / name):
+            if found := find_cifar10(folder) or find_cifar10(folder / name):
                 return open_cifar10(found)
-        elif is_list_folder(place / name):
-            return open_lists(place / name)
+        elif is_list_folder(folder / name):
+            return open_lists(folder / name)
     if name == "cifar10" and download:
         from fisherhash.data.download import download_cifar10
 
         return open_cifar10(download_cifar10(cache_dir() / "data"))
-    places = ", ".join(str(place) for place in data_dirs())
+    searched = ", ".join(str(folder) for folder in data_dirs())
     if name == "cifar10":
         raise UsageError(
-            f"CIFAR-10 is not on this machine (looked for {CIFAR_FOLDER} in {places}). Allow the "
+            f"CIFAR-10 is not on this machine (looked for {CIFAR_FOLDER} in {searched}). Allow the "
             "download (162 MB; fisherhash train cifar10 --download, or download=True), or unpack "
             "cifar-10-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html into a folder "
             f"and set {DATA_VARIABLE} to that folder"
         )
     raise UsageError(
         f"the data set '{name}' is not on this machine (looked for a folder '{name}' with "
-        f"train.txt, query.txt and database.txt in {places}). Build it as described in "
+        f"train.txt, query.txt and database.txt in {searched}). Build it as described in "
         f"docs/data.md and set {DATA_VARIABLE} to the folder that holds '{name}'"
     )

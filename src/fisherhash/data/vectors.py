@@ -110,13 +110,13 @@ def as_float32(vectors: Vectors) -> Iterator[NDArray[np.float32]]:
         yield np.ascontiguousarray(vectors, np.float32)
         return
     with tempfile.TemporaryDirectory(prefix="fisherhash-") as folder:
-        place = Path(folder) / "float32.npy"
-        copy = np.lib.format.open_memmap(place, mode="w+", dtype=np.float32, shape=vectors.shape)
+        path = Path(folder) / "float32.npy"
+        copy = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=vectors.shape)
         for start, block in vector_blocks(vectors):
             copy[start : start + len(block)] = block
         copy.flush()
         del copy
-        yield np.load(place, mmap_mode="r")
+        yield np.load(path, mmap_mode="r")
 
 
 def read_labels(
@@ -183,9 +183,9 @@ def read_keys(path: str | os.PathLike[str], count: int) -> list[str]:
 
 
 def _open(path: str | os.PathLike[str], *, mapped: bool) -> NDArray[Any]:
-    name, place = printable(str(path)), Path(path).expanduser()
+    name, file = printable(str(path)), Path(path).expanduser()
     try:
-        found = np.load(place, mmap_mode="r" if mapped else None, allow_pickle=False)
+        found = np.load(file, mmap_mode="r" if mapped else None, allow_pickle=False)
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror or error}") from None
     except (ValueError, EOFError) as error:

@@ -29,7 +29,8 @@ from fisherhash.data.formats import UnreadableImage
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.system.cores import available_cores, check_workers
 
-MOST_WORKERS = 64
+MOST_WORKERS = 60
+"""More do not help, and Windows cannot wait for more."""
 
 WORTH_STARTING = 1.5
 """Seconds of work below which starting processes takes longer than it saves."""
@@ -49,8 +50,7 @@ LOST_IN_A_ROW = 8
 
 PROBE_IMAGES = 16
 PROBE_SECONDS = 0.25
-FEWEST_PROBED, CLEARLY_WORTH = 3, 4.0
-"""Images after which to stop timing if, as each of them says, so many seconds of work are left."""
+"""Images, or seconds of work, after which the time of the others is clear."""
 
 MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
 """Environment of a worker: glibc keeps up to 128 MB for the next image. By default it returns the
@@ -100,6 +100,8 @@ def run_jobs(
     """
     if workers is not None:
         check_workers(workers)
+    if multiprocessing.current_process().daemon:
+        workers = 0  # Such a process, for example one of a loader of torch, must not start others.
     work = _packed(reader, job) if workers else None
     if workers and work is None:
         raise UsageError(
@@ -109,7 +111,7 @@ def run_jobs(
     done = 0
     times: list[float] = []
     while done < len(indices) and work is None:
-        if workers is None and _probed(times, len(indices) - done):
+        if workers is None and (len(times) == PROBE_IMAGES or sum(times) >= PROBE_SECONDS):
             workers = choose_workers(times, len(indices) - done)
             work = _packed(reader, job) if workers else None
             continue
@@ -128,15 +130,8 @@ def run_jobs(
     # The first image may have paid for loading what the job needs.
     seconds = statistics.median(times) if times else 0.01
     chunk = max(1, min(MOST_CHUNK, int(CHUNK_SECONDS / max(seconds, 1e-6))))
-    workers = min(workers, len(rest))
+    workers = min(workers, len(rest), MOST_WORKERS if sys.platform == "win32" else workers)
     yield from _Run(work, names, timeout).all(rest, workers, min(chunk, -(-len(rest) // workers)))
-
-
-def _probed(times: Sequence[float], left: int) -> bool:
-    """Whether the seconds of the first few images say enough about the rest."""
-    if len(times) == PROBE_IMAGES or sum(times) >= PROBE_SECONDS:
-        return True
-    return len(times) >= FEWEST_PROBED and min(times) * left >= CLEARLY_WORTH
 
 
 def choose_workers(times: Sequence[float], left: int) -> int:
@@ -283,10 +278,17 @@ def _pool(work: bytes, workers: int) -> Iterator[_Pool]:
         yield pool
 
 
+_starting = threading.Lock()
+
+
 class _Process(SpawnProcess):
     """A spawned process that knows nothing of the main module, nor of Ctrl-C."""
 
     def start(self) -> None:
+        with _starting:
+            self._start()
+
+    def _start(self) -> None:
         main, missing = sys.modules["__main__"], _ENVIRONMENT.keys() - os.environ.keys()
         blocks = hasattr(signal, "pthread_sigmask")
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if blocks else None

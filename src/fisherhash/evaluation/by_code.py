@@ -48,7 +48,7 @@ class CodePrecision:
 
 def precision_by_code(
     distance_blocks: Iterable[Tensor],
-    places: NDArray[np.int64],
+    code_of: NDArray[np.int64],
     query_labels: ArrayLike,
     database_labels: ArrayLike,
     *,
@@ -59,7 +59,7 @@ def precision_by_code(
 
     Args:
         distance_blocks: blocks (b, codes) of real distances, queries in order.
-        places: (n_database,) which of the codes each database item has.
+        code_of: (n_database,) which of the codes each database item has.
         query_labels: (n_queries, classes) of 0 and 1.
         database_labels: (n_database, classes) of 0 and 1.
         top: ranks that count in average precision, K of mAP@K; None counts all.
@@ -73,43 +73,39 @@ def precision_by_code(
     queries, n = len(labels.query), len(labels.database)
     inputs.check_sizes(queries, n)
     most = inputs.check_top(top, n)
-    where = torch.from_numpy(np.asarray(places, dtype=np.int64)).to(device)
+    where = torch.from_numpy(np.asarray(code_of, dtype=np.int64)).to(device)
     if len(where) != n:
-        raise UsageError(f"there are {len(where)} places for {n} database items with labels")
+        raise UsageError(
+            f"there are {len(where)} numbers of codes for {n} database items with labels"
+        )
     counts = torch.bincount(where)
     ours = torch.from_numpy(labels.query).to(device).float()
     theirs = torch.from_numpy(labels.database).to(device).float()
-    # With one label per image, relevant images are counted per code and class.
-    single = bool((theirs.sum(1) <= 1).all()) and bool((ours.sum(1) <= 1).all())
-    table = torch.zeros(len(counts), theirs.shape[1], device=device)
-    if single:
-        table.index_add_(0, where, theirs)
-    found = []
-    done = 0
+    found, done = [], 0
     for block in distance_blocks:
-        if block.ndim != 2 or block.shape[1] != len(counts):
-            raise UsageError(
-                f"a block of distances must have shape (b, {len(counts)}), one column per distinct "
-                f"code, got {(*block.shape,)}"
-            )
-        if not bool(torch.isfinite(block).all()):
-            raise FisherhashError("distances hold NaN or infinite values")
-        for part in block.split(max(1, _PAIRS_AT_ONCE // max(n, 1))):
-            own = ours[done : done + len(part)]
+        _check_block(block, len(counts))
+        for part in block.split(max(1, _PAIRS_AT_ONCE // n)):
+            shared = (ours[done : done + len(part)] @ theirs.T > 0).float()
             done += len(part)
-            if single:
-                relevant = own @ table.T
-            else:
-                shared = (own @ theirs.T > 0).float()
-                relevant = torch.zeros(len(part), len(counts), device=device)
-                relevant.index_add_(1, where, shared)
-            found.append(_scores(part.to(device), counts, relevant.long(), most))
+            relevant = torch.zeros(len(shared), len(counts), device=device)
+            relevant.index_add_(1, where, shared)
+            found.append(_scores(part[: len(shared)].to(device), counts, relevant.long(), most))
     if done != queries:
         raise UsageError(f"the blocks hold {done} rows of distances for {queries} queries")
     expected, lower, upper = (np.concatenate(values) for values in zip(*found, strict=True))
     if np.isnan(expected).all():
         raise FisherhashError("no query has a relevant item in the database")
     return CodePrecision(expected, lower, upper, most)
+
+
+def _check_block(block: Tensor, codes: int) -> None:
+    if block.ndim != 2 or block.shape[1] != codes:
+        raise UsageError(
+            f"a block of distances must have shape (b, {codes}), one column per distinct code, got "
+            f"{(*block.shape,)}"
+        )
+    if not bool(torch.isfinite(block).all()):
+        raise FisherhashError("distances hold NaN or infinite values")
 
 
 def _scores(

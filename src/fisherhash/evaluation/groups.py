@@ -83,7 +83,7 @@ def expected_sum(
 ) -> Floats:
     """Return the expected sum of (weight up to the rank) / rank over a group's relevant ranks.
 
-    Only the first ``inside`` places of the group count. With weight = relevant this is the sum of
+    Only the first ``inside`` ranks of the group count. With weight = relevant this is the sum of
     precisions that average precision averages.
     """
     pair = weight * (relevant - 1) / np.maximum(items - 1, 1)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from fisherhash import backbones, methods
 from fisherhash.data.collection import Collection
+from fisherhash.data.computing import Rows
 from fisherhash.data.lists import is_list_folder
-from fisherhash.data.loading import Rows
 from fisherhash.data.pixels import PixelBank, pixel_rows
 from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import NAMED, open_data

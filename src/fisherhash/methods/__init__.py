@@ -1,4 +1,4 @@
-"""Methods that learn codes, one file each. To add one: write the file and its test."""
+"""Methods that learn codes, one file each: here, or in any other package, see :func:`find`."""
 
 import importlib
 import pkgutil

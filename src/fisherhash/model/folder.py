@@ -211,13 +211,15 @@ def _network(
             "bits": head.in_features,
             "backbone": name,
             "preprocessing": config["preprocessing"],
-            "head": {"in_features": head.in_features},
+            "head": {"in_features": head.numbers.get("features", head.in_features)},
             "fingerprint": checksum,
             "int8": bool(known.get("int8", False)),
         }
         if "architecture" in config:
             metadata["architecture"] = config["architecture"]
-        return OnnxNetwork(file, device=device, metadata=metadata, output=output, weights=weights)
+        found = OnnxNetwork(file, device=device, metadata=metadata, output=output, weights=weights)
+        # Other files than those of the package may change while they are used.
+        return found if folder.parent == builtin.FOLDER else found.loaded()
     return _torch_network(model, how, device, module)
 
 

@@ -6,87 +6,39 @@ module imports neither torch nor ONNX Runtime: what a model needs is imported wh
 
 from __future__ import annotations
 
-import difflib
 import hashlib
+import json
 import logging
 import os
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from fisherhash import codes
-from fisherhash.data.collection import Collection
-from fisherhash.data.computing import Rows, Skipped, compute_blocks
-from fisherhash.data.images import ImageLike, UnreadableImage, is_one_image
-from fisherhash.data.loading import decode_images
-from fisherhash.data.preprocessing import Preprocessing
-from fisherhash.data.row_cache import stored_rows
-from fisherhash.data.vectors import VECTORS_AT_ONCE, check_finite_rows, check_shape, vector_blocks
 from fisherhash.errors import FisherhashError, NotDefinedError, UsageError
-from fisherhash.model import builtin, hub
-from fisherhash.model.folder import CONFIG, model_files, read_config, read_model, versions
+from fisherhash.model import builtin
+from fisherhash.model.encoder import EncodedBlock, Encoder
+from fisherhash.model.folder import CONFIG, model_files, read_model, versions
 from fisherhash.model.head import FinishedHead, no_head
-from fisherhash.model.networks import (
-    ONNX_CPU,
-    TORCH_CPU,
-    UNSURE,
-    Network,
-    feature_key,
-    feature_rows,
-)
+from fisherhash.model.hub import locate_model
+from fisherhash.model.networks import Network
 from fisherhash.model.onnx_network import LOGITS, OnnxNetwork
 from fisherhash.system import storage
-from fisherhash.system.progress import progress
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 
     from fisherhash.model.export import Agreement
 
-    Images = ImageLike | Tensor | Iterable[ImageLike | Tensor]
+__all__ = ["EncodedBlock", "Hasher"]
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class EncodedBlock:
-    """Codes of some images of a source, or of all.
-
-    Attributes:
-        indices: (n,) numbers of the images that could be read.
-        codes: (n, bytes) their codes.
-        queries: (n, …) their real-valued queries for the head, where requested.
-        skipped: the images that could not be read.
-        unsure: bits of these codes whose logit is within 1e-4 of zero: another runtime, which
-            rounds differently, may set them differently.
-    """
-
-    indices: NDArray[np.int64]
-    codes: NDArray[np.uint8]
-    queries: NDArray[np.float32] | None
-    skipped: list[Skipped]
-    unsure: int = 0
-
-
-@runtime_checkable
-class DecodedSource(Protocol):
-    """Images that are decoded already, such as a :class:`~fisherhash.data.pixels.PixelBank`."""
-
-    def blocks(
-        self, indices: NDArray[np.int64] | None = None, *, block: int = ...
-    ) -> Iterator[Rows]:
-        """The decoded images, one block at a time."""
-        ...
-
-
-class Hasher:
+class Hasher(Encoder):
     """Images to codes of ``bits`` bits; :meth:`load` makes one.
 
     Args:
@@ -112,16 +64,12 @@ class Hasher:
         origin: dict[str, Any] | None = None,
         fitted: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
     ) -> None:
-        self.network, self.head, self.method, self.classes = network, head, method, tuple(classes)
+        super().__init__(network, head, method)
+        self.classes = tuple(classes)
         self.details, self.origin, self.fitted = details or {}, origin or {}, fitted
 
     def __repr__(self) -> str:
         return f"Hasher(method={self.method!r}, bits={self.bits}, backbone={self.backbone_name!r})"
-
-    @property
-    def bits(self) -> int:
-        """Number of bits of a code."""
-        return self.head.bits
 
     @property
     def ranking(self) -> Literal["hamming", "real"]:
@@ -129,21 +77,6 @@ class Hasher:
         found = self.details.get("ranking")
         real = isinstance(found, dict) and found.get("default") == "real" and self.head.hamming
         return "real" if real else "hamming"
-
-    @property
-    def backbone_name(self) -> str:
-        """Name of the network that turns images into features."""
-        return "features" if self.network is None else self.network.name
-
-    @property
-    def preprocessing(self) -> Preprocessing:
-        """What happens to an image before the network."""
-        return Preprocessing() if self.network is None else self.network.preprocessing
-
-    @property
-    def runtime_name(self) -> str:
-        """What computes the features, and where: ``onnx-cpu``, ``torch-cuda``, …"""
-        return "numpy" if self.network is None else self.network.kind
 
     @property
     def about(self) -> dict[str, Any]:
@@ -162,13 +95,9 @@ class Hasher:
             whole = self.network.checksum
             cut = self.bits < self.head.in_features
             return builtin.first_fingerprint(whole, self.bits) if cut else whole
-        about = (self.network.checksum, self.network.name, self.preprocessing, self.head.checksum())
-        return hashlib.sha256(" ".join(map(str, about)).encode()).hexdigest()
-
-    @property
-    def rows_are_features(self) -> bool:
-        """Whether the network computes features, and not the logits themselves."""
-        return not (isinstance(self.network, OnnxNetwork) and self.network.output == LOGITS)
+        how = json.dumps(self.preprocessing.to_config(), sort_keys=True)
+        about = (self.network.checksum, self.network.name, how, self.head.checksum())
+        return hashlib.sha256(" ".join(about).encode()).hexdigest()
 
     # Other codes of the same network.
 
@@ -219,215 +148,6 @@ class Hasher:
         about: dict[str, Any] = {"method": self.method, "classes": self.classes}
         about |= {"details": dict(self.details), "fitted": self.fitted}
         return Hasher(self.network, head, **about)
-
-    # From images to rows (features) to codes.
-
-    @property
-    def vectors_only(self) -> bool:
-        """Whether there is no network, so that it encodes vectors and no images."""
-        return self.network is None
-
-    def check_takes_images(self) -> Network:
-        """Return the network; refuse images where there is none.
-
-        Raises:
-            UsageError: it encodes vectors only.
-        """
-        if self.network is None:
-            raise UsageError(
-                f"this model ({self.method}) was trained on vectors of {self.feature_width} "
-                "dimensions and has no backbone, so it cannot encode images; give vectors: "
-                "--features FILE.npy, or Hasher.encode_features"
-            )
-        return self.network
-
-    @property
-    def features_network(self) -> Network:
-        """What computes features of images, also where codes come from a network with a head."""
-        network = self.check_takes_images()
-        if not self.rows_are_features:
-            return cast("OnnxNetwork", network).computing("features")
-        return network
-
-    def encode(self, images: Images) -> NDArray[np.uint8]:
-        """Codes (n, bytes) of images: one or many; paths, files, bytes, images, arrays, tensors.
-
-        An array has shape (height, width, 3), a tensor (3, height, width) or (n, 3, height, width);
-        both hold bytes. One image returns one row.
-
-        Raises:
-            UnreadableImage: an image cannot be read; :meth:`encode_blocks` skips it instead.
-        """
-        return codes.pack(self.logits(images))
-
-    def logits(self, images: Images) -> NDArray[np.float32]:
-        """The real outputs (n, bits) that the codes are cut from: bit = logit > 0."""
-        rows = [np.empty((0, self.bits), dtype=np.float32)]
-        for part in self.row_blocks(images):
-            for item in part.skipped:
-                raise UnreadableImage(f"{item.name}: {item.reason}", passing=item.passing)
-            rows.append(self.head.logits(part.values))
-        return np.concatenate(rows)
-
-    def encode_blocks(
-        self,
-        source: Collection | DecodedSource | Images,
-        indices: NDArray[np.int64] | None = None,
-        *,
-        block: int = 256,
-        cached: bool = False,
-        queries: bool = False,
-        workers: int | None = None,
-    ) -> Iterator[EncodedBlock]:
-        """Encode images one block at a time; those that cannot be read are skipped and listed.
-
-        Args:
-            source: a collection, images as for :meth:`encode`, or a bank of decoded images.
-            indices: (n,) which images of a collection or a bank, in which order; None for all.
-            block: images per block; cached features are one block.
-            cached: store the features on disk, for a network that encodes this collection again.
-            queries: also compute the real-valued queries.
-            workers: number of processes that read a collection; 0 means this one, None lets the
-                work decide. The codes do not depend on it.
-        """
-        for part in self.row_blocks(source, indices, block, cached, workers):
-            yield self._of_rows(part, queries=queries)
-
-    def encode_collection(
-        self,
-        source: Collection | DecodedSource,
-        indices: NDArray[np.int64] | None = None,
-        *,
-        block: int = 256,
-        cached: bool = False,
-        queries: bool = False,
-        workers: int | None = None,
-    ) -> EncodedBlock:
-        """What :meth:`encode_blocks` yields, as one block, with a progress bar."""
-        bar = nullcontext(lambda _: None)  # cached features have a bar of their own
-        if isinstance(source, Collection) and not cached:
-            bar = progress(f"encoding {source.name}", len(source if indices is None else indices))
-        none = Rows(np.empty((0, self.head.in_features), dtype=np.float32), np.arange(0), [])
-        parts = [self._of_rows(none, queries=queries)]
-        with bar as advance:
-            for part in self.encode_blocks(
-                source, indices, block=block, cached=cached, queries=queries, workers=workers
-            ):
-                parts.append(part)
-                advance(len(part.indices) + len(part.skipped))
-        real = [part.queries for part in parts if part.queries is not None]
-        return EncodedBlock(
-            np.concatenate([part.indices for part in parts]),
-            np.concatenate([part.codes for part in parts]),
-            np.concatenate(real) if real else None,
-            [item for part in parts for item in part.skipped],
-            sum(part.unsure for part in parts),
-        )
-
-    def encode_stored(self, collection: Collection) -> EncodedBlock | None:
-        """Codes of the images whose features are stored on disk, because training needed them.
-
-        None if there are none; nothing is computed but the codes.
-        """
-        network = self.check_takes_images()
-        # Training on a CPU may have stored what the other runtime computed of the same weights.
-        both = (ONNX_CPU, TORCH_CPU)
-        every = [
-            stored_rows(
-                collection,
-                network.preprocessing,
-                what=feature_key(network, kind),
-                shape=(network.width,),
-                dtype=np.float32,
-            )
-            for kind in (both if network.kind in both else (network.kind,))
-        ]
-        found = [rows for rows in every if rows is not None]
-        return self._of_rows(max(found, key=lambda r: len(r.indices))) if found else None
-
-    def row_blocks(
-        self,
-        source: Collection | DecodedSource | Images,
-        indices: NDArray[np.int64] | None = None,
-        block: int = 256,
-        cached: bool = False,
-        workers: int | None = None,
-    ) -> Iterator[Rows]:
-        """The one path from images to what the head takes, for every source."""
-        network = self.check_takes_images()
-        if isinstance(source, Collection):
-            if cached:
-                return iter([feature_rows(network, source, indices, workers=workers)])
-            function = network.row_function()
-            return compute_blocks(source, indices, function, block=block, workers=workers)
-        if cached:
-            raise UsageError("only features of a collection can be cached")
-        if isinstance(source, DecodedSource):
-            blocks = source.blocks(indices, block=block)
-        elif indices is not None:
-            raise UsageError("indices select images of a collection; select from a list yourself")
-        else:
-            blocks = decode_images(_listed(source), network.preprocessing, block=block)
-        return (Rows(network.features(b.values), b.indices, b.skipped) for b in blocks)
-
-    def _of_rows(self, rows: Rows, *, queries: bool = False) -> EncodedBlock:
-        logits = self.head.logits(rows.values)
-        real = None
-        if queries:
-            real = logits if self.head.hamming else self.head.query(rows.values)
-        unsure = int(np.count_nonzero(np.abs(logits) < UNSURE))
-        return EncodedBlock(rows.indices, codes.pack(logits), real, rows.skipped, unsure)
-
-    # Vectors: a model may have no network; others apply their head to given features.
-
-    @property
-    def feature_width(self) -> int:
-        """Dimensions of the features that the head takes."""
-        return int(self.head.numbers.get("features", self.head.in_features))
-
-    def encode_features(self, features: ArrayLike) -> NDArray[np.uint8]:
-        """Codes (n, bytes) of vectors (n, d), which may be a memory map; one vector is one row.
-
-        A model for images applies its head to them: they are features of its network.
-
-        Raises:
-            UsageError: they have other dimensions, are not floats, or hold NaN.
-        """
-        values = np.atleast_2d(np.asanyarray(features))
-        self.check_vectors(values, "the array")
-        return np.concatenate([part.codes for part in self.encode_feature_blocks(values)])
-
-    def check_vectors(self, vectors: NDArray[Any], name: str) -> None:
-        """Refuse vectors that this model cannot encode; ``name`` is theirs in the message.
-
-        Raises:
-            UsageError: they have other dimensions, are not floats, or hold NaN.
-        """
-        if not self.rows_are_features:
-            raise UsageError(
-                "an exported network starts from pixels, so it cannot encode features; load the "
-                "model folder it was exported from"
-            )
-        check_shape(vectors, name)
-        if vectors.shape[1] != self.feature_width and not self.vectors_only:
-            raise UsageError(
-                f"{name} has vectors of {vectors.shape[1]} dimensions; this model takes images, or "
-                f"the {self.feature_width} features that its backbone {self.backbone_name} "
-                "computes of an image"
-            )
-        check_shape(vectors, name, width=self.feature_width)
-        check_finite_rows(vectors, name)
-
-    def encode_feature_blocks(
-        self, vectors: NDArray[Any], *, block: int = VECTORS_AT_ONCE, queries: bool = False
-    ) -> Iterator[EncodedBlock]:
-        """Encode vectors (n, d) one block at a time; :meth:`check_vectors` must have passed.
-
-        With ``queries``, the blocks also hold the real-valued queries.
-        """
-        for start, rows in vector_blocks(vectors, block):
-            numbers = np.arange(start, start + len(rows))
-            yield self._of_rows(Rows(rows, numbers, []), queries=queries)
 
     # Folders and files.
 
@@ -501,7 +221,7 @@ class Hasher:
         if found.suffix == ".onnx" and found.is_file():
             if backbone is not None:
                 raise UsageError("an exported model has its network; pass none with it")
-            return of_exported(OnnxNetwork(found, device=device), origin=origin)
+            return cls.of_exported(OnnxNetwork(found, device=device), origin=origin)
         stored = read_model(found)
         hasher = cls(**stored.parts(device=device, backbone=backbone), origin=origin)
         # All files are whole, so the config was edited, and the model is another one.
@@ -538,75 +258,19 @@ class Hasher:
         hasher.origin = {"builtin": name}
         return hasher
 
-
-def of_exported(
-    network: OnnxNetwork,
-    *,
-    details: dict[str, Any] | None = None,
-    origin: dict[str, Any] | None = None,
-) -> Hasher:
-    """The hasher of an exported file, which has network and head in one graph."""
-    known = network.metadata
-    head = no_head(
-        int(known["bits"]),
-        of=str(known["head"]["kind"]),
-        features=int(known["head"]["in_features"]),
-        hamming=bool(known["hamming"]),
-    )
-    about: dict[str, Any] = {"method": str(known["method"]), "classes": tuple(known["classes"])}
-    return Hasher(network.computing(LOGITS), head, details=details, origin=origin, **about)
-
-
-def locate_model(model: str | os.PathLike[str] | None) -> Path | str:
-    """Find a model by its name or path.
-
-    Args:
-        model: a path, which comes first where both exist, ``hf:user/name`` on the hub, or the
-            name of a built-in hasher; None for the default one.
-
-    Returns:
-        The path of the folder or the file, or the name of the built-in hasher.
-
-    Raises:
-        UsageError: there is no such model; a typo is answered with the nearest name.
-        FisherhashError: the hub cannot be reached, or the extra ``hub`` is not installed.
-    """
-    path = Path("" if model is None else model).expanduser()
-    if model is not None and path.exists():
-        return path
-    if hub.is_address(model):
-        return hub.download_model(str(model))
-    name = builtin.DEFAULT_HASHER if model is None else os.fspath(model)
-    if name in builtin.NAMES:
-        return name
-    if near := difflib.get_close_matches(name, builtin.NAMES, n=1):
-        raise UsageError(f"there is no model '{name}'. Did you mean '{near[0]}'?")
-    read_config(path / CONFIG)  # raises, and says how to make a model
-    return path
-
-
-def _listed(images: Any) -> Iterable[ImageLike]:
-    """Images one by one, each in a form that ``load_image`` takes."""
-    if is_one_image(images):
-        return [cast("ImageLike", images)]
-    if isinstance(images, np.ndarray) or _is_tensor(images):
-        images = [images] if images.ndim < 4 else list(images)
-    arrays = map(_array, images)
-    return list(arrays) if isinstance(images, Sequence) else arrays
-
-
-def _is_tensor(image: object) -> bool:
-    """Whether an object is a tensor; only whoever imported torch can have one."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(image, torch.Tensor)
-
-
-def _array(image: Any) -> ImageLike:
-    if not _is_tensor(image):
-        return image
-    if str(image.dtype) != "torch.uint8" or image.ndim != 3 or image.shape[0] != 3:
-        raise UsageError(
-            f"an image tensor must be uint8 of shape (3, height, width), got {image.dtype} "
-            f"of shape {tuple(image.shape)}"
-        )
-    return image.permute(1, 2, 0).cpu().numpy()
+    @classmethod
+    def of_exported(
+        cls,
+        network: OnnxNetwork,
+        *,
+        details: dict[str, Any] | None = None,
+        origin: dict[str, Any] | None = None,
+    ) -> Hasher:
+        """The hasher of an exported file, which has network and head in one graph."""
+        known = network.metadata
+        of, width = str(known["head"]["kind"]), int(known["head"]["in_features"])
+        known_head = {"of": of, "features": width, "hamming": bool(known["hamming"])}
+        head = no_head(int(known["bits"]), **known_head)
+        about: dict[str, Any] = {"method": str(known["method"]), "details": details}
+        about |= {"classes": tuple(known["classes"]), "origin": origin}
+        return cls(network.computing(LOGITS), head, **about)

@@ -27,7 +27,6 @@ __all__ = [
     "LinearHead",
     "ProductHead",
     "SlicedHead",
-    "cube_corners",
     "distances_to",
 ]
 
@@ -373,16 +372,6 @@ class ArrayHead(Head):
         inner = None if self.inner is None else self.inner.finished()
         about = (self.kind, self.in_features, self.bits, arrays)
         return FinishedHead(*about, dict(self.numbers), inner)
-
-
-def cube_corners(bits: int) -> Tensor:
-    """Return (2^bits, bits) the corners of a cube, -1 and 1, highest bit first.
-
-    >>> cube_corners(2).tolist()
-    [[-1.0, -1.0], [-1.0, 1.0], [1.0, -1.0], [1.0, 1.0]]
-    """
-    numbers = torch.arange(2**bits)[:, None]
-    return 2.0 * ((numbers >> torch.arange(bits - 1, -1, -1)) & 1) - 1.0
 
 
 def _draw(layer: nn.Linear) -> None:

@@ -1,4 +1,6 @@
-"""Models on the Hugging Face Hub: ``hf:user/name`` is downloaded once, and a folder is uploaded.
+"""Where models are: folders, built-in names, and the Hugging Face Hub.
+
+``hf:user/name`` is downloaded once, and a folder is uploaded.
 
 ``HF_ENDPOINT`` names another server, ``HF_HOME`` the folder of the downloads, and ``HF_TOKEN``
 holds the token.
@@ -6,12 +8,15 @@ holds the token.
 
 from __future__ import annotations
 
+import difflib
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.model import builtin
 from fisherhash.model.folder import CARD, CONFIG, NETWORK, ONNX, WEIGHTS, read_config
 from fisherhash.system.extras import require_package
 from fisherhash.system.version import __version__
@@ -20,6 +25,34 @@ PREFIX = "hf:"
 FILES = (CONFIG, WEIGHTS, NETWORK, ONNX, CARD)
 """What is downloaded and uploaded; nothing else of a repository or a folder is."""
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def locate_model(model: str | os.PathLike[str] | None) -> Path | str:
+    """Find a model by its name or path.
+
+    Args:
+        model: a path, which comes first where both exist, ``hf:user/name`` on the hub, or the
+            name of a built-in hasher; None for the default one.
+
+    Returns:
+        The path of the folder or the file, or the name of the built-in hasher.
+
+    Raises:
+        UsageError: there is no such model; a typo is answered with the nearest name.
+        FisherhashError: the hub cannot be reached, or the extra ``hub`` is not installed.
+    """
+    path = Path("" if model is None else model).expanduser()
+    if model is not None and path.exists():
+        return path
+    if is_address(model):
+        return download_model(str(model))
+    name = builtin.DEFAULT_HASHER if model is None else os.fspath(model)
+    if name in builtin.NAMES:
+        return name
+    if near := difflib.get_close_matches(name, builtin.NAMES, n=1):
+        raise UsageError(f"there is no model '{name}'. Did you mean '{near[0]}'?")
+    read_config(path / CONFIG)  # raises, and says how to make a model
+    return path
 
 
 def is_address(model: object) -> bool:

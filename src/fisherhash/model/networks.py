@@ -7,8 +7,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
-from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -18,18 +16,11 @@ from fisherhash.data.collection import Collection
 from fisherhash.data.computing import RowFunction, Rows
 from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.data.row_cache import cached_rows, images_key
-from fisherhash.errors import FisherhashError
-
-logger = logging.getLogger(__name__)
 
 UNSURE = 1e-4
 """A logit this near to zero may have the other sign in another runtime."""
 ONNX_CPU, TORCH_CPU = "onnx-cpu", "torch-cpu"
 """The kinds of networks that share a processor; each may have stored features for the other."""
-
-
-class NotExportedError(FisherhashError):
-    """A network cannot be run by ONNX Runtime here."""
 
 
 class Network(Protocol):
@@ -99,26 +90,17 @@ def feature_rows(
             more rows of these images, or else the fastest.
     """
     images = images_key(collection)
-
-    def rows(by: Network) -> Rows:
-        prepare: Callable[[], RowFunction] = by.row_function
-        function = RowFunction(by.features, by.preprocessing, (by.width,), prepare=prepare)
-        found = cached_rows(
-            collection,
-            indices,
-            function,
-            what=feature_key(by),
-            images=images,
-            workers=workers,
-            on_disk=on_disk,
-        )
-        return dataclasses.replace(found, kind=by.kind)
-
-    try:
-        return rows(network.stored_by(images, len(collection), kind))
-    except NotExportedError as error:
-        logger.info("torch computes the features of %s, not ONNX Runtime: %s", network.name, error)
-        return rows(network)
+    by = network.stored_by(images, len(collection), kind)
+    found = cached_rows(
+        collection,
+        indices,
+        by.row_function(),
+        what=feature_key(by),
+        images=images,
+        workers=workers,
+        on_disk=on_disk,
+    )
+    return dataclasses.replace(found, kind=by.kind)
 
 
 def feature_key(network: Network, kind: str | None = None) -> str:

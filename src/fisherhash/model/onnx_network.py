@@ -137,6 +137,11 @@ class OnnxNetwork:
         other.preprocessing = preprocessing
         return other
 
+    def loaded(self) -> OnnxNetwork:
+        """This network, once its file is loaded."""
+        _ = self._session
+        return self
+
     def computing(self, output: str) -> OnnxNetwork:
         """The same network with another output: ``features`` or ``logits``."""
         other = copy.copy(self)
@@ -167,8 +172,13 @@ class OnnxNetwork:
         apart = len(parts) > 1 and step == 1 and available_cores() > 1
         inputs = ({PIXELS: part} for part in parts)
         run = functools.partial(self._session.run, [self.output])
-        found = self._threads().map(run, inputs) if apart else map(run, inputs)
         none = np.empty((0, self.width), dtype=np.float32)
+        try:
+            found = list(self._threads().map(run, inputs) if apart else map(run, inputs))
+        # ONNX Runtime raises classes of its own, such as for images of another size.
+        except Exception as error:
+            reason = str(error).strip().splitlines()[0][:200]
+            raise FisherhashError(f"{self.name} in ONNX Runtime: {reason}") from error
         return np.concatenate([none, *(rows for (rows,) in found)])[: len(pixels)]
 
     def row_function(self) -> RowFunction:

@@ -19,14 +19,12 @@ import datetime
 import functools
 import hashlib
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fisherhash.data.augment import PLAIN_DRAWS, Draws
@@ -34,14 +32,13 @@ from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.methods.base import Batch, MethodInfo
 from fisherhash.system.devices import choose_device
 from fisherhash.system.launched import launched_rank
+from fisherhash.training.whole_layers import TWINS, check_layer
 
 T = TypeVar("T")
 
 PATIENCE = datetime.timedelta(days=7)
 """How long ranks wait for the first one, which may decode a large data set. Where a rank fails,
 ``torchrun`` ends the others; they need not notice by themselves."""
-
-_RANDOM_LAYER = re.compile("drop|stochastic", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -154,15 +151,15 @@ class Ranks:
             )
         parts = [part for module in modules.values() for part in module.modules()]
         for part in parts:
-            _check_layer(part)
-        changed = [part for part in parts if type(part) in _TWINS]
-        plain = {twin: kind for kind, twin in _TWINS.items()}
+            check_layer(part)
+        changed = [part for part in parts if type(part) in TWINS]
+        plain = {twin: kind for kind, twin in TWINS.items()}
         try:
             for part in changed:
                 # A twin has the same tensors under the same names, so whoever knows the layer, an
                 # optimiser or a checkpoint, need not know about this.
                 part.ranks, part.batch = self, batch  # type: ignore[assignment]
-                part.__class__ = _TWINS[type(part)]
+                part.__class__ = TWINS[type(part)]
             yield
         finally:
             for part in changed:
@@ -256,13 +253,8 @@ def join(device: str | torch.device | None) -> tuple[Ranks, torch.device]:
         # What is no tensor of the training travels between the hosts.
         backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=PATIENCE)
-        atexit.register(_leave)
+        atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
     return current_ranks(), chosen
-
-
-def _leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def _at_once(tensors: Sequence[Tensor], operation: Callable[[Tensor], object]) -> None:
@@ -294,22 +286,6 @@ class _Gather(torch.autograd.Function):
         return ctx.ranks.own_rows(grads[0], ctx.batch) * ctx.ranks.size, None, None, None
 
 
-class _Sum(torch.autograd.Function):
-    """The sum of a tensor over the ranks; its gradient is the sum of theirs."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor) -> Tensor:
-        whole = values.clone()
-        dist.all_reduce(whole)
-        return whole
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Tensor:
-        whole = grads[0].clone()
-        dist.all_reduce(whole)
-        return whole
-
-
 @dataclass
 class _SharedDraws(Draws):
     """Draws for the whole batch, and returns the numbers of a rank's own images."""
@@ -330,76 +306,3 @@ class _SharedDraws(Draws):
         whole[axis] = self.batch
         drawn = super().uniform(whole, low, high, device=device)
         return drawn.narrow(axis, self.own.start, self.own.stop - self.own.start)
-
-
-def _check_layer(layer: nn.Module) -> None:
-    """Refuse layers whose results depend on the other images of a batch in ways unknown here."""
-    if not layer.training or type(layer) in _TWINS:
-        return
-    chance = next(
-        (getattr(layer, name, 0) for name in ("p", "drop_prob") if name in vars(layer)), 0
-    )
-    mixing = isinstance(layer, nn.modules.batchnorm._BatchNorm)
-    if mixing or (chance and _RANDOM_LAYER.search(type(layer).__name__)):
-        raise UsageError(
-            f"the network has a layer {type(layer).__name__}, which cannot be shared by several "
-            "processes with the results of one; train in one process, or with --frozen"
-        )
-
-
-class _WholeLayer(nn.Module):
-    """What a layer that depends on the whole batch knows."""
-
-    ranks: Ranks
-    batch: int
-
-
-class _WholeDropout(_WholeLayer, nn.Dropout):
-    def forward(self, input: Tensor) -> Tensor:
-        if not self.training or not self.p:
-            return input
-        rows = self.ranks.whole_rows(len(input), self.batch)
-        kept = F.dropout(input.new_ones(rows, *input.shape[1:]), self.p)
-        return input * self.ranks.own_rows(kept, self.batch)
-
-
-class _WholeBatchNorm(_WholeLayer, nn.modules.batchnorm._BatchNorm):
-    """Not ``nn.SyncBatchNorm``, which runs on GPUs only."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        if not self.training:
-            return super().forward(input)
-        self._check_input_dim(input)
-        dims, shape = [0, *range(2, input.ndim)], [1, -1] + [1] * (input.ndim - 2)
-        each = input[0, 0].numel() if input.ndim > 2 else 1
-        count = self.ranks.whole_rows(len(input), self.batch) * each
-        wide = input.float()
-        mean = cast(Tensor, _Sum.apply(wide.sum(dims))) / count
-        centred = wide - mean.view(shape)
-        variance = cast(Tensor, _Sum.apply(centred.square().sum(dims))) / count
-        found = centred * (variance + self.eps).rsqrt().view(shape)
-        if self.affine:
-            found = found * self.weight.view(shape) + self.bias.view(shape)
-        if self.running_mean is not None and self.running_var is not None:
-            self.num_batches_tracked.add_(1)  # type: ignore[operator]
-            share = self.momentum
-            if share is None:
-                share = 1.0 / float(self.num_batches_tracked)  # type: ignore[arg-type]
-            self.running_mean.lerp_(mean.detach(), share)
-            self.running_var.lerp_(variance.detach() * (count / (count - 1)), share)
-        return found.to(input.dtype)
-
-
-class _WholeBatchNorm1d(_WholeBatchNorm, nn.BatchNorm1d):
-    pass
-
-
-class _WholeBatchNorm2d(_WholeBatchNorm, nn.BatchNorm2d):
-    pass
-
-
-_TWINS: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Dropout: _WholeDropout,
-    nn.BatchNorm1d: _WholeBatchNorm1d,
-    nn.BatchNorm2d: _WholeBatchNorm2d,
-}

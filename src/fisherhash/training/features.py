@@ -20,7 +20,7 @@ from PIL import Image
 from fisherhash import codes, methods
 from fisherhash.backbones import VectorInput
 from fisherhash.data.collection import Collection
-from fisherhash.data.loading import Rows
+from fisherhash.data.computing import Rows
 from fisherhash.data.vectors import (
     as_float32,
     check_finite_rows,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fisherhash import backbones, codes, methods
-from fisherhash.data.loading import Rows
+from fisherhash.data.computing import Rows
 from fisherhash.data.pixels import PixelBank
 from fisherhash.data.protocols import Split, resolve
 from fisherhash.data.sources import Collection, open_data

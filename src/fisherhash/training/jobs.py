@@ -36,7 +36,7 @@ SHARE = 0.5
 NOTICED = 0.1
 """The share from which on it is said that they are held in memory."""
 STREAM = "stream"
-"""The entry of a run's identity if its images are streamed: their order is another one."""
+"""The entry of a run's identity if its images are streamed: statistics may be of some of them."""
 FEATURES_BY = "features_by"
 """The entry of a run's identity if ONNX Runtime computed its features."""
 

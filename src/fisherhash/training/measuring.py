@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fisherhash.codes import code_bytes, pack, unpack
 from fisherhash.data.collection import Collection
-from fisherhash.data.loading import Skipped
+from fisherhash.data.computing import Skipped
 from fisherhash.data.splits import Split
 from fisherhash.errors import UsageError
 from fisherhash.evaluation import Evaluation, evaluate, metrics
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 SPLIT_FILE = "split.json"
 """The split of a trained model, in its folder."""
-WAYS = ("hamming", "real")
-"""How codes are ranked: by Hamming distance, or by distances of real-valued queries."""
 LEAST_TOP = 10
 """The smallest K of the mAP of held-out images."""
 MOST_QUERIES = 2000

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fisherhash.backbones import VectorInput
-from fisherhash.data.loading import Rows
+from fisherhash.data.computing import Rows
 from fisherhash.data.pixels import PixelBank, check_readable, pixel_rows, placed
 from fisherhash.data.row_cache import StoredRows
 from fisherhash.data.sources import Collection

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fisherhash import methods
-from fisherhash.data.loading import Skipped, skipped_csv
+from fisherhash.data.computing import Skipped, skipped_csv
 from fisherhash.data.pixels import PixelBank
 from fisherhash.data.protocols import Split
 from fisherhash.data.sources import Collection
@@ -21,9 +20,8 @@ from fisherhash.model.head import FinishedHead
 from fisherhash.model.outer_heads import ClassStepHead
 from fisherhash.system import storage
 from fisherhash.training.checkpoints import discard_checkpoint
-from fisherhash.training.class_step import ClassStep
 from fisherhash.training.loop import METRICS
-from fisherhash.training.measuring import SPLIT_FILE, WAYS, encode_heads, measure
+from fisherhash.training.measuring import SPLIT_FILE, encode_split, measure
 
 SKIPPED_FILE = "skipped.csv"
 UNSEEN_MAP = "mAP on classes that a second training held out"
@@ -66,67 +64,30 @@ class Trained:
     step: ClassStepHead | None = None
     others: list[Trained] = field(default_factory=list)
 
-    def evaluate(self, *, bank: PixelBank | None = None) -> Evaluation:
-        """mAP of the split's queries against its database; ``bank`` holds their pixels."""
-        found = self.evaluations([("hamming", self.hasher.head)], bank=bank)
-        return found[0]
-
-    def measurements(
-        self, step: ClassStep | None = None, *, bank: PixelBank | None = None
-    ) -> dict[str, Evaluation]:
-        """mAP by Hamming distance and with real-valued queries, from one pass over the images.
+    def evaluate(self, *, real_queries: bool = False, bank: PixelBank | None = None) -> Evaluation:
+        """Measure the hasher on the split's queries and database.
 
         Args:
-            step: also measure with this class step.
-            bank: the pixels of the split's images.
-
-        Returns:
-            ``hamming`` and ``real``; with a step also ``step_hamming`` and ``step_real``. Codes
-            without a Hamming distance have ``real`` alone.
-        """
-        head = self.plain_head
-        ways = [(way, head) for way in WAYS if head.hamming or way == "real"]
-        names = [way for way, _ in ways]
-        if step is not None and self.step is not None:
-            stepped = self.step.with_step(step.weight, step.sharpness).finished()
-            ways += [(way, stepped) for way in WAYS]
-            names += [f"step_{way}" for way in WAYS]
-        return dict(zip(names, self.evaluations(ways, bank=bank), strict=True))
-
-    @property
-    def plain_head(self) -> FinishedHead:
-        """The head without the class step."""
-        return self.hasher.head if self.step is None else self.step.inner.finished()
-
-    def evaluations(
-        self, ways: Sequence[tuple[str, FinishedHead]], *, bank: PixelBank | None = None
-    ) -> list[Evaluation]:
-        """Measure heads on the split's queries and database.
-
-        Args:
-            ways: ``hamming`` or ``real`` (-valued queries), and the head.
+            real_queries: rank by distances of real-valued queries, not by Hamming distance.
             bank: the pixels of the split's images.
         """
         if self.split is None:
             raise UsageError(
                 f"'{self.collection.name}' has no labels, so there is nothing to measure"
             )
-        heads: dict[FinishedHead, bool] = {}
-        for way, head in ways:
-            heads[head] = heads.get(head, False) or way == "real"
         # Features of frozen weights are on disk or worth storing; those of new weights are not.
-        encoded = encode_heads(
-            self.hasher,
-            self.collection,
-            self.split,
-            heads,
-            cached=not self.finetuned,
-            bank=bank if self.finetuned else None,
-        )
-        by_head, known = {one.head: one for one in encoded}, {item.name for item in self.skipped}
-        self.skipped += [s for one in encoded[:1] for s in one.skipped if s.name not in known]
-        top = self.split.top
-        return [measure(by_head[head], top=top, real_queries=way == "real") for way, head in ways]
+        live = self.finetuned
+        where: dict[str, Any] = {"cached": not live, "bank": bank if live else None}
+        hasher, split = self.hasher, self.split
+        encoded = encode_split(hasher, self.collection, split, real_queries=real_queries, **where)
+        known = {item.name for item in self.skipped}
+        self.skipped += [item for item in encoded.skipped if item.name not in known]
+        return measure(encoded, top=split.top, real_queries=real_queries)
+
+    @property
+    def plain_head(self) -> FinishedHead:
+        """The head without the class step."""
+        return self.hasher.head if self.step is None else self.step.inner.finished()
 
     def describe(self, identity: dict[str, Any]) -> None:
         """Note how the hasher was made, for its config and its card.

@@ -8,7 +8,7 @@ from torch import Tensor
 from fisherhash.methods._options import PositiveInt
 from fisherhash.methods.base import FeatureMethod, MethodInfo, register
 from fisherhash.methods.shallow._features import distances_to, draw_rows, principal
-from fisherhash.model.heads import ArrayHead, Head, cube_corners
+from fisherhash.model.heads import ArrayHead, Head
 from fisherhash.system.options import Range, Tuned
 
 
@@ -137,3 +137,13 @@ def share_out(variances: Tensor, bits: list[int], most: int) -> list[Tensor]:
         sums[chosen] += variance
         left -= 1
     return [torch.tensor(group) for group in groups]
+
+
+def cube_corners(bits: int) -> Tensor:
+    """Return (2^bits, bits) the corners of a cube, -1 and 1, highest bit first.
+
+    >>> cube_corners(2).tolist()
+    [[-1.0, -1.0], [-1.0, 1.0], [1.0, -1.0], [1.0, 1.0]]
+    """
+    numbers = torch.arange(2**bits)[:, None]
+    return 2.0 * ((numbers >> torch.arange(bits - 1, -1, -1)) & 1) - 1.0

