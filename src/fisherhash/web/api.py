@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, File, Form, HTTPException, Query, Request, Response
@@ -35,7 +36,7 @@ class ItemRow(TypedDict):
 
 
 class FoundRow(ItemRow):
-    """An item that a search found."""
+    """An item that a search found, or one of a group of likely copies."""
 
     rank: int
     distance: float
@@ -68,19 +69,13 @@ class FacetsAnswer(TypedDict):
     fields: dict[str, list[list[str | int | float | bool]]]
 
 
-class CopyRow(ItemRow):
-    """One of a group of likely copies."""
-
-    distance: float
-
-
 class GroupRow(TypedDict):
     """A group of likely copies, of which the first is to be kept."""
 
     size: int
     span: int
     confirmed: bool | None
-    items: list[CopyRow]
+    items: list[FoundRow]
 
 
 class DuplicatesAnswer(TypedDict):
@@ -164,16 +159,19 @@ async def search_image(
     )
 
 
-def _found(gallery: Gallery, answer: Answer) -> Response:
-    rows = [
+def _rows(gallery: Gallery, hits: Iterable[Hit]) -> list[dict[str, Any]]:
+    return [
         {"rank": rank, "distance": hit.distance, **item_row(gallery, hit)}
-        for rank, hit in enumerate(answer.hits, start=1)
+        for rank, hit in enumerate(hits, start=1)
     ]
+
+
+def _found(gallery: Gallery, answer: Answer) -> Response:
     found = {
         "query": None if answer.subject is None else item_row(gallery, answer.subject),
         "code": (answer.code or b"").hex(),
         "ranking": "real" if answer.query.ranking == "real" else "hamming",
-        "results": rows,
+        "results": _rows(gallery, answer.hits),
         "compared": answer.compared,
         "seconds": round(answer.seconds, 6),
     }
@@ -240,8 +238,12 @@ def duplicates(gallery: Shown, query: Annotated[DuplicatesQuery, Query()]) -> Re
     if found is None:
         raise HTTPException(503, state.waiting or _COMPUTE_FIRST)
     groups = [
-        {"size": len(group), "span": group.span, "confirmed": group.confirmed}
-        | {"items": [{"distance": hit.distance, **item_row(gallery, hit)} for hit in group]}
+        {
+            "size": len(group),
+            "span": group.span,
+            "confirmed": group.confirmed,
+            "items": _rows(gallery, group),
+        }
         for group in found.groups
     ]
     facts = {"bits": found.bits, "radius": found.radius, "count": found.count}

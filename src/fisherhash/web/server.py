@@ -73,6 +73,7 @@ def run_server(
             limit_concurrency=MOST_CONNECTIONS,
             timeout_keep_alive=15,
             timeout_graceful_shutdown=3,
+            timeout_worker_healthcheck=60,
             h11_max_incomplete_event_size=64 << 10,
         )
         if workers == 1:

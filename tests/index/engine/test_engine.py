@@ -444,6 +444,20 @@ def test_many_small_searches_turn_to_the_kernels(monkeypatch: pytest.MonkeyPatch
     assert not small(10_000_000, "within")
 
 
+def test_the_first_few_searches_do_not_copy_the_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "loaded", {"search in 8 bits"})
+    codes = make(np.random.default_rng(4), 50_000, 64)
+    distances = brute(codes[:1], codes, 64)
+    engine = Engine(codes, 64)
+    copied = []
+    for _ in range(10):
+        assert_nearest(engine, codes[:1], distances, 10)
+        copied.append(engine._planes is not None)
+    assert copied == sorted(copied)
+    assert not copied[3]
+    assert copied[-1]
+
+
 # Buckets
 
 

@@ -8,6 +8,7 @@ from fisherhash.errors import UsageError
 from fisherhash.index import Index
 from fisherhash.index.images import encoding
 from fisherhash.index.images.creating import sync_index
+from fisherhash.index.images.options import SyncOptions
 
 pytestmark = pytest.mark.xdist_group("ray")
 
@@ -61,6 +62,8 @@ def test_a_url_and_a_list(ray_cluster, bucket, source, expected, tmp_path):
     report = sync_index(tmp_path / "b", tmp_path / "list.txt", workers=0)
     assert sorted(report.added) == sorted(lines[:2])
     assert [skip.name for skip in report.skipped] == ["gone.png"]
+    report = sync_index(tmp_path / "b", tmp_path / "list.txt", SyncOptions(dry_run=True))
+    assert (report.added, report.unchanged) == ([], 2)
     found = contents(tmp_path / "b")
     assert found[lines[0]][0] == expected["b/01.png"][0]
     assert found[lines[1]][0] == expected["a/02.png"][0]

@@ -119,12 +119,8 @@ class Shards:
 
     def __init__(self, address: ServerUri) -> None:
         options = address.options
-        self._uri, self._count, self._replicas = (
-            address.shown,
-            options["shards"],
-            options["replicas"],
-        )
-        self._timeout: int = options["timeout"]
+        self._uri, self._timeout = address.shown, options["timeout"]
+        self._count, self._replicas = options["shards"], options["replicas"]
         self._name, self._turn = uuid.uuid4().hex, 0
         self._sent: dict[tuple[int, int], int] = {}
         connect_ray(address.rest, address.shown)

@@ -28,7 +28,7 @@ PATHS = ("auto", "numpy", "scan", "buckets")
 MOST_CODES = 2**31 - 1
 
 _UNLIMITED = 1 << 60
-# so few searches by numpy are faster than copying the codes for a scan
+# so many searches by numpy take as long as copying the codes for a scan
 _FEW_QUERIES = 8
 # records of a radius search number their queries in 21 bits
 _RECORDED_QUERIES = 1 << 16
@@ -78,6 +78,7 @@ class Engine:
         self.path = path
         self._size = len(codes), codes.shape[1]
         self._planner = planner.Planner(*self._size, self.threads)
+        self._few = 0
         self._lock = threading.Lock()
         self._building = threading.Lock()
         self._words: NDArray[np.unsignedinteger] | None = None
@@ -112,8 +113,7 @@ class Engine:
         k = _whole_number("k", k, 1)
         if among is not None:
             chosen = self._positions(among)
-            few = weights is None and len(own) < _FEW_QUERIES
-            positions, distances = self._chosen(chosen, few)._search(own, costs, k)
+            positions, distances = self._chosen(chosen)._search(own, costs, k)
             return chosen[positions], distances
         return self._search(own, costs, k)
 
@@ -135,8 +135,7 @@ class Engine:
         radius = min(_whole_number("radius", radius, 0), self.bits)
         if among is not None:
             chosen = self._positions(among)
-            few = len(own) < _FEW_QUERIES
-            offsets, positions, distances = self._chosen(chosen, few)._within(own, radius)
+            offsets, positions, distances = self._chosen(chosen)._within(own, radius)
             return offsets, chosen[positions], distances
         return self._within(own, radius)
 
@@ -157,11 +156,9 @@ class Engine:
             raise UsageError(f"among must hold ascending positions from 0 to {len(self) - 1}")
         return chosen
 
-    def _chosen(self, positions: Numbers, few: bool) -> Engine:
-        """An engine over some of the codes, for one search of many or of few queries."""
+    def _chosen(self, positions: Numbers) -> Engine:
         codes = np.take(self.codes, positions, axis=0)
-        path = "numpy" if few and self.path == "auto" else self.path
-        return Engine(codes, self.bits, threads=self.threads, path=path)
+        return Engine(codes, self.bits, threads=self.threads, path=self.path)
 
     def _search(
         self, queries: NDArray[np.uint8], weights: Numbers | None, k: int
@@ -226,6 +223,9 @@ class Engine:
         if self.path == "auto" or not planner.has_numba():
             weighted = search == "weighted"
             numpy = planner.use_numpy(queries, *self._size, kind, weighted=weighted)
+            if self._planes is None and not weighted:
+                self._few += queries
+                numpy = numpy or self._few < _FEW_QUERIES
         else:
             numpy = self.path == "numpy"
         if not numpy:

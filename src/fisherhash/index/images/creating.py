@@ -99,7 +99,7 @@ def sync_index(
             ending.callback(encoder.close)
         work = Import(images.index, encoder)
         if root is None:
-            report = take_images(work, name, found)
+            report = take_images(work, name, options, found=found)
         else:
             report = sync_images(work, root, options, found=found)
     report.notes += [reason] if reason else []

@@ -367,12 +367,11 @@ class ImageIndex:
         in the group, then the smaller group. The first item of a group is the one to keep.
 
         Args:
-            radius: see :class:`DuplicateOptions` for this and the next five.
+            radius: this and the next five are the fields of :class:`DuplicateOptions`.
             code: which codes are compared.
             pairs: return pairs instead of groups.
             keep: which item of a group comes first.
-            confirm: compare thumbnails of the files; a group of images that show the same is
-                ``confirmed``, and the images that do not form groups that are not.
+            confirm: compare thumbnails of the files.
             compare_files: mark files with the same bytes.
             workers: number of processes that compute copy codes, as for :meth:`sync`.
 

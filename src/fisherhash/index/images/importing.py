@@ -210,6 +210,14 @@ class Import:
             else:
                 yield None
 
+    def plan(self, todo: Sequence[ImageFile], gone: Sequence[str] = ()) -> SyncReport:
+        """The report of a dry run: what would be encoded, and what would be removed."""
+        self.forget(file.key for file in todo)
+        self.report.added = [file.key for file in todo if file.key not in self.files]
+        self.report.updated = [file.key for file in todo if file.key in self.files]
+        self.report.removed = list(gone)
+        return self.finish()
+
     def finish(self, among: Container[str] | None = None, named: Container[str] = ()) -> SyncReport:
         """The report; ``among`` selects the skipped files it lists, ``named`` those named."""
         names = [name for name in self.skipped if among is None or name in among]

@@ -69,10 +69,7 @@ def sync_images(
     ]
     work.forget([key for key in work.skipped.keys() - present if _is_gone(key, found)])
     if options.dry_run:
-        work.forget(file.key for file in todo)
-        report.added = [file.key for file in todo if file.key not in work.files]
-        report.updated = [file.key for file in todo if file.key in work.files]
-        report.removed = gone
+        work.plan(todo, gone)
     else:
         if new_root:
             work.note_folder(root)
@@ -91,12 +88,14 @@ def sync_images(
     return work.finish()
 
 
-def take_images(work: Import, name: str, found: FoundImages) -> SyncReport:
+def take_images(work: Import, name: str, options: SyncOptions, *, found: FoundImages) -> SyncReport:
     """Add the images of a list or behind a URL that an index has not; nothing is removed."""
     work.report.notes = found.notes()
     todo = work.new_files(found.files)
     for key, reason in found.broken.items():
         work.skip(key, reason)
+    if options.dry_run:
+        return work.plan(todo)
     with work.writing():
         work.commit()
         work.encode(name, todo)
