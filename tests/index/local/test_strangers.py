@@ -15,8 +15,8 @@ from fisherhash.errors import FisherhashError
 from fisherhash.index import Entry, Index
 from fisherhash.index.local import repair
 from fisherhash.index.local.blocks import read_block
-from fisherhash.index.local.file import State
 from fisherhash.index.local.rows import SUMMED
+from fisherhash.index.local.schema import State
 
 sys.path.insert(0, str(Path(__file__).parent))
 from damaging import edit

@@ -19,7 +19,8 @@ from fisherhash.codes import code_bytes
 from fisherhash.index.checks import as_ids
 from fisherhash.index.engine import Engine
 from fisherhash.index.items import Codes, Ids
-from fisherhash.index.local.file import State
+from fisherhash.index.local.file import IndexFile
+from fisherhash.index.local.schema import State
 
 SLOTS = 4096
 """Ids per block."""
@@ -80,6 +81,22 @@ def read_block(columns: Sequence[Any], width: int) -> Block:
 def block_name(number: int) -> str:
     """How messages call a block."""
     return f"block {number} of its codes (ids {number * SLOTS} to {(number + 1) * SLOTS - 1})"
+
+
+def load_blocks(file: IndexFile, bits: int, since: int = -1) -> dict[int, tuple[int, Block]]:
+    """The blocks that changed after a commit, by number, with their checksums.
+
+    Raises:
+        DamagedError: a block is not what was written.
+    """
+    found, width = {}, code_bytes(bits)
+    which = f"WHERE changed > {since}" if since >= 0 else "ORDER BY block"
+    for row in file.db.execute(f"{SELECT_BLOCKS} {which}"):
+        try:
+            found[row[0]] = (row[2], read_block(row, width))
+        except ValueError as error:
+            raise file.damaged(f"{block_name(row[0])} {error}") from None
+    return found
 
 
 def _slots(bits: bytes) -> Ids:

@@ -11,44 +11,32 @@ that SQLite holds for this process.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
-import shutil
 import sqlite3
 import stat
 import time
 import weakref
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.base import CannotReadError, CannotWriteError, DamagedError, Files
-from fisherhash.system.storage import NEW, fsync_file, fsync_folder, make_folder, remove_old_drafts
+from fisherhash.index.base import CannotReadError, CannotWriteError, DamagedError
+from fisherhash.index.local.schema import (
+    APPLICATION,
+    FORMAT,
+    REMEDY,
+    State,
+    check_facts,
+    expected_schema,
+    schema_of,
+)
 
-APPLICATION = 0x46484958  # "FHIX"
-FORMAT = 1
-REMEDY = "Restore it from a copy, or save what is left with: fisherhash index repair INDEX"
-"""What to do about damage: the end of many a message."""
-SCHEMA = """
-CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE items (id INTEGER PRIMARY KEY, key TEXT NOT NULL, path TEXT, size INTEGER,
-    mtime_ns INTEGER, labels TEXT NOT NULL, metadata TEXT NOT NULL, crc INTEGER NOT NULL);
-CREATE TABLE blocks (block INTEGER PRIMARY KEY, changed INTEGER NOT NULL, crc INTEGER NOT NULL,
-    present BLOB NOT NULL, named BLOB NOT NULL, hashes BLOB NOT NULL, codes BLOB NOT NULL);
-CREATE INDEX blocks_changed ON blocks (changed);
-CREATE TABLE notes (kind TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL,
-    crc INTEGER NOT NULL, PRIMARY KEY (kind, name)) WITHOUT ROWID;
-CREATE TABLE files (name TEXT NOT NULL, part INTEGER NOT NULL, bytes BLOB NOT NULL,
-    crc INTEGER NOT NULL, PRIMARY KEY (name, part));
-"""
-_PART = 1 << 24
 WAIT_SECONDS = 30.0
 """How long a change waits for the changes of other processes."""
 _BUSY_SECONDS = 0.2
-_MOST = 1 << 62
 _TICK = 20_000
 _FEWEST_STEPS = 20_000_000
 _STEPS_PER_BYTE = 16
@@ -60,61 +48,10 @@ _LIMITS = {
     sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
     sqlite3.SQLITE_LIMIT_ATTACHED: 1,
 }
-_NOT_WRITTEN = (
-    "SQLITE_FULL",
-    "SQLITE_IOERR_WRITE",
-    "SQLITE_IOERR_SHM",
-    "SQLITE_IOERR_FSYNC",
-    "SQLITE_IOERR_DIR_FSYNC",
-    "SQLITE_IOERR_TRUNCATE",
-    "SQLITE_IOERR_DELETE",
-    "SQLITE_READONLY",
-)
+_CALLS = ("WRITE", "SHM", "FSYNC", "DIR_FSYNC", "TRUNCATE", "DELETE")
+_NOT_WRITTEN = ("SQLITE_FULL", "SQLITE_READONLY", *(f"SQLITE_IOERR_{call}" for call in _CALLS))
 _BAD_CONTENT = ("SQLITE_IOERR_SHORT_READ", "SQLITE_IOERR_DATA")
 _NOT_READ = ("SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_NOMEM", "SQLITE_PROTOCOL")
-
-
-class State(NamedTuple):
-    """What the last commit left.
-
-    Attributes:
-        commit: its number.
-        next_id: the id of the next new item.
-        live: items.
-        blocks: rows of the table of blocks.
-        blocks_sum: sum of their checksums.
-        notes: number and sum of the checksums of the notes of each kind.
-        files: number and sum of the checksums of the parts of files.
-    """
-
-    commit: int = 1
-    next_id: int = 0
-    live: int = 0
-    blocks: int = 0
-    blocks_sum: int = 0
-    notes: dict[str, list[int]] = {}  # noqa: RUF012 (never changed, only replaced)
-    files: list[int] = [0, 0]  # noqa: RUF012
-
-    @classmethod
-    def read(cls, value: Any) -> State:
-        """A state from JSON; a checksum does not prove that a writer stored it."""
-        state = cls(**value)
-        numbers = [*state[:5], *state.files, *(n for pair in state.notes.values() for n in pair)]
-        if not all(type(number) is int and 0 <= number < _MOST for number in numbers):
-            raise ValueError("a number is out of range")
-        if {len(state.files), *map(len, state.notes.values())} != {2}:
-            raise ValueError("a sum is missing")
-        return state
-
-
-def check_facts(value: Any) -> dict[str, Any]:
-    """What an index is: ``bits``, ``fingerprint`` and ``model``, if a writer could store it."""
-    bits, fingerprint, model = (value[name] for name in ("bits", "fingerprint", "model"))
-    if type(bits) is not int or not 1 <= bits <= 1024:
-        raise ValueError("bits is out of range")
-    if not isinstance(fingerprint, str | None) or not isinstance(model, dict):
-        raise ValueError("the fingerprint or the model is none")
-    return value
 
 
 class _Meter:
@@ -146,28 +83,22 @@ class _Meter:
 
 
 class IndexFile:
-    """A connection to the file of an index.
-
-    Args:
-        path: the file.
-        write: whether it may be changed.
-    """
+    """A connection to the file of an index; with ``write``, it may be changed."""
 
     def __init__(self, path: Path, *, write: bool) -> None:
         self.path, self.write = path, write
         self._place = os.path.realpath(path)
         self._identity = _check_files(path, Path(self._place))
         folder = os.path.dirname(self._place)
-        writable = os.access(self._place, os.W_OK) and os.access(folder, os.W_OK)
-        self.writable = writable
-        if write and not writable:
+        self.writable = os.access(self._place, os.W_OK) and os.access(folder, os.W_OK)
+        if write and not self.writable:
             raise FisherhashError(
                 f"{path} cannot be opened for writing: no permission to write it or its folder. "
                 "Reading it may still work; to change it, get the permission or copy the file"
             )
         # A connection that may write clears up after the last one; queries only do not write.
-        self.immutable = not writable and not _size(f"{self._place}-wal")
-        mode = "rw" if writable else "ro&immutable=1" if self.immutable else "ro"
+        self.immutable = not self.writable and not _size(f"{self._place}-wal")
+        mode = "rw" if self.writable else "ro&immutable=1" if self.immutable else "ro"
         self.meter = _Meter(path)
         with self.explained():
             self.db = sqlite3.connect(
@@ -206,7 +137,7 @@ class IndexFile:
                 f"format {FORMAT}; update fisherhash, or make the index again with: fisherhash "
                 "index sync"
             )
-        found, expected = _schema(db), _expected()
+        found, expected = schema_of(db), expected_schema()
         if found != expected:
             names = ", ".join(sorted(row[1][:40] for row in found ^ expected)[:3])
             raise self.damaged(f"its tables are not those of an index ({names})")
@@ -274,11 +205,7 @@ class IndexFile:
                 self.db.execute("ROLLBACK")
 
     def commit(self) -> None:
-        """End a transaction that writes; it is on the disk then.
-
-        Raises:
-            CannotWriteError: the system could not store it.
-        """
+        """End a transaction that writes; it is on the disk then."""
         try:
             self.db.execute("COMMIT")
         except sqlite3.Error as error:
@@ -347,8 +274,8 @@ class IndexFile:
             if self._identity not in _HANDLES:
                 _HANDLES[self._identity] = os.open(self._place, os.O_RDONLY)
             handle = _HANDLES[self._identity]
-            for offset in range(0, _size(self._place), _PART):
-                os.pread(handle, _PART, offset)
+            for offset in range(0, _size(self._place), 1 << 24):
+                os.pread(handle, 1 << 24, offset)
         except OSError as error:
             return CannotReadError(
                 f"{self.path} cannot be read: {error.strerror or error}. Check the disk, then try "
@@ -365,7 +292,7 @@ class IndexFile:
             raise self._explain(error) from error
 
     def _explain(self, error: Exception) -> BaseException:
-        path, name = self.path, getattr(error, "sqlite_errorname", None) or ""
+        path, name = self.path, error_name(error)
         if _is_busy(error):
             return FisherhashError(
                 f"{path} is being changed by another process, and did not become free within "
@@ -404,8 +331,7 @@ class IndexFile:
 def cannot_write(path: Path, error: Exception) -> CannotWriteError:
     """The error for a write that the system or SQLite refused."""
     reason = getattr(error, "strerror", None) or error
-    name = getattr(error, "sqlite_errorname", None) or ""
-    if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE")):
+    if error_name(error).startswith(("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE")):
         return CannotWriteError(f"no room to write {path} ({reason})", "make room on the disk")
     return CannotWriteError(
         f"{path} cannot be written: {reason}", "check the disk and the permissions"
@@ -426,9 +352,13 @@ _HANDLES: dict[tuple[int, int], int] = {}
 """Handles to damaged files: they stay open, as closing one would drop the locks of SQLite."""
 
 
+def error_name(error: Exception) -> str:
+    """SQLite's name of an error; none for those that Python itself raises."""
+    return getattr(error, "sqlite_errorname", None) or ""
+
+
 def _is_busy(error: Exception) -> bool:
-    name = getattr(error, "sqlite_errorname", None) or ""
-    return name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
+    return error_name(error).startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
 
 
 def _size(path: str) -> int:
@@ -466,122 +396,3 @@ def _check_files(path: Path, place: Path) -> tuple[int, int]:
                     "change or delete other files by it. Delete it if you trust the index"
                 )
     return found.st_dev, found.st_ino
-
-
-@functools.cache
-def _expected() -> frozenset[tuple[str, ...]]:
-    db = sqlite3.connect(":memory:")
-    try:
-        db.text_factory = bytes
-        db.executescript(SCHEMA)
-        return _schema(db)
-    finally:
-        db.close()
-
-
-def _schema(db: sqlite3.Connection) -> frozenset[tuple[str, ...]]:
-    rows = db.execute("SELECT type, name, tbl_name, sql FROM sqlite_master LIMIT 100")
-    cells = (tuple((cell or b"").decode(errors="replace") for cell in row) for row in rows)
-    return frozenset(tuple(" ".join(cell.split()) for cell in row) for row in cells)
-
-
-# New files
-
-
-@contextlib.contextmanager
-def new_file(path: Path) -> Iterator[Path]:
-    """Make a file that is complete or absent: yields where to write it, then moves it to ``path``.
-
-    Raises:
-        UsageError: there is something at ``path``.
-        CannotWriteError: the system cannot store the file.
-    """
-    place = Path(os.path.abspath(path))
-    draft = place.with_name(f".{place.name}.{os.getpid()}-{time.time_ns():x}{NEW}")
-    try:
-        if os.path.lexists(place):
-            raise FileExistsError
-        make_folder(place.parent)
-        remove_old_drafts(place)
-        draft.mkdir()
-        try:
-            inside = draft / "index"
-            yield inside
-            fsync_file(inside)
-            try:
-                os.link(inside, place)
-            except FileExistsError:
-                raise
-            except OSError:
-                # Not every file system has links.
-                if os.path.lexists(place):
-                    raise FileExistsError from None
-                os.rename(inside, place)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
-        fsync_folder(place.parent)
-    except FileExistsError:
-        raise UsageError(f"{path} exists already; give another name, or remove it first") from None
-    except OSError as error:
-        raise cannot_write(path, error) from None
-
-
-def create_tables(path: Path, facts: Mapping[str, Any], files: Files) -> None:
-    """Write an empty index with the files that it carries to a file that does not exist yet."""
-    db = sqlite3.connect(path, isolation_level=None)
-    try:
-        db.execute("PRAGMA journal_mode = WAL")
-        db.executescript(SCHEMA)
-        db.execute(f"PRAGMA application_id = {APPLICATION}")
-        db.execute(f"PRAGMA user_version = {FORMAT}")
-    except sqlite3.Error as error:
-        raise cannot_write(path, error) from None
-    finally:
-        db.close()
-    file = IndexFile(path, write=True)
-    try:
-        with file.explained():
-            file.begin(write=True)
-            total = [0, 0]
-            for name, data in files.items():
-                # At least one part, so that an empty file is there.
-                for part in range(max(1, -(-len(data) // _PART))):
-                    piece = data[part * _PART : (part + 1) * _PART]
-                    crc = _part_crc(name.encode(), part, piece)
-                    file.db.execute(
-                        "INSERT INTO files VALUES (?, ?, ?, ?)", (name, part, piece, crc)
-                    )
-                    total = [total[0] + 1, total[1] + crc]
-            file.put_meta(facts=dict(facts), state=State(files=total))
-            file.db.execute("COMMIT")
-    finally:
-        file.close()
-
-
-def read_files(file: IndexFile, state: State) -> dict[str, bytes]:
-    """The files that an index carries.
-
-    Raises:
-        DamagedError: one is not what was written.
-    """
-    found: dict[str, list[bytes]] = {}
-    total = [0, 0]
-    for name, part, data, crc in file.db.execute(
-        "SELECT name, part, bytes, crc FROM files ORDER BY name, part"
-    ):
-        right = all(isinstance(cell, bytes) for cell in (name, data)) and isinstance(part, int)
-        if not right or crc != _part_crc(name, part, data):
-            shown = name.decode(errors="replace") if isinstance(name, bytes) else name
-            raise file.damaged(f"the file {shown!r} that it carries is not what was written")
-        parts = found.setdefault(name.decode(), [])
-        if part != len(parts):
-            raise file.damaged(f"the file {name.decode()!r} that it carries is not complete")
-        parts.append(data)
-        total = [total[0] + 1, total[1] + crc]
-    if total != state.files:
-        raise file.damaged("a file that it carries is not complete")
-    return {name: b"".join(parts) for name, parts in found.items()}
-
-
-def _part_crc(name: bytes, part: int, data: bytes) -> int:
-    return zlib.crc32(data, zlib.crc32(b"%s %d " % (name, part)))

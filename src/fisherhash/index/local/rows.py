@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from fisherhash.index.checks import CheckedEntry
-from fisherhash.index.items import Item
-from fisherhash.index.local.file import IndexFile, State
+from fisherhash.index.items import Ids, Item
+from fisherhash.index.local.file import IndexFile
+from fisherhash.index.local.schema import State
 
 SUMMED = (
     "CAST(id || ' ' || coalesce(size, '-') || ' ' || coalesce(mtime_ns, '-') || ' ' || "
@@ -22,6 +23,7 @@ SUMMED = (
 )
 """What the checksum of a row of ``items`` covers."""
 COLUMNS = f"id, key, path, size, mtime_ns, labels, metadata, crc, {SUMMED}"
+_STEP = 4096
 PUT_ITEM = "INSERT OR REPLACE INTO items VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -69,6 +71,69 @@ def read_row(columns: Iterable[Any]) -> ItemRow:
         raise ValueError("does not match its checksum")
     path = None if path is None else decode_text(path)
     return ItemRow(id_, decode_text(key), path, size, mtime_ns, labels.decode(), metadata.decode())
+
+
+def read_rows(file: IndexFile, ids: Ids, *, singly: bool = False) -> dict[int, ItemRow]:
+    """The rows of items that have one, by id.
+
+    Args:
+        file: inside a transaction.
+        ids: ascending.
+        singly: find each row by its id, also where that is slower: then damage beside it is no
+            obstacle.
+
+    Raises:
+        DamagedError: a row is missing, or it is not what was written.
+    """
+    found: dict[int, ItemRow] = {}
+    for start in range(0, len(ids), _STEP):
+        some = ids[start : start + _STEP].tolist()
+        if some[-1] - some[0] < 2 * len(some) and not singly:
+            which, values = "BETWEEN ? AND ?", [some[0], some[-1]]
+        else:
+            which, values = f"IN ({','.join('?' * len(some))})", some
+        wanted = set(some)
+        for row in file.db.execute(f"SELECT {COLUMNS} FROM items WHERE id {which}", values):
+            if row[0] in wanted:
+                try:
+                    found[row[0]] = read_row(row)
+                except ValueError as error:
+                    raise file.damaged(row_problem(row[0], row[1], error)) from None
+        if missing := wanted - found.keys():
+            raise file.damaged(row_problem(min(missing), None, "is missing"))
+    return found
+
+
+def check_rows(file: IndexFile, named: Ids) -> None:
+    """Check all rows, before a filter uses them for the first time.
+
+    Raises:
+        DamagedError: they are not what was written, or not those of the items in ``named``.
+    """
+    place = 0
+    rows = file.db.execute(f"SELECT id, crc, {SUMMED} FROM items ORDER BY id")
+    for part in iter(lambda: rows.fetchmany(_STEP), []):
+        ids, sums, summed = zip(*part, strict=True)
+        found = tuple(None if text is None else zlib.crc32(text) for text in summed)
+        if found != sums:
+            wrong = next(i for i, a, b in zip(ids, found, sums, strict=True) if a != b)
+            raise file.damaged(row_problem(wrong, None, "does not match its checksum"))
+        expected = named[place : place + len(ids)].tolist()
+        if list(ids) != expected:
+            raise file.damaged(other_rows(ids, expected))
+        place += len(ids)
+    if place < len(named):
+        raise file.damaged(row_problem(int(named[place]), None, "is missing"))
+
+
+def other_rows(found: Iterable[int], expected: Iterable[int]) -> str:
+    """What is wrong with rows that are not those of the items."""
+    rows, items = set(found), set(expected)
+    if missing := items - rows:
+        return row_problem(min(missing), None, "is missing")
+    if more := rows - items:
+        return row_problem(min(more), None, "belongs to no item")
+    return "its rows of items are not in order"
 
 
 def item_of(row: ItemRow, code: bytes) -> Item:

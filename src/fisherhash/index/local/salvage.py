@@ -14,7 +14,8 @@ from fisherhash.index.base import DamagedError
 from fisherhash.index.checks import NoteTexts, as_ids
 from fisherhash.index.items import Problem
 from fisherhash.index.local.blocks import SELECT_BLOCKS, SLOTS, Block, block_name, read_block
-from fisherhash.index.local.file import REMEDY, IndexFile, State, read_files
+from fisherhash.index.local.create import read_files
+from fisherhash.index.local.file import IndexFile, error_name
 from fisherhash.index.local.rows import (
     COLUMNS,
     ItemRow,
@@ -25,6 +26,7 @@ from fisherhash.index.local.rows import (
     read_row,
     row_problem,
 )
+from fisherhash.index.local.schema import REMEDY, State
 
 _FAILURES = 200_000
 """After so many failed attempts to read something, the rest counts as lost."""
@@ -133,8 +135,9 @@ def structure_problems(file: IndexFile) -> list[Problem]:
 
 
 def _must_be_damage(error: sqlite3.DatabaseError) -> None:
-    name = getattr(error, "sqlite_errorname", None) or ""
-    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_INTERRUPT", "SQLITE_NOMEM")):
+    if error_name(error).startswith(
+        ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_INTERRUPT", "SQLITE_NOMEM")
+    ):
         raise error
 
 
@@ -214,6 +217,8 @@ def _read_rows(file: IndexFile, found: Salvage, *, keep_rows: bool) -> None:
             bad[id_] = (row.key, "has the key of another item")
         else:
             keys[row.key] = id_
+            # A row whose id was damaged may have come under this id, too.
+            bad.pop(id_, None)
             if keep_rows:
                 found.rows[id_] = row
     for id_ in expected:

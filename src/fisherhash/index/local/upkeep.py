@@ -14,7 +14,8 @@ from fisherhash.codes import code_bytes
 from fisherhash.errors import FisherhashError, UsageError, counted
 from fisherhash.index.base import DamagedError, Index, Uri
 from fisherhash.index.checks import as_ids
-from fisherhash.index.local.file import IndexFile, cannot_write, create_tables, new_file
+from fisherhash.index.local.create import create_tables, new_file
+from fisherhash.index.local.file import IndexFile, cannot_write, error_name
 from fisherhash.index.local.index import LocalIndex
 from fisherhash.index.local.salvage import LostItem, Salvage, salvage
 from fisherhash.system.progress import progress
@@ -87,8 +88,9 @@ def _copy(source: IndexFile, draft: Path) -> None:
 
             source.db.backup(copy, pages=_PAGES, progress=step)
     except sqlite3.Error as error:
-        name = getattr(error, "sqlite_errorname", None) or ""
-        if name.startswith(("SQLITE_CORRUPT", "SQLITE_IOERR_READ", "SQLITE_IOERR_SHORT")):
+        if error_name(error).startswith(
+            ("SQLITE_CORRUPT", "SQLITE_IOERR_READ", "SQLITE_IOERR_SHORT")
+        ):
             raise
         raise cannot_write(draft.parent, error) from None
     finally:

@@ -17,6 +17,7 @@ from fisherhash.index.filters import (
     alternatives,
     as_number,
     is_date_part,
+    unknown_field,
 )
 from fisherhash.index.local.rows import encode_text
 
@@ -38,16 +39,19 @@ def to_sql(where: All) -> tuple[str, list[Any]]:
     return " AND ".join(parts), values
 
 
-def has_field(db: sqlite3.Connection, path: Sequence[str]) -> bool:
-    """Whether any item has a field in its metadata."""
+def refuse_unknown(db: sqlite3.Connection, where: All, uri: str) -> None:
+    """Refuse a field that no item has: it would match no item, and with != every one.
+
+    Raises:
+        UsageError: there is such a field.
+    """
     query = "SELECT 1 FROM items WHERE json_type(metadata, ?) IS NOT NULL LIMIT 1"
-    return db.execute(query, (json_path(path),)).fetchone() is not None
-
-
-def metadata_fields(db: sqlite3.Connection) -> list[str]:
-    """The names of all metadata fields."""
-    query = "SELECT DISTINCT own.key FROM items, json_each(items.metadata) AS own LIMIT 1000"
-    return [name.decode(errors="replace") for (name,) in db.execute(query)]
+    for condition in where.conditions:
+        paths = [(json_path(path),) for path in condition.paths]
+        if paths and not any(db.execute(query, path).fetchone() for path in paths):
+            fields = "SELECT DISTINCT own.key FROM items, json_each(metadata) AS own LIMIT 1000"
+            known = [name.decode(errors="replace") for (name,) in db.execute(fields)]
+            raise unknown_field(uri, condition.field, known)
 
 
 def json_path(path: Sequence[str]) -> str:
