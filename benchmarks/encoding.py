@@ -150,20 +150,20 @@ def infer_share(barrier: Any, model: str, pixels: Any, count: int) -> None:
         session.run([output], {name: pixels[row : row + 1]})
 
 
-def eager_torch(hasher: Any, paths: list[str], workers: int) -> float:
+def eager_torch(network: Any, hasher: Hasher, paths: list[str], workers: int) -> float:
     """Seconds of the script that people write: a data set, a loader, a network, a loop."""
     import torch
     from torch.utils.data import DataLoader
 
     torch.set_num_threads(available_cores())
     preprocessing = hasher.preprocessing
-    network = hasher.backbone.to(memory_format=torch.contiguous_format).eval()
+    network = network.to(memory_format=torch.contiguous_format).eval()
     start = time.perf_counter()
     files: Any = _Files(paths, preprocessing)
     loader = DataLoader(files, BATCH, num_workers=workers)
     with torch.no_grad():
         for batch in loader:
-            (hasher.head.logits(network(batch)) > 0).numpy()
+            np.packbits(hasher.head.logits(network(batch).numpy()) > 0, axis=1)
     return time.perf_counter() - start
 
 
@@ -214,18 +214,20 @@ def measure(kind: Kind, folder: Path, work: Path, models: list[str], repeats: in
     found: dict[str, list[float]] = {}
     hashers = {name: Hasher.load(name) for name in models}
     sources = {name: _exported(hasher, work / "bare.onnx") for name, hasher in hashers.items()}
-    torch_hasher = _torch_hasher(models)
+    first_model = hashers[models[0]]
+    network = _torch_network(first_model)
 
     def note(name: str, seconds: float, count: int) -> None:
         found.setdefault(name, []).append(count / seconds)
 
     some = paths[:DECODED]
     for _ in range(repeats):
-        if torch_hasher is not None:
+        if network is not None:
             few = paths[: max(BATCH, len(paths) // 4)]
-            note("eager", eager_torch(torch_hasher, few, 0), len(few))
-            note("eager, loader processes", eager_torch(torch_hasher, few, cores), len(few))
-        first = next(iter(hashers.values())).preprocessing
+            note("eager", eager_torch(network, first_model, few, 0), len(few))
+            seconds = eager_torch(network, first_model, few, cores)
+            note("eager, loader processes", seconds, len(few))
+        first = first_model.preprocessing
         for name, hasher in hashers.items():
             how = hasher.preprocessing
             if name == models[0] or how != first:
@@ -271,20 +273,20 @@ def _ratios(model: str, rates: dict[str, float]) -> dict[str, float | None]:
 
 def _exported(hasher: Any, base: Path) -> str:
     """The ONNX file of a hasher, under a name of its own."""
-    content = hasher.runtime.content()
+    content = hasher.network.content()
     path = base.with_name(f"{base.stem}-{hasher.fingerprint()[:12]}.onnx")
     path.write_bytes(content)
     return str(path)
 
 
-def _torch_hasher(models: list[str]) -> Any:
-    """The first model that torch can run; None without torch."""
-    for name in models:
-        try:
-            return Hasher.load(name, runtime="torch")
-        except Exception as error:
-            print(f"{name} does not run in torch: {error}", file=sys.stderr)
-    return None
+def _torch_network(hasher: Hasher) -> Any:
+    """The network of a model in torch, with any weights; None without torch."""
+    try:
+        from fisherhash import backbones
+    except ImportError as error:
+        print(f"no eager torch: {error}", file=sys.stderr)
+        return None
+    return backbones.create(hasher.backbone_name, pretrained=False)
 
 
 def summary(parts: dict[str, Any], models: list[str]) -> dict[str, Any]:

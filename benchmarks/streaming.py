@@ -48,13 +48,13 @@ class DrawnImages:
 def train(given: argparse.Namespace) -> dict[str, Any]:
     """One training in this process."""
     import torch
-    from fisherhash.model.runtime import feature_rows
-    from fisherhash.model.torch_runtime import TorchRuntime
 
     from fisherhash import backbones
     from fisherhash.data.collection import Collection
     from fisherhash.data.pixels import pixel_rows
     from fisherhash.data.splits import Split
+    from fisherhash.model.networks import feature_rows
+    from fisherhash.model.torch_network import TorchNetwork
     from fisherhash.system.devices import choose_device, device_name
     from fisherhash.training.fitting import fit
     from fisherhash.training.settings import Settings
@@ -72,7 +72,7 @@ def train(given: argparse.Namespace) -> dict[str, Any]:
     device = choose_device(given.device)
     began = time.perf_counter()
     if given.decode:
-        feature_rows(TorchRuntime(network, device), collection, every, on_disk=True)
+        feature_rows(TorchNetwork(network, device), collection, every, on_disk=True)
         pixel_rows(collection, every, network.preprocessing, on_disk=True)
         return {"images": count, "peak_megabytes": _peak(), "seconds": _since(began)}
     split = Split("drawn", None, every, few[:2], few[2:], None, checksum="drawn", names=names)

@@ -80,15 +80,6 @@ def test_what_is_frozen_stays_frozen(name, count, total):
         assert any(p.grad is not None for p in layers[count].parameters())
 
 
-@NETWORKS
-def test_fixing_nothing_changes_nothing(name, count, total):
-    backbone = made(name)
-    backbone.fix(0)
-    trained(backbone)
-    assert all(part.training for part in backbone.modules())
-    assert all(p.grad is not None for p in backbone.parameters())
-
-
 def test_only_parts_with_weights_are_counted():
     """A chain is opened, whatever else it is; a part in it is a layer, however deep it goes."""
     from torch import nn
@@ -127,16 +118,6 @@ def test_the_mode_and_the_tensors_are_those_of_before(name, count, total):
     after = state(backbone)
     assert list(after) == list(before)
     assert all(torch.equal(after[key], before[key]) for key in before)
-
-
-@NETWORKS
-def test_fixed_or_not_the_features_are_the_same(name, count, total):
-    backbone = made(name)
-    pixels = torch.randint(256, (2, 3, 32, 32), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        before = backbone(pixels)
-        backbone.fix(count)
-        assert torch.equal(backbone(pixels), before)
 
 
 @NETWORKS

@@ -1,8 +1,10 @@
 """An exported model: the bits of torch, alone and in company; what is wrong says so."""
 
+import contextlib
 import dataclasses
 import json
 import logging
+import os
 import pickle
 
 import numpy as np
@@ -60,8 +62,9 @@ def network_file(exported):
 @pytest.fixture
 def folder(exported, network_file, tmp_path, monkeypatch, exporting):
     """The model folder as it is saved with the extra installed."""
-    monkeypatch.setattr(TorchNetwork, "exported", lambda _: network_file)
-    exported[0].save(tmp_path / "model")
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchNetwork, "exported", lambda _: network_file)
+        exported[0].save(tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -376,3 +379,33 @@ def test_a_model_folder_may_change_after_it_was_loaded(folder):
 def test_images_of_another_size_are_refused(folder):
     with pytest.raises(FisherhashError, match="tiny in ONNX Runtime: "):
         Hasher.load(folder).network.features(noise(1, side=40))
+
+
+@pytest.fixture(scope="module")
+def other():
+    """A hasher with another network and another head, and the network's ONNX file."""
+    backbone = backbones.create("tiny")
+    with torch.no_grad():
+        backbone.layers[0].bias += 0.5
+    network = TorchNetwork(backbone, torch.device("cpu"))
+    return Hasher(network, LinearHead(32, 20).finished(), method="lsh"), network.exported()
+
+
+@pytest.mark.parametrize("moves", range(5))
+def test_a_save_killed_between_the_moves_leaves_one_whole_model(folder, other, monkeypatch, moves):
+    """With a network beside the weights: the old model, and the new one from the first move on."""
+    new, content = other
+    old = Hasher.load(folder)
+    monkeypatch.setattr(TorchNetwork, "exported", lambda _: content)
+    replace, count = os.replace, iter(range(10))
+
+    def killed(source, target):
+        if next(count) == moves:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt) if moves < 4 else contextlib.nullcontext():
+        new.save(folder)
+    loaded, expected = Hasher.load(folder), old if moves == 0 else new
+    assert (loaded.fingerprint(), loaded.runtime_name) == (expected.fingerprint(), "onnx-cpu")

@@ -125,12 +125,14 @@ class StoredModel:
     Attributes:
         folder: the folder.
         config: what describes the model.
+        files: the other files, by their names.
         tensors: of the head, and of the network where torch can run it.
         head: turns features into logits.
     """
 
     folder: Path
     config: dict[str, Any]
+    files: dict[str, Path]
     tensors: dict[str, Any]
     head: FinishedHead
 
@@ -171,7 +173,7 @@ def read_model(folder: Path) -> StoredModel:
         UsageError: there is no model in the folder.
         FisherhashError: a file is damaged, or does not belong to the others.
     """
-    config, tensors = _read_whole(folder)
+    config, files, tensors = _read_whole(folder)
     try:
         head = FinishedHead.restored(config["head"], tensors)
         config["fingerprint"] = str(config["fingerprint"])
@@ -179,7 +181,7 @@ def read_model(folder: Path) -> StoredModel:
         raise
     except Exception as error:
         raise FisherhashError(f"the model in {folder} is damaged: {error}") from None
-    return StoredModel(folder, config, tensors, head)
+    return StoredModel(folder, config, files, tensors, head)
 
 
 def _network(
@@ -199,13 +201,14 @@ def _network(
             f"the model in {folder} was made with other weights of {name} than those that come "
             "with this version; install the version that it names in config.json"
         )
-    weights = folder / WEIGHTS if any(key.startswith("network.") for key in model.tensors) else None
-    file = folder / (ONNX if output == LOGITS else NETWORK)
-    exported = known["packaged"] or file.name in config["files"]
+    in_torch = any(key.startswith("network.") for key in model.tensors)
+    weights = model.files[WEIGHTS] if in_torch else None
+    file = model.files.get(ONNX if output == LOGITS else NETWORK)
+    exported = known["packaged"] or file is not None
     if output == LOGITS and module is not None:
         raise UsageError("an exported model has its network; pass none with it")
     if exported and module is None and _by_onnx(device, output == LOGITS):
-        if known["packaged"]:
+        if file is None:
             return builtin.packaged_network(name, how, device=device)
         metadata = {
             "bits": head.in_features,
@@ -277,15 +280,15 @@ def _torch_network(
     return TorchNetwork(backbone, choose_device(device))
 
 
-def _read_whole(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The config and the tensors of a model whose files are those that were written together."""
+def _read_whole(folder: Path) -> tuple[dict[str, Any], dict[str, Path], dict[str, Any]]:
+    """The config, the files and the tensors of a model that were written together."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
     configs = [read_config(folder / CONFIG)]
     draft = folder / (CONFIG + storage.NEW)
     if draft.is_file():
-        # A save was killed after it moved the other files and before it moved the config.
+        # A save was killed after it moved some files and before it moved the config.
         with contextlib.suppress(FisherhashError):
             configs.append(read_config(draft))
     damaged = ""
@@ -293,18 +296,32 @@ def _read_whole(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         files = config.get("files")
         if not isinstance(files, dict) or not {*files} <= {WEIGHTS, NETWORK, ONNX}:
             raise FisherhashError(f"{folder / CONFIG} is damaged: 'files' is no table of files")
-        found = {name: storage.read_bytes(folder / name) for name in files}
-        wrong = [n for n in files if hashlib.sha256(found[n]).hexdigest() != files[n]]
-        if not wrong:
+        found = {name: _matching(folder / name, files[name]) for name in files}
+        whole = {name: path for name, path in found.items() if path is not None}
+        if len(whole) == len(files):
             try:
-                return config, load(found[WEIGHTS]) if WEIGHTS in found else {}
+                data = storage.read_bytes(whole[WEIGHTS]) if WEIGHTS in whole else None
+                return config, whole, {} if data is None else load(data)
             except (SafetensorError, ValueError) as error:
                 raise FisherhashError(f"{folder / WEIGHTS} is damaged: {error}") from None
-        damaged = damaged or wrong[0]
+        damaged = damaged or next(name for name in files if name not in whole)
     raise FisherhashError(
         f"{folder / damaged} is damaged: its checksum is not the one in {CONFIG}; restore it from "
         "a copy or train again"
     )
+
+
+def _matching(path: Path, checksum: str) -> Path | None:
+    """The file, or its draft, that has a checksum; None if neither has it.
+
+    Raises:
+        FisherhashError: the file is missing or cannot be read.
+    """
+    draft = path.with_name(path.name + storage.NEW)
+    for one in (path, draft) if draft.is_file() else (path,):
+        if hashlib.sha256(storage.read_bytes(one)).hexdigest() == checksum:
+            return one
+    return None
 
 
 def read_config(path: Path) -> dict[str, Any]:
