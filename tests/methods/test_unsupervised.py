@@ -249,7 +249,7 @@ def test_sgh_factors_reproduce_the_graph():
 def test_kmh_head_takes_the_nearest_word_and_its_objective_falls():
     features = drawn(400)
     head = fitted("kmh", features, 8, subspace_bits=4)
-    parts = ((features - head.shift) @ head.projection)
+    parts = (features - head.shift) @ head.projection
     sizes = [head.get_buffer(f"words_{number}").shape[1] for number in range(2)]
     parts = parts.split(sizes, dim=1)
     found = bits_of(head, features)
