@@ -91,6 +91,29 @@ def test_ids_may_be_sparse_and_large(tmp_path):
             assert reader.verify() == []
 
 
+def test_ids_that_are_too_large_are_refused(path):
+    with Index.open(path, write=True) as index:
+        for request in (
+            lambda: index.load([Item(2**60, bytes(8))]),
+            lambda: index.load([], next_id=2**60),
+            lambda: index.load([Item(-1, bytes(8))]),
+        ):
+            with pytest.raises(UsageError, match=r"too large|must ascend"):
+                request()
+        assert index.verify() == []
+
+
+def test_blocks_that_come_in_one_array_are_kept_apart(tmp_path):
+    def blocks(buffer):
+        for number in range(3):
+            buffer[:] = number
+            yield buffer
+
+    with Index.create(tmp_path / "a", bits=64) as index:
+        index.add_codes(blocks(np.zeros((2, 8), np.uint8)))
+        assert index.codes(range(6))[:, 0].tolist() == [0, 0, 1, 1, 2, 2]
+
+
 def test_a_reader_loads_what_changed_only(path, monkeypatch):
     from fisherhash.index.local import blocks as index_module
 

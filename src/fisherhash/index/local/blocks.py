@@ -24,6 +24,7 @@ from fisherhash.index.local.schema import State
 
 SLOTS = 4096
 """Ids per block."""
+MOST_IDS = 1 << 60
 SELECT_BLOCKS = "SELECT block, changed, crc, present, named, hashes, codes FROM blocks"
 PUT_BLOCK = "INSERT OR REPLACE INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?)"
 _ALL = b"\xff" * (SLOTS // 8)
@@ -70,7 +71,7 @@ def read_block(columns: Sequence[Any], width: int) -> Block:
         raise ValueError("does not match its checksum")
     present, named = (_slots(bits) for bits in data[:2])
     sizes = (SLOTS // 8, SLOTS // 8, len(named) * 4, len(present) * width)
-    fits = tuple(map(len, data)) == sizes and 0 <= number < 1 << 48
+    fits = tuple(map(len, data)) == sizes and 0 <= number < MOST_IDS // SLOTS
     if not fits or int.from_bytes(data[1]) & ~int.from_bytes(data[0]):
         raise ValueError("is none that fisherhash writes")
     first = number * SLOTS

@@ -274,8 +274,9 @@ class IndexFile:
             if self._identity not in _HANDLES:
                 _HANDLES[self._identity] = os.open(self._place, os.O_RDONLY)
             handle = _HANDLES[self._identity]
-            for offset in range(0, _size(self._place), 1 << 24):
-                os.pread(handle, 1 << 24, offset)
+            os.lseek(handle, 0, os.SEEK_SET)
+            while os.read(handle, 1 << 24):
+                pass
         except OSError as error:
             return CannotReadError(
                 f"{self.path} cannot be read: {error.strerror or error}. Check the disk, then try "

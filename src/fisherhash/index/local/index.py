@@ -15,6 +15,7 @@ from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import Files, Index, Uri, Verb
 from fisherhash.index.checks import CheckedEntry, NoteTexts, as_ids, check_entries
 from fisherhash.index.items import Codes, Ids, Item
+from fisherhash.index.local.blocks import MOST_IDS
 from fisherhash.index.local.change import Change
 from fisherhash.index.local.create import create_tables, new_file
 from fisherhash.index.local.file import IndexFile
@@ -91,7 +92,8 @@ class LocalIndex(LocalReader):
 
     def _put_codes(self, blocks: Iterator[Codes], fingerprint: str | None) -> range:
         # Before the commit begins: what makes the codes may take its time, or search this index.
-        given = list(blocks)
+        # Copies, as it may use the same array for every block.
+        given = [np.array(codes) for codes in blocks]
 
         def put(_: IndexFile, change: Change) -> range:
             first = change.state.next_id
@@ -115,6 +117,8 @@ class LocalIndex(LocalReader):
         """Add items under their own ids, in one commit; ``rows`` are those of items with a key."""
 
         def load(file: IndexFile, change: Change) -> None:
+            if max(next_id, *ids[-1:].tolist(), 0) >= MOST_IDS:
+                raise UsageError(f"{self.uri}: an id to load is too large")
             if len(ids) and ids[0] < change.state.next_id:
                 raise UsageError(
                     f"{self.uri}: the ids to load must ascend, and be new: the next one is "
