@@ -40,6 +40,7 @@ test-soak: $(VENV)/installed
 
 # The documentation as a site, in site/index.html. A warning or a broken link is an error.
 docs: $(VENV)/installed
+	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(VENV)/installed
