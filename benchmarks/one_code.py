@@ -77,9 +77,8 @@ def measure(data: str, bits: int, image_size: int, seed: int) -> dict[str, Any]:
     features = np.concatenate([block.values for block in blocks])
     if len(features) != len(collection):
         raise SystemExit("an image could not be read")
-    order = hash_order(
-        [collection.names[i] for i in split.database], range(len(split.database)), seed=0
-    )
+    names = [str(collection.names[i]) for i in split.database.tolist()]
+    order = hash_order(names, range(len(names)), seed=0)
     sample = np.sort(split.database[order[:SAMPLE]])
     learned = codes.pack(hasher.head.logits(features))
     before = fitted(features, parts.split.train, 128)
