@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
+from textwrap import dedent
 
 import numpy as np
 import pytest
@@ -69,3 +72,40 @@ def write_photos():
 def photos(write_photos, tmp_path_factory):
     """Three classes of 14 pictures; not to be changed by a test."""
     return write_photos(tmp_path_factory.mktemp("data") / "photos", {"a": 14, "b": 14, "c": 14})
+
+
+LIMITED = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0}))
+"""
+
+
+@pytest.fixture(scope="session")
+def run_limited():
+    """Runs a script in a process of its own that can write files of so many bytes at most.
+
+    The process limits itself: a function between fork and exec may die in threads of gRPC, which
+    another test has started.
+    """
+
+    def run(most: int, script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [
+                *(sys.executable, "-B", "-c"),
+                LIMITED.format(most) + dedent(script),
+                *map(str, arguments),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run_command_limited(run_limited):
+    """Runs the command fisherhash in such a process."""
+    script = "import torch; torch.set_num_threads(1); from fisherhash.cli import main; main()"
+    return lambda most, *words: run_limited(most, script, *words)

@@ -5,9 +5,7 @@ import importlib.util
 import json
 import os
 import re
-import resource
 import shutil
-import signal
 import subprocess
 import sys
 import tomllib
@@ -530,7 +528,7 @@ def test_help_in_a_process_of_its_own_imports_nothing_heavy():
     ], done.stderr
 
 
-def test_exit_codes_and_streams_of_a_real_process(photos, model, tmp_path):
+def test_exit_codes_and_streams_of_a_real_process(photos, model, tmp_path, run_command_limited):
     """One image with a name that is not UTF-8, one reader that goes away, one full disk."""
     odd = os.path.join(os.fsencode(tmp_path), b"caf\xe9.png")
     with open(odd, "wb") as file:
@@ -541,15 +539,11 @@ def test_exit_codes_and_streams_of_a_real_process(photos, model, tmp_path):
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout == expected.encode() + b"  " + odd + b"\n"
 
-    def limit():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
-
     target = tmp_path / "codes.npz"
     target.write_bytes(b"the old file")
-    done = command("encode", photos, "--model", model, "--out", target, preexec_fn=limit)
+    done = run_command_limited(200, "encode", photos, "--model", model, "--out", target)
     assert done.returncode == 1
-    assert f"could not write {target}: File too large".encode() in done.stderr
+    assert f"could not write {target}: File too large" in done.stderr
     assert target.read_bytes() == b"the old file"
     assert sorted(os.listdir(tmp_path)) == sorted([os.fsdecode(b"caf\xe9.png"), "codes.npz"])
     assert command("trian").returncode == 2

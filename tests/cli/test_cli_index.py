@@ -466,26 +466,12 @@ def test_bad_files_are_named_and_a_folder_of_nothing_else_fails(run, photos, mod
     assert f"list them with: fisherhash index list {tmp_path / 'a.index'} --skipped" in err
 
 
-LIMITED = """if True:
-    import resource, signal, sys
-    from fisherhash.cli import main
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    size = int(sys.argv.pop(1))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-    main()
-"""
-
-
-def test_a_full_disk_leaves_the_index_as_it_was(index, tmp_path, write_photos):
+def test_a_full_disk_leaves_the_index_as_it_was(index, tmp_path, write_photos, run_command_limited):
     root = write_photos(tmp_path / "more", {"x": 400}, seed=5)
     size = index.stat().st_size + 10_000
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(size), "index", "add", index, root],
-        capture_output=True,
-        check=False,
-    )
+    done = run_command_limited(size, "index", "add", index, root)
     assert done.returncode == 1, done.stderr
-    assert b"Traceback" not in done.stderr
+    assert "Traceback" not in done.stderr
     done = command("index", "verify", index)
     assert done.returncode == 0, done.stderr + done.stdout
     done = command("index", "add", index, root, "--json")

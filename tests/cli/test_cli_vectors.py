@@ -10,7 +10,7 @@ import pytest
 from fisherhash import Hasher
 from fisherhash.index.base import Index
 
-PAGE = Path(__file__).parents[2] / "docs" / "vectors.md"
+PAGE = Path(__file__).parents[2] / "docs" / "search.md"
 
 
 @pytest.fixture
@@ -136,7 +136,9 @@ def test_bad_input(here, run, write_photos, line, message):
 def test_the_page_in_the_docs_runs(tmp_path, monkeypatch, run):
     """Its blocks, one after the other, with the output that it shows."""
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```(python|sh|text)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    section = re.search(r"^## Vectors .*?(?=^## )", PAGE.read_text("utf-8"), re.S | re.M)
+    assert section is not None
+    blocks = re.findall(r"```(python|sh|text)\n(.*?)```", section[0], re.S)
     assert {kind for kind, _ in blocks} == {"python", "sh", "text"}
     space, out = {}, ""
     for kind, text in blocks:

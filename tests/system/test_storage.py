@@ -1,11 +1,8 @@
 """Files are whole or not there, and a damaged one is named in a sentence."""
 
 import os
-import resource
-import signal
 import subprocess
 import sys
-from textwrap import dedent
 
 import pytest
 import torch
@@ -53,7 +50,7 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     assert contents(tmp_path) == {"file": "in the way"}
 
 
-def test_a_real_limit_on_file_sizes_leaves_the_old_files(tmp_path):
+def test_a_real_limit_on_file_sizes_leaves_the_old_files(tmp_path, run_limited):
     """The second file does not fit; nothing of the first is seen either."""
     write_two(tmp_path, "old")
     script = """
@@ -68,17 +65,7 @@ def test_a_real_limit_on_file_sizes_leaves_the_old_files(tmp_path):
             sys.exit(str(error))
     """
 
-    def limit():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", dedent(script), str(tmp_path)],
-        preexec_fn=limit,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+    done = run_limited(4096, script, tmp_path)
     assert done.returncode == 1
     assert "File too large. Nothing there was changed" in done.stderr
     assert contents(tmp_path) == {"one": "old one", "two": "old two"}

@@ -39,7 +39,7 @@ def onnx(
         json: Print the result as JSON on stdout.
     """
     from fisherhash.model.export import compare_logits, missing_package
-    from fisherhash.model.hasher import Hasher, of_exported
+    from fisherhash.model.hasher import Hasher
     from fisherhash.model.onnx_network import LOGITS, OnnxNetwork
     from fisherhash.system.storage import write_file
 
@@ -63,7 +63,7 @@ def onnx(
             f"int8 changes {agreement.differing / agreement.images:.1f} of {hasher.bits} bits "
             f"per image on the {agreement.images} images of the calibration"
         )
-    exported = of_exported(OnnxNetwork(data), details=hasher.details)
+    exported = Hasher.of_exported(OnnxNetwork(data), details=hasher.details)
     if out.suffix == ".onnx":
         write_file(out, data)
     else:
