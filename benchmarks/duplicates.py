@@ -1,12 +1,12 @@
 """Copies that are found, beside imagehash and imagededup, at the same rate of false pairs.
 
     python benchmarks/duplicates.py --cache DIR --json results/duplicates.json [--only recall]
-    python benchmarks/duplicates.py --from-json results/duplicates.json --docs
+    python benchmarks/duplicates.py --from-json results/duplicates.json --table
 
 Needs the data sets coco21 and tiny100 (see FISHERHASH_DATA), imagehash, imagededup and PyWavelets:
 ``pip install imagehash PyWavelets && pip install --no-deps imagededup``. Of imagededup only the
 hashes are loaded, which need no torchvision. The images are those that nothing was fitted or chosen
-on, see ``builtin_copy.py``. ``--cache`` stores codes, so that a run that was stopped goes on.
+on, see ``image_changes.py``. ``--cache`` stores codes, so that a run that was stopped goes on.
 
 * recall: for every hash, the largest radius at which at most one in a million pairs of unrelated
   images is taken for copies, and the share of changed copies within that radius.
@@ -36,15 +36,22 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from builtin_changes import CHOSEN_ON, REPORTED, SEEN, UNSEEN, Change
-from builtin_copy import SETS, Images, pair_distances, pair_histogram, radius_at
 from fisherhash import Hasher, ImageIndex
 from fisherhash.model import builtin
 from fisherhash.model.folder import versions
+from image_changes import (
+    CHOSEN_ON,
+    REPORTED,
+    SEEN,
+    SETS,
+    UNSEEN,
+    Change,
+    Images,
+    pair_distances,
+    pair_histogram,
+    radius_at,
+)
 
-ROOT = Path(__file__).resolve().parents[1]
-DOCS = ROOT / "docs" / "duplicates.md"
-BEGIN, END = "<!-- benchmark -->", "<!-- end of benchmark -->"
 RATES = (1e-5, 1e-6, 1e-7)
 MAIN_RATE = 1e-6
 PLANTED, AMONG = 500, 10_000
@@ -112,7 +119,7 @@ class Coded:
         self._what = name
         if name.startswith("fisherhash"):
             model = name.split()[1]
-            self._what += builtin.onnx_config(model)["fingerprint"]
+            self._what += builtin.fingerprint(model)
 
     def codes(self, part: str, kind: str = "original", change: Change | None = None) -> Any:
         """Codes of a part of both sets; of changed images, those that are changed."""
@@ -323,7 +330,7 @@ def speed(images: Images, names: Iterable[str], count: int = 200) -> dict[str, f
 
 
 def table(result: dict[str, Any]) -> str:
-    """The part of docs/duplicates.md between the marks."""
+    """The numbers as tables in Markdown."""
     rows = result["recall"]
     rate = f"{MAIN_RATE:g}"
     pairs = next(iter(rows.values()))["pairs"]
@@ -389,7 +396,7 @@ def main() -> None:
     parser.add_argument("--hashes", help="only hashes whose name contains this")
     parser.add_argument("--planted", type=int, default=PLANTED)
     parser.add_argument("--among", type=int, default=AMONG)
-    parser.add_argument("--docs", action="store_true", help="write the table in docs/duplicates.md")
+    parser.add_argument("--table", action="store_true", help="print the numbers as tables")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     result: dict[str, Any] = {}
@@ -408,11 +415,8 @@ def main() -> None:
         result["versions"] = versions() | _peer_versions()
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    if args.docs:
-        text = DOCS.read_text(encoding="utf-8")
-        before, _, rest = text.partition(BEGIN)
-        after = rest.partition(END)[2]
-        DOCS.write_text(f"{before}{BEGIN}\n{table(result)}\n{END}{after}", encoding="utf-8")
+    if args.table:
+        print(table(result))
 
 
 def _peer_versions() -> dict[str, str]:

@@ -70,7 +70,7 @@ def measure(path: Path, items: int, queries: int, k: int) -> dict[str, Any]:
         first = time.perf_counter() - start
         codes = [np.frombuffer(item.code, np.uint8)[None] for item in images.index.get(keys)]
 
-        def search(key: str) -> list[tuple[str, float]]:
+        def search(key: str) -> list[tuple[str, float | None]]:
             return [(match.name, match.distance) for match in images.search(keys=key, k=k)[0]]
 
         # Search tables are built once they pay; measured is what a server would see.

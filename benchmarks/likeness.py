@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from builtin_changes import REPORTED
+from image_changes import REPORTED
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
