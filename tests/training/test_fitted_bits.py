@@ -37,18 +37,21 @@ def test_they_follow_the_features_and_change_no_learned_bit(photos, tmp_path, fi
     assert plain.fitted is None
 
 
-def test_too_few_images_or_features_make_them_fewer_or_none():
+def test_too_few_images_or_features_make_them_fewer_or_none(tmp_path):
     """Vectors have them, too."""
     rng = np.random.default_rng(0)
 
-    def bits(count, width, **arguments):
+    def bits(count, width):
         vectors = rng.standard_normal((count, width), np.float32)
-        fitted = fit_features(vectors, bits=4, **arguments).hasher.fitted
+        np.save(tmp_path / "y.npy", np.arange(count) % 2)
+        trained = fit_features(vectors, tmp_path / "y.npy", method="itq_cca", bits=4)
+        fitted = trained.hasher.fitted
         return None if fitted is None else len(fitted[1])
 
     assert [bits(50, 20), bits(13, 20), bits(5, 20)] == [20, 12, None]
     assert bits(300, 200) == steps.FITTED_BITS
 
 
-def test_codes_without_a_distance_have_none(photos):
+def test_codes_without_labels_or_without_a_distance_have_none(photos):
+    assert quick(photos, method="itq").hasher.fitted is None
     assert quick(photos, method="dqn").hasher.fitted is None

@@ -172,14 +172,16 @@ def add_fitted_bits(
     """Give a hasher bits that know no labels, for an index of few images.
 
     Codes that were learned from labels put many images of a class on one code, and say little about
-    images of other classes. Codes without a Hamming distance get none.
+    images of other classes. Codes that were learned without labels, or that have no Hamming
+    distance, get none: an index stores them as they are.
 
     Args:
         job: what was trained.
         trained: has the hasher.
         features: returns the features (n, d) of some training images.
     """
-    if not trained.hasher.head.hamming:
+    from_labels = job.learner.info.supervision != "none" and bool(job.collection.classes)
+    if not from_labels or not trained.hasher.head.hamming:
         return
     began = time.perf_counter()
 

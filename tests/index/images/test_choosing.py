@@ -105,22 +105,34 @@ def test_every_door_and_every_device_gives_the_same_codes(photos, tmp_path, coun
 
 @pytest.mark.parametrize("count", [5, 14])
 def test_a_trained_model_gets_fitted_bits_behind_its_own(photos, tmp_path, make_hasher, count):
+    """Few images get those that were fitted to the training images."""
     hasher = make_hasher(classes=("a", "b"))
+    width = hasher.feature_width
+    hasher.fitted = np.eye(width, 6, dtype=np.float32), np.zeros(6, np.float32)
     hasher.save(tmp_path / "model")
     folder = photos(0, count)
     report = sync_index(tmp_path / "i", folder, model=tmp_path / "model", workers=0)
-    longer = count == 14
+    expected = "6 fitted to the images that it was trained on"
+    if count == 14:
+        expected = "8 fitted to 14 of 14 images"
+    assert f"24 bits that the model learned, {expected}" in report.notes[-1]
     with ImageIndex.open(tmp_path / "i") as images:
-        assert images.index.bits == (32 if longer else 24)
+        assert images.index.bits == 24 + (8 if count == 14 else 6)
         for item in images.index.items():
             own = hasher.encode(item.path)[0].tobytes()
             assert item.code[:3] == own
             assert item.code == images.hasher.encode(item.path)[0].tobytes()
-    if longer:
-        assert "24 bits that the model learned, 8 fitted to 14 of 14 images" in report.notes[-1]
     # The same command again knows its model.
     again = sync_index(tmp_path / "i", folder, model=tmp_path / "model", workers=0)
     assert (again.unchanged, again.notes) == (count, [])
+
+
+def test_a_model_that_learned_without_labels_keeps_its_own_code(photos, tmp_path, make_hasher):
+    hasher = make_hasher(classes=("a", "b"))
+    hasher.save(tmp_path / "model")
+    sync_index(tmp_path / "i", photos(0, 14), model=tmp_path / "model", workers=0)
+    with ImageIndex.open(tmp_path / "i") as images:
+        assert images.index.fingerprint == hasher.fingerprint()
 
 
 def test_a_named_model_and_a_named_length_are_taken(photos, tmp_path):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fisherhash.errors import FisherhashError, NotDefinedError, UsageError
+from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import Index
 from fisherhash.index.images.encoding import collection_of
 from fisherhash.index.items import Codes
@@ -155,17 +155,12 @@ def _extended(
     name: str, files: Sequence[ImageFile], hasher: Hasher, workers: int | None
 ) -> ChosenHasher:
     """A model's own bits and, where it learned from labels, fitted ones behind them."""
-    plain = ChosenHasher(hasher, hasher.about)
-    if "builtin" in hasher.about:
-        return plain
-    try:
-        hasher.extended(np.zeros((hasher.feature_width, 1)), np.zeros(1))
-    except NotDefinedError:
-        # Its codes have no Hamming distance, or its network computes logits without features.
-        return plain
+    # Built-in models, those that learned without labels and exported networks have no such bits.
+    if hasher.fitted is None:
+        return ChosenHasher(hasher, hasher.about)
     learned = f"{hasher.bits} bits that the model learned"
     own = hasher.about | {"base": hasher.fingerprint()}
-    if hasher.classes and len(files) >= FEWEST_FITTED:
+    if len(files) >= FEWEST_FITTED:
         network = hasher.features_network
         found = _fit_itq(name, files, network, min(FITTED_BITS, network.width), workers)
         if found is not None:
@@ -174,8 +169,6 @@ def _extended(
             of = f"{images:,} of {len(files):,} images"
             reason = f"{learned}, {len(found.offset)} fitted to {of}"
             return ChosenHasher(longer, own, found.codes(longer), reason)
-    if hasher.fitted is None:
-        return plain
     longer, added = hasher.extended(*hasher.fitted), len(hasher.fitted[1])
     reason = f"{learned}, {added} fitted to the images that it was trained on"
     return ChosenHasher(longer, own | {"bits": longer.bits, "fitted_bits": added}, {}, reason)
