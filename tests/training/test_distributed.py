@@ -129,7 +129,7 @@ def interrupted(folder, name="dfh"):
     method, images = live_images(name)
     loop = Loop(method, images, SETTINGS, folder=folder)
     loop.start()
-    with loop.ranks.whole_batches(images.modules, loop.size):
+    with loop.whole_batches():
         for epoch in range(2):
             loop.history.append(loop.epoch(epoch))
             loop.ranks.on_first(lambda epoch=epoch: loop._checkpoint(epoch))
@@ -304,18 +304,18 @@ class DropPath(nn.Module):
 @pytest.mark.parametrize("layer", [DropPath(0.1), nn.BatchNorm3d(2), nn.Dropout2d(0.5)])
 def test_layers_that_cannot_be_shared_are_refused(layer):
     refused = pytest.raises(UsageError, match=f"{type(layer).__name__}.*one process")
-    with refused, fake_rank(0).whole_batches({"backbone": nn.Sequential(layer)}, 4):
+    with refused, fake_rank(0).whole_batches(nn.Sequential(layer), 4):
         pass
-    with fake_rank(0).whole_batches({"backbone": nn.Sequential(layer).eval()}, 4):
+    with fake_rank(0).whole_batches(nn.Sequential(layer).eval(), 4):
         pass
-    with fake_rank(0).whole_batches({"backbone": DropPath(0.0)}, 4):
+    with fake_rank(0).whole_batches(DropPath(0.0), 4):
         pass
 
 
 def test_what_cannot_be_shared_is_refused():
     with (
         pytest.raises(UsageError, match="a batch of 1 images cannot be shared by 2 processes"),
-        fake_rank(0).whole_batches({}, 1),
+        fake_rank(0).whole_batches(nn.Sequential(), 1),
     ):
         pass
     with pytest.raises(UsageError, match="itq is not trained by gradient"):

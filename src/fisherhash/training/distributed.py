@@ -1,14 +1,15 @@
 """Training in several processes under ``torchrun``: together they compute what one would.
 
-Each process (a *rank*) runs its share of every batch through the network. The outputs are gathered,
-so that every rank computes the loss of the whole batch and updates a method's state with all of it;
-no method has to know. Whatever else depends on the whole batch is computed over the ranks, too:
-the statistics of batch normalisation, and random numbers, which every rank draws for the whole
-batch to use those of its own images. The batch size is that of the whole batch, so a run can
+Each process (a *rank*) runs its share of every batch through the network that is trained. The
+features are gathered, so that every rank trains the head on the whole batch and updates a method's
+state with all of it; no method has to know. What else depends on the whole batch is computed over
+the ranks, too: the statistics of batch normalisation, and random numbers, which every rank draws
+for the whole batch to use those of its own images. Features of a network that is not trained are
+not shared: every rank has them all. The batch size is that of the whole batch, so a run can
 continue on another number of ranks.
 
-Gradients are the mean over the ranks. What the loss uses directly has its whole gradient on every
-rank; what goes through :class:`_Gather` has a rank's part of it, times the number of ranks.
+Gradients are the mean over the ranks. The head has its whole gradient on every rank; what goes
+through :class:`_Gather` has a rank's part of it, times the number of ranks.
 """
 
 from __future__ import annotations
@@ -19,26 +20,28 @@ import datetime
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fisherhash.data.augment import PLAIN_DRAWS, Draws
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.methods.base import Batch, MethodInfo
+from fisherhash.methods.base import MethodInfo
 from fisherhash.system.devices import choose_device
 from fisherhash.system.launched import launched_rank
-from fisherhash.training.whole_layers import TWINS, check_layer
 
 T = TypeVar("T")
 
 PATIENCE = datetime.timedelta(days=7)
 """How long ranks wait for the first one, which may decode a large data set. Where a rank fails,
 ``torchrun`` ends the others; they need not notice by themselves."""
+_RANDOM_LAYER = re.compile("drop|stochastic", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Ranks:
         return PLAIN_DRAWS if self.size == 1 else _SharedDraws(self.bounds(batch), batch)
 
     def bounds(self, count: int, rank: int | None = None) -> slice:
-        """Return which of ``count`` things belong to a rank, by default this one.
+        """Return which of ``count`` images belong to a rank, by default this one.
 
         The first ranks have one more where they cannot have as many each.
 
@@ -79,34 +82,9 @@ class Ranks:
         own = self.bounds(batch)
         return rows // (own.stop - own.start) * batch
 
-    def whole(
-        self, outputs: Tensor, batch: Batch, index: Tensor, labels: Tensor
-    ) -> tuple[Tensor, Batch]:
-        """Gather outputs and features of a batch from all ranks.
-
-        Args:
-            outputs: (rows, …) of this rank's images.
-            batch: this rank's images.
-            index: (b,) all images of the batch.
-            labels: (N, classes) of the training set.
-        """
-        if self.size == 1:
-            return outputs, batch
-        found = [
-            cast(Tensor, _Gather.apply(values, self, len(index), batch.views))
-            for values in (outputs, batch.features)
-        ]
-        rows = index.repeat(batch.views)
-        return found[0], Batch(labels[rows], rows, found[1], batch.views)
-
-    def gather(self, values: Tensor, counts: Sequence[int]) -> Tensor:
-        """Return the rows of every rank, in the order of the ranks, which have ``counts`` rows."""
-        # Every rank sends as many rows as the others; those of the padding are dropped.
-        sent = values.new_zeros(max(counts), *values.shape[1:])
-        sent[: len(values)] = values
-        found = [torch.empty_like(sent) for _ in counts]
-        dist.all_gather(found, sent)
-        return torch.cat([rows[:count] for rows, count in zip(found, counts, strict=True)])
+    def gather(self, features: Tensor, batch: int) -> Tensor:
+        """Return the rows (views * batch, …) of all ranks, of which this rank has its own."""
+        return features if self.size == 1 else cast(Tensor, _Gather.apply(features, self, batch))
 
     def share_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Make the gradients of a step those of the whole batch, the same on every rank."""
@@ -116,31 +94,13 @@ class Ranks:
             for gradient in gradients:
                 gradient /= self.size
 
-    def spread(
-        self, total: int, step: int, compute: Callable[[int, int], Tensor], width: int
-    ) -> Tensor:
-        """Compute rows (total, width) in blocks of ``step``; each rank computes some blocks.
-
-        Args:
-            total: number of rows.
-            step: rows per block.
-            compute: returns the rows from a first one up to another.
-            width: values per row.
-        """
-        starts = range(0, total, step)
-        blocks = [starts[self.bounds(len(starts), rank)] for rank in range(self.size)]
-        own = [compute(start, min(start + step, total)) for start in blocks[self.rank]]
-        if self.size == 1:
-            return torch.cat(own)
-        if not own:
-            # The type is that of the first rank's rows, which has at least one block.
-            own = [compute(0, min(step, total))[:0]]
-        counts = [sum(min(step, total - start) for start in some) for some in blocks]
-        return self.gather(torch.cat(own).view(-1, width), counts)
-
     @contextlib.contextmanager
-    def whole_batches(self, modules: Mapping[str, nn.Module], batch: int) -> Iterator[None]:
-        """Let layers that depend on the whole batch compute it over all ranks."""
+    def whole_batches(self, network: nn.Module, batch: int) -> Iterator[None]:
+        """Let layers that depend on the whole batch compute it over all ranks.
+
+        Raises:
+            UsageError: a layer cannot, or there are fewer images in a batch than ranks.
+        """
         if self.size == 1:
             yield
             return
@@ -149,21 +109,21 @@ class Ranks:
                 f"a batch of {batch} images cannot be shared by {self.size} processes; use fewer "
                 "processes or a larger batch"
             )
-        parts = [part for module in modules.values() for part in module.modules()]
+        parts = list(network.modules())
         for part in parts:
-            check_layer(part)
-        changed = [part for part in parts if type(part) in TWINS]
-        plain = {twin: kind for kind, twin in TWINS.items()}
+            _check_layer(part)
+        changed = [part for part in parts if type(part) in _WHOLE_LAYERS]
+        kinds = [type(part) for part in changed]
         try:
             for part in changed:
-                # A twin has the same tensors under the same names, so whoever knows the layer, an
-                # optimiser or a checkpoint, need not know about this.
+                # The other class has the same tensors under the same names, so whoever knows the
+                # layer, an optimiser or a checkpoint, need not know about this.
                 part.ranks, part.batch = self, batch  # type: ignore[assignment]
-                part.__class__ = TWINS[type(part)]
+                part.__class__ = _WHOLE_LAYERS[type(part)]
             yield
         finally:
-            for part in changed:
-                part.__class__ = plain.get(type(part), type(part))
+            for part, kind in zip(changed, kinds, strict=True):
+                part.__class__ = kind
                 del part.ranks, part.batch
 
     def agree(self, module: nn.Module) -> None:
@@ -274,16 +234,22 @@ class _Gather(torch.autograd.Function):
     """Rows (views * own, …) of every rank as rows (views * batch, …)."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, ranks: Ranks, batch: int, views: int) -> Tensor:
+    def forward(ctx: Any, values: Tensor, ranks: Ranks, batch: int) -> Tensor:
         ctx.ranks, ctx.batch = ranks, batch
         own = [ranks.bounds(batch, rank) for rank in range(ranks.size)]
-        by_image = values.unflatten(0, (views, -1)).transpose(0, 1)
-        found = ranks.gather(by_image, [part.stop - part.start for part in own])
-        return found.transpose(0, 1).flatten(0, 1)
+        counts = [part.stop - part.start for part in own]
+        by_image = values.unflatten(0, (-1, counts[ranks.rank])).transpose(0, 1)
+        # Every rank sends as many rows as the others; those of the padding are dropped.
+        sent = by_image.new_zeros(max(counts), *by_image.shape[1:])
+        sent[: len(by_image)] = by_image
+        found = [torch.empty_like(sent) for _ in counts]
+        dist.all_gather(found, sent)
+        rows = [part[:count] for part, count in zip(found, counts, strict=True)]
+        return torch.cat(rows).transpose(0, 1).flatten(0, 1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        return ctx.ranks.own_rows(grads[0], ctx.batch) * ctx.ranks.size, None, None, None
+        return ctx.ranks.own_rows(grads[0], ctx.batch) * ctx.ranks.size, None, None
 
 
 @dataclass
@@ -306,3 +272,90 @@ class _SharedDraws(Draws):
         whole[axis] = self.batch
         drawn = super().uniform(whole, low, high, device=device)
         return drawn.narrow(axis, self.own.start, self.own.stop - self.own.start)
+
+
+def _check_layer(layer: nn.Module) -> None:
+    """Refuse layers whose results depend on the other images of a batch in ways unknown here."""
+    if not layer.training or type(layer) in _WHOLE_LAYERS:
+        return
+    chance = next(
+        (getattr(layer, name, 0) for name in ("p", "drop_prob") if name in vars(layer)), 0
+    )
+    mixing = isinstance(layer, nn.modules.batchnorm._BatchNorm)
+    if mixing or (chance and _RANDOM_LAYER.search(type(layer).__name__)):
+        raise UsageError(
+            f"the network has a layer {type(layer).__name__}, which cannot be shared by several "
+            "processes with the results of one; train in one process, or with --frozen"
+        )
+
+
+class _WholeLayer(nn.Module):
+    """What a layer that depends on the whole batch knows."""
+
+    ranks: Ranks
+    batch: int
+
+
+class _WholeDropout(_WholeLayer, nn.Dropout):
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or not self.p:
+            return input
+        rows = self.ranks.whole_rows(len(input), self.batch)
+        kept = F.dropout(input.new_ones(rows, *input.shape[1:]), self.p)
+        return input * self.ranks.own_rows(kept, self.batch)
+
+
+class _WholeBatchNorm(_WholeLayer, nn.modules.batchnorm._BatchNorm):
+    """Not ``nn.SyncBatchNorm``, which runs on GPUs only."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(input)
+        self._check_input_dim(input)
+        dims, shape = [0, *range(2, input.ndim)], [1, -1] + [1] * (input.ndim - 2)
+        each = input[0, 0].numel() if input.ndim > 2 else 1
+        count = self.ranks.whole_rows(len(input), self.batch) * each
+        wide = input.float()
+        mean = cast(Tensor, _Sum.apply(wide.sum(dims))) / count
+        centred = wide - mean.view(shape)
+        variance = cast(Tensor, _Sum.apply(centred.square().sum(dims))) / count
+        found = centred * (variance + self.eps).rsqrt().view(shape)
+        if self.affine:
+            found = found * self.weight.view(shape) + self.bias.view(shape)
+        if self.running_mean is not None and self.running_var is not None:
+            self.num_batches_tracked.add_(1)  # type: ignore[operator]
+            share = self.momentum
+            if share is None:
+                share = 1.0 / float(self.num_batches_tracked)  # type: ignore[arg-type]
+            self.running_mean.lerp_(mean.detach(), share)
+            self.running_var.lerp_(variance.detach() * (count / (count - 1)), share)
+        return found.to(input.dtype)
+
+
+class _WholeBatchNorm1d(_WholeBatchNorm, nn.BatchNorm1d):
+    pass
+
+
+class _WholeBatchNorm2d(_WholeBatchNorm, nn.BatchNorm2d):
+    pass
+
+
+_WHOLE_LAYERS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Dropout: _WholeDropout,
+    nn.BatchNorm1d: _WholeBatchNorm1d,
+    nn.BatchNorm2d: _WholeBatchNorm2d,
+}
+
+
+class _Sum(torch.autograd.Function):
+    """The sum of a tensor over the ranks; its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        whole = values.clone()
+        dist.all_reduce(whole)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Tensor:
+        return _Sum.forward(ctx, grads[0])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from fisherhash.backbones import Backbone
-from fisherhash.data.augment import PLAIN, PLAIN_DRAWS, Strength, augment, masked
+from fisherhash.data.augment import PLAIN, Strength, augment, masked
 from fisherhash.data.streaming import ResidentRows, StreamedRows
 from fisherhash.methods.base import Batch
 from fisherhash.model.heads import Head
@@ -45,8 +45,6 @@ class FrozenImages:
         self.labels = labels
         self.head = head
         self.modules: dict[str, nn.Module] = {"head": head}
-        self.ranks = current_ranks()
-        self.draws = PLAIN_DRAWS
 
     @property
     def streamed(self) -> bool:
@@ -58,22 +56,21 @@ class FrozenImages:
         """Where the training runs."""
         return self.labels.device
 
+    def share(self, batch: int) -> slice:
+        """Return which images of a batch this process reads."""
+        return slice(0, batch)
+
     def batch(self, index: Tensor, strengths: Sequence[Strength] = (PLAIN,)) -> Batch:
         """Return the images at ``index``, in one view per strength."""
         views = len(strengths)
         features = self.batch_features(index, strengths).float()
-        if views == 1:
-            return Batch(self.labels[index], index, features)
-        rows = index.repeat(views)
+        rows = index.repeat(views) if views > 1 else index
         return Batch(self.labels[rows], rows, features, views)
 
     def batch_features(self, index: Tensor, strengths: Sequence[Strength] = (PLAIN,)) -> Tensor:
         """Return features (views * b, d) of the images at ``index``, with the views' masks."""
         features = self.rows.at(index, self.device)
-        found = [
-            masked(features, self.head.shift, strength.masked, draws=self.draws)
-            for strength in strengths
-        ]
+        found = [masked(features, self.head.shift, strength.masked) for strength in strengths]
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def features(self) -> Tensor:
@@ -101,12 +98,11 @@ class FrozenImages:
         """
         if not self.streamed or len(self.rows) <= SAMPLED:
             return self.features(), self.labels
-        places = torch.linspace(0, len(self.rows) - 1, SAMPLED, dtype=torch.float64).long()
-        return self._at(places), self.labels[places.to(self.device)]
+        chosen = torch.linspace(0, len(self.rows) - 1, SAMPLED, dtype=torch.float64).long()
+        return self._unaugmented(chosen), self.labels[chosen.to(self.device)]
 
-    def _at(self, places: Tensor) -> Tensor:
-        """Features of the unaugmented images at places (n,) on disk."""
-        return self.rows.at(places, self.device)
+    def _unaugmented(self, index: Tensor) -> Tensor:
+        return self.rows.at(index, self.device)
 
 
 class LiveImages(FrozenImages):
@@ -125,46 +121,50 @@ class LiveImages(FrozenImages):
         super().__init__(pixels, labels, head)
         self.backbone = backbone
         self.modules = {"head": head, "backbone": backbone}
+        self.ranks = current_ranks()
+
+    def share(self, batch: int) -> slice:
+        """Return which images of a batch this process runs through the network."""
+        return self.ranks.bounds(batch)
 
     def batch_features(self, index: Tensor, strengths: Sequence[Strength] = (PLAIN,)) -> Tensor:
         """Return features (views * b, d) of randomly augmented images, with gradient."""
-        pixels = self.rows.at(index, self.device)
-        found = [augment(pixels, strength, draws=self.draws) for strength in strengths]
+        pixels = self.rows.at(index[self.share(len(index))], self.device)
+        draws = self.ranks.draws(len(index))
+        found = [augment(pixels, strength, draws=draws) for strength in strengths]
         images = found[0] if len(found) == 1 else torch.cat(found)
         images = images.contiguous(memory_format=torch.channels_last)
         # No cast cache: a captured graph must not reuse a cast made before its replay.
         kind, enabled = self.device.type, self.device.type == "cuda"
         with torch.autocast(kind, torch.bfloat16, enabled=enabled, cache_enabled=False):
-            return self.backbone(images)
+            features = self.backbone(images)
+        return self.ranks.gather(features, len(index))
 
     def features(self) -> Tensor:
         """Return features (N, d) of the unaugmented images, in evaluation mode."""
-        return self._computed(0, len(self.rows))
+        return self._computed(self._chunks(0, len(self.rows)))
 
     def feature_blocks(self) -> Iterator[Tensor]:
         """Yield features in blocks (n, d), in order; one block if the pixels are in memory."""
         step = ROWS_AT_ONCE if self.streamed else len(self.rows)
         for first in range(0, len(self.rows), step):
-            yield self._computed(first, min(first + step, len(self.rows)))
+            yield self._computed(self._chunks(first, min(first + step, len(self.rows))))
 
-    def _computed(self, first: int, last: int) -> Tensor:
-        def compute(start: int, end: int) -> Tensor:
-            return self._network(self.rows.between(first + start, first + end, self.device))
+    def _unaugmented(self, index: Tensor) -> Tensor:
+        return self._computed(self.rows.at(i, self.device) for i in index.split(self._chunk))
 
-        with evaluation_mode(self.backbone):
-            width = self.backbone.features
-            return self.ranks.spread(last - first, self._chunk, compute, width)
-
-    def _at(self, places: Tensor) -> Tensor:
-        def compute(first: int, last: int) -> Tensor:
-            return self._network(self.rows.at(places[first:last], self.device))
-
-        with evaluation_mode(self.backbone):
-            return self.ranks.spread(len(places), self._chunk, compute, self.backbone.features)
+    def _chunks(self, first: int, last: int) -> Iterator[Tensor]:
+        for start in range(first, last, self._chunk):
+            yield self.rows.between(start, min(start + self._chunk, last), self.device)
 
     @property
     def _chunk(self) -> int:
         return 256 if self.device.type == "cuda" else 8
 
-    def _network(self, pixels: Tensor) -> Tensor:
-        return self.backbone(pixels.contiguous(memory_format=torch.channels_last)).float()
+    def _computed(self, chunks: Iterable[Tensor]) -> Tensor:
+        with evaluation_mode(self.backbone):
+            found = [
+                self.backbone(pixels.contiguous(memory_format=torch.channels_last)).float()
+                for pixels in chunks
+            ]
+        return torch.cat(found)

@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from fisherhash.training.checkpoints import (
     part_state,
     read_checkpoint,
 )
+from fisherhash.training.distributed import current_ranks
 from fisherhash.training.images import FrozenImages
 from fisherhash.training.settings import Settings
 from fisherhash.training.side_classifier import find_side_classifier
@@ -73,8 +75,7 @@ class Loop:
         self.classifier = find_side_classifier(images, settings)
         if self.classifier is not None:
             self.modules["classifier"] = self.classifier
-        self.ranks = images.ranks
-        images.draws = self.ranks.draws(self.size)
+        self.ranks = current_ranks()
         self.optimizer = _optimizer(self.modules, settings, self.device)
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._run_step = GraphStep(self._step) if self._capturable() else self._step
@@ -82,8 +83,7 @@ class Loop:
     def run(self) -> list[dict[str, Any]]:
         """Train, from the last checkpoint if there is one; returns one row of metrics per epoch."""
         first = self.start()
-        whole_batches = self.ranks.whole_batches(self.images.modules, self.size)
-        with progress(self.title, self.settings.epochs) as advance, whole_batches:
+        with progress(self.title, self.settings.epochs) as advance, self.whole_batches():
             advance(first)
             for epoch in range(first, self.settings.epochs):
                 self.history.append(self.epoch(epoch))
@@ -102,6 +102,11 @@ class Loop:
                 files = {METRICS: self._metrics()}
                 self.ranks.on_first(partial(storage.write_files, self.folder, files))
         return self.history
+
+    def whole_batches(self) -> AbstractContextManager[None]:
+        """Let a network that is trained see the whole batch where processes share it."""
+        network = self.images.modules.get("backbone")
+        return nullcontext() if network is None else self.ranks.whole_batches(network, self.size)
 
     def start(self) -> int:
         """Prepare the method and load a checkpoint if there is one; returns the first epoch."""
@@ -129,7 +134,7 @@ class Loop:
         # A GPU does not add in the same order every time, so states computed on each drift apart.
         self.ranks.agree(self.method)
         sums: dict[str, Tensor] = {}
-        share = self.ranks.bounds(self.size)
+        share = self.images.share(self.size)
         for i, index in enumerate(self.images.rows.steps(order, share, self.device)):
             self._set_rate((epoch * self.steps + i) / self._total)
             for name, term in self._run_step(index).items():
@@ -158,9 +163,8 @@ class Loop:
         return "".join(json.dumps(row) + "\n" for row in self.history)
 
     def _step(self, index: Tensor) -> dict[str, Tensor]:
-        own = self.images.batch(index[self.ranks.bounds(self.size)], self.method.strengths)
-        outputs = self.images.head(own.features)
-        outputs, batch = self.ranks.whole(outputs, own, index, self.images.labels)
+        batch = self.images.batch(index, self.method.strengths)
+        outputs = self.images.head(batch.features)
         terms = self.method(outputs, batch)
         if self.classifier is not None:
             inputs = self.images.head.standardise(batch.features)
