@@ -6,7 +6,7 @@ from fisherhash import Hasher
 from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import open_data
 from fisherhash.training.fitting import fit
-from fisherhash.training.looking import measure_agreement
+from fisherhash.training.measuring import measure_agreement
 from fisherhash.training.settings import Settings
 from fisherhash.training.trained import UNSEEN_MAP
 

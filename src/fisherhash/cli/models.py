@@ -136,7 +136,7 @@ def train(
     from fisherhash.data.protocols import resolve
     from fisherhash.data.sources import open_data
     from fisherhash.methods import find
-    from fisherhash.training.checkpoints import is_unfinished
+    from fisherhash.model.folder import is_unfinished
     from fisherhash.training.fitting import fit
     from fisherhash.training.trained import UNSEEN_MAP
 
@@ -405,7 +405,7 @@ def evaluate(
         "versions": versions(),
     }
     if agreement or hasher.rows_are_features:
-        from fisherhash.training.looking import measure_agreement
+        from fisherhash.training.measuring import measure_agreement
 
         looked = measure_agreement(hasher, collection, split)
         if looked is not None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fisherhash.codes import pack
+from fisherhash.data.splits import Split
 from fisherhash.errors import NotDefinedError, UsageError
 from fisherhash.methods import HashMethod, _centers, _cutting
 from fisherhash.methods._pairs import TrainingLabels
@@ -19,11 +21,15 @@ from fisherhash.model.heads import Head
 from fisherhash.model.outer_heads import ClassStepHead, CutHead
 from fisherhash.training.class_step import GRID, fit_class_step
 from fisherhash.training.images import FrozenImages, evaluation_mode
-from fisherhash.training.measuring import held_out_map
+from fisherhash.training.measuring import EncodedSplit, measure
 from fisherhash.training.settings import Settings
 
 AFFINITY = 0.5
 """How much the code book that a cut starts from follows the classes' similarity."""
+LEAST_TOP = 10
+"""The smallest K of the mAP of held-out images."""
+MOST_QUERIES = 2000
+"""The most held-out images that are queries; of more, evenly spaced ones are."""
 
 
 @dataclass
@@ -34,7 +40,6 @@ class Ending:
         learner: the method that trains the head.
         bits: length of the codes.
         settings: how it is trained.
-        top: the K of the mAP of held-out images.
         head: the final head; before the end of the training, the one that is trained.
         step: the head with the class step, whether or not it is the final one.
         row: what :meth:`validate` measured last.
@@ -43,8 +48,7 @@ class Ending:
     learner: HashMethod
     bits: int
     settings: Settings
-    top: float | None
-    head: Head = field(init=False)
+    head: Head
     step: ClassStepHead | None = field(default=None, init=False)
     row: dict[str, Any] = field(default_factory=dict, init=False)
 
@@ -54,111 +58,117 @@ class Ending:
         wanted = self.settings.step_weight > 0 or self.settings.validation > 0
         return wanted and self.head.hamming
 
-    def finish(
-        self, head: Head, features: Tensor, labels: Tensor, scorer: ClassStepHead | None
-    ) -> ClassStepHead | None:
-        """Make the final head: the class step is added.
+    def add_step(self, features: Tensor, labels: Tensor, scorer: ClassStepHead | None) -> None:
+        """Fit the class step to the final features (n, d) and the labels of the training images.
 
-        Args:
-            head: computes the bits.
-            features: (n, d) final features of the training images.
-            labels: (n, classes).
-            scorer: a class step on the same features, whose classifier is used again.
-
-        Returns:
-            The class step, if one was fitted.
+        The classifier of ``scorer``, a class step on the same features, is used again.
         """
-        self.head = head
-        if self.has_step and bool(labels.any()):
-            self.step = fit_class_step(
-                head,
-                features,
-                labels,
-                centers=cut_centers(self.learner, head),
-                seed=self.settings.seed,
-                scorer=scorer,
-            )
-            if self.settings.step_weight > 0:
-                self.head = self.step.with_step(
-                    self.settings.step_weight, self.settings.step_sharpness
-                )
-        return self.step
+        plain = self.head
+        centers, seed = cut_centers(self.learner, plain), self.settings.seed
+        self.step = fit_class_step(
+            plain, features, labels, centers=centers, seed=seed, scorer=scorer
+        )
+        if self.settings.step_weight > 0:
+            self.head = self.step.with_step(self.settings.step_weight, self.settings.step_sharpness)
 
-    def validate(self, features: Tensor, labels: NDArray[np.uint8]) -> dict[str, Any]:
-        """mAP of held-out images, each a query against the others.
+    def validate(self, features: Tensor, labels: NDArray[np.uint8], top: float | None) -> None:
+        """Measure the mAP of held-out images, each a query against the others.
 
         Not against the images trained on: most images of a protocol's database were not trained on,
         and a method that memorises its training images would look better than it is.
         """
-        head = self.head
-        with evaluation_mode(head):
-            self.row = {"validation_map": held_out_map(head, features, labels, top=self.top)}
+        with evaluation_mode(self.head):
+            score = partial(held_out_map, labels=labels, top=top)
+            self.row = {"validation_map": score(self.head, features)}
             if self.step is None:
-                return self.row
+                return
             inner, scores = self.step.inner.logits(features), self.step.scores(features)
-            plain = held_out_map(self.step.inner, features, labels, top=self.top)
             # Together, because each copy from a GPU waits for it.
-            stepped = torch.stack(
-                [
-                    self.step.with_step(*one).combine(inner, scores)
-                    for one in map(dataclasses.astuple, GRID)
-                ]
-            ).cpu()
-            steps = [
-                dataclasses.asdict(one)
-                | {"score": held_out_map(self.step, logits, labels, top=self.top, encoded=True)}
-                for one, logits in zip(GRID, stepped, strict=True)
-            ]
-            self.row["validation"] = {"plain": plain, "steps": steps}
-            return self.row
+            stepped = [self.step.with_step(*one).combine(inner, scores) for one in GRID]
+            logits = torch.stack(stepped).cpu()
+            self.row["validation"] = {
+                "plain": score(self.step.inner, features),
+                "steps": [
+                    one._asdict() | {"score": score(self.step, own, encoded=True)}
+                    for one, own in zip(GRID, logits, strict=True)
+                ],
+            }
 
 
-class Endings:
-    """The endings of one training: other lengths and cuts of the same outputs, other class steps.
+def finish_endings(endings: Sequence[Ending], images: FrozenImages) -> None:
+    """Make the final heads of a training's endings from the trained one, with its images.
 
-    Features are computed once for all, and one classifier is fitted.
+    Features are computed once for all, bits are cut once for each way, and one classifier is
+    fitted.
+    """
+    step = bool(images.labels.any()) and any(ending.has_step for ending in endings)
+    if not endings[0].settings.outputs and not step:
+        return
+    with evaluation_mode(endings[0].head):
+        features, labels = images.sample()
+    features = features.float()
+    heads: dict[Any, Head] = {}
+    scorer = None
+    for ending in endings:
+        bits, how = ending.bits, ending.settings.cut
+        if ending.settings.outputs:
+            if (bits, how) not in heads:
+                heads[bits, how] = cut_bits(ending.head, features, labels, bits=bits, how=how)
+            ending.head = heads[bits, how]
+        if step and ending.has_step:
+            ending.add_step(features, labels, scorer)
+            scorer = scorer or ending.step
+
+
+def validate_endings(
+    endings: Sequence[Ending], images: FrozenImages, top: float | None
+) -> dict[str, Any]:
+    """Measure held-out images with every ending; returns what the first one measured."""
+    with evaluation_mode(endings[0].head):
+        features = images.features().float()
+    labels = images.labels.cpu().numpy().astype(np.uint8)
+    for ending in endings:
+        ending.validate(features, labels, top)
+    return endings[0].row
+
+
+def held_out_top(split: Split) -> float | None:
+    """Return the K of the mAP of held-out training images, as a share of them.
+
+    It is the share of the database that the protocol's K is, so that a measurement among few images
+    has as many relevant ones for each of its first K as the table's; None for all images.
+    """
+    return None if split.top is None else split.top / max(1, len(split.database))
+
+
+def held_out_map(
+    head: Head,
+    values: Tensor,
+    labels: NDArray[np.uint8],
+    *,
+    top: float | None,
+    encoded: bool = False,
+) -> float:
+    """Return the mAP of images that were not trained on, each queried against the others.
 
     Args:
-        every: the endings; the training is described by the first.
+        head: computes the codes.
+        values: features (n, d), or logits (n, bits).
+        labels: (n, classes).
+        top: K as a share of the images, see :func:`held_out_top`; at least ``LEAST_TOP`` images.
+        encoded: whether the values are logits.
     """
-
-    def __init__(self, every: Sequence[Ending]) -> None:
-        self.every = tuple(every)
-        self.learner, self.settings = every[0].learner, every[0].settings
-
-    def begin(self, head: Head) -> None:
-        """Start from the head that is to be trained."""
-        for ending in self.every:
-            ending.head = head
-
-    def finish(self, images: FrozenImages) -> None:
-        """Make the final heads from the trained one, with the training images."""
-        step = bool(images.labels.any()) and any(ending.has_step for ending in self.every)
-        if not self.settings.outputs and not step:
-            return
-        with evaluation_mode(self.every[0].head):
-            features, labels = images.sample()
-        features = features.float()
-        heads: dict[Any, Head] = {}
-        scorer = None
-        for ending in self.every:
-            way = (ending.bits, ending.settings.cut)
-            if way not in heads:
-                heads[way] = self._cut(ending, features, labels)
-            scorer = ending.finish(heads[way], features, labels, scorer) or scorer
-
-    def _cut(self, ending: Ending, features: Tensor, labels: Tensor) -> Head:
-        if not self.settings.outputs:
-            return ending.head
-        return cut_bits(ending.head, features, labels, bits=ending.bits, how=ending.settings.cut)
-
-    def validate(self, images: FrozenImages) -> dict[str, Any]:
-        """Measure held-out images with every ending; returns what the first one measured."""
-        with evaluation_mode(self.every[0].head):
-            features = images.features().float()
-        labels = images.labels.cpu().numpy().astype(np.uint8)
-        found = [ending.validate(features, labels) for ending in self.every]
-        return found[0]
+    packed = pack((values if encoded else head.logits(values)).cpu().numpy())
+    queries = np.arange(len(packed))
+    if len(queries) > MOST_QUERIES:
+        queries = np.linspace(0, len(queries) - 1, MOST_QUERIES).astype(np.int64)
+    finished, real = head.finished(), None
+    if not head.hamming:
+        real = finished.query(values[torch.from_numpy(queries)].cpu().numpy())
+    where = labels[queries], labels, finished, [], real, values.device.type
+    split = EncodedSplit(packed[queries], packed, *where)
+    most = None if top is None else max(LEAST_TOP, round(top * (len(packed) - 1)))
+    return float(measure(split, top=most, self_index=queries).map)
 
 
 def check_cut(method: str, head: Head, bits: int, settings: Settings) -> None:

@@ -40,7 +40,7 @@ from fisherhash.training.jobs import (
     choose_stream,
     make_learner,
 )
-from fisherhash.training.looking import measure_agreement
+from fisherhash.training.measuring import measure_agreement
 from fisherhash.training.recipes import RecipeName
 from fisherhash.training.settings import Settings
 from fisherhash.training.steps import MOST_FITTED, add_fitted_bits, train_job

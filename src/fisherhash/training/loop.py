@@ -27,10 +27,10 @@ from fisherhash.training.checkpoints import (
     part_state,
     read_checkpoint,
 )
+from fisherhash.training.class_step import SideClassifier
 from fisherhash.training.distributed import current_ranks
 from fisherhash.training.images import FrozenImages
 from fisherhash.training.settings import Settings
-from fisherhash.training.side_classifier import find_side_classifier
 
 logger = logging.getLogger(__name__)
 
@@ -72,9 +72,10 @@ class Loop:
         self._total = settings.epochs * self.steps
         # A method's own weights (such as a classifier) are trained and saved like the head's.
         self.modules: dict[str, nn.Module] = {**images.modules, "method": self.method}
-        self.classifier = find_side_classifier(images, settings)
-        if self.classifier is not None:
-            self.modules["classifier"] = self.classifier
+        self.classifier: SideClassifier | None = None
+        # Where there is a network to train; frozen features are what they are.
+        if settings.classifier_weight > 0 and "backbone" in images.modules:
+            self.classifier = self.modules["classifier"] = SideClassifier(images, settings)
         self.ranks = current_ranks()
         self.optimizer = _optimizer(self.modules, settings, self.device)
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]

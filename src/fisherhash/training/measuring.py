@@ -20,23 +20,21 @@ from fisherhash.data.computing import Skipped
 from fisherhash.data.splits import Split
 from fisherhash.errors import UsageError
 from fisherhash.evaluation import Evaluation, evaluate, metrics
+from fisherhash.evaluation.looking import NeighbourAgreement, neighbour_agreement
 from fisherhash.model.hasher import Hasher
 from fisherhash.model.head import FinishedHead
+from fisherhash.model.networks import feature_rows
 from fisherhash.system.progress import progress
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from fisherhash.data.pixels import PixelBank
-    from fisherhash.model.heads import Head
-
 
 SPLIT_FILE = "split.json"
 """The split of a trained model, in its folder."""
-LEAST_TOP = 10
-"""The smallest K of the mAP of held-out images."""
-MOST_QUERIES = 2000
-"""The most held-out images that are queries; of more, evenly spaced ones are."""
+MOST_LOOKS = 500
+"""Queries whose neighbours are compared for agreement, evenly spaced."""
+MOST_SEARCHED = 10_000
+"""Database images among which they are compared, evenly spaced."""
 
 
 @dataclass(frozen=True)
@@ -169,47 +167,6 @@ def encode_heads(
     return encoded
 
 
-def held_out_top(split: Split) -> float | None:
-    """Return the K of the mAP of held-out training images, as a share of them.
-
-    It is the share of the database that the protocol's K is, so that a measurement among few images
-    has as many relevant ones for each of its first K as the table's; None for all images.
-    """
-    return None if split.top is None else split.top / max(1, len(split.database))
-
-
-def held_out_map(
-    head: Head,
-    values: Tensor,
-    labels: NDArray[np.uint8],
-    *,
-    top: float | None,
-    encoded: bool = False,
-) -> float:
-    """Return the mAP of images that were not trained on, each queried against the others.
-
-    Args:
-        head: computes the codes.
-        values: features (n, d), or logits (n, bits).
-        labels: (n, classes).
-        top: K as a share of the images, see :func:`held_out_top`; at least ``LEAST_TOP`` images.
-        encoded: whether the values are logits.
-    """
-    import torch
-
-    packed = pack((values if encoded else head.logits(values)).cpu().numpy())
-    queries = np.arange(len(packed))
-    if len(queries) > MOST_QUERIES:
-        queries = np.linspace(0, len(queries) - 1, MOST_QUERIES).astype(np.int64)
-    finished, real = head.finished(), None
-    if not head.hamming:
-        real = finished.query(values[torch.from_numpy(queries)].cpu().numpy())
-    where = labels[queries], labels, finished, [], real, values.device.type
-    split = EncodedSplit(packed[queries], packed, *where)
-    most = None if top is None else max(LEAST_TOP, round(top * (len(packed) - 1)))
-    return float(measure(split, top=most, self_index=queries).map)
-
-
 def measure(
     encoded: EncodedSplit,
     *,
@@ -239,3 +196,51 @@ def measure(
     if encoded.device == "cuda":
         where = {"backend": "torch", "device": encoded.device}
     return evaluate(*codes, *labels, bits=head.bits, top=top, self_index=self_index, **where)
+
+
+def measure_agreement(
+    hasher: Hasher, collection: Collection, split: Split, *, cached: bool = True
+) -> NeighbourAgreement | None:
+    """Agreement of a model's codes with its own features, inside the classes of a split.
+
+    Args:
+        hasher: the model.
+        collection: the images.
+        split: their queries and database.
+        cached: store the features on disk.
+
+    Returns:
+        None for codes without a Hamming distance, and for a model without images.
+    """
+    if not hasher.head.hamming or hasher.vectors_only:
+        return None
+    parts = (split.query, MOST_LOOKS), (split.database, MOST_SEARCHED)
+    query, database = (part[:: max(1, -(-len(part) // most))] for part, most in parts)
+    wanted = np.unique(np.concatenate([query, database]))
+    network = hasher.features_network
+    if network is hasher.network:
+        blocks = list(hasher.row_blocks(collection, wanted, cached=cached))
+        features = np.concatenate([block.values for block in blocks])
+        codes = np.concatenate([pack(hasher.head.logits(block.values)) for block in blocks])
+        indices = np.concatenate([block.indices for block in blocks])
+    else:
+        # An exported model computes logits; its file computes the features too.
+        encoded = hasher.encode_collection(collection, wanted, cached=cached)
+        codes, indices = encoded.codes, encoded.indices
+        features = feature_rows(network, collection, indices).values
+    row = np.full(len(collection), -1)
+    row[indices] = np.arange(len(indices))
+    # Without images that cannot be read.
+    near, far = (part[row[part] >= 0] for part in (query, database))
+    position = np.full(len(collection), -1)
+    position[far] = np.arange(len(far))
+    return neighbour_agreement(
+        codes[row[near]],
+        codes[row[far]],
+        features[row[near]],
+        features[row[far]],
+        collection.labels[near],
+        collection.labels[far],
+        bits=hasher.bits,
+        self_index=position[near],
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,14 +25,17 @@ from fisherhash.errors import UsageError, counted
 from fisherhash.methods import HashMethod
 from fisherhash.model.folder import is_unfinished
 from fisherhash.model.hasher import Hasher
-from fisherhash.model.heads import Head
 from fisherhash.model.itq_fit import fit_itq
 from fisherhash.model.torch_network import TorchNetwork
-from fisherhash.training.finishing import Ending, Endings
+from fisherhash.training.finishing import (
+    Ending,
+    finish_endings,
+    held_out_top,
+    validate_endings,
+)
 from fisherhash.training.images import FrozenImages, LiveImages
 from fisherhash.training.jobs import Job
 from fisherhash.training.loop import Loop
-from fisherhash.training.measuring import held_out_top
 from fisherhash.training.settings import Settings
 from fisherhash.training.trained import Trained
 
@@ -59,11 +62,11 @@ def train_job(
     history: list[dict[str, Any]] = []
     every: list[Ending] = []
     if isinstance(learner, HashMethod):
-        top = None if job.split is None else held_out_top(job.split)
+        head = learner.head(job.network.features).to(place)
         ends = [(job.bits, job.settings), *job.endings]
-        every = [Ending(learner, *one, top) for one in ends]
-        history = _train_rows(job, Endings(every), rows, bank)
-        head: Head = every[0].head
+        every = [Ending(learner, *one, head) for one in ends]
+        history = _train_rows(job, every, rows, bank)
+        head = every[0].head
     else:
         labels = torch.from_numpy(collection.labels[rows.indices]).float().to(place)
         with warnings.catch_warnings():
@@ -100,20 +103,19 @@ def _other(trained: Trained, ending: Ending) -> Trained:
 
 
 def _train_rows(
-    job: Job, endings: Endings, rows: Rows, bank: PixelBank | None
+    job: Job, endings: Sequence[Ending], rows: Rows, bank: PixelBank | None
 ) -> list[dict[str, Any]]:
     """Train the head on frozen features and, when fine-tuning, then the whole network."""
-    learner, settings, network, device = endings.learner, endings.settings, job.network, job.device
+    learner, head = endings[0].learner, endings[0].head
+    settings, network, device = job.settings, job.network, job.device
     collection, ranks = job.collection, job.ranks
     held = _held_out(collection, rows.indices, settings)
     numbers = [rows.indices[part] for part in (~held, held)]
     labels = [torch.from_numpy(collection.labels[some]).float().to(device) for some in numbers]
     features = [_placed_rows(rows.values[part], device) for part in (~held, held)]
-    head = learner.head(network.features).to(device)
     images, held_out = (FrozenImages(f, own, head) for f, own in zip(features, labels, strict=True))
     head.start(images.sample()[0])
     learner.to(device)
-    endings.begin(head)
     if job.live:
         if settings.head_epochs and not ranks.on_first(partial(is_unfinished, job.folder)):
             first = dataclasses.replace(settings, epochs=settings.head_epochs, validation=0.0)
@@ -133,12 +135,13 @@ def _train_rows(
         )
         # A bank of our own is not needed twice.
         del bank, pixels
+    top = None if job.split is None else held_out_top(job.split)
     loop = Loop(
         learner,
         images,
         settings,
-        finish=partial(endings.finish, images),
-        validate=partial(endings.validate, held_out) if held.any() else None,
+        finish=partial(finish_endings, endings, images),
+        validate=partial(validate_endings, endings, held_out, top) if held.any() else None,
         folder=job.folder,
         identity=job.identity,
     )
