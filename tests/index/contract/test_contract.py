@@ -615,6 +615,19 @@ def test_the_door(new_uri):
         Index.open("nothing://host/images")
 
 
+def test_a_backend_of_another_package_is_found_by_its_entry_point(tmp_path, monkeypatch):
+    info = tmp_path / "toy-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: toy\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[fisherhash.backends]\ntoy = memory:MemoryIndex\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with Index.create("toy://a", bits=8) as index:
+        assert index.add_codes([[7]]) == range(1)
+    assert Index.exists("toy://a")
+    with pytest.raises(UsageError, match=r"memory://… or milvus://… .* or toy://…"):
+        Index.open("nothing://a")
+
+
 def test_an_index_carries_its_model(new_uri):
     uri, files = new_uri(), {"config.json": b"{}", "w.safetensors": bytes(range(256)) * 9, "e": b""}
     with Index.create(uri, bits=8, files=files) as index:

@@ -128,6 +128,9 @@ class _Growing:
     def extended(self, length: int, more: NDArray[Any]) -> NDArray[Any]:
         """The first ``length`` rows, then those of ``more``."""
         end = length + len(more)
+        if not length:
+            self._data, self._used = more, end
+            return more
         if length != self._used or end > len(self._data):
             data = np.empty((end + end // 4 + SLOTS, *more.shape[1:]), dtype=more.dtype)
             data[:length] = self._data[:length]
