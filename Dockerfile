@@ -7,7 +7,7 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels /src && cp /src/const
 
 FROM python:3.13-slim
 COPY --from=build /wheels /wheels
-RUN pip install --no-cache-dir -c /wheels/constraints.txt "$(echo /wheels/*.whl)[web,heif]" \
+RUN pip install --no-cache-dir -c /wheels/constraints.txt "$(echo /wheels/*.whl)[fast,web,heif]" \
     && rm -rf /wheels && useradd --create-home fisherhash && install -d -o fisherhash /data
 # The cache knows which folders an index was filled from, whose images the page shows: it must be
 # there in the next container, too. Compiled kernels are there as well.
