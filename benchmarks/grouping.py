@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from fisherhash.codes import pack
 from fisherhash.index import Index
 from fisherhash.index.images import grouping
-from fisherhash.index.images.chance import Chance
 from fisherhash.index.images.duplicate_search import DuplicateSearch
+from fisherhash.index.images.grouping import Chance
 from fisherhash.system.cores import available_cores
 
 

@@ -336,9 +336,6 @@ def test_dedup_lists_groups(run, write_photos, model, tmp_path):
     words = ("dedup", path, "--json", "--radius", "24", "--code", "own", "--no-confirm")
     groups = json.loads(run(*words)[1])["groups"]
     assert [group["size"] for group in groups] == [8]
-    pairs = json.loads(run(*words[:3], "--pairs")[1])["groups"]
-    assert {group["size"] for group in pairs} == {2}
-    assert [group["span"] for group in pairs if group["confirmed"]] == [0, 0]
     table, script = tmp_path / "d.csv", tmp_path / "d.sh"
     code, _, err = run("dedup", path, "--csv", table, "--moves", script)
     assert code == 0, err

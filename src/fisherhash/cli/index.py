@@ -68,7 +68,6 @@ class SyncFlags(SyncOptions):
     dry_run: Flag = False
     allow_empty: Flag = False
     moved: Flag = False
-    refresh_fields: Flag = False
 
 
 _SYNC = SyncFlags()
@@ -138,7 +137,7 @@ def sync(
         return
     report_sync(report, index, began, as_json=json)
     if watch:
-        from fisherhash.index.images.watching import watch_folder
+        from fisherhash.index.images.creating import watch_folder
 
         say(f"watching {folder}; Ctrl-C ends it")
         for report in watch_folder(index, folder, device=device, workers=count, say=say):

@@ -56,7 +56,6 @@ class SearchFlags(SearchOptions):
 class DuplicateFlags(DuplicateOptions):
     """The options of a search for duplicates as flags."""
 
-    pairs: Flag = False
     compare_files: Flag = False
 
 

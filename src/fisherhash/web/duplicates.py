@@ -8,8 +8,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from fisherhash.index.images.copies import has_files, is_copy_index, missing_copies
-from fisherhash.index.images.duplicate_search import DuplicateSearch
+from fisherhash.index.images.duplicate_search import (
+    DuplicateSearch,
+    false_pairs_of,
+    has_files,
+    missing_copies,
+)
 from fisherhash.index.images.duplicates import Duplicates
 from fisherhash.index.images.image_index import ImageIndex
 from fisherhash.index.images.known import cache_place
@@ -80,7 +84,7 @@ class DuplicateFinder:
     def choices(self) -> tuple[DuplicateCode, ...]:
         """The codes that can be compared, the default first."""
         index = self._images.index
-        return ("copy", "own") if has_files(index) and not is_copy_index(index) else ("own",)
+        return ("copy", "own") if has_files(index) and false_pairs_of(index) is None else ("own",)
 
     def allow(self) -> None:
         """Compute the copy codes of a large collection as soon as somebody wants to see them."""

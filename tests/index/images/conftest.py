@@ -5,13 +5,13 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from fisherhash.model.head import linear_head
-from fisherhash.model.torch_network import TorchNetwork
 
 from fisherhash import backbones
 from fisherhash.index import Index
 from fisherhash.index.images import encoding
 from fisherhash.model.hasher import Hasher
+from fisherhash.model.head import linear_head
+from fisherhash.model.torch_network import TorchNetwork
 
 
 @pytest.fixture(scope="session")

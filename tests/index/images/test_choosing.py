@@ -10,8 +10,7 @@ from fisherhash.errors import UsageError
 from fisherhash.index.images import choosing
 from fisherhash.index.images.choosing import describe_model
 from fisherhash.index.images.creating import add_to_index, sync_index
-from fisherhash.index.images.options import SyncOptions
-from fisherhash.model import builtin, onnx_network
+from fisherhash.model import onnx_network
 
 
 @pytest.fixture
@@ -152,16 +151,3 @@ def test_unreadable_images_do_not_count(photos, tmp_path):
     report = sync_index(tmp_path / "i", folder, workers=0)
     assert "too few to fit codes to" in report.notes[-1]
     assert len(report.skipped) == 5
-
-
-def test_a_sync_without_new_images_notices_that_the_built_in_hasher_changed(
-    photos, tmp_path, monkeypatch
-):
-    folder = photos(0, 3)
-    sync_index(tmp_path / "i", folder, workers=0)
-    assert sync_index(tmp_path / "i", folder, workers=0).notes == []
-    monkeypatch.setattr(builtin, "fingerprint", lambda name: "another")
-    (note,) = sync_index(tmp_path / "i", folder, workers=0).notes
-    assert "'general2-128' of this version is not the one that made the codes" in note
-    photos(3, 4)
-    assert sync_index(tmp_path / "i", folder, SyncOptions(dry_run=True), workers=0).notes == [note]

@@ -12,10 +12,13 @@ from PIL import Image, ImageFilter
 from fisherhash import ImageIndex, codes
 from fisherhash.errors import UsageError
 from fisherhash.index import Entry, Index, Item
-from fisherhash.index.images import confirming, duplicate_search
-from fisherhash.index.images.confirming import same_bytes
-from fisherhash.index.images.copies import false_pairs_of, is_copy_index
-from fisherhash.index.images.duplicate_search import DuplicateSearch, best_first
+from fisherhash.index.images import confirming
+from fisherhash.index.images.duplicate_search import (
+    DuplicateSearch,
+    best_first,
+    false_pairs_of,
+    same_bytes,
+)
 from fisherhash.index.images.duplicates import Duplicates, moves_script
 from fisherhash.index.images.options import DuplicateOptions
 from fisherhash.index.images.results import Hit
@@ -81,14 +84,6 @@ def test_the_surest_groups_come_first(new_index):
     ]
 
 
-def test_pairs_of_equal_codes_are_a_star(new_index):
-    rows = [[0], [0], [0], [1], [3], [255]]
-    new_index.add([Entry(key, row) for key, row in zip("abcdef", rows, strict=True)])
-    found = search(new_index, radius=1, pairs=True)
-    assert names(found) == [["a", "b"], ["a", "c"], ["a", "d"], ["d", "e"]]
-    assert [group.span for group in found.groups] == [0, 0, 1, 1]
-
-
 def test_thousands_of_copies_are_one_group_at_once(tmp_path):
     rng = np.random.default_rng(0)
     rows = np.repeat(rng.integers(0, 256, (3, 8), dtype=np.uint8), 40_000, axis=0)
@@ -96,7 +91,6 @@ def test_thousands_of_copies_are_one_group_at_once(tmp_path):
         index.add_codes(rows)
         found = DuplicateSearch(index)
         assert [len(group.ids) for group in found.groups(4)] == [40_000] * 3
-        assert len(found.pairs(4)) == 3
 
 
 @pytest.mark.parametrize("radius", [-1, 9])
@@ -152,14 +146,6 @@ def test_a_report_from_an_index(new_index, tmp_path):
     assert table[1]["path"] == str(tmp_path / "b")
 
 
-def test_pairs_share_items_and_are_counted_once(new_index):
-    rows = [[0], [1], [3]]
-    new_index.add([Entry(key, row) for key, row in zip("abc", rows, strict=True)])
-    found = search(new_index, radius=1, pairs=True)
-    assert names(found) == [["a", "b"], ["b", "c"]]
-    assert "2 pairs of codes within 1 bit, 3 of 3 items" in found.summary()
-
-
 def test_items_that_vanish_meanwhile_are_left_out(new_index, monkeypatch):
     rows = [[0], [0], [1], [255], [254], [15], [15]]
     new_index.add([Entry(key, row) for key, row in zip("abcdefg", rows, strict=True)])
@@ -187,9 +173,7 @@ def test_another_radius_only_groups_again(new_index, tmp_path, monkeypatch):
     found = DuplicateSearch(new_index)
     read = []
     load = confirming.load_thumbnail
-    monkeypatch.setattr(
-        duplicate_search, "load_thumbnail", lambda path: read.append(path) or load(path)
-    )
+    monkeypatch.setattr(confirming, "load_thumbnail", lambda path: read.append(path) or load(path))
 
     def at(radius, **options):
         return names(found.find(DuplicateOptions(radius=radius, keep="first", **options)))
@@ -197,14 +181,12 @@ def test_another_radius_only_groups_again(new_index, tmp_path, monkeypatch):
     wide = at(2)
     assert sorted(wide) == [["a", "b", "c"], ["d", "e"]]
     assert len(read) == 5
-    fresh = [names(search(new_index, radius=radius, pairs=True)) for radius in range(3)]
     read.clear()
     known = "fisherhash.index.images.duplicate_search.remembered_pairs"
     monkeypatch.setattr(known, lambda *_: pytest.fail("the pairs are known"))
     assert (at(0), len(read)) == ([["a", "b"]], 2)
     assert at(1) == [["a", "b", "c"]]
     assert (at(2), len(read)) == (wide, 2)
-    assert [at(radius, pairs=True, confirm=False) for radius in range(3)] == fresh
 
 
 def test_pipes_and_devices_are_never_read(tmp_path):
@@ -384,4 +366,3 @@ def test_codes_of_an_earlier_copy_hasher_are_not_judged_by_the_numbers_of_this_o
     about = {"builtin": "copy-128"}
     with Index.create(tmp_path / "i", bits=128, fingerprint=made, model=about) as index:
         assert (false_pairs_of(index) == builtin.false_pairs("copy-128")) is current
-        assert is_copy_index(index) is current

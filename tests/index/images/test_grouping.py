@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from fisherhash import codes
 from fisherhash.errors import UsageError
-from fisherhash.index.images import chance as chances
 from fisherhash.index.images import grouping
-from fisherhash.index.images.chance import Chance
 from fisherhash.index.images.grouping import (
+    Chance,
     complete_groups,
     distinct_codes,
     near_pairs,
@@ -123,7 +122,7 @@ def test_chance_is_measured_and_extrapolated():
     bits, rng = 64, np.random.default_rng(0)
     rows = rng.integers(0, 256, (4000, 8), dtype=np.uint8)
     chance = Chance.of(rows, bits)
-    assert chance.sampled == chances.SAMPLED_PAIRS
+    assert chance.sampled == grouping.SAMPLED_PAIRS
     from math import comb
 
     exact = [sum(comb(bits, d) for d in range(r + 1)) / 2**bits for r in range(bits + 1)]
@@ -132,7 +131,7 @@ def test_chance_is_measured_and_extrapolated():
     for radius in (10, 14):
         assert 0.5 < chance.rate(radius) / exact[radius] < 100
     radius = chance.radius()
-    assert chance.rate(radius) <= chances.MOST_FALSE < chance.rate(radius + 1)
+    assert chance.rate(radius) <= grouping.MOST_FALSE < chance.rate(radius + 1)
     # Real copies are no chance: a hundred of them change nothing.
     copies = np.concatenate([rows, rows[:100]])
     assert Chance.of(copies, bits).radius() == pytest.approx(radius, abs=1)

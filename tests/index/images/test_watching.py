@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from fisherhash.index import Index
-from fisherhash.index.images import watching
+from fisherhash.index.images import creating
+from fisherhash.index.images.creating import watch_folder
 from fisherhash.index.images.image_index import ImageIndex
-from fisherhash.index.images.watching import watch_folder
 
 pytest.importorskip("watchfiles")
 
@@ -21,8 +21,8 @@ pytest.importorskip("watchfiles")
 @pytest.fixture
 def quick(monkeypatch):
     """Seconds are too long for a test."""
-    monkeypatch.setattr(watching, "QUIET_MS", 60)
-    monkeypatch.setattr(watching, "LOOK_MS", 100)
+    monkeypatch.setattr(creating, "QUIET_MS", 60)
+    monkeypatch.setattr(creating, "LOOK_MS", 100)
 
 
 def write(path, seed):
@@ -98,7 +98,7 @@ def test_a_sync_that_fails_is_tried_again(quick, synced, monkeypatch):
 
 
 def test_what_the_watcher_ignores():
-    matters = watching._matters
+    matters = creating._may_matter
     assert matters("/photos/a.JPG", None)
     assert matters("/photos/folder", None)
     assert not matters("/photos/a.txt", None)

@@ -29,15 +29,14 @@ if TYPE_CHECKING:
     from fisherhash.data.collection import Collection
     from fisherhash.data.computing import Rows
     from fisherhash.data.folders import ImageFile
-    from fisherhash.model.hasher import Hasher
+    from fisherhash.model.hasher import EncodedBlock, Hasher
     from fisherhash.model.networks import Network
 
 FEWEST_FITTED = builtin.FEWEST_FITTED
 FITTED_BITS = 128
 """Length of fitted codes: P@10 is 1 to 4 points above that of 64 bits."""
-UNFITTED_BITS = 128
 UNFITTED = {64: "general2-64", 128: "general2-128", 256: "general2-256"}
-"""The built-in hashers for fewer images, by the length of their codes."""
+"""The built-in hashers for fewer images, by the length of their codes; 128 by default."""
 FIT_SAMPLE = 10_000
 """Images that the codes are fitted to, where there are more."""
 FIT_BITS, FIT_IMAGES = 64, 20_000
@@ -95,14 +94,15 @@ def choose_hasher(
         UsageError: options exclude each other, there are too few images to fit codes to and no
             built-in hasher has that length, or the method needs labels.
     """
-    if fit is not None and model is not None:
-        raise UsageError("--fit and --model exclude each other")
-    if bits is not None and model is not None:
-        raise UsageError("--bits and --model exclude each other; a model has its own length")
+    for flag, given in (("--fit", fit), ("--bits", bits)):
+        if given is not None and model is not None:
+            raise UsageError(f"{flag} and --model exclude each other; a model has its own codes")
     if fit is not None:
         return _fitted_by(name, files, fit, bits=bits, device=device)
     if model is not None:
-        hasher = load_hasher(model, device)
+        from fisherhash.model.hasher import Hasher
+
+        hasher = Hasher.load(model, device=device)
         if files:
             hasher.check_takes_images()
         return _extended(name, files, hasher, workers)
@@ -110,9 +110,9 @@ def choose_hasher(
         fitted = _fitted(name, files, FITTED_BITS if bits is None else bits, device, workers)
         if fitted is not None:
             return fitted
-    unfitted = UNFITTED.get(UNFITTED_BITS if bits is None else bits)
+    unfitted = UNFITTED.get(128 if bits is None else bits)
     if unfitted is None:
-        lengths = ", ".join(str(one) for one in UNFITTED)
+        lengths = ", ".join(map(str, UNFITTED))
         raise UsageError(
             f"--bits {bits} needs codes that are fitted, and there are fewer than "
             f"{FEWEST_FITTED:,} images to fit them to; choose one of {lengths}, or add --fit itq"
@@ -120,7 +120,7 @@ def choose_hasher(
     hasher = load_builtin(unfitted, device)
     reason = f"fewer than {FEWEST_FITTED:,} images are too few to fit codes to"
     choice = f"{hasher.bits}-bit codes of {unfitted}: {reason}"
-    return ChosenHasher(hasher, hasher.about | {"chosen": reason}, {}, choice)
+    return ChosenHasher(hasher, hasher.about | {"chosen": reason}, reason=choice)
 
 
 def _fitted(
@@ -130,7 +130,7 @@ def _fitted(
     from fisherhash.model.hasher import Hasher
     from fisherhash.model.head import linear_head
 
-    network = on_device_or_cpu(lambda where: builtin.packaged_network(device=where), device)
+    network = _on_device_or_cpu(lambda where: builtin.packaged_network(device=where), device)
     network = network.decoding(replace(network.preprocessing, draft=DRAFT))
     found = _fit_itq(name, files, network, bits, workers)
     if found is None:
@@ -171,7 +171,8 @@ def _extended(
             return ChosenHasher(longer, own, found.codes(longer), reason)
     longer, added = hasher.extended(*hasher.fitted), len(hasher.fitted[1])
     reason = f"{learned}, {added} fitted to the images that it was trained on"
-    return ChosenHasher(longer, own | {"bits": longer.bits, "fitted_bits": added}, {}, reason)
+    own |= {"bits": longer.bits, "fitted_bits": added}
+    return ChosenHasher(longer, own, reason=reason)
 
 
 def _fitted_by(
@@ -187,15 +188,36 @@ def _fitted_by(
             f"{method} learns from labels, which --fit does without; take one of "
             f"{', '.join(free)}, or train a model and give it with --model"
         )
-    sample = _sample(name, files, FIT_IMAGES)
-    hasher = fit(
-        sample, method=method, bits=FIT_BITS if bits is None else bits, device=device
-    ).hasher
-    codes: dict[str, Codes] = {}
-    for block in hasher.encode_blocks(sample, cached=True):
-        for number, code in zip(block.indices.tolist(), block.codes, strict=True):
-            codes[sample.names[int(number)]] = code
+    sample, bits = _sample(name, files, FIT_IMAGES), FIT_BITS if bits is None else bits
+    hasher = fit(sample, method=method, bits=bits, device=device).hasher
+    (block,) = hasher.encode_blocks(sample, cached=True)
+    codes = _codes_by_key(sample.names, block)
     return ChosenHasher(hasher, {"fitted": method, "images": len(codes)} | hasher.about, codes)
+
+
+def codes_of_training(hasher: Hasher, root: StrPath) -> dict[str, Codes]:
+    """The codes of a folder's images whose features are on disk since a model was trained on it."""
+    from fisherhash.data.row_cache import has_rows
+    from fisherhash.data.sources import open_data
+
+    if not has_rows("features"):
+        return {}
+    try:
+        images = open_data(root)
+        stored = hasher.encode_stored(images)
+    except FisherhashError:
+        return {}  # a folder that can be synced need not be a data set
+    if stored is None or not len(stored.indices):
+        return {}
+    logger.info("%s images: features are on disk already", f"{len(stored.indices):,}")
+    return _codes_by_key(images.names, stored)
+
+
+def _codes_by_key(names: Sequence[str], block: EncodedBlock) -> dict[str, Codes]:
+    return {
+        str(names[number]): code
+        for number, code in zip(block.indices.tolist(), block.codes, strict=True)
+    }
 
 
 def _sample(name: str, files: Sequence[ImageFile], most: int) -> Collection:
@@ -210,7 +232,7 @@ def _sample(name: str, files: Sequence[ImageFile], most: int) -> Collection:
     return collection_of(name, [ordered[i] for i in sorted(order[:most])])
 
 
-class Fitted(NamedTuple):
+class _Fitted(NamedTuple):
     """Bits that were fitted to a sample of some images.
 
     Attributes:
@@ -227,16 +249,15 @@ class Fitted(NamedTuple):
 
     def codes(self, hasher: Hasher) -> dict[str, Codes]:
         """The codes of the sample by key: its features are there already."""
-        numbers, found = self.rows.indices.tolist(), {}
+        names, found = [self.sample.names[i] for i in self.rows.indices.tolist()], {}
         for block in hasher.encode_feature_blocks(self.rows.values):
-            for row, code in zip(block.indices.tolist(), block.codes, strict=True):
-                found[str(self.sample.names[numbers[row]])] = code
+            found |= _codes_by_key(names, block)
         return found
 
 
 def _fit_itq(
     name: str, files: Sequence[ImageFile], network: Network, bits: int, workers: int | None
-) -> Fitted | None:
+) -> _Fitted | None:
     """Fit bits to the features that a network computes; None if too few images can be read.
 
     The features are stored on disk: after an interruption, the same command goes on from there.
@@ -249,27 +270,20 @@ def _fit_itq(
     if len(rows.indices) < min(FEWEST_FITTED, FIT_SAMPLE):
         return None
     weight, offset = fit_itq(rows.values, bits)
-    return Fitted(weight, offset, sample, rows)
+    return _Fitted(weight, offset, sample, rows)
 
 
 # Loading
-
-
-def load_hasher(model: StrPath | None, device: str) -> Hasher:
-    """Load the hasher of a model; None for the default built-in one."""
-    from fisherhash.model.hasher import Hasher
-
-    return Hasher.load(model, device=device)
 
 
 def load_builtin(name: str, device: str) -> Hasher:
     """Load a built-in hasher by its name only: a folder of that name may exist here."""
     from fisherhash.model.hasher import Hasher
 
-    return on_device_or_cpu(lambda where: Hasher.load_builtin(name, device=where), device)
+    return _on_device_or_cpu(lambda where: Hasher.load_builtin(name, device=where), device)
 
 
-def on_device_or_cpu(load: Callable[[str], _T], device: str) -> _T:
+def _on_device_or_cpu(load: Callable[[str], _T], device: str) -> _T:
     """Load for a device; on the CPU where the runtime cannot use a GPU, and say so."""
     try:
         return load(device)
@@ -287,39 +301,28 @@ def hasher_of(index: Index, *, device: str = "cpu") -> Hasher:
         UsageError: the index does not say which.
         FisherhashError: the hasher is missing, damaged, or not the one that made the codes.
     """
+    from fisherhash.model.hasher import Hasher
+
     if not index.model:
         raise UsageError(
             f"{index.uri} does not say which model made its codes, so it cannot encode images; "
             "search by --key, or by codes from Python"
         )
     if "builtin" in index.model:
+        what = f"the built-in hasher '{index.model['builtin']}' of this version"
         hasher = load_builtin(str(index.model["builtin"]), device)
-        what = f"the built-in hasher '{index.model['builtin']}'"
     else:
         folder = index.model_folder()
         if folder is None:
             raise FisherhashError(f"the model of {index.uri} is missing; restore it from a copy")
-        hasher = on_device_or_cpu(lambda where: load_hasher(folder, where), device)
         what = f"the model in {folder}"
+        hasher = _on_device_or_cpu(lambda where: Hasher.load(folder, device=where), device)
     if index.fingerprint not in (None, hasher.fingerprint()):
-        raise FisherhashError(other_hasher(what, index))
+        raise FisherhashError(
+            f"{what} is not the one that made the codes of {index.uri}; restore it, or create the "
+            "index again"
+        )
     return hasher
-
-
-def other_hasher(what: str, index: Index) -> str:
-    """The sentence about a hasher that is no longer the one that made the codes of an index."""
-    version = " of this version" if "builtin" in index.model else ""
-    return (
-        f"{what}{version} is not the one that made the codes of {index.uri}; restore it, or create "
-        "the index again"
-    )
-
-
-def is_outdated(index: Index) -> bool:
-    """Whether a built-in hasher made the codes of an index and has changed since."""
-    name = index.model.get("builtin")
-    known = name in builtin.NAMES and index.fingerprint is not None
-    return known and index.fingerprint != builtin.fingerprint(str(name))
 
 
 def describe_model(model: Mapping[str, Any]) -> str:

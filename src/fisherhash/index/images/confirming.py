@@ -1,4 +1,4 @@
-"""Whether image files are copies: by their bytes, or by the pixels of their thumbnails.
+"""Whether images are copies of each other, by the pixels of their thumbnails.
 
 Near codes are only candidates. Their files are reduced to small grey thumbnails, and one is
 laid over the other at the scales and places that crops, borders and bars produce. The best
@@ -8,19 +8,14 @@ clear sky correlate, too, so what is smaller than sky and sand must correlate as
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
-import stat
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fisherhash.data.formats import UnreadableImage, open_image
-from fisherhash.data.images import current_limits, load_image
-from fisherhash.system.files import open_regular
+from fisherhash.data.formats import UnreadableImage
+from fisherhash.data.images import load_image
 
 Thumbnail = NDArray[np.float32]
 
@@ -31,7 +26,8 @@ DETAIL = 0.6
 """The correlation of details that a copy needs, beside ``ALIKE``; see docs/duplicates.md."""
 _DETAIL_REACH = 2
 """Pixels around each one whose mean is taken away, so that details are left."""
-_READ_AT_ONCE = 1 << 20
+_MOST_ROUNDS = 8
+"""Images of a group with which the others are compared, before the rest counts as unlike."""
 _EDGE = 2
 """Pixels at the border that are not compared: frames and captions are there."""
 _SCALES = (
@@ -45,6 +41,39 @@ _FLAT = 2.0
 """Standard deviation of grey levels below which there is nothing to correlate."""
 _FLAT_RANGE = 8.0
 """Difference of grey levels at which the likeness of plain images is 1/e."""
+
+
+def split_by_likeness(paths: Sequence[str | None]) -> list[tuple[list[int], bool | None]]:
+    """Split a group of likely copies by what their thumbnails show.
+
+    Args:
+        paths: the image files; None where there is none.
+
+    Returns:
+        The numbers of the images of each part, and whether they show the same. Images that are
+        alike stay together. The others follow behind the first of those, in a part that is not
+        confirmed. Without any thumbnail, nothing is known, and all stay together.
+    """
+    loaded = enumerate(map(load_thumbnail, paths))
+    shown = {number: thumbnail for number, thumbnail in loaded if thumbnail is not None}
+    left, alone = list(shown), [number for number in range(len(paths)) if number not in shown]
+    if not left:
+        return [(alone, None)]
+    parts: list[tuple[list[int], bool | None]] = []
+    for _ in range(_MOST_ROUNDS):
+        if len(left) < 2:
+            break
+        first, *others = left
+        same = {n: likeness(shown[first], shown[n]) >= ALIKE for n in others}
+        alike, left = [n for n in others if same[n]], [n for n in others if not same[n]]
+        if alike:
+            parts.append(([first, *alike], True))
+        else:
+            alone.append(first)
+    alone += left
+    if not parts:
+        return [(list(range(len(paths))), False)]
+    return [*parts, ([parts[0][0][0], *alone], False)] if alone else parts
 
 
 def load_thumbnail(path: str | None) -> Thumbnail | None:
@@ -123,47 +152,3 @@ def _details(thumbnail: Thumbnail) -> Thumbnail:
     smooth = np.lib.stride_tricks.sliding_window_view(around, (width, width)).mean((2, 3))
     rest = thumbnail - smooth
     return rest - rest.mean()
-
-
-def pixel_count(path: str | None) -> int:
-    """Pixels of an image file, from its header; 0 if that cannot be read."""
-    if path is None:
-        return 0
-    try:
-        with open_regular(path) as file:
-            width, height = open_image(file, pixels=current_limits().pixels).size
-    except (UnreadableImage, OSError, ValueError):
-        return 0
-    return width * height
-
-
-def same_bytes(paths: Sequence[str | None]) -> list[int | None]:
-    """For each file the number of its set of byte-identical files; None for one that is unique.
-
-    Only files of equal size are read; a pipe or a device is never opened.
-    """
-    by_size: dict[int, list[int]] = {}
-    for number, path in enumerate(paths):
-        with contextlib.suppress(OSError, ValueError):
-            if path is not None and stat.S_ISREG((state := os.stat(path)).st_mode):
-                by_size.setdefault(state.st_size, []).append(number)
-    by_content: dict[str, list[int]] = {}
-    for size, numbers in by_size.items():
-        for number in numbers if len(numbers) > 1 else ():
-            with contextlib.suppress(OSError, ValueError):
-                by_content.setdefault(_digest(paths[number] or "", size), []).append(number)
-    found: list[int | None] = [None] * len(paths)
-    for mark, numbers in enumerate(sorted(n for n in by_content.values() if len(n) > 1)):
-        for number in numbers:
-            found[number] = mark
-    return found
-
-
-def _digest(path: str, size: int) -> str:
-    """A checksum of the first ``size`` bytes of a file: some that grow are endless."""
-    digest = hashlib.sha256(f"{size}\n".encode())
-    with open_regular(path) as file:
-        while size > 0 and (block := file.read(min(size, _READ_AT_ONCE))):
-            digest.update(block)
-            size -= len(block)
-    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Sync, add and vectors as the command line offers them: they create the index if there is none.
+"""Sync, add, vectors and watch as the command line offers them: what is missing is created.
 
 An index describes what made its codes. A built-in hasher is named; any other one is stored in the
 index itself, so that the index can be moved and the model folder deleted. Nothing here imports
@@ -9,38 +9,49 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fisherhash.data.folders import walk_images
+from fisherhash.data.formats import IMAGE_EXTENSIONS
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.base import Index, Uri
-from fisherhash.index.images.choosing import choose_hasher, describe_model, load_hasher
+from fisherhash.index.base import CannotReadError, DamagedError, Index, Uri
+from fisherhash.index.images.choosing import (
+    ChosenHasher,
+    choose_hasher,
+    codes_of_training,
+    describe_model,
+    hasher_of,
+)
 from fisherhash.index.images.encoding import ClusterEncoder, Encoder
 from fisherhash.index.images.image_index import ImageIndex
-from fisherhash.index.images.importing import Import
 from fisherhash.index.images.options import SyncOptions
 from fisherhash.index.images.results import SyncReport
 from fisherhash.index.images.syncing import (
+    SYNC,
     StrPath,
     add_images,
     check_folder,
-    find_images,
     list_files,
     sync_images,
-    take_images,
 )
 from fisherhash.index.items import Entry
+from fisherhash.system.extras import require_package
 from fisherhash.system.progress import progress
 from fisherhash.system.remote import is_url
 from fisherhash.system.storage import read_json
 
 if TYPE_CHECKING:
-    from fisherhash.data.folders import FoundImages
+    from fisherhash.model.hasher import Hasher
 
-SYNC = SyncOptions()
 VECTORS_PER_COMMIT = 16_384
 """Less than a second of work."""
+QUIET_MS = 1500
+"""A sync begins when nothing changed for a moment: a file may take a while to be copied."""
+LOOK_MS = 2000
+"""How often the watcher looks whether it is to stop, and tries again what failed."""
 
 
 def sync_index(
@@ -76,45 +87,42 @@ def sync_index(
         UsageError: there is no such folder or image, it is another folder than before, or the
             model is another one.
     """
-    root, found = _listed(source, uri)
-    name = os.fspath(source) if root is None else root.name
-    local = "cpu" if cluster is not None else device
-    reason, codes = "", {}
-    if Index.exists(uri):
-        opened = opened_index(uri, model, fit, bits, device=local, write=not options.dry_run)
+    name = os.fspath(source)
+    is_list = is_url(name) or (name.endswith(".txt") and os.path.isfile(name))
+    if is_list:
+        from fisherhash.data.remote import list_images
+
+        found = list_images(name)
     else:
-        if not found.files and (root is None or not options.allow_empty):
-            raise UsageError(f"{source} holds no images" if root is None else found.nothing(root))
+        source = check_folder(source, uri)
+        found, name = walk_images(source), source.name
+    local = "cpu" if cluster is not None else device
+    chosen = None
+    if Index.exists(uri):
+        images = _open(uri, model, fit, bits, device=local, write=not options.dry_run)
+    else:
+        if not found.files and (is_list or not options.allow_empty):
+            raise UsageError(
+                f"{source} holds no images" if is_list else found.nothing(Path(source))
+            )
         if options.dry_run:
             return SyncReport(added=[file.key for file in found.files], notes=found.notes())
         chosen = choose_hasher(
             name, found.files, model=model, fit=fit, bits=bits, device=local, workers=workers
         )
-        opened = ImageIndex.create(uri, chosen.hasher, model=chosen.model)
-        reason, codes = chosen.reason, chosen.codes
-    with opened as images, contextlib.ExitStack() as ending:
-        encoder = Encoder(lambda: images.hasher, codes=codes, workers=workers)
+        images = ImageIndex.create(uri, chosen.hasher, model=chosen.model)
+    with images, contextlib.ExitStack() as ending:
+        encoder = _encoder(images, chosen, workers)
+        if chosen is not None and model is not None and not is_list:
+            encoder.codes = codes_of_training(chosen.hasher, source) | dict(chosen.codes)
         if cluster is not None:
             encoder = ClusterEncoder(encoder, cluster, device=device)
             ending.callback(encoder.close)
-        work = Import(images.index, encoder)
-        if root is None:
-            report = take_images(work, name, options, found=found)
-        else:
-            report = sync_images(work, root, options, found=found)
-    report.notes += [reason] if reason else []
+        report = sync_images(
+            images.index, encoder, source, options, found=found, remove=not is_list
+        )
+    report.notes += [chosen.reason] if chosen is not None and chosen.reason else []
     return report
-
-
-def _listed(source: StrPath, uri: Uri) -> tuple[Path | None, FoundImages]:
-    """The folder, and its images; None where the images are behind a URL or in a list."""
-    name = os.fspath(source)
-    if is_url(name) or (name.endswith(".txt") and os.path.isfile(name)):
-        from fisherhash.data.remote import list_images
-
-        return None, list_images(name)
-    root = check_folder(source, uri)
-    return root, find_images(root)
 
 
 def add_to_index(
@@ -131,19 +139,76 @@ def add_to_index(
 
     A new index has the hasher that a sync with these images would choose.
     """
-    reason, codes = "", {}
+    chosen = None
     if Index.exists(uri):
-        opened = opened_index(uri, model, device=device)
+        opened = _open(uri, model, device=device)
     else:
         files, name = list_files(images, None)[0], os.path.basename(os.path.abspath(uri))
         chosen = choose_hasher(name, files, model=model, device=device, workers=workers)
         opened = ImageIndex.create(uri, chosen.hasher, model=chosen.model)
-        reason, codes = chosen.reason, chosen.codes
-    with opened as index:
-        encoder = Encoder(lambda: index.hasher, codes=codes, workers=workers)
-        report = add_images(Import(index.index, encoder), images, labels=labels, metadata=metadata)
-    report.notes += [reason] if reason else []
+    with opened:
+        encoder = _encoder(opened, chosen, workers)
+        report = add_images(opened.index, encoder, images, labels=labels, metadata=metadata)
+    report.notes += [chosen.reason] if chosen is not None and chosen.reason else []
     return report
+
+
+def _encoder(images: ImageIndex, chosen: ChosenHasher | None, workers: int | None) -> Encoder:
+    return Encoder(lambda: images.hasher, {} if chosen is None else chosen.codes, workers)
+
+
+def _open(
+    uri: Uri,
+    model: StrPath | None,
+    fit: str | None = None,
+    bits: int | None = None,
+    *,
+    device: str,
+    write: bool = True,
+) -> ImageIndex:
+    """Open an index to which a model was given, which must be its own."""
+    index = Index.open(uri, write=write)
+    try:
+        if bits is not None and bits != index.bits:
+            raise UsageError(
+                f"{uri} has codes of {index.bits} bits, not {bits}; create another index"
+            )
+        if fit is not None and (model is not None or index.model.get("fitted") != fit):
+            raise UsageError(
+                f"{uri} has its model already ({describe_model(index.model)}); --fit is for a new "
+                "index"
+            )
+        given = None
+        if model is not None and str(model) != index.model.get("builtin"):
+            given = _check_model(index, model, device)
+        return ImageIndex(index, given, device=device)
+    except BaseException:
+        index.close()
+        raise
+
+
+def _check_model(index: Index, model: StrPath, device: str) -> Hasher | None:
+    """Refuse a model that is not the one of the index; reads only its config where possible.
+
+    Returns:
+        The model, for an index that does not say what made its codes.
+    """
+    from fisherhash.model.hasher import Hasher
+
+    if not index.model:
+        return Hasher.load(model, device=device)
+    try:
+        fingerprint = read_json(Path(model).expanduser() / "config.json")["fingerprint"]
+    except (FisherhashError, KeyError):
+        fingerprint = Hasher.load(model).fingerprint()
+    # A model whose bits have fitted ones behind them is known by its own fingerprint, too.
+    if fingerprint not in (index.fingerprint, index.model.get("base")):
+        raise UsageError(
+            f"the codes of {index.uri} were made by another model "
+            f"({describe_model(index.model)}) than {model}; codes of two models cannot be "
+            "compared. Leave --model out, or create another index"
+        )
+    return None
 
 
 def add_vectors(
@@ -177,90 +242,120 @@ def add_vectors(
     """
     from fisherhash.data.vectors import open_vectors, read_keys
 
-    vectors = open_vectors(features)
-    names = None if keys is None else read_keys(keys, len(vectors))
-    names = list(map(str, range(len(vectors)))) if names is None else list(names)
-    given = {"labels": labels, "metadata": metadata}
+    vectors, report = open_vectors(features), SyncReport()
+    named = None if keys is None else read_keys(keys, len(vectors))
+    names = list(map(str, range(len(vectors)))) if named is None else list(named)
     if Index.exists(uri):
-        with opened_index(uri, model, device=device) as images:
-            images.hasher.check_vectors(vectors, str(features))
-            return _add_vectors(images, vectors, names, given, replace=keys is not None)
-    if model is None:
+        images = _open(uri, model, device=device)
+    elif model is None:
         raise UsageError(
             f"{uri} does not exist yet; say which model encodes its vectors: --model MODEL"
         )
-    chosen = choose_hasher("", (), model=model, device=device)
-    # Before an index is created that would stay empty.
-    chosen.hasher.check_vectors(vectors, str(features))
-    with ImageIndex.create(uri, chosen.hasher, model=chosen.model) as images:
-        return _add_vectors(images, vectors, names, given, replace=keys is not None)
-
-
-def _add_vectors(
-    images: ImageIndex, vectors: Any, names: list[str], given: dict[str, Any], *, replace: bool
-) -> SyncReport:
-    index, hasher, report = images.index, images.hasher, SyncReport()
-    relabelled = any(value is not None for value in given.values())
-    with progress("encoding vectors", len(vectors)) as advance:
+    else:
+        chosen = choose_hasher("", (), model=model, device=device)
+        # Before an index is created that would stay empty.
+        chosen.hasher.check_vectors(vectors, str(features))
+        images = ImageIndex.create(uri, chosen.hasher, model=chosen.model)
+    with images, progress("encoding vectors", len(vectors)) as advance:
+        index, hasher = images.index, images.hasher
+        hasher.check_vectors(vectors, str(features))
         for block in hasher.encode_feature_blocks(vectors, block=VECTORS_PER_COMMIT):
-            keys, entries = [names[number] for number in block.indices.tolist()], []
-            for key, code, item in zip(keys, block.codes, index.get_items(keys), strict=True):
+            part, entries = [names[number] for number in block.indices.tolist()], []
+            for key, code, item in zip(part, block.codes, index.get_items(part), strict=True):
                 same = item is not None and item.code == code.tobytes()
-                if same and not relabelled:
+                if same and labels is None and metadata is None:
                     report.unchanged += 1
                     continue
-                if item is not None and not same and not replace:
+                if item is not None and not same and named is None:
                     raise UsageError(
                         f"{index.uri} has another vector under the key '{key}', which is the "
                         "number of a row; give these vectors keys of their own: --keys FILE"
                     )
-                entries.append(Entry(key, code, **given))
+                entries.append(Entry(key, code, labels=labels, metadata=metadata))
                 (report.added if item is None else report.updated).append(key)
             index.upsert(entries, fingerprint=hasher.fingerprint())
-            advance(len(keys))
-    report.count = len(index)
+            advance(len(part))
+        report.count = len(index)
     return report
 
 
-@contextlib.contextmanager
-def opened_index(
+def watch_folder(
     uri: Uri,
-    model: StrPath | None,
-    fit: str | None = None,
-    bits: int | None = None,
+    folder: StrPath,
     *,
-    device: str,
-    write: bool = True,
-) -> Iterator[ImageIndex]:
-    """Open an index to which a model was given, which must be its own."""
-    with Index.open(uri, write=write) as index:
-        _check_model(index, model, fit, bits)
-        # An index that does not say what made its codes takes the model that was given.
-        given = None if index.model or model is None else load_hasher(model, device)
-        yield ImageIndex(index, given, device=device)
+    device: str = "cpu",
+    workers: int | None = None,
+    stop: threading.Event | None = None,
+    say: Callable[[str], object] = print,
+) -> Iterator[SyncReport]:
+    """Sync an index whenever the images of its folder change.
+
+    The index is open for writing only while it is synced. A sync that fails, because another
+    process writes to the index or the folder is not there, is tried again.
+
+    Args:
+        uri: the index; it must be in sync with the folder already.
+        folder: the images.
+        device: where to encode images.
+        workers: number of processes that encode images; None lets the work decide.
+        stop: ends the watch when it is set.
+        say: called with a sentence about a sync that failed.
+
+    Yields:
+        What each sync that changed anything did.
+
+    Raises:
+        FisherhashError: the extra ``web`` is missing, or the index is damaged.
+    """
+    require_package("watchfiles", "web", "--watch")
+    from watchfiles import watch
+
+    root = check_folder(folder, uri)
+    loaded: list[Hasher] = []
+
+    def hasher(index: Index) -> Hasher:
+        """The hasher of the index, loaded when it is first needed and kept for the next sync."""
+        if not loaded:
+            loaded.append(hasher_of(index, device=device))
+        return loaded[0]
+
+    own = None if "://" in os.fspath(uri) else os.path.realpath(uri)
+    changes = watch(
+        root,
+        watch_filter=lambda _, path: _may_matter(path, own),
+        debounce=QUIET_MS,
+        step=QUIET_MS // 3,
+        stop_event=stop,
+        rust_timeout=LOOK_MS,
+        yield_on_timeout=True,
+        raise_interrupt=True,
+        ignore_permission_denied=True,
+    )
+    # Once at the start: something may have changed before the watch began.
+    todo, said = True, ""
+    for changed in changes:
+        if not (todo or changed):
+            continue
+        try:
+            with Index.open(uri, write=True) as index:
+                encoder = Encoder(lambda index=index: hasher(index), workers=workers)
+                report = sync_images(index, encoder, root)
+        except (DamagedError, CannotReadError):
+            raise
+        except FisherhashError as error:
+            todo = True
+            if str(error) != said:
+                said = str(error)
+                say(f"{said}; trying again")
+            continue
+        todo, said = False, ""
+        if report.added or report.updated or report.removed or report.new_skipped:
+            yield report
 
 
-def _check_model(index: Index, model: StrPath | None, fit: str | None, bits: int | None) -> None:
-    """Refuse a model that is not the one of the index; reads the model's config where possible."""
-    if bits is not None and bits != index.bits:
-        raise UsageError(
-            f"{index.uri} has codes of {index.bits} bits, not {bits}; create another index"
-        )
-    if fit is not None and (model is not None or index.model.get("fitted") != fit):
-        raise UsageError(
-            f"{index.uri} has its model already ({describe_model(index.model)}); --fit is for a "
-            "new index"
-        )
-    if model is None or index.fingerprint is None or str(model) == index.model.get("builtin"):
-        return
-    try:
-        fingerprint = read_json(Path(model).expanduser() / "config.json")["fingerprint"]
-    except (FisherhashError, KeyError):
-        fingerprint = load_hasher(model, "cpu").fingerprint()
-    # A model whose bits have fitted ones behind them is known by its own fingerprint, too.
-    if fingerprint not in (index.fingerprint, index.model.get("base")):
-        raise UsageError(
-            f"the codes of {index.uri} were made by another model "
-            f"({describe_model(index.model)}) than {model}; codes of two models cannot be "
-            "compared. Leave --model out, or create another index"
-        )
+def _may_matter(path: str, own: str | None) -> bool:
+    """Whether a change of a file may change the index: an image, or a folder, outside the index."""
+    if own is not None and (path == own or path.startswith(f"{own}-")):
+        return False  # SQLite writes its journal beside the file
+    suffix = os.path.splitext(path)[1].lower()
+    return suffix in IMAGE_EXTENSIONS or not suffix or os.path.isdir(path)

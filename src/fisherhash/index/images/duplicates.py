@@ -11,7 +11,7 @@ import io
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,6 @@ class DuplicateGroup(Sequence[Hit]):
     def __iter__(self) -> Iterator[Hit]:
         return iter(self.hits)
 
-    def pairs(self) -> Iterator[DuplicateGroup]:
-        """The first item with each of the others."""
-        for hit in self.hits[1:]:
-            yield replace(self, hits=(self.hits[0], hit), span=int(hit.distance or 0))
-
     def rank(self) -> tuple[bool, int, int, int, int]:
         """What groups are ordered by: the surest first."""
         # Where many images have equal codes, the code is more likely to say too little.
@@ -73,7 +68,6 @@ class Duplicates:
         groups: the surest first: those that are confirmed, then by span, then by size.
         folder: the folder that the index is in sync with.
         compared: whether files were compared, see :attr:`Hit.same_bytes`.
-        pairs: whether the groups are pairs, of which several may share an item.
         comparisons: in how many comparisons one false pair is expected; None if it is not known.
         distinct: different codes among the items.
         keep: which item of a group comes first: the ``first`` added, or the ``best``.
@@ -88,7 +82,6 @@ class Duplicates:
     groups: Sequence[DuplicateGroup]
     folder: str | None = None
     compared: bool = False
-    pairs: bool = False
     comparisons: float | None = None
     distinct: int = 0
     keep: Keep = "first"
@@ -111,7 +104,7 @@ class Duplicates:
         """The counts in one sentence."""
         items = len({hit.id for group in self.groups for hit in group})
         codes = f"codes within {counted(self.radius, 'bit')}" if self.radius else "equal codes"
-        groups = counted(len(self.groups), "pair" if self.pairs else "group")
+        groups = counted(len(self.groups), "group")
         sentence = f"{groups} of {codes}, {items:,} of {self.count:,} items"
         if self.compared:
             copies = 0
@@ -143,7 +136,7 @@ class Duplicates:
     def to_json(self) -> dict[str, Any]:
         """The groups as JSON can hold them."""
         facts = {"bits": self.bits, "radius": self.radius, "count": self.count}
-        facts |= {"code": self.code, "pairs": self.pairs, "comparisons": self.comparisons}
+        facts |= {"code": self.code, "comparisons": self.comparisons}
         return facts | {"groups": [group.to_json() for group in self.groups]}
 
     def to_csv(self) -> str:

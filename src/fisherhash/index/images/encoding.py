@@ -1,4 +1,4 @@
-"""From image files to codes: in this process, in worker processes, or on a cluster.
+"""From image files to codes: in this process, in worker processes, or on a Ray cluster.
 
 Every door to an index (sync, add, the codes for copies) encodes through an :class:`Encoder`, so the
 same files get the same codes wherever they are computed.
@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fisherhash.data.collection import Collection
 from fisherhash.data.folders import ImageFile
@@ -34,23 +35,19 @@ _ATTEMPTS = 5
 """Workers that a chunk may take down before its images are to blame."""
 
 
+@dataclass
 class Encoder:
     """Encodes image files; the hasher is loaded when the first file is due.
 
-    Args:
+    Attributes:
         hasher: returns the hasher of the index.
         codes: codes that are known already, because a hasher was fitted to these images, by key.
         workers: number of processes that encode; 0 means this one, None lets the work decide.
     """
 
-    def __init__(
-        self,
-        hasher: Callable[[], Hasher],
-        *,
-        codes: Mapping[str, Codes] | None = None,
-        workers: int | None = None,
-    ) -> None:
-        self.hasher, self.codes, self.workers = hasher, codes or {}, workers
+    hasher: Callable[[], Hasher]
+    codes: Mapping[str, Codes] = field(default_factory=dict)
+    workers: int | None = None
 
     def blocks(self, name: str, files: Sequence[ImageFile]) -> Iterator[EncodedBlock]:
         """The codes of files, a block at a time; first those that are known.
@@ -71,11 +68,10 @@ class Encoder:
             yield from self._computed(name, files, rest)
 
     def _computed(
-        self, name: str, files: Sequence[ImageFile], rest: np.ndarray
+        self, name: str, files: Sequence[ImageFile], rest: NDArray[np.int64]
     ) -> Iterator[EncodedBlock]:
-        collection = collection_of(name, files)
         return self.hasher().encode_blocks(
-            collection, rest, block=IMAGES_PER_COMMIT, workers=self.workers
+            collection_of(name, files), rest, block=IMAGES_PER_COMMIT, workers=self.workers
         )
 
 
@@ -87,13 +83,9 @@ def collection_of(name: str, files: Sequence[ImageFile]) -> Collection:
         from fisherhash.data.remote import RemoteReader
 
         reader = RemoteReader(paths)
+    names, labels = [file.key for file in files], np.zeros((len(files), 0), dtype=np.uint8)
     return Collection(
-        name=name,
-        names=[file.key for file in files],
-        labels=np.zeros((len(files), 0), dtype=np.uint8),
-        classes=(),
-        reader=reader,
-        kind="photos",
+        name=name, names=names, labels=labels, classes=(), reader=reader, kind="photos"
     )
 
 
@@ -123,7 +115,7 @@ class ClusterEncoder(Encoder):
     def __init__(self, local: Encoder, address: str, *, device: str = "auto") -> None:
         from fisherhash.index.cluster.actors import connect_ray
 
-        super().__init__(local.hasher, codes=local.codes, workers=local.workers)
+        super().__init__(local.hasher, local.codes, local.workers)
         connect_ray(address, f"ray://{address}")
         import ray
 
@@ -149,7 +141,7 @@ class ClusterEncoder(Encoder):
         self._actors = [start_actor(EncodingWorker, stored, where, **options) for _ in range(count)]
 
     def _computed(
-        self, name: str, files: Sequence[ImageFile], rest: np.ndarray
+        self, name: str, files: Sequence[ImageFile], rest: NDArray[np.int64]
     ) -> Iterator[EncodedBlock]:
         import ray
         from ray.exceptions import RayActorError, RayTaskError
@@ -162,13 +154,13 @@ class ClusterEncoder(Encoder):
         running: dict[Any, tuple[int, int]] = {}
 
         def send(worker: int) -> None:
-            start = waiting.pop()
-            some = [files[number] for number in rest[start : start + CHUNK].tolist()]
-            running[self._actors[worker].encode.remote(some)] = (worker, start)
+            if waiting:
+                start = waiting.pop()
+                some = [files[number] for number in rest[start : start + CHUNK].tolist()]
+                running[self._actors[worker].encode.remote(some)] = (worker, start)
 
         for worker in list(range(len(self._actors))) * _AHEAD:
-            if waiting:
-                send(worker)
+            send(worker)
         while running:
             (ref, *_), _ = ray.wait(list(running), num_returns=1)
             worker, start = running.pop(ref)
@@ -191,12 +183,11 @@ class ClusterEncoder(Encoder):
                         "a node of the cluster has another version of the model than this process; "
                         "install the same fisherhash on all of them"
                     )
+                numbers = rest[start : start + CHUNK]
                 for block in blocks:
-                    numbers = rest[start : start + CHUNK]
                     skipped = [replace(one, index=int(numbers[one.index])) for one in block.skipped]
                     yield replace(block, indices=numbers[block.indices], skipped=skipped)
-            if waiting:
-                send(worker)
+            send(worker)
 
     def close(self) -> None:
         """End the workers."""
@@ -215,21 +206,18 @@ class EncodingWorker:
     """
 
     def __init__(self, model: str | dict[str, bytes], device: str) -> None:
-        self._folder = tempfile.TemporaryDirectory()  # as long as the actor: it may be mapped
-        self._hasher = _loaded(model, self._folder.name, device)
+        from fisherhash.model.hasher import Hasher
+
+        # As long as the actor: its files may be mapped.
+        self._folder = tempfile.TemporaryDirectory()
+        if isinstance(model, str):
+            self._hasher = Hasher.load_builtin(model, device=device)
+            return
+        for name, data in model.items():
+            Path(self._folder.name, os.path.basename(name)).write_bytes(data)
+        self._hasher = Hasher.load(self._folder.name, device=device)
 
     def encode(self, files: list[ImageFile]) -> tuple[str, list[EncodedBlock]]:
         """The model's fingerprint, and the codes of some images."""
         source = collection_of("a chunk", files)
         return self._hasher.fingerprint(), list(self._hasher.encode_blocks(source, workers=0))
-
-
-def _loaded(model: str | dict[str, bytes], folder: str, device: str) -> Hasher:
-    from fisherhash.model.hasher import Hasher
-
-    if isinstance(model, str):
-        return Hasher.load_builtin(model, device=device)
-    for name, data in model.items():
-        with open(os.path.join(folder, os.path.basename(name)), "wb") as file:
-            file.write(data)
-    return Hasher.load(folder, device=device)

@@ -1,4 +1,4 @@
-"""Groups of codes that are near each other, without chains, through the search engine.
+"""Groups of codes that are near each other, without chains, and how near codes come by chance.
 
 Equal codes are put together first, so that thousands of copies of one image cost no more than one.
 The pairs of distinct codes within a radius come from the engine. Complete linkage then builds the
@@ -12,9 +12,12 @@ are counted from a sample, and :func:`near_pairs` refuses instead of listing the
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import zipfile
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,22 +27,126 @@ from fisherhash.codes import code_bytes
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import Index, Uri
 from fisherhash.index.engine import Engine
-from fisherhash.index.images.chance import Chance
 from fisherhash.index.images.known import cache_place
 from fisherhash.index.items import Codes, Ids
 from fisherhash.system.storage import write_file
 
 MOST_PAIRS = 1 << 25
 """Pairs of distinct codes that are listed; about half a GiB of memory."""
-RESULTS_AT_ONCE = 1 << 22
-MOST_QUERIES = 1 << 12
+RESULTS_AT_ONCE, MOST_QUERIES = 1 << 22, 1 << 12
 FEWEST_REMEMBERED = 20_000
 """Distinct codes below which all pairs are found again in less than a second."""
-CODES_AT_ONCE = 1 << 18
+SAMPLED_PAIRS = 1 << 20
+FEWEST_SAMPLED = 5000
+"""Pairs below which a sample says too little about how near codes come by chance."""
+FALSE_PAIRS_PER_ITEM = 1e-3
+"""The false pairs that the default radius allows for: one per thousand images."""
+MOST_FALSE = 1e-6
+"""The largest share of false pairs that it allows for, however few images there are."""
+
+_SPREAD = 1.5
+"""Standard deviation of distances, as a multiple of that of independent bits, if none is known."""
+_TAIL = (1e-4, 2e-3)
+"""The part of the distances from which rarer ones are extrapolated; copies are rarer than that."""
+_VALLEY = 1 / 16
+"""The width of the valley between the distances of copies and those of other images, as a share of
+the bits."""
+_IN_VALLEY = (10, 1 / 20)
+"""The most pairs in it, and the most as a share of the pairs below it."""
+
+
+@dataclass(frozen=True)
+class Chance:
+    """How near two codes of a collection come by chance, from pairs drawn at random.
+
+    Attributes:
+        bits: length of a code.
+        count: codes in the collection.
+        sampled: pairs that were drawn.
+        within: (bits + 1,) how many of them are within each distance.
+        measured: false pairs within a radius per million, as measured elsewhere for codes of this
+            kind; stands in where a sample says too little.
+    """
+
+    bits: int
+    count: int
+    sampled: int
+    within: NDArray[np.int64]
+    measured: Callable[[int], float] | None = None
+
+    @classmethod
+    def of(cls, codes: Codes, bits: int, measured: Callable[[int], float] | None = None) -> Chance:
+        """Draw pairs of different rows; the same codes have the same pairs every time."""
+        count = len(codes)
+        rng = np.random.default_rng(count)
+        total = count * (count - 1) // 2
+        if total <= SAMPLED_PAIRS:
+            left, right = np.triu_indices(count, 1)
+        else:
+            left = rng.integers(0, count, SAMPLED_PAIRS)
+            right = (left + rng.integers(1, count, SAMPLED_PAIRS)) % count
+        differ = np.bitwise_count(codes[left] ^ codes[right]).sum(axis=1, dtype=np.int64)
+        within = np.cumsum(np.bincount(differ, minlength=bits + 1))
+        return cls(bits, count, len(left), within, measured)
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of codes in the collection."""
+        return self.count * (self.count - 1) // 2
+
+    @functools.cached_property
+    def copies(self) -> int:
+        """How many of the sampled pairs are copies: those below the valley of the distances.
+
+        Copies are near each other and other images are far; between them hardly any distance
+        occurs. Where distances only become rarer towards 0, there is no valley and none is told.
+        """
+        width = max(1, round(_VALLEY * self.bits))
+        below, inside = self.within[:-width], self.within[width:] - self.within[:-width]
+        most, share = _IN_VALLEY
+        valleys = np.flatnonzero(inside <= np.minimum(most, share * below))
+        # Those above the middle are on the other side of all distances.
+        valleys = valleys[below[valleys] < self.within[-1] / 2]
+        return int(below[valleys[-1]]) if len(valleys) else 0
+
+    def rate(self, radius: int) -> float:
+        """The share of pairs of different images that are within a radius.
+
+        Where the sample holds too few of them, the rate is extrapolated from distances that it
+        holds often enough: with each bit it falls by the same factor, as it does for codes of
+        photos. For independent bits it falls faster, so it is rather too high than too low. Copies
+        do not count, as far as they are told from the others.
+        """
+        sampled = self.sampled - self.copies
+        if sampled < FEWEST_SAMPLED and self.measured is not None:
+            return self.measured(radius) / 1e6
+        if sampled < FEWEST_SAMPLED:
+            spread = _SPREAD * self.bits**0.5 / 2
+            return NormalDist(self.bits / 2, spread).cdf(radius + 0.5)
+        share = np.maximum(self.within - self.copies, 0) / sampled
+        low, high = max(_TAIL[0], 100 / sampled), _TAIL[1]
+        if share[radius] >= low:
+            return float(share[radius])
+        usable = np.flatnonzero((share >= low) & (share <= high))
+        if len(usable) < 2:
+            # So few distances are in the tail that the next ones have to do.
+            usable = np.flatnonzero(share >= low)[:3]
+        if len(usable) < 2 or share[usable[0]] == share[usable[-1]]:
+            return float(share[radius])
+        slope, offset = np.polyfit(usable, np.log(share[usable]), 1)
+        return float(np.exp(offset + slope * radius))
+
+    def radius(self) -> int:
+        """The largest radius with few false pairs: one per thousand images, one in a million."""
+        allowed = min(MOST_FALSE, FALSE_PAIRS_PER_ITEM * self.count / max(1, self.pairs))
+        radius = 0
+        while radius < self.bits and self.rate(radius + 1) <= allowed:
+            radius += 1
+        return radius
 
 
 class NearPairs(NamedTuple):
-    """Pairs of distinct codes within a radius, ordered by (left, right).
+    """Pairs of distinct codes within a radius, each once, in no particular order.
 
     Attributes:
         left: (pairs,) numbers of codes.
@@ -51,23 +158,23 @@ class NearPairs(NamedTuple):
     right: NDArray[np.int64]
     distances: NDArray[np.uint16]
 
-    @classmethod
-    def joined(cls, parts: list[NearPairs]) -> NearPairs:
-        """Several lists as one, in order and without repetitions."""
-        left = np.concatenate([np.empty(0, np.int64), *(part.left for part in parts)])
-        right = np.concatenate([np.empty(0, np.int64), *(part.right for part in parts)])
-        distances = np.concatenate([np.empty(0, np.uint16), *(part.distances for part in parts)])
-        order = np.lexsort((right, left))
-        left, right, distances = left[order], right[order], distances[order]
-        new = np.ones(len(left), dtype=bool)
-        new[1:] = (left[1:] != left[:-1]) | (right[1:] != right[:-1])
-        return cls(left[new], right[new], distances[new])
+    def where(self, keep: NDArray[np.bool_]) -> NearPairs:
+        """Some of them."""
+        return NearPairs(self.left[keep], self.right[keep], self.distances[keep])
+
+
+NO_PAIRS = NearPairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint16))
+
+
+def _joined(parts: list[NearPairs]) -> NearPairs:
+    columns: Any = zip(NO_PAIRS, *parts, strict=True)
+    return NearPairs(*map(np.concatenate, columns))
 
 
 def all_codes(index: Index) -> tuple[Ids, Codes]:
     """The ids and the codes of all items."""
     none = np.empty(0, dtype=np.int64), np.empty((0, code_bytes(index.bits)), dtype=np.uint8)
-    ids, codes = zip(none, *index.scan(CODES_AT_ONCE), strict=True)
+    ids, codes = zip(none, *index.scan(1 << 18), strict=True)
     return np.concatenate(ids), np.concatenate(codes)
 
 
@@ -101,37 +208,30 @@ def near_pairs(
     """
     queries = np.arange(len(codes)) if new is None else new
     if not radius or len(codes) < 2 or not len(queries):
-        return NearPairs.joined([])
+        return NO_PAIRS
     chance = Chance.of(codes, bits)
     share = chance.within[radius] / chance.sampled
     if chance.pairs * share > MOST_PAIRS:
         raise _too_wide(radius, chance)
-    # Near codes are neighbours in their order; far steps spread them evenly over the blocks.
-    queries = queries[_spread(len(queries))]
+    is_query = np.zeros(len(codes), dtype=bool)
+    is_query[queries] = True
+    # Near codes are neighbours in their order; mixed, they are spread evenly over the blocks.
+    queries = np.random.default_rng(0).permutation(queries)
     at_once = int(np.clip(RESULTS_AT_ONCE / (1 + len(codes) * share), 16, MOST_QUERIES))
     engine, parts, listed = Engine(codes, bits), [], 0
     for start in range(0, len(queries), at_once):
         block = queries[start : start + at_once]
         offsets, near, distances = engine.within(codes[block], radius)
-        own = np.repeat(block, np.diff(offsets))
-        near = np.asarray(near)
-        # Among old and new codes, a pair is found from its new one only.
-        keep = own != near if new is not None else own < near
+        own, near = np.repeat(block, np.diff(offsets)), np.asarray(near)
+        # Of two queries, the smaller one finds the pair.
+        keep = (own < near) | ~is_query[near]
         own, near = own[keep], near[keep]
-        part = NearPairs(np.minimum(own, near), np.maximum(own, near), distances[keep].astype("u2"))
-        parts.append(part)
+        ends = np.minimum(own, near), np.maximum(own, near)
+        parts.append(NearPairs(*ends, distances[keep].astype(np.uint16)))
         listed += len(own)
-        if listed > 2 * MOST_PAIRS:
+        if listed > MOST_PAIRS:
             raise _too_wide(radius, chance)
-    return NearPairs.joined(parts)
-
-
-def _spread(count: int) -> NDArray[np.int64]:
-    """All numbers below ``count``, in steps of about its golden section."""
-    step = max(1, int(count * 0.6180339887))
-    while np.gcd(step, count) != 1:
-        step += 1
-    return np.arange(count, dtype=np.int64) * step % count
+    return _joined(parts)
 
 
 def _too_wide(radius: int, chance: Chance) -> UsageError:
@@ -159,41 +259,31 @@ def remembered_pairs(uri: Uri, codes: Codes, bits: int, radius: int) -> NearPair
     """
     if len(codes) < FEWEST_REMEMBERED or not radius:
         return near_pairs(codes, bits, radius)
-    place = cache_place(uri, "pairs", ".npz")
-    old, before = _read_pairs(place, codes.shape[1], bits, radius)
-    both = np.intersect1d(_rows(codes), _rows(old), assume_unique=True, return_indices=True)
-    # Numbers of the old codes among those of today; -1 for those that are gone.
-    now = np.full(len(old), -1)
-    now[both[2]] = both[1]
-    left, right = now[before.left], now[before.right]
-    keep = (left >= 0) & (right >= 0) & (before.distances <= radius)
-    left, right = left[keep], right[keep]
-    ends = np.minimum(left, right), np.maximum(left, right)
-    known = NearPairs(*ends, before.distances[keep])
-    new = np.setdiff1d(np.arange(len(codes)), both[1])
+    file, about = cache_place(uri, "pairs", ".npz"), [bits, radius]
+    old, known = np.empty((0, codes.shape[1]), dtype=np.uint8), NO_PAIRS
+    unreadable = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
+    with contextlib.suppress(*unreadable), np.load(file, allow_pickle=False) as stored:
+        was_bits, was_radius = stored["about"].tolist()
+        if was_bits == bits and was_radius >= radius:
+            lists = (stored[name] for name in NearPairs._fields)
+            old, known = stored["codes"], NearPairs(*lists)
+    _, now, before = np.intersect1d(
+        _rows(codes), _rows(old), assume_unique=True, return_indices=True
+    )
+    # The numbers of the old codes among those of today; -1 for those that are gone.
+    number = np.full(len(old), -1)
+    number[before] = now
+    left, right = number[known.left], number[known.right]
+    keep = (left >= 0) & (right >= 0) & (known.distances <= radius)
+    known = NearPairs(left, right, known.distances).where(keep)
+    new = np.setdiff1d(np.arange(len(codes)), now, assume_unique=True)
     if not len(new):
-        return NearPairs.joined([known])
-    pairs = NearPairs.joined([known, near_pairs(codes, bits, radius, new=new)])
-    data, about = io.BytesIO(), np.array([bits, radius])
-    lists = {"left": pairs.left, "right": pairs.right, "distances": pairs.distances}
-    np.savez(data, allow_pickle=False, codes=codes, about=about, **lists)
+        return known
+    pairs, data = _joined([known, near_pairs(codes, bits, radius, new=new)]), io.BytesIO()
+    np.savez(data, allow_pickle=False, codes=codes, about=np.array(about), **pairs._asdict())
     with contextlib.suppress(FisherhashError, OSError):
-        write_file(place, data.getvalue())
+        write_file(file, data.getvalue())
     return pairs
-
-
-def _read_pairs(place: Path, width: int, bits: int, radius: int) -> tuple[Codes, NearPairs]:
-    """The codes and pairs of an earlier search of at least this radius; none if unusable."""
-    try:
-        with np.load(place, allow_pickle=False) as file:
-            codes, (was_bits, was_radius) = file["codes"], file["about"].tolist()
-            pairs = NearPairs(file["left"], file["right"], file["distances"])
-        fits = was_bits == bits and was_radius >= radius and codes.shape[1] == width
-        if fits and len(pairs.left) == len(pairs.distances):
-            return codes, pairs
-    except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile):
-        pass
-    return np.empty((0, width), dtype=np.uint8), NearPairs.joined([])
 
 
 def complete_groups(names: Ids, pairs: NearPairs) -> tuple[NDArray[np.int64], NDArray[np.uint16]]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -25,7 +26,6 @@ from fisherhash.index.base import Index, Uri
 from fisherhash.index.filters import All, Where, parse_filter
 from fisherhash.index.images.choosing import hasher_of
 from fisherhash.index.images.encoding import Encoder, files_of
-from fisherhash.index.images.importing import Import
 from fisherhash.index.images.labels import where_labels
 from fisherhash.index.images.options import (
     DEFAULT_K,
@@ -137,7 +137,6 @@ class ImageIndex:
         dry_run: bool = False,
         allow_empty: bool = False,
         moved: bool = False,
-        refresh_fields: bool = False,
         workers: int | None = None,
     ) -> SyncReport:
         """Bring the index in sync with a folder of images: encode, update, remove.
@@ -147,18 +146,15 @@ class ImageIndex:
             dry_run: only report what would be done.
             allow_empty: let an empty folder empty the index.
             moved: the index was in sync with another folder, and this one takes its place.
-            refresh_fields: read the fields of photos that have not changed, too.
             workers: number of processes that encode images; 0 means this one, None lets the work
                 decide.
 
         Raises:
             UsageError: there is no such folder, it is another one than before, or it is empty.
         """
-        options = SyncOptions(
-            dry_run=dry_run, allow_empty=allow_empty, moved=moved, refresh_fields=refresh_fields
-        )
-        work = Import(self.index, Encoder(lambda: self.hasher, workers=workers))
-        return sync_images(work, check_folder(folder, self.index.uri), options)
+        options = SyncOptions(dry_run=dry_run, allow_empty=allow_empty, moved=moved)
+        root = check_folder(folder, self.index.uri)
+        return sync_images(self.index, Encoder(lambda: self.hasher, workers=workers), root, options)
 
     def add(
         self,
@@ -177,8 +173,8 @@ class ImageIndex:
             workers: number of processes, as for :meth:`sync`.
         """
         several = [images] if isinstance(images, str | os.PathLike) else list(images)
-        work = Import(self.index, Encoder(lambda: self.hasher, workers=workers))
-        return add_images(work, several, labels=labels, metadata=metadata)
+        encoder = Encoder(lambda: self.hasher, workers=workers)
+        return add_images(self.index, encoder, several, labels=labels, metadata=metadata)
 
     def remove(self, keys: Iterable[str] = (), *, where: Where | None = None) -> int:
         """Remove items by key, or those that match a filter; returns how many.
@@ -229,11 +225,8 @@ class ImageIndex:
             UsageError: there is no such file, item or field, or a number is out of range.
             FisherhashError: an image cannot be read.
         """
-        options = SearchOptions(k=k, radius=radius, ranking=ranking, count_ties=count_ties)
+        SearchOptions(k=k, radius=radius, ranking=ranking)  # checks them
         keys = [keys] if isinstance(keys, str) else keys
-        queries = _listed(images)
-        if not queries and not keys and features is None:
-            raise UsageError("nothing to search for: give an image, or --key KEY")
         if radius is not None and radius > self.index.bits:
             raise UsageError(f"radius must be between 0 and {self.index.bits} bits, got {radius}")
         if ranking == "real" and (keys or radius is not None):
@@ -242,110 +235,107 @@ class ImageIndex:
                 "only, and a radius is a number of bits"
             )
         filters = parse_filter(()) if where is None else where_labels(self.index, where)
-        results, logits = self._encoded(queries, features, skip_unreadable=skip_unreadable)
+        results, logits = self._encoded(images, features, skip_unreadable=skip_unreadable)
+        if not results and not keys:
+            raise UsageError("nothing to search for: give an image, or --key KEY")
+        if ranking == "auto" and radius is None and logits:
+            ranking = self.hasher.ranking
         items, folder = self.index.get(keys) if keys else [], synced_folder(self.index)
-        own = [None] * len(results) + [item.id for item in items]
+        own_ids = [-1] * len(results) + [item.id for item in items]
         for item in items:
             path = image_path(item, folder)
             results.append(SearchResult(item.name, path, item.code, by_key=True))
-        if ranking == "auto" and radius is None and logits:
-            ranking = self.hasher.ranking
-        found = self._nearest(results, logits if ranking == "real" else [], options, filters)
         most = DEFAULT_K if k is None and radius is None else k
-        rows = [
-            [pair for pair in row if pair[0] != self_id][:most]
-            for row, self_id in zip(found, own, strict=True)
-        ]
+        found: dict[int, list[tuple[int, float]]] = {}
+        if ranking == "real" and logits:
+            matches = self.index.search(
+                k=most or DEFAULT_K, where=filters, logits=np.stack(list(logits.values()))
+            )
+            found |= zip(logits, matches.to_list(), strict=True)
+            for number in logits:
+                results[number] = replace(results[number], ranking="real")
+        by_code = [n for n, one in enumerate(results) if one.error is None and n not in found]
+        if by_code:
+            codes = joined_codes([results[number].code for number in by_code])
+            if radius is None:
+                # One more, as an item of the index finds itself.
+                matches = self.index.search(codes, (most or DEFAULT_K) + 1, where=filters)
+            else:
+                matches = self.index.within(codes, radius, where=filters)
+            found |= zip(by_code, matches.to_list(), strict=True)
+        rows = {
+            number: [pair for pair in row if pair[0] != own_ids[number]][:most]
+            for number, row in sorted(found.items())
+        }
         # All items at once; None for one that another writer removed meanwhile.
-        ids = np.array([number for row in rows for number, _ in row], dtype=np.int64)
+        ids = np.array([number for row in rows.values() for number, _ in row], dtype=np.int64)
         there = iter(self.index.get_items(ids))
-        for number, row in enumerate(rows):
+        for number, row in rows.items():
             pairs = [(next(there), distance) for _, distance in row]
             hits = [Hit.of(item, apart, folder=folder) for item, apart in pairs if item is not None]
-            result = replace(results[number], hits=hits, unavailable=self.index.unavailable)
-            ties = self._ties(result, own[number], filters) if count_ties else {}
-            results[number] = replace(result, ties=ties)
-        return results
+            results[number] = replace(results[number], hits=hits)
+            if count_ties and hits:
+                ties = self._ties(results[number], own_ids[number], filters)
+                results[number] = replace(results[number], ties=ties)
+        return [replace(one, unavailable=self.index.unavailable) for one in results]
 
     def _encoded(
-        self, images: list[ImageLike], features: NDArray[Any] | None, *, skip_unreadable: bool
-    ) -> tuple[list[SearchResult], list[NDArray[np.float32]]]:
-        """Queries with their codes and without hits, and the logits of those that could be read."""
-        paths = [os.fspath(i) if isinstance(i, str | os.PathLike) else None for i in images]
-        for path in paths:
-            if path is not None and not os.path.lexists(path):
-                raise UsageError(f"there is no file '{path}'")
-        results = [SearchResult(path or f"image {i}", path) for i, path in enumerate(paths)]
-        logits: list[NDArray[np.float32]] = []
-        for block in self.hasher.encode_blocks(images, queries=True) if images else ():
-            for number, code in zip(block.indices.tolist(), block.codes, strict=True):
-                results[number] = replace(results[number], code=code.tobytes())
-            for skip in block.skipped:
-                error = f"{skip.name}: {skip.reason}"
-                results[skip.index] = replace(results[skip.index], error=error)
-            logits += [] if block.queries is None else list(block.queries)
-        errors = [result.error for result in results if result.error is not None]
-        if errors and not skip_unreadable:
-            raise FisherhashError("; ".join(errors))
+        self,
+        images: ImageLike | Sequence[ImageLike],
+        features: NDArray[Any] | None,
+        *,
+        skip_unreadable: bool,
+    ) -> tuple[list[SearchResult], dict[int, NDArray[np.float32]]]:
+        """Queries with their codes and without hits, and the logits of each by its number."""
+        results: list[SearchResult] = []
+        logits: dict[int, NDArray[np.float32]] = {}
+        if not isinstance(images, tuple | list) or images:
+            from fisherhash.model.encoder import one_by_one
+
+            queries = list(one_by_one(images))
+            paths = [os.fspath(i) if isinstance(i, str | os.PathLike) else None for i in queries]
+            for path in paths:
+                if path is not None and not os.path.lexists(path):
+                    raise UsageError(f"there is no file '{path}'")
+            results = [SearchResult(path or f"image {i}", path) for i, path in enumerate(paths)]
+            for block in self.hasher.encode_blocks(queries, queries=True):
+                numbers, real = block.indices.tolist(), cast("NDArray[np.float32]", block.queries)
+                logits |= zip(numbers, real, strict=True)
+                for number, code in zip(numbers, block.codes, strict=True):
+                    results[number] = replace(results[number], code=code.tobytes())
+                for skip in block.skipped:
+                    error = f"{skip.name}: {skip.reason}"
+                    results[skip.index] = replace(results[skip.index], error=error)
+            errors = [result.error for result in results if result.error is not None]
+            if errors and not skip_unreadable:
+                raise FisherhashError("; ".join(errors))
         if features is not None:
-            vectors = np.atleast_2d(np.asanyarray(features))
+            vectors, first = np.atleast_2d(np.asanyarray(features)), len(results)
             self.hasher.check_vectors(vectors, "the array")
             for block in self.hasher.encode_feature_blocks(vectors, queries=True):
-                rows = zip(block.indices.tolist(), block.codes, strict=True)
+                numbers, real = block.indices.tolist(), cast("NDArray[np.float32]", block.queries)
+                logits |= {first + i: row for i, row in zip(numbers, real, strict=True)}
+                rows = zip(numbers, block.codes, strict=True)
                 results += [SearchResult(f"row {i}", code=code.tobytes()) for i, code in rows]
-                logits += [] if block.queries is None else list(block.queries)
         return results, logits
 
-    def _nearest(
-        self,
-        results: list[SearchResult],
-        logits: list[NDArray[np.float32]],
-        options: SearchOptions,
-        where: All,
-    ) -> list[list[tuple[int, float]]]:
-        """(id, distance) of what each query finds: the first ones by their logits, if any.
-
-        Queries without a code find nothing. One more than wanted is found, as an item of the index
-        finds itself.
-        """
-        k = DEFAULT_K if options.k is None else options.k
-        readable = [number for number, one in enumerate(results) if one.error is None]
-        found: list[list[tuple[int, float]]] = [[] for _ in results]
-        parts = readable[: len(logits)], readable[len(logits) :]
-        for part, real in zip(parts, (True, False), strict=True):
-            if not part:
-                continue
-            codes = joined_codes([results[number].code for number in part])
-            if options.radius is not None:
-                rows = self.index.within(codes, options.radius, where=where).to_list()
-            else:
-                weights = np.stack(logits) if real else None
-                rows = self.index.search(codes, k + 1, where=where, logits=weights).to_list()
-            for number, row in zip(part, rows, strict=True):
-                found[number] = row
-                if real:
-                    results[number] = replace(results[number], ranking="real")
-        return found
-
-    def _ties(self, result: SearchResult, self_id: int | None, where: All) -> dict[float, int]:
+    def _ties(self, result: SearchResult, own_id: int, where: All) -> dict[float, int]:
         """The number of items at each distance of a hit, but for the query itself.
 
         Real-valued distances are equal where codes are, so items with the codes of the hits are
         counted.
         """
-        ties: dict[float, int] = {}
-        if result.hits and result.ranking == "hamming":
+        if result.ranking == "hamming":
             shown = {int(hit.distance or 0) for hit in result.hits}
             found = self.index.within(joined_codes([result.code]), max(shown), where=where)
-            others = found.distances[found.ids != (-1 if self_id is None else self_id)]
-            counts = np.bincount(others, minlength=max(shown) + 1)
-            ties = {distance: int(counts[distance]) for distance in shown}
-        elif result.hits:
-            distinct = {hit.code: hit.distance or 0.0 for hit in result.hits}
-            found = self.index.within(joined_codes(list(distinct)), 0, where=where)
-            for distance, count in zip(distinct.values(), np.diff(found.offsets), strict=True):
-                ties[distance] = ties.get(distance, 0) + int(count)
-        return ties
+            counts = Counter(found.distances[found.ids != own_id].tolist())
+            return {distance: counts[distance] for distance in shown}
+        ties: Counter[float] = Counter()
+        distinct = {hit.code: hit.distance or 0.0 for hit in result.hits}
+        found = self.index.within(joined_codes(list(distinct)), 0, where=where)
+        for distance, row in zip(distinct.values(), found, strict=True):
+            ties[distance] += len(row)
+        return dict(ties)
 
     # Duplicates
 
@@ -354,7 +344,6 @@ class ImageIndex:
         *,
         radius: int | None = None,
         code: DuplicateCode = "auto",
-        pairs: bool = False,
         keep: Keep = "best",
         confirm: bool = True,
         compare_files: bool = False,
@@ -367,9 +356,8 @@ class ImageIndex:
         in the group, then the smaller group. The first item of a group is the one to keep.
 
         Args:
-            radius: this and the next five are the fields of :class:`DuplicateOptions`.
+            radius: this and the next four are the fields of :class:`DuplicateOptions`.
             code: which codes are compared.
-            pairs: return pairs instead of groups.
             keep: which item of a group comes first.
             confirm: compare thumbnails of the files.
             compare_files: mark files with the same bytes.
@@ -381,7 +369,6 @@ class ImageIndex:
         options = DuplicateOptions(
             radius=radius,
             code=code,
-            pairs=pairs,
             keep=keep,
             confirm=confirm,
             compare_files=compare_files,
@@ -397,8 +384,11 @@ class ImageIndex:
             code: the codes to compare.
             workers: number of processes that compute copy codes, as for :meth:`sync`.
         """
-        from fisherhash.index.images.copies import copy_codes, has_files
-        from fisherhash.index.images.duplicate_search import DuplicateSearch
+        from fisherhash.index.images.duplicate_search import (
+            DuplicateSearch,
+            copy_codes,
+            has_files,
+        )
 
         if code == "own" or (code == "auto" and not has_files(self.index)):
             return DuplicateSearch(self.index)
@@ -449,13 +439,3 @@ class ImageIndex:
 
     def __repr__(self) -> str:
         return f"ImageIndex({self.index!r})"
-
-
-def _listed(images: ImageLike | Sequence[ImageLike]) -> list[ImageLike]:
-    from fisherhash.data.images import is_one_image
-
-    if isinstance(images, tuple | list) and not images:
-        return []
-    if is_one_image(images) or (isinstance(images, np.ndarray) and images.ndim < 4):
-        return [cast("ImageLike", images)]
-    return list(cast("Sequence[ImageLike]", images))

@@ -24,13 +24,11 @@ class SyncOptions:
         dry_run: Only say what would be done.
         allow_empty: Let an empty folder empty the index.
         moved: The index was in sync with another folder, and this one takes its place.
-        refresh_fields: Read date, camera and position of photos that have not changed, too.
     """
 
     dry_run: bool = False
     allow_empty: bool = False
     moved: bool = False
-    refresh_fields: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +64,6 @@ class DuplicateOptions:
             one false pair per thousand items, and one in a million comparisons.
         code: copy compares codes that are made for copies, computed once from the files; own
             compares the codes of the index; auto takes copy where the files are there.
-        pairs: List pairs instead of groups; several pairs may share an item. Of items with equal
-            codes, only the first is paired with the others.
         keep: Which item of a group comes first and is kept: best has the most pixels, then the
             oldest file, and is no symbolic link; first was added first.
         confirm: Compare thumbnails; groups that show the same image come first.
@@ -76,7 +72,6 @@ class DuplicateOptions:
 
     radius: Annotated[int | None, Range(0, 1024)] = None
     code: DuplicateCode = "auto"
-    pairs: bool = False
     keep: Keep = "best"
     confirm: bool = True
     compare_files: bool = False
