@@ -10,7 +10,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 from fisherhash import codes
 from fisherhash.errors import NotDefinedError, UsageError, unknown_name
 from fisherhash.model.head_kinds import KINDS, Parts, bottleneck, subspace_bits, word_distances
+
+if TYPE_CHECKING:
+    from fisherhash.model.torch_network import LiveHead
 
 ROWS_AT_ONCE = 512
 """Features whose logits are computed at a time."""
@@ -36,6 +39,7 @@ class FinishedHead:
         arrays: what the function computes with, by name.
         numbers: the same for single numbers.
         inner: the head that this one is built on, if there is one.
+        module: the head in PyTorch that was trained, in the process that trained it.
     """
 
     kind: str
@@ -44,6 +48,7 @@ class FinishedHead:
     arrays: dict[str, NDArray[Any]]
     numbers: dict[str, Any] = field(default_factory=dict)
     inner: FinishedHead | None = None
+    module: Any = field(default=None, repr=False)
 
     @property
     def hamming(self) -> bool:
@@ -51,6 +56,14 @@ class FinishedHead:
         if self.inner is not None:
             return self.inner.hamming
         return self.kind != "product" and bool(self.numbers.get("hamming", True))
+
+    def as_trained(self) -> FinishedHead | LiveHead:
+        """What the measurements of a training compute with: the head in PyTorch if it is here."""
+        if self.module is None:
+            return self
+        from fisherhash.model.torch_network import LiveHead
+
+        return LiveHead(self.module)
 
     def logits(self, features: NDArray[Any]) -> NDArray[np.float32]:
         """Features (n, in_features) to logits (n, bits)."""
@@ -92,20 +105,12 @@ class FinishedHead:
             for block in blocks:
                 yield (-2 * block @ signs.T)[:, rows.reshape(-1)]
             return
-        words = self._words(packed)
+        words = word_numbers(packed, self.bits)
         for block in blocks:
             tables = word_distances(self._parts, block.astype(np.float64))
             yield np.sum(
                 [table[:, own] for table, own in zip(tables, words, strict=True)], axis=0
             ).astype(np.float32)
-
-    def _words(self, packed: NDArray[np.uint8]) -> list[NDArray[np.int64]]:
-        """Packed codes (n, bytes) to the numbers (n,) of their words, one array per subspace."""
-        bits = codes.unpack(packed, self.bits).astype(np.int64)
-        ends = np.cumsum(subspace_bits(self.bits))[:-1]
-        return [
-            own @ (1 << np.arange(own.shape[1] - 1, -1, -1)) for own in np.split(bits, ends, axis=1)
-        ]
 
     def _check_distances(self) -> None:
         if not self.hamming and self.kind != "product":
@@ -227,6 +232,14 @@ class FinishedHead:
             some = np.asarray(features[start : start + ROWS_AT_ONCE], dtype=np.float64)
             found[start : start + len(some)] = function(some)
         return found
+
+
+def word_numbers(packed: NDArray[np.uint8], bits: int) -> list[NDArray[np.int64]]:
+    """Packed codes (n, bytes) to the numbers (n,) of their words, one array per subspace."""
+    rows = codes.unpack(packed, bits).astype(np.int64)
+    ends = np.cumsum(subspace_bits(bits))[:-1]
+    parts = np.split(rows, ends, axis=1)
+    return [own @ (1 << np.arange(own.shape[1] - 1, -1, -1)) for own in parts]
 
 
 def linear_head(

@@ -96,7 +96,8 @@ class Head(nn.Module):
             arrays["scale"] = as_array(self.scale)
         numbers = {name: value for name, value in found.items() if not _is_tensor(value)}
         within = None if inner is None else inner.finished()
-        return FinishedHead(kind, self.in_features, self.bits, arrays, numbers, within)
+        about = (kind, self.in_features, self.bits, arrays, numbers, within)
+        return FinishedHead(*about, module=self)
 
 
 class LinearHead(Head):
@@ -371,7 +372,7 @@ class ArrayHead(Head):
         arrays = {name: as_array(self.get_buffer(name)) for name in self._names}
         inner = None if self.inner is None else self.inner.finished()
         about = (self.kind, self.in_features, self.bits, arrays)
-        return FinishedHead(*about, dict(self.numbers), inner)
+        return FinishedHead(*about, dict(self.numbers), inner, module=self)
 
 
 def _draw(layer: nn.Linear) -> None:

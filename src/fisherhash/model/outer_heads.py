@@ -64,12 +64,12 @@ class CutHead(Head):
         inner = self.inner.finished()
         arrays = {"mixing": as_array(self.mixing), "offset": as_array(self.offsets)}
         if inner.kind != "linear":
-            return FinishedHead("cut", self.in_features, self.bits, arrays, {}, inner)
+            return FinishedHead("cut", self.in_features, self.bits, arrays, {}, inner, self)
         mixing = arrays["mixing"].astype(np.float64)
         weight, offset = (mixing @ inner.arrays[name] for name in ("weight", "offset"))
         both = {"weight": weight, "offset": offset + arrays["offset"]}
         both = inner.arrays | {name: value.astype(np.float32) for name, value in both.items()}
-        return FinishedHead("linear", self.in_features, self.bits, both)
+        return FinishedHead("linear", self.in_features, self.bits, both, module=self)
 
 
 class ClassStepHead(Head):

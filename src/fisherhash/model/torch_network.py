@@ -1,25 +1,26 @@
-"""A network in PyTorch: a backbone on a CPU or a GPU, in batches of one size."""
+"""A network or a head in PyTorch: on a CPU or a GPU, in batches of one size."""
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fisherhash import codes
 from fisherhash.backbones import Backbone, fold_batch_norm
 from fisherhash.data.computing import RowFunction
 from fisherhash.data.row_cache import count_rows
 from fisherhash.errors import FisherhashError
 from fisherhash.model import builtin, onnx_network
 from fisherhash.model.export import export_features, random_images
-from fisherhash.model.networks import (
-    Network,
-    feature_key,
-)
+from fisherhash.model.head import DISTANCES_AT_ONCE, word_numbers
+from fisherhash.model.heads import Head, ProductHead
+from fisherhash.model.networks import Network, feature_key
 from fisherhash.model.onnx_network import OnnxNetwork
 from fisherhash.system import storage
 
@@ -107,7 +108,7 @@ class TorchNetwork:
         if kind is not None:
             return packaged if kind == packaged.kind else self
         stored, by_onnx = (
-            count_rows(images, self.preprocessing, what=feature_key(one))
+            count_rows(images, self.preprocessing, what=feature_key(one), shape=(self.width,))
             for one in (self, packaged)
         )
         if stored or by_onnx:
@@ -130,6 +131,49 @@ class TorchNetwork:
         if not np.abs(found - expected).max(initial=0.0) <= FEATURE_TOLERANCE * size:
             raise FisherhashError(f"the exported {self.name} computes something else than in torch")
         return content
+
+
+class LiveHead:
+    """A head in PyTorch as it was trained: the measurements of a training compute with it.
+
+    In single precision and in batches of one size, where a saved model computes in double: a logit
+    that is mathematically zero may have another sign there.
+
+    Args:
+        head: the trained head.
+    """
+
+    def __init__(self, head: Head) -> None:
+        self._head, self._device = head.eval(), next(iter(head.state_dict().values())).device
+
+    def logits(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Features (n, in_features) to logits (n, bits)."""
+        return in_fixed_batches(self._head.logits, features, self._device)
+
+    def query(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Features (n, in_features) to the real-valued queries that :meth:`distances` takes."""
+        own = self._head.logits if self._head.hamming else self._head.forward
+        return in_fixed_batches(own, features, self._device)
+
+    @torch.no_grad()
+    def distances(
+        self, queries: NDArray[np.float32], packed: NDArray[np.uint8]
+    ) -> Iterator[NDArray[np.float32]]:
+        """The distances of :meth:`FinishedHead.distances`, in blocks (b, n)."""
+        head, blocks = self._head, torch.from_numpy(queries)
+        if isinstance(head, ProductHead):
+            words = [torch.from_numpy(one) for one in word_numbers(packed, head.bits)]
+        else:
+            # Each distinct code once, so that equal codes are at exactly equal distances.
+            distinct, rows = np.unique(packed, axis=0, return_inverse=True)
+            signs = 2.0 * torch.from_numpy(codes.unpack(distinct, head.bits)).float() - 1.0
+        for block in blocks.split(max(1, DISTANCES_AT_ONCE // max(1, len(packed)))):
+            if isinstance(head, ProductHead):
+                tables = head.tables(block.to(self._device)).cpu()
+                parts = (tables[:, m, own] for m, own in enumerate(words))
+                yield functools.reduce(torch.add, parts).numpy()
+            else:
+                yield (-2.0 * block @ signs.T)[:, rows.reshape(-1)].numpy()
 
 
 def on_device(backbone: Backbone, device: torch.device) -> Backbone:

@@ -138,10 +138,10 @@ def encode_heads(
         for rows in hasher.row_blocks(source, wanted, block, cached):
             chosen = is_query[rows.indices]
             for head in heads:
-                logits = head.logits(rows.values)
+                logits = head.as_trained().logits(rows.values)
                 packed[head].append(pack(logits))
                 if not head.hamming:
-                    real[head].append(head.query(rows.values[chosen]))
+                    real[head].append(head.as_trained().query(rows.values[chosen]))
                 elif heads[head]:
                     real[head].append(logits[chosen])
             indices.append(rows.indices)
@@ -188,7 +188,7 @@ def measure(
     if real_queries or not head.hamming:
         if encoded.real_queries is None:
             raise UsageError("the split was encoded without real-valued queries")
-        blocks = head.distances(encoded.real_queries, encoded.database_codes)
+        blocks = head.as_trained().distances(encoded.real_queries, encoded.database_codes)
         ranking = f"distance of the {head.kind} head"
         return metrics(blocks, *labels, top=top, self_index=self_index, ranking=ranking)
     codes = encoded.query_codes, encoded.database_codes
