@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from fisherhash.model.folder import CHECKPOINT, CONFIG, WEIGHTS, is_unfinished
 from fisherhash.system import storage
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 
 def checkpoint_files(
@@ -55,8 +54,8 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def unfinished_identity(folder: Path) -> dict[str, Any]:
-    """The identity of the unfinished run in a folder."""
-    return _read_entry(folder).get("identity", {})
+    """The identity of the unfinished run in a folder; empty if there is none."""
+    return _read_entry(folder).get("identity", {}) if is_unfinished(folder) else {}
 
 
 def _read_entry(folder: Path) -> dict[str, Any]:
@@ -80,8 +79,10 @@ def discard_checkpoint(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def check_resumable(folder: Path, identity: dict[str, Any], *, overwrite: bool) -> bool:
-    """Whether ``folder`` holds an unfinished run with these settings.
+def check_resumable(folder: Path, identity: dict[str, Any], *, overwrite: bool) -> None:
+    """Check that a folder is free for a run, or holds an unfinished one with these settings.
+
+    With ``overwrite``, an unfinished run in it is dropped.
 
     Raises:
         UsageError: it holds a run with other settings, a finished model, or other files.
@@ -104,10 +105,8 @@ def check_resumable(folder: Path, identity: dict[str, Any], *, overwrite: bool) 
         ) from None
     if overwrite:
         discard_checkpoint(folder)
-        return False
-    if is_unfinished(folder):
-        found = unfinished_identity(folder)
-        wanted = json.loads(json.dumps(identity))
+    elif is_unfinished(folder):
+        found, wanted = unfinished_identity(folder), json.loads(json.dumps(identity))
         if found != wanted:
             name, there, now = _first_difference(found, wanted)
             raise UsageError(
@@ -115,13 +114,11 @@ def check_resumable(folder: Path, identity: dict[str, Any], *, overwrite: bool) 
                 f"{now!r} now). Use the same settings to continue it, another --out, or "
                 "--overwrite to start anew"
             )
-        return True
-    if (folder / CONFIG).is_file():
+    elif (folder / CONFIG).is_file():
         raise UsageError(
             f"{folder} already holds a model. Choose another --out, or --overwrite (in Python "
             "overwrite=True) to replace it; it stays until the new one is complete"
         )
-    return False
 
 
 def _first_difference(found: dict[str, Any], wanted: dict[str, Any]) -> tuple[str, object, object]:
@@ -151,15 +148,3 @@ def _is_ours(folder: Path) -> bool:
     except FisherhashError:
         # A damaged config beside weights is a damaged model, which --overwrite may replace.
         return WEIGHTS in names
-
-
-def joined_state(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """The tensors of several modules, each under the name of its module: ``head.linear.bias``."""
-    states = {part: module.state_dict() for part, module in modules.items()}
-    return {f"{part}.{k}": tensor for part, own in states.items() for k, tensor in own.items()}
-
-
-def part_state(state: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
-    """The tensors of one of those modules, under the names it knows them by."""
-    prefix = part + "."
-    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import logging
 import os
 import time
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,8 +27,7 @@ from fisherhash.data.vectors import (
     read_labels,
 )
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.training.distributed import join
-from fisherhash.training.jobs import Job, make_learner
+from fisherhash.training.jobs import Job
 from fisherhash.training.recipes import RecipeName
 from fisherhash.training.settings import Settings
 from fisherhash.training.steps import MOST_FITTED, add_fitted_bits, train_job
@@ -79,48 +76,45 @@ def fit_features(
         FisherhashError: the model cannot be written.
     """
     began = time.perf_counter()
-    ranks, place = join(device)
     codes.check_bits(bits)
     info = methods.find(method).info
-    ranks.check_trainable(info)
     collection, vectors = _opened(features, labels)
     if info.supervision != "none" and not collection.classes:
         raise UsageError(f"{method} learns from labels; give them with --labels, or use itq")
-    learner, settings = make_learner(
-        method,
+    job = Job(
+        collection=collection,
+        train=np.arange(len(vectors)),
+        split=None,
+        make_network=partial(VectorInput, vectors.shape[1]),
+        method=method,
         bits=bits,
-        options=options or {},
+        options=options,
         settings=settings or Settings(),
         recipe=recipe,
-        nested=(),
-        labels=collection.labels,
-        live=False,
+        finetune=False,
+        device=device,
+        out=out,
+        overwrite=overwrite,
     )
-    settings = dataclasses.replace(settings, fixed_layers=0)
-    network, folder = VectorInput(vectors.shape[1]), None if out is None else Path(out)
-    about = (learner, settings, collection, None, network, False, ranks, place, folder)
-    job = Job(method, bits, *about)
     job.identify(
-        dimensions=network.features,
+        dimensions=vectors.shape[1],
         labels=hashlib.sha256(collection.labels.tobytes()).hexdigest()[:16],
         features=collection.reader.fingerprint()[:16],
     )
-    ranks.check_same("vectors or settings", repr(job.identity).encode())
-    job.check(overwrite=overwrite)
+    job.ranks.check_same("vectors or settings", repr(job.identity).encode())
     check_finite_rows(vectors, collection.name)
     checked = time.perf_counter()
 
-    torch.manual_seed(settings.seed)
+    torch.manual_seed(job.settings.seed)
     with as_float32(vectors) as values:
-        trained = train_job(job, Rows(values, np.arange(len(values)), []))
-        seconds = {"features": checked - began, "training": time.perf_counter() - checked}
-        trained.seconds = seconds
+        trained = train_job(job, Rows(values, job.train, []))
+        trained.seconds = {"features": checked - began, "training": time.perf_counter() - checked}
         if fitted:
             some = np.linspace(0, len(values) - 1, min(len(values), MOST_FITTED)).astype(np.int64)
             add_fitted_bits(job, trained, lambda: values[some])
     trained.describe(job.identity)
-    if folder is not None:
-        ranks.on_first(partial(trained.save, folder))
+    if job.folder is not None:
+        job.ranks.on_first(partial(trained.save, job.folder))
     return trained
 
 

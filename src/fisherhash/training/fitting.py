@@ -10,12 +10,10 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, ParamSpec
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from fisherhash import backbones, codes, methods
@@ -23,23 +21,13 @@ from fisherhash.data.computing import Rows
 from fisherhash.data.pixels import PixelBank
 from fisherhash.data.protocols import Split, resolve
 from fisherhash.data.sources import Collection, open_data
-from fisherhash.data.splits import hash_order
-from fisherhash.data.unseen import hold_out_classes
+from fisherhash.data.splits import hash_order, hold_out_classes
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.methods import HashMethod
 from fisherhash.methods._nested import Nested
 from fisherhash.model.hasher import Hasher
 from fisherhash.model.networks import feature_rows
 from fisherhash.model.torch_network import TorchNetwork
-from fisherhash.training.distributed import join
-from fisherhash.training.jobs import (
-    FEATURES_BY,
-    STREAM,
-    Job,
-    begun_features,
-    choose_stream,
-    make_learner,
-)
+from fisherhash.training.jobs import STREAM, Job, choose_stream
 from fisherhash.training.measuring import measure_agreement
 from fisherhash.training.recipes import RecipeName
 from fisherhash.training.settings import Settings
@@ -48,6 +36,9 @@ from fisherhash.training.trained import Trained
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
+
+FEATURES_BY = "features_by"
+"""The entry of a run's identity if ONNX Runtime computed its features."""
 
 
 def fit(
@@ -119,56 +110,40 @@ def fit(
     began = time.perf_counter()
     if endings and (recipe or out is not None or measured or unseen):
         raise UsageError("endings do not go together with recipe, out, measured or unseen")
-    given, options = settings or Settings(), options or {}
-    ranks, place = join(device)
     codes.check_bits(bits)
-    info = methods.find(method).info
-    ranks.check_trainable(info)
-    collection, split = _open(data, info, protocol)
-    wanted = np.arange(len(collection)) if split is None else split.train
-    live = info.fit == "gradient" and (place.type == "cuda" if finetune is None else finetune)
-    learner, settings = make_learner(
-        method,
+    collection, split = _open(data, methods.find(method).info, protocol)
+    own = copy.deepcopy(backbone) if isinstance(backbone, nn.Module) else backbone
+    job = Job(
+        collection=collection,
+        train=np.arange(len(collection)) if split is None else split.train,
+        split=split,
+        make_network=partial(backbones.create, own, weights=weights, image_size=image_size),
+        method=method,
         bits=bits,
         options=options,
-        settings=given,
+        settings=settings or Settings(),
         recipe=recipe,
         nested=nested,
-        labels=collection.labels[wanted],
-        live=live,
+        finetune=finetune,
+        device=device,
+        out=out,
+        overwrite=overwrite,
+        endings=endings,
     )
-    own = copy.deepcopy(backbone) if isinstance(backbone, nn.Module) else backbone
-    network = backbones.create(own, weights=weights, image_size=image_size)
-    if settings.fixed_layers < 0:
-        fixed = network.early if live else 0
-        settings = dataclasses.replace(settings, fixed_layers=fixed)
-        endings = [(n, dataclasses.replace(other, fixed_layers=fixed)) for n, other in endings]
-    if live:
-        network.fix(settings.fixed_layers)
-    runtime = TorchNetwork(network, place, via_onnx=True)
-    folder = None if out is None else Path(out)
-    about = (learner, settings, collection, split, network, live, ranks, place, folder, endings)
-    job = Job(method, bits, *about)
-    before = None if overwrite else folder
-    begun = ranks.on_first(partial(begun_features, before))
-    _identify(
-        job, runtime, len(wanted), begun, stream=stream, banked=bank is not None, before=before
-    )
-    job.check(overwrite=overwrite)
-
-    rows = _features(job, runtime, wanted, begun)
+    rows = _features(job, stream=stream, banked=bank is not None)
     extracted = time.perf_counter()
     trained = train_job(job, rows, bank=bank, via_onnx=True)
     trained.seconds = {"features": extracted - began, "training": time.perf_counter() - extracted}
+    on_first, cached = job.ranks.on_first, not job.live
     if fitted:
-        chosen = hash_order(collection.names, rows.indices.tolist(), settings.seed)[:MOST_FITTED]
-        blocks = trained.hasher.row_blocks(collection, np.sort(chosen), 256, not live)
+        chosen = hash_order(collection.names, rows.indices.tolist(), job.settings.seed)
+        blocks = trained.hasher.row_blocks(collection, np.sort(chosen[:MOST_FITTED]), 256, cached)
         add_fitted_bits(job, trained, lambda: np.concatenate([part.values for part in blocks]))
     if measured and split is not None:
         logger.info("trained in %.1f s; measuring", trained.seconds["training"])
-        trained.evaluation = ranks.on_first(partial(trained.evaluate, bank=bank))
-        agreement = partial(measure_agreement, trained.hasher, collection, split, cached=not live)
-        trained.agreement = ranks.on_first(agreement)
+        trained.evaluation = on_first(partial(trained.evaluate, bank=bank))
+        agreement = partial(measure_agreement, trained.hasher, collection, split, cached=cached)
+        trained.agreement = on_first(agreement)
     if unseen and split is not None:
         logger.info("training again without some classes, to measure on these")
         parts = hold_out_classes(collection, split)
@@ -180,21 +155,20 @@ def fit(
             backbone=backbone,
             weights=weights,
             image_size=image_size,
-            finetune=live,
+            finetune=finetune,
             protocol=parts.split,
-            settings=given,
+            settings=settings,
             recipe=recipe,
             device=device,
             nested=nested,
             stream=stream,
             fitted=False,
         )
-        there = dataclasses.replace(again, collection=parts.unseen)
-        trained.unseen = ranks.on_first(there.evaluate)
+        trained.unseen = on_first(dataclasses.replace(again, collection=parts.unseen).evaluate)
     # After measuring, which may find more images that cannot be read.
     trained.describe(job.identity)
-    if folder is not None:
-        ranks.on_first(partial(trained.save, folder))
+    if job.folder is not None:
+        on_first(partial(trained.save, job.folder))
     return trained
 
 
@@ -230,61 +204,36 @@ def _open(
     return collection, None
 
 
-def _identify(
-    job: Job,
-    runtime: TorchNetwork,
-    images: int,
-    begun: str | None,
-    *,
-    stream: bool | None,
-    banked: bool,
-    before: Path | None,
-) -> None:
-    """Note all that decides the result, also how an unfinished run reads its images.
+def _features(job: Job, *, stream: bool | None, banked: bool) -> Rows:
+    """Compute the features of the training images, or read those that are stored.
+
+    A run goes on with the features that it began with, and reads its images as it began.
 
     Args:
-        job: the training.
-        runtime: computes the features.
-        images: how many images are trained on.
-        begun: what computed the features of an unfinished run.
+        job: the training; its identity becomes known.
         stream: whether the user wants them to be read from the disk.
         banked: whether all pixels are in memory anyway.
-        before: the folder of an unfinished run that counts.
     """
-    size = job.network.preprocessing.size
-    job.identify(
-        backbone=job.network.name,
-        image_size=size,
-        split=job.split.checksum if job.split else None,
+    ranks, collection, network = job.ranks, job.collection, job.network
+    runtime = TorchNetwork(network, job.place, via_onnx=True)
+    begun = str(job.begun.get(FEATURES_BY, "")) if job.begun else None
+    about: dict[str, Any] = {
+        "backbone": network.name,
+        "image_size": network.preprocessing.size,
+        "split": job.split.checksum if job.split else None,
         # What the names above stand for: the pixels and the first weights.
-        images=job.collection.reader.fingerprint()[:16],
-        weights=runtime.checksum[:16],
-    )
+        "images": collection.reader.fingerprint()[:16],
+        "weights": runtime.checksum[:16],
+    }
     if isinstance(job.learner, Nested):
-        job.identity["nested"] = [part.bits for part in job.learner.parts]
-    choose = partial(
-        choose_stream,
-        stream,
-        images=images,
-        row_bytes=4 * job.network.features + (3 * size * size if job.live else 0),
-        folder=before,
-        possible=isinstance(job.learner, HashMethod) and not banked,
-    )
-    if job.ranks.on_first(choose):
-        job.identity[STREAM] = True
-    if begun:
-        job.identity[FEATURES_BY] = begun
-
-
-def _features(
-    job: Job, runtime: TorchNetwork, wanted: NDArray[np.int64], begun: str | None
-) -> Rows:
-    """Compute the features of the training images, or read those that are stored."""
-    ranks, collection = job.ranks, job.collection
+        about["nested"] = [part.bits for part in job.learner.parts]
+    on_disk = ranks.on_first(partial(choose_stream, job, stream, banked=banked))
+    about |= {STREAM: True} if on_disk else {}
+    about |= {FEATURES_BY: begun} if begun else {}
+    job.identify(**about)
     torch.manual_seed(job.settings.seed)
     with ranks.in_turn():
-        on_disk = STREAM in job.identity
-        rows = feature_rows(runtime, collection, wanted, on_disk=on_disk, kind=begun)
+        rows = feature_rows(runtime, collection, job.train, on_disk=on_disk, kind=begun)
     if rows.kind != runtime.kind:
         job.identity[FEATURES_BY] = rows.kind
     elif begun:
@@ -293,6 +242,6 @@ def _features(
     ranks.check_same("training images or settings", repr(same).encode())
     if len(rows.indices) < 2:
         raise FisherhashError(
-            f"only {len(rows.indices)} of {len(wanted)} training images can be read"
+            f"only {len(rows.indices)} of {len(job.train)} training images can be read"
         )
     return rows

@@ -1,9 +1,11 @@
-"""A training before it begins: data is opened, the method is made, every setting is checked."""
+"""A training before it begins: the method is made, every setting is checked, the folder is free."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,13 +20,12 @@ from fisherhash.backbones import Backbone
 from fisherhash.data.protocols import Split
 from fisherhash.data.sources import Collection
 from fisherhash.errors import NotDefinedError, UsageError
-from fisherhash.methods import HashMethod
+from fisherhash.methods import HashMethod, MethodInfo
 from fisherhash.methods._nested import nested as nested_method
 from fisherhash.methods.base import AnyMethod
-from fisherhash.model.folder import is_unfinished
 from fisherhash.system.memory import available_memory
 from fisherhash.training.checkpoints import check_resumable, unfinished_identity
-from fisherhash.training.distributed import Ranks
+from fisherhash.training.distributed import Ranks, join
 from fisherhash.training.finishing import check_cut
 from fisherhash.training.recipes import RecipeName, apply_recipe, find_recipe
 from fisherhash.training.settings import Settings
@@ -37,66 +38,117 @@ NOTICED = 0.1
 """The share from which on it is said that they are held in memory."""
 STREAM = "stream"
 """The entry of a run's identity if its images are streamed: statistics may be of some of them."""
-FEATURES_BY = "features_by"
-"""The entry of a run's identity if ONNX Runtime computed its features."""
-
-Endings = Sequence[tuple[int, Settings]]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Job:
-    """A training whose data is open and whose settings are checked.
+    """A training whose data is open: its method and its network are made, its settings are checked.
 
     Attributes:
+        collection: the images, or the names and labels of vectors.
+        train: (n,) the numbers of those that are trained on.
+        split: how they are split; None without labels, and for vectors.
+        make_network: makes the network.
         method: the name that the method was asked for by.
         bits: length of the codes.
-        learner: the method.
-        settings: how it is trained.
-        collection: the images, or the names and labels of vectors.
-        split: how they are split; None without labels, and for vectors.
-        network: images to features.
-        live: whether the network is trained too.
-        ranks: the processes that train together.
-        device: where this one trains.
-        folder: the model folder; None to write nothing.
+        options: the method's hyper-parameters that were given.
+        settings: how it is trained: as was given, then as a recipe says.
+        recipe: what fills up the options and settings that were not given, for DFH.
+        nested: shorter lengths to train as well.
+        finetune: train the network too; by default on CUDA.
+        device: the name that the user chose; by default CUDA where there is a GPU.
+        out: the model folder; None to write nothing.
+        overwrite: replace what the folder holds.
         endings: bits and settings of other hashers that the same training ends in.
+        ranks: the processes that train together.
+        place: the device where this one trains.
+        live: whether the network is trained too.
+        learner: the method.
+        network: images to features.
+        folder: the model folder as a path.
+        begun: the identity of the unfinished run in the folder that is continued; empty if none is.
         identity: what must match before an unfinished run in the folder is continued.
     """
 
+    collection: Collection
+    train: NDArray[np.int64]
+    split: Split | None
+    make_network: Callable[[], Backbone]
     method: str
     bits: int
-    learner: AnyMethod
+    options: Mapping[str, Any] | None
     settings: Settings
-    collection: Collection
-    split: Split | None
-    network: Backbone
-    live: bool
-    ranks: Ranks
-    device: torch.device
-    folder: Path | None
-    endings: Endings = ()
-    identity: dict[str, Any] = field(default_factory=dict)
+    recipe: RecipeName | None
+    nested: Sequence[int] = ()
+    finetune: bool | None
+    device: str | None
+    out: str | os.PathLike[str] | None
+    overwrite: bool
+    endings: Sequence[tuple[int, Settings]] = ()
+    ranks: Ranks = field(init=False)
+    place: torch.device = field(init=False)
+    live: bool = field(init=False)
+    learner: AnyMethod = field(init=False)
+    network: Backbone = field(init=False)
+    folder: Path | None = field(init=False)
+    begun: dict[str, Any] = field(init=False)
+    identity: dict[str, Any] = field(init=False)
 
-    def identify(self, **others: Any) -> None:
-        """Note what decides the result of this training, beside what is particular to its data."""
-        self.identity = {
-            "method": self.method,
-            "bits": self.bits,
-            "options": methods.resolved_options(self.learner),
-            "finetune": self.live,
-            "settings": self.settings.to_json(),
-            "data": self.collection.name,
-            **others,
-        }
+    def __post_init__(self) -> None:
+        self.ranks, self.place = join(self.device)
+        info = methods.find(self.method).info
+        self.ranks.check_trainable(info)
+        wanted = self.place.type == "cuda" if self.finetune is None else self.finetune
+        self.live = wanted and info.fit == "gradient"
+        self.learner = self._make_learner(info)
+        self.network = self.make_network()
+        self._check_ends()
+        if self.settings.fixed_layers < 0:
+            fixed = self.network.early if self.live else 0
+            self.settings = dataclasses.replace(self.settings, fixed_layers=fixed)
+        if self.live:
+            self.network.fix(self.settings.fixed_layers)
+        self.folder = None if self.out is None else Path(self.out)
+        self.begun = {}
+        if self.folder is not None and not self.overwrite:
+            self.begun = self.ranks.on_first(partial(unfinished_identity, self.folder))
 
-    def check(self, *, overwrite: bool) -> None:
-        """Refuse a folder that is in use, and settings that a method has no use for.
+    def _make_learner(self, info: MethodInfo) -> AnyMethod:
+        settings, options = self.settings, self.options or {}
+        labels = self.collection.labels[self.train]
+        classes, several = labels.shape[1], bool(labels.sum(1).max(initial=0) > 1)
+        if several and not info.multilabel:
+            raise NotDefinedError(f"{self.method} is not defined for images with several labels")
+        if not classes and settings.validation > 0:
+            raise UsageError(
+                "the data has no labels, so a validation slice cannot be measured; leave "
+                "validation at 0"
+            )
+        if self.recipe is not None and self.method == "dfh":
+            if self.nested:  # the bits must be the outputs themselves
+                settings = settings.but(outputs=settings.outputs)
+            about = {"finetune": self.live, "classes": classes, "several": several}
+            recipe = find_recipe(self.recipe, bits=self.bits, **about)
+            options, settings = apply_recipe(recipe, options, settings)
+            logger.info("%s", recipe)
+        if self.nested and settings.outputs:
+            raise UsageError(
+                "bits that are cut from more outputs are not nested; leave outputs at 0"
+            )
+        self.settings = settings
+        # A method may draw weights of its own: from the seed, but not the numbers the head draws.
+        torch.manual_seed(settings.seed + 1)
+        if self.nested:
+            lengths = {"bits": self.bits, "classes": classes}
+            return nested_method(self.method, self.nested, options=options, **lengths)
+        outputs = settings.outputs or self.bits
+        return methods.create(self.method, bits=outputs, classes=classes, options=options)
+
+    def _check_ends(self) -> None:
+        """Refuse settings that a method has no use for, and endings that it cannot have.
 
         What one method has no use for may suit another, so a comparison goes on: it is not defined.
         """
-        if (folder := self.folder) is not None:
-            same = partial(check_resumable, folder, self.identity, overwrite=overwrite)
-            self.ranks.on_first(same)
         name, settings = self.learner.info.name, self.settings
         if settings.classifier_weight and not self.live:
             raise UsageError(
@@ -123,98 +175,53 @@ class Job:
             if other.outputs:
                 check_cut(name, self.learner.head(self.network.features), bits, other)
 
+    def identify(self, **others: Any) -> None:
+        """Note what decides the result, and refuse a folder in use by another training.
 
-def make_learner(
-    method: str,
-    *,
-    bits: int,
-    options: Mapping[str, Any],
-    settings: Settings,
-    recipe: RecipeName | None,
-    nested: Sequence[int],
-    labels: NDArray[np.uint8],
-    live: bool,
-) -> tuple[AnyMethod, Settings]:
-    """Return a method, and how it is trained: as was given, then as a recipe says.
-
-    Args:
-        method: its name.
-        bits: length of the codes.
-        options: hyper-parameters that were given.
-        settings: training settings, of which some were given.
-        recipe: what fills up the others for DFH; None for their defaults.
-        nested: shorter lengths to train as well.
-        labels: (n, classes) of what it is trained on.
-        live: whether the network is trained too.
-    """
-    classes, several = labels.shape[1], has_several(labels)
-    if several and not methods.find(method).info.multilabel:
-        raise NotDefinedError(f"{method} is not defined for images with several labels")
-    if not classes and settings.validation > 0:
-        raise UsageError(
-            "the data has no labels, so a validation slice cannot be measured; leave validation "
-            "at 0"
-        )
-    if recipe is not None and method == "dfh":
-        if nested:  # the bits must be the outputs themselves
-            settings = settings.but(outputs=settings.outputs)
-        chosen = find_recipe(recipe, finetune=live, classes=classes, several=several, bits=bits)
-        options, settings = apply_recipe(chosen, options, settings)
-        logger.info("%s", chosen)
-    if nested and settings.outputs:
-        raise UsageError("bits that are cut from more outputs are not nested; leave outputs at 0")
-    # A method may draw weights of its own: from the seed, but not the numbers the head draws.
-    torch.manual_seed(settings.seed + 1)
-    if nested:
-        return nested_method(method, nested, bits=bits, classes=classes, options=options), settings
-    outputs = settings.outputs or bits
-    return methods.create(method, bits=outputs, classes=classes, options=options), settings
+        Args:
+            others: what is particular to the data.
+        """
+        self.identity = {
+            "method": self.method,
+            "bits": self.bits,
+            "options": methods.resolved_options(self.learner),
+            "finetune": self.live,
+            "settings": self.settings.to_json(),
+            "data": self.collection.name,
+            **others,
+        }
+        if self.folder is not None:
+            about = (self.folder, self.identity)
+            self.ranks.on_first(partial(check_resumable, *about, overwrite=self.overwrite))
 
 
-def has_several(labels: NDArray[np.uint8]) -> bool:
-    """Return whether an image with these labels (n, classes) has several."""
-    return bool(labels.sum(1).max(initial=0) > 1)
-
-
-def choose_stream(
-    stream: bool | None, *, images: int, row_bytes: int, folder: Path | None, possible: bool
-) -> bool:
+def choose_stream(job: Job, stream: bool | None, *, banked: bool) -> bool:
     """Decide whether training images are streamed, and say so.
 
     An unfinished run continues as it began, whatever memory is free now.
 
     Args:
+        job: the training.
         stream: what the user chose; None to decide by the memory.
-        images: how many there are.
-        row_bytes: bytes of one image's pixels and features.
-        folder: the model folder.
-        possible: whether the method can be trained on images that are not in memory.
+        banked: whether all pixels are in memory anyway.
     """
-    if not possible:
+    if banked or not isinstance(job.learner, HashMethod):
         if stream:
             raise UsageError(
                 "only methods that are trained by gradient can stream their images; leave out "
                 "--stream"
             )
         return False
-    total, free = images * row_bytes, available_memory()
-    if stream is None and folder is not None and is_unfinished(folder):
-        stream = bool(unfinished_identity(folder).get(STREAM, False))
+    size, images = job.network.preprocessing.size, len(job.train)
+    total = images * (4 * job.network.features + (3 * size * size if job.live else 0))
+    free = available_memory()
+    if stream is None and job.begun:
+        stream = bool(job.begun.get(STREAM, False))
     if stream is None:
         stream = free is not None and total > SHARE * free
-    size = f"{images:,} training images ({total / 1e9:,.1f} GB decoded)"
+    what = f"{images:,} training images ({total / 1e9:,.1f} GB decoded)"
     if stream:
-        logger.info("%s are read from the disk in shuffled blocks; --no-stream loads them", size)
+        logger.info("%s are read from the disk in shuffled blocks; --no-stream loads them", what)
     elif free is not None and total > NOTICED * free:
-        logger.info("%s are held in memory; --stream reads them from the disk", size)
+        logger.info("%s are held in memory; --stream reads them from the disk", what)
     return stream
-
-
-def begun_features(folder: Path | None) -> str | None:
-    """Return what computed the features of the unfinished run in a folder; empty for torch.
-
-    None if there is no such run. A run goes on with the features that it began with.
-    """
-    if folder is None or not is_unfinished(folder):
-        return None
-    return str(unfinished_identity(folder).get(FEATURES_BY, ""))

@@ -18,13 +18,11 @@ from torch import Tensor, nn
 
 from fisherhash.errors import DivergedError, FisherhashError
 from fisherhash.methods.base import HashMethod, Progress
+from fisherhash.model.folder import is_unfinished
 from fisherhash.system import storage
 from fisherhash.system.progress import progress
 from fisherhash.training.checkpoints import (
     checkpoint_files,
-    is_unfinished,
-    joined_state,
-    part_state,
     read_checkpoint,
 )
 from fisherhash.training.class_step import SideClassifier
@@ -71,11 +69,12 @@ class Loop:
         self.steps = len(images.labels) // self.size
         self._total = settings.epochs * self.steps
         # A method's own weights (such as a classifier) are trained and saved like the head's.
-        self.modules: dict[str, nn.Module] = {**images.modules, "method": self.method}
+        self.modules = nn.ModuleDict({**images.modules, "method": self.method})
         self.classifier: SideClassifier | None = None
         # Where there is a network to train; frozen features are what they are.
         if settings.classifier_weight > 0 and "backbone" in images.modules:
-            self.classifier = self.modules["classifier"] = SideClassifier(images, settings)
+            self.classifier = SideClassifier(images, settings)
+            self.modules["classifier"] = self.classifier
         self.ranks = current_ranks()
         self.optimizer = _optimizer(self.modules, settings, self.device)
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -90,8 +89,7 @@ class Loop:
                 self.history.append(self.epoch(epoch))
                 self.ranks.on_first(partial(self._checkpoint, epoch))
                 advance(1)
-        for module in self.modules.values():
-            module.eval()
+        self.modules.eval()
         with torch.no_grad():
             self.method.finish()
             if self.finish is not None:
@@ -115,9 +113,8 @@ class Loop:
         with torch.no_grad():
             self.method.begin(self.images)
         first = self._resume()
-        for module in self.modules.values():
-            self.ranks.agree(module)
-            module.train()
+        self.ranks.agree(self.modules)
+        self.modules.train()
         return first
 
     def epoch(self, epoch: int) -> dict[str, Any]:
@@ -202,7 +199,7 @@ class Loop:
                 old.unlink()
 
     def _state(self) -> dict[str, Tensor]:
-        state = joined_state(self.modules)
+        state = dict(self.modules.state_dict())
         for number, entry in self.optimizer.state_dict()["state"].items():
             for name, value in entry.items():
                 if isinstance(value, Tensor):
@@ -222,8 +219,8 @@ class Loop:
 
         try:
             epoch, state, self.history = self.ranks.on_first(read)
-            for part, module in self.modules.items():
-                module.load_state_dict(part_state(state, part))
+            parts = {k: v for k, v in state.items() if not k.startswith("optimizer.")}
+            self.modules.load_state_dict(parts)
         except (FisherhashError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())
             raise FisherhashError(
@@ -231,9 +228,9 @@ class Loop:
                 "--overwrite to start over"
             ) from None
         entries: dict[int, dict[str, Tensor]] = {}
-        for key, value in part_state(state, "optimizer").items():
-            number, name = key.split(".", 1)
-            entries.setdefault(int(number), {})[name] = value.to(self.device)
+        for key in state.keys() - parts.keys():
+            _, number, name = key.split(".", 2)
+            entries.setdefault(int(number), {})[name] = state[key].to(self.device)
         current = self.optimizer.state_dict()
         self.optimizer.load_state_dict({**current, "state": entries})
         logger.info("continuing %s after epoch %d", self.folder, epoch)
@@ -241,7 +238,7 @@ class Loop:
 
 
 def _optimizer(
-    modules: dict[str, nn.Module], settings: Settings, device: torch.device
+    modules: nn.ModuleDict, settings: Settings, device: torch.device
 ) -> torch.optim.Optimizer:
     groups = []
     cuda = device.type == "cuda"

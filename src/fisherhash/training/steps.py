@@ -58,7 +58,7 @@ def train_job(
         bank: the pixels of the training images, where they are in memory.
         via_onnx: whether features that are stored may be computed by ONNX Runtime.
     """
-    learner, collection, place = job.learner, job.collection, job.device
+    learner, collection, place = job.learner, job.collection, job.place
     history: list[dict[str, Any]] = []
     every: list[Ending] = []
     if isinstance(learner, HashMethod):
@@ -107,7 +107,7 @@ def _train_rows(
 ) -> list[dict[str, Any]]:
     """Train the head on frozen features and, when fine-tuning, then the whole network."""
     learner, head = endings[0].learner, endings[0].head
-    settings, network, device = job.settings, job.network, job.device
+    settings, network, device = job.settings, job.network, job.place
     collection, ranks = job.collection, job.ranks
     held = _held_out(collection, rows.indices, settings)
     numbers = [rows.indices[part] for part in (~held, held)]
