@@ -18,7 +18,7 @@ from PIL import Image
 
 from fisherhash import Hasher
 from fisherhash.index.images.image_index import ImageIndex
-from fisherhash.web.app import create_app
+from fisherhash.web.server import create_app
 from fisherhash.web.guard import GuardedProtocol
 from fisherhash.web.options import ServeOptions
 

@@ -296,7 +296,7 @@ def test_a_million_points_are_drawn(open_page):
     page.wait_for_function(f"() => ({PAINTED})() > 100000")
 
 
-PAGES = ["/", "/?like={}&bits=1", "/map", "/timeline", "/buckets", "/duplicates", "/model", "/docs"]
+PAGES = ["/", "/?like={}&bits=1", "/map", "/timeline", "/duplicates", "/docs"]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

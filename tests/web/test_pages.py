@@ -17,7 +17,7 @@ from fisherhash.codes import hamming
 from fisherhash.index.base import CannotWriteError
 from fisherhash.index.images.image_index import ImageIndex
 from fisherhash.model import builtin
-from fisherhash.web.review import removal_script
+from fisherhash.web.duplicates import removal_script
 
 from .conftest import EVIL, FORM, write_image
 
@@ -106,7 +106,7 @@ def test_the_histogram_counts_every_item_once(server, id_of):
 
 def test_names_are_text_everywhere(server, id_of):
     number = id_of(EVIL)
-    for path in ("/?k=100", f"/?like={number}", "/duplicates?radius=12", "/buckets", "/map"):
+    for path in ("/?k=100", f"/?like={number}", "/duplicates?radius=12", "/map"):
         assert "<img src=x" not in server.ask(path).text
     assert html.escape(EVIL) in server.ask(f"/?like={number}").text
 
@@ -123,10 +123,6 @@ def test_an_upload_leads_to_an_address_that_can_be_shared(server, png, id_of):
     assert len(shown_ids(text)) == 5
     preview = re.search(r'src="(/uploads/\w+)"', text)[1]
     assert server.ask(preview).headers["content-type"] == "image/jpeg"
-    # The other order has real distances, and no slider of bits.
-    real = server.ask(url.replace("ranking=hamming", "ranking=real")).text
-    assert len(shown_ids(real)) == 5
-    assert 'id="radius"' not in real
     # A form without a script works too.
     head = '--x\r\nContent-Disposition: form-data; name="image"; filename="q.png"\r\n\r\n'
     form = head.encode() + png + b"\r\n--x--\r\n"
@@ -203,24 +199,6 @@ def test_marked_images_can_be_exported(server, collection, id_of, tmp_path):
     assert str(collection.folder / "copies" / "a.png") not in answer.text
 
 
-def test_copy_codes_of_a_large_collection_are_computed_on_request(
-    new_collection, serve, tmp_path, monkeypatch
-):
-    monkeypatch.setattr("fisherhash.web.duplicates.MOST_UNASKED", 20)
-    made = new_collection(tmp_path)
-    with serve(made.index) as served:
-        text = served.ask("/duplicates").text
-        assert re.search("(29|30) images have none yet", text)
-        assert 'formaction="/duplicates/compute"' in text
-        # The API answers with what it has.
-        assert served.json("/api/duplicates")["code"] == "own"
-        assert "<fieldset" in ready(served, "/duplicates?code=own")
-        answer = served.ask("/duplicates/compute", method="POST", body=b"")
-        assert (answer.status, answer.headers["location"]) == (303, "/duplicates")
-        assert "copies/small.jpg" in ready(served, "/duplicates")
-        assert served.json("/api/duplicates")["code"] == "copy"
-
-
 def test_copy_codes_that_cannot_be_stored(new_collection, serve, tmp_path, monkeypatch):
     full = CannotWriteError(str(tmp_path / "secret place"), "no space is left", "", "try again")
 
@@ -261,27 +239,6 @@ def test_the_map_has_every_item(server):
     assert [names[c] if c < len(names) else "" for c in colours] == labels
 
 
-def test_buckets_are_groups_of_equal_codes(server, id_of):
-    text = ready(server, "/buckets")
-    codes = [item.code for item in server.images.index.items()]
-    sizes = sorted(
-        (codes.count(code) for code in set(codes) if codes.count(code) > 1), reverse=True
-    )
-    assert [int(n) for n in re.findall(r"<h2>(\d+) images</h2>", text)] == sizes
-    assert f"code={server.images.index.get(id_of('copies/a.png')).code.hex()}" in text
-
-
-def test_the_model_page_explains_centres_and_bits(server, id_of):
-    text = ready(server, "/model")
-    assert "general-64" in text
-    assert len(re.findall(r'<td class="s\d[^"]*">(\d+)</td>', text)) == 6  # three labels
-    number = id_of("cats/03.jpg")
-    rows = ready(server, f"/model/bits?like={number}")
-    own = re.findall(r"Bit (\d+) is (\d), as in the query", rows)
-    bits = np.unpackbits(np.frombuffer(server.images.index.get(number).code, np.uint8))
-    assert [(int(a), int(b)) for a, b in own] == list(enumerate(bits.tolist()))
-
-
 def test_the_page_of_the_api_says_what_its_description_says(server):
     text = server.ask("/docs").text
     for path, verbs in server.json("/openapi.json")["paths"].items():
@@ -303,7 +260,7 @@ def test_readers_see_new_items_without_a_restart(new_collection, serve, hasher, 
         assert found["query"]["key"] == "dogs/new.png"
 
 
-@pytest.mark.parametrize("path", ["/", "/map", "/duplicates", "/model", "/nowhere", "/api/info"])
+@pytest.mark.parametrize("path", ["/", "/map", "/nowhere", "/api/info"])
 def test_strict_headers_go_with_every_answer(server, path):
     headers = server.ask(path).headers
     assert "default-src 'none'" in headers["content-security-policy"]
@@ -324,7 +281,7 @@ class Tags(HTMLParser):
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/?like=3&bits=1", "/map", "/duplicates", "/model", "/timeline", "/docs"]
+    "path", ["/", "/?like=3&bits=1", "/map", "/duplicates", "/timeline", "/docs"]
 )
 def test_no_page_has_inline_scripts_or_styles(server, path):
     text = server.ask(path).text

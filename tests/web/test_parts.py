@@ -1,4 +1,4 @@
-"""The parts below the pages: map, columns, thumbnails, what is derived, options."""
+"""The parts below the pages: map, columns, small copies of images, what is derived, options."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.index.images.results import Hit
 from fisherhash.index.items import Item
 from fisherhash.web import derived
-from fisherhash.web.columns import read_columns
-from fisherhash.web.derived import Derived
-from fisherhash.web.layout import lay_out
+from fisherhash.web.derived import Derived, lay_out, read_columns
+from fisherhash.web.files import ImageFiles
 from fisherhash.web.options import ServeOptions
-from fisherhash.web.thumbnails import ThumbnailCache
 
 from .conftest import write_image
 
@@ -27,12 +26,11 @@ def test_near_codes_are_near_on_the_map():
     rng = np.random.default_rng(0)
     middle, which = rng.integers(0, 2, (4, 64)), rng.integers(0, 4, 900)
     codes = np.packbits(middle[which] ^ (rng.random((900, 64)) < 0.05), axis=1)
-    layout = lay_out(np.arange(900), codes, 64)
-    points = layout.points.astype(float)
+    points = lay_out(codes, 64).astype(float)
     centres = np.array([points[which == c].mean(axis=0) for c in range(4)])
     apart = np.linalg.norm(points[:, None] - centres[None], axis=2)
     assert (apart.argmin(axis=1) == which).mean() > 0.97
-    assert np.array_equal(lay_out(np.arange(900), codes, 64).points, layout.points)
+    assert np.array_equal(lay_out(codes, 64), points)
 
 
 @settings(max_examples=25, deadline=None)
@@ -42,9 +40,7 @@ def test_near_codes_are_near_on_the_map():
 def test_every_collection_has_a_map(count, bits, same, seed):
     rows = np.random.default_rng(seed).integers(0, 2, (count, bits), dtype=np.uint8)
     codes = np.packbits(rows[:1].repeat(count, axis=0) if same and count else rows, axis=1)
-    layout = lay_out(np.arange(count) * 7, codes, bits)
-    assert layout.ids.tolist() == list(range(0, 7 * count, 7))
-    assert layout.points.shape == (count, 2)
+    assert lay_out(codes, bits).shape == (count, 2)
 
 
 def item(number, labels=(), key="", **metadata):
@@ -61,9 +57,8 @@ def test_columns_count_labels_months_and_fields():
     columns = read_columns(items)
     assert columns.ids.tolist() == [1, 4, 6]
     assert columns.labels.count() == [("a", 2), ("b", 1), ("", 1)]
-    assert columns.count_months() == [("2020-01", 1), ("2020-02", 1)]
-    chosen = columns.chosen(np.array([4, 5, 6, 9]))
-    assert chosen.tolist() == [False, True, True]
+    assert columns.months.count() == [("2020-01", 1), ("2020-02", 1)]
+    chosen = np.array([False, True, True])
     assert sorted(columns.labels.count(chosen)) == [("", 1), ("a", 1), ("b", 1)]
     assert columns.fields["camera"].count(chosen) == [("X", 1)]
     # 1 and True are equal, but two values.
@@ -75,32 +70,38 @@ def test_columns_count_labels_months_and_fields():
     assert list(many.fields) == ["kind"]
 
 
-def test_thumbnails_follow_their_file_and_stay_within_the_bound(tmp_path):
-    folder, path = tmp_path / "cache", str(tmp_path / "one.png")
-    cache = ThumbnailCache(folder, 60_000)
-    write_image(tmp_path / "one.png", 1)
-    first = cache.thumbnail(path, 128)
-    assert cache.thumbnail(path, 128) == first
-    write_image(tmp_path / "one.png", 2)
-    os.utime(path, ns=(1, 1))
-    assert cache.thumbnail(path, 128) != first
+def test_small_copies_follow_their_file_and_stay_within_the_bound(tmp_path, monkeypatch):
+    monkeypatch.setenv("FISHERHASH_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "photos" / "one.png"
+    hit = Hit(1, "one.png", path=str(path))
+
+    def files(limit, cache=None):
+        if cache is not None:
+            monkeypatch.setenv("FISHERHASH_CACHE", str(cache))
+        shown = (str(path.parent),)
+        return ImageFiles("an.index", ServeOptions("an.index", show_from=shown, cache_bytes=limit))
 
     def size():
-        return sum(file.stat().st_size for file in folder.rglob("*.jpg"))
+        return sum(file.stat().st_size for file in (tmp_path / "cache").rglob("*.jpg"))
 
-    for number in range(60):
-        name = f"{number:040x}"
-        cache.write(name, b"x" * 3000)
-        os.utime(folder / name[:2] / f"{name}.jpg", (number, number))
-        assert size() <= 60_000 + 60_000 // 16 + 3000
-    assert cache.read(f"{59:040x}") is not None
-    assert cache.read(f"{0:040x}") is None
+    write_image(path, 1)
+    one = files(30_000)
+    first = one.jpeg(hit, "small")
+    assert one.jpeg(hit, "small") == first
+    write_image(path, 2)
+    os.utime(path, ns=(1, 1))
+    assert one.jpeg(hit, "small") != first
+    for number in range(40):
+        write_image(path, number)
+        name = one.preview(path.read_bytes())
+        assert one.stored(name)
+        assert size() <= 30_000 + 30_000 // 16 + len(one.stored(name))
     # Another process finds the folder full, and makes room.
-    ThumbnailCache(folder, 20_000).write("f" * 40, b"x")
-    assert size() <= 20_000
+    files(9000).preview(path.read_bytes() + b" ")
+    assert size() <= 9000
     # Where nothing can be stored, images are shown all the same.
     (tmp_path / "file").write_text("")
-    assert ThumbnailCache(tmp_path / "file" / "cache", 1000).thumbnail(path, 128)[:2] == b"\xff\xd8"
+    assert files(1000, tmp_path / "file" / "cache").jpeg(hit, "small")[:2] == b"\xff\xd8"
 
 
 def test_a_derived_value_is_computed_once_per_version(monkeypatch):

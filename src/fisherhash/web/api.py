@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import io
+import os
+import threading
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from fastapi import APIRouter, Depends, File, Form, HTTPException, Query, Request, Response
 from fastapi import UploadFile as Upload
 from fastapi.concurrency import run_in_threadpool
 from typing_extensions import TypedDict  # pydantic takes no other one on Python 3.11
 
-from fisherhash.errors import UsageError
-from fisherhash.index.images.results import Hit
+from fisherhash.data.formats import IMAGE_EXTENSIONS, UnreadableImage, open_image
+from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.index.base import Index
+from fisherhash.index.images.image_index import ImageIndex
+from fisherhash.index.images.results import Hit, synced_folder
 from fisherhash.system.version import __version__
-from fisherhash.web.files import ItemId, read_upload
 from fisherhash.web.gallery import Answer, Gallery
-from fisherhash.web.guard import bearer, same_token
+from fisherhash.web.guard import bearer, render_metrics, same_token
+from fisherhash.web.pages import ItemId, read_upload
 from fisherhash.web.queries import DuplicatesQuery, Filters, ImageQuery, ItemsQuery, SearchQuery
 from fisherhash.web.rendering import JsonAnswer, Shown
 
@@ -102,6 +110,7 @@ def may_change(request: Request, gallery: Shown) -> None:
 router = APIRouter(prefix="/api")
 changes = APIRouter(prefix="/api", dependencies=[Depends(may_change)])
 health = APIRouter()
+_changing = threading.Lock()
 _IMAGE_BODY = {
     "requestBody": {
         "required": True,
@@ -111,8 +120,8 @@ _IMAGE_BODY = {
 }
 
 
-def item_row(gallery: Gallery, hit: Hit) -> ItemRow:
-    """An item as JSON can hold it."""
+def item_row(gallery: Gallery, hit: Hit) -> dict[str, Any]:
+    """An :class:`ItemRow`."""
     return {
         "id": hit.id,
         "key": hit.key,
@@ -127,6 +136,13 @@ def item_row(gallery: Gallery, hit: Hit) -> ItemRow:
     }
 
 
+def _found_rows(gallery: Gallery, hits: Iterable[Hit]) -> list[dict[str, Any]]:
+    return [
+        {"rank": rank, "distance": hit.distance, **item_row(gallery, hit)}
+        for rank, hit in enumerate(hits, start=1)
+    ]
+
+
 @router.get("/info", response_model=dict[str, Any])
 def info(gallery: Shown) -> Response:
     """Facts about the index: its bits, how many items it has, the model that made its codes."""
@@ -136,8 +152,7 @@ def info(gallery: Shown) -> Response:
     # Where a model or a folder is on this machine is nobody's business.
     shown["model"] = {k: v for k, v in (facts.get("model") or {}).items() if k != "path"}
     shown |= {"name": gallery.name, "version": __version__}
-    shown |= {"writable": gallery.options.writable, "rankings": ["hamming", "real"]}
-    return JsonAnswer(shown)
+    return JsonAnswer(shown | {"writable": gallery.options.writable})
 
 
 @router.get("/search", response_model=SearchAnswer)
@@ -145,7 +160,7 @@ def search(gallery: Shown, query: Annotated[SearchQuery, Query()]) -> Response:
     """The nearest items of an item or a code."""
     if not query.searches:
         raise UsageError("nothing to search for: give like, key or code, or POST an image")
-    return _found(gallery, gallery.find(query))
+    return _search_answer(gallery, gallery.find(query))
 
 
 @router.post("/search", response_model=SearchAnswer, openapi_extra=_IMAGE_BODY)
@@ -154,24 +169,15 @@ async def search_image(
 ) -> Response:
     """The nearest items of an image."""
     data = await read_upload(request)
-    return await run_in_threadpool(
-        lambda: _found(gallery, gallery.find(gallery.encode(data, query)))
-    )
+    return await run_in_threadpool(lambda: _search_answer(gallery, gallery.find_image(data, query)))
 
 
-def _rows(gallery: Gallery, hits: Iterable[Hit]) -> list[dict[str, Any]]:
-    return [
-        {"rank": rank, "distance": hit.distance, **item_row(gallery, hit)}
-        for rank, hit in enumerate(hits, start=1)
-    ]
-
-
-def _found(gallery: Gallery, answer: Answer) -> Response:
+def _search_answer(gallery: Gallery, answer: Answer) -> Response:
     found = {
         "query": None if answer.subject is None else item_row(gallery, answer.subject),
         "code": (answer.code or b"").hex(),
-        "ranking": "real" if answer.query.ranking == "real" else "hamming",
-        "results": _rows(gallery, answer.hits),
+        "ranking": answer.ranking,
+        "results": _found_rows(gallery, answer.hits),
         "compared": answer.compared,
         "seconds": round(answer.seconds, 6),
     }
@@ -194,25 +200,6 @@ def item(gallery: Shown, number: ItemId) -> Response:
     return JsonAnswer(item_row(gallery, gallery.item(number)))
 
 
-@changes.post("/items", response_model=ItemRow, status_code=201)
-def add_item(
-    gallery: Shown,
-    image: Annotated[Upload, File(description="The image; its name ends as images' names do.")],
-    label: Annotated[list[str] | None, Form(description="A label of the image.")] = None,
-) -> Response:
-    """Store an image in the folder for uploads, and add it to the index."""
-    hit = gallery.changes.add(image.file.read(), image.filename or "", label)
-    return JsonAnswer(item_row(gallery, hit), 201)
-
-
-@changes.delete("/items/{id}", response_model=dict[str, int])
-def remove_item(gallery: Shown, number: ItemId) -> Response:
-    """Remove an item from the index; its file stays."""
-    gallery.item(number)
-    gallery.changes.remove(number)
-    return JsonAnswer({"removed": 1})
-
-
 @router.get("/facets", response_model=FacetsAnswer)
 def facets(gallery: Shown, query: Annotated[Filters, Query()]) -> Response:
     """How many items have each label, month and value of a field."""
@@ -220,10 +207,13 @@ def facets(gallery: Shown, query: Annotated[Filters, Query()]) -> Response:
     if columns is None:
         raise HTTPException(503, "The labels are still being counted; try again")
     where = gallery.where(query.where)
-    chosen = None if where is None else columns.chosen(gallery.index.ids(where))
-    fields = {name: column.count(chosen) for name, column in columns.fields.items()}
-    months = columns.count_months(chosen)
-    return JsonAnswer({"labels": columns.labels.count(chosen), "months": months, "fields": fields})
+    chosen = None if where is None else np.isin(columns.ids, gallery.index.ids(where))
+    found = {
+        "labels": columns.labels.count(chosen),
+        "months": sorted(columns.months.count(chosen)),
+        "fields": {name: column.count(chosen) for name, column in columns.fields.items()},
+    }
+    return JsonAnswer(found)
 
 
 @router.get("/duplicates", response_model=DuplicatesAnswer)
@@ -231,18 +221,15 @@ def duplicates(gallery: Shown, query: Annotated[DuplicatesQuery, Query()]) -> Re
     """Groups of likely copies; the first item of each group is the one to keep."""
     wait = gallery.options.seconds * 0.9
     state = gallery.duplicates.at(query.radius, code=query.code, wait=wait)
-    if state.missing and query.code == "auto":
-        # Nobody has allowed to read all files yet: the API answers with what it has.
-        state = gallery.duplicates.at(query.radius, code="own", wait=wait)
     found = state.found
     if found is None:
-        raise HTTPException(503, state.waiting or _COMPUTE_FIRST)
+        raise HTTPException(503, state.waiting)
     groups = [
         {
             "size": len(group),
             "span": group.span,
             "confirmed": group.confirmed,
-            "items": _rows(gallery, group),
+            "items": _found_rows(gallery, group),
         }
         for group in found.groups
     ]
@@ -250,13 +237,65 @@ def duplicates(gallery: Shown, query: Annotated[DuplicatesQuery, Query()]) -> Re
     return JsonAnswer({**facts, "code": state.code, "groups": groups})
 
 
-_COMPUTE_FIRST = "The codes for copies must be computed first: open the page of duplicates"
-
-
 @router.get("/skipped", response_model=list[dict[str, str]])
 def skipped(gallery: Shown) -> Response:
     """Files that could not be read, with the reasons."""
     return JsonAnswer([file._asdict() for file in gallery.images.skipped()])
+
+
+@changes.post("/items", response_model=ItemRow, status_code=201)
+def add_item(
+    gallery: Shown,
+    image: Annotated[Upload, File(description="The image; its name ends as images' names do.")],
+    label: Annotated[list[str] | None, Form(description="A label of the image.")] = None,
+) -> Response:
+    """Store an image in the folder for uploads, and add it to the index."""
+    data, index, options = image.file.read(), gallery.index, gallery.options
+    open_image(io.BytesIO(data), pixels=options.max_pixels)
+    folder = options.uploads or synced_folder(index)
+    if folder is None or not os.path.isdir(folder):
+        raise UsageError(
+            "the index is not in sync with a folder that images could be added to; start the "
+            "server with --uploads FOLDER"
+        )
+    path = _free_path(Path(folder), image.filename or "")
+    with _changing, Index.open(index.uri, write=True) as writer:
+        with open(path, "xb") as file:
+            file.write(data)
+        try:
+            images = ImageIndex(writer, gallery.images.hasher)
+            report = images.add(path, labels=label, workers=0)
+            keys = [*report.added, *report.updated]
+            if not keys:
+                reasons = [skip.reason for skip in report.skipped if skip.name in str(path)]
+                raise UnreadableImage(reasons[0] if reasons else "it cannot be read")
+            hit = Hit.of(writer.get(keys[0]), folder=synced_folder(writer))
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+    return JsonAnswer(item_row(gallery, hit), 201)
+
+
+def _free_path(folder: Path, name: str) -> Path:
+    """A file name in a folder that is not taken yet, from what a client called its file."""
+    plain = name.replace("\\", "/").rpartition("/")[2].strip().lstrip(".")
+    stem, suffix = os.path.splitext(plain)
+    bad = any(not c.isprintable() for c in plain) or len(plain.encode(errors="replace")) > 200
+    if bad or not stem or suffix.lower() not in IMAGE_EXTENSIONS:
+        raise UsageError(f"{name!r} is not the name of an image file; send one such as photo.jpg")
+    for number in range(10_000):
+        path = folder / (f"{stem}-{number}{suffix}" if number else plain)
+        if not os.path.lexists(path):
+            return path
+    raise FisherhashError(f"there are too many files named {plain} in the folder for uploads")
+
+
+@changes.delete("/items/{id}", response_model=dict[str, int])
+def remove_item(gallery: Shown, number: ItemId) -> Response:
+    """Remove an item from the index; its file stays."""
+    gallery.item(number)
+    with _changing, Index.open(gallery.index.uri, write=True) as writer:
+        return JsonAnswer({"removed": writer.remove(ids=[number])})
 
 
 @health.get("/healthz", response_model=dict[str, Any])
@@ -266,13 +305,8 @@ def healthz(gallery: Shown) -> Response:
 
 
 @health.get("/metrics", include_in_schema=False)
-def metrics(request: Request, gallery: Shown) -> Response:
+def metrics(gallery: Shown) -> Response:
     """Counters in the text format of Prometheus."""
-    info = gallery.index.info()
-    facts = {
-        "fisherhash_items": ("Items in the index.", info["count"]),
-        "fisherhash_bits": ("Length of its codes.", info["bits"]),
-        "fisherhash_commit": ("Number of the last commit.", info.get("commit") or 0),
-    }
-    text = request.app.state.metrics.render(facts)
-    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+    items = f"# TYPE fisherhash_items gauge\nfisherhash_items {len(gallery.index)}\n"
+    kind = "text/plain; version=0.0.4; charset=utf-8"
+    return Response(render_metrics() + items.encode(), media_type=kind)

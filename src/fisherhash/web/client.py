@@ -73,13 +73,15 @@ class Client:
             where: filters such as ``label=cat``; all must match.
             ranking: of images: ``hamming``, ``real``, or what the model's card says is better.
         """
-        wanted = {"k": k, "radius": radius, "where": _several(where), "ranking": ranking}
+        wanted = {"k": k, "radius": radius, "where": _several(where)}
+        if ranking == "real" and keys:
+            raise UsageError("the ranking 'real' needs images: an item has its code only")
         given = [images] if isinstance(images, str | os.PathLike | bytes) else images
         found = []
         for number, image in enumerate(given):
             data = image if isinstance(image, bytes) else Path(image).read_bytes()
             kind = {"Content-Type": "application/octet-stream"}
-            answer = self._call("POST", "/api/search", wanted, data, kind)
+            answer = self._call("POST", "/api/search", {**wanted, "ranking": ranking}, data, kind)
             name = f"image {number}" if isinstance(image, bytes) else os.fspath(image)
             found.append(self._result(name, answer))
         for key in _several(keys):

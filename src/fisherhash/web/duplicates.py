@@ -1,156 +1,119 @@
-"""Duplicates for the page and the API: computed in the background, once for all radii."""
+"""The page of duplicates: groups at a threshold, and a list or a script of those not to keep."""
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+import os
+import shlex
+from typing import Annotated, Any, Literal
 
-from fisherhash.index.images.duplicate_search import (
-    DuplicateSearch,
-    false_pairs_of,
-    has_files,
-    missing_copies,
-)
-from fisherhash.index.images.duplicates import Duplicates
-from fisherhash.index.images.image_index import ImageIndex
-from fisherhash.index.images.known import cache_place
-from fisherhash.index.images.options import DuplicateCode, DuplicateOptions
-from fisherhash.system.cores import available_cores
-from fisherhash.system.progress import describe_progress, progress_to
-from fisherhash.system.storage import write_file
-from fisherhash.web.derived import Derived
+from fastapi import APIRouter, Form, HTTPException, Query, Response
 
-MOST_UNASKED = 5000
-"""Images whose copy codes are computed without a confirmation: a few minutes of work."""
-MOST_RADII = 8
-"""Radii of the slider whose groups are kept."""
-_WIDEST = 3 / 8
-"""The largest radius of the slider, as a share of the bits."""
-_TITLES = {
-    "encoding": "Codes for copies are computed from the image files, once",
-    "comparing": "The images of each group are compared",
-}
+from fisherhash.errors import FisherhashError, UsageError, counted
+from fisherhash.web.derived import FoundDuplicates
+from fisherhash.web.files import MissingError
+from fisherhash.web.gallery import Gallery
+from fisherhash.web.queries import LARGEST_ID, DuplicatesQuery, GroupsQuery
+from fisherhash.web.rendering import WAIT, Shown, render_page, sentence
+
+GROUPS_ON_PAGE = 40
+GROUP_SHOWN = 24
+"""Images of one group that are shown."""
+_FAILED = "The codes could not be computed; the server's log says why."
+router = APIRouter(prefix="/duplicates", include_in_schema=False)
 
 
-@dataclass(frozen=True)
-class FoundDuplicates:
-    """Duplicates, or why there are none yet.
-
-    Attributes:
-        code: which codes are compared: those made for copies, or the index's own.
-        choices: the codes that can be compared.
-        found: the groups; None if they are not there yet.
-        most: the largest radius that the slider offers.
-        waiting: what is being done meanwhile, as a sentence.
-        done: how much of that is done, from 0 to 1; None if it is not known.
-        missing: how many image files would have to be read first, if somebody allows that.
-    """
-
-    code: DuplicateCode
-    choices: tuple[DuplicateCode, ...]
-    found: Duplicates | None = None
-    most: int = 0
-    waiting: str = ""
-    done: float | None = None
-    missing: int = 0
+@router.get("")
+def page(gallery: Shown, query: Annotated[GroupsQuery, Query()]) -> Response:
+    """The whole page."""
+    return render_page("duplicates.html", gallery, "duplicates", **_groups(gallery, query))
 
 
-class DuplicateFinder:
-    """Groups of duplicates at any radius; threads may share it.
+@router.get("/groups")
+def groups(gallery: Shown, query: Annotated[GroupsQuery, Query()]) -> Response:
+    """Only the groups, for the slider."""
+    return render_page("_groups.html", gallery, "duplicates", **_groups(gallery, query))
 
-    Codes that are made for copies have to be computed from the image files once. That is done in
-    the background, for a large collection only after :meth:`allow`.
 
-    Args:
-        images: the open index.
-        version: changes whenever the index does.
-    """
+def _groups(gallery: Gallery, query: GroupsQuery) -> dict[str, Any]:
+    problem = ""
+    try:
+        state = gallery.duplicates.at(query.radius, code=query.code, wait=WAIT)
+    except FisherhashError as error:
+        choices = gallery.duplicates.choices()
+        state = FoundDuplicates(query.code if query.code in choices else choices[0], choices)
+        # A radius so wide that everything would be a duplicate; or a disk that is full, say,
+        # whose path is nobody's business.
+        problem = _FAILED if not isinstance(error, UsageError) else sentence(str(error))
+    found, start = state.found, query.start
+    every = [] if found is None else found.groups
+    radius = query.radius if found is None else found.radius
+    expected = None if found is None else found.expectation()
+    return {
+        "state": state,
+        "found": found,
+        "radius": radius,
+        "most": state.most or max(radius or 0, 1),
+        "start": start,
+        "step": GROUPS_ON_PAGE,
+        "shown": GROUP_SHOWN,
+        "problem": problem,
+        "expected": expected and sentence(expected),
+        "total": len(every),
+        "sure": sum(group.confirmed is True for group in every),
+        "items": len({hit.id for group in every for hit in group}),
+        "groups": every[start : start + GROUPS_ON_PAGE],
+    }
 
-    def __init__(self, images: ImageIndex, version: Callable[[], Hashable]) -> None:
-        self._images = images
-        # Other processes of the server see it, too.
-        self._allowed = cache_place(images.index.uri, "copies", ".allowed")
-        self._searches: dict[DuplicateCode, Derived[DuplicateSearch]] = {
-            "copy": Derived(version, lambda: self._prepare("copy")),
-            "own": Derived(version, lambda: self._prepare("own")),
-        }
-        self._found: OrderedDict[tuple[int, int | None], Derived[Duplicates]] = OrderedDict()
-        self._lock, self._comparing = threading.Lock(), threading.Lock()
-        self._job: tuple[str, int, int, float] | None = None
 
-    def choices(self) -> tuple[DuplicateCode, ...]:
-        """The codes that can be compared, the default first."""
-        index = self._images.index
-        return ("copy", "own") if has_files(index) and false_pairs_of(index) is None else ("own",)
+@router.post("/export")
+def export(
+    gallery: Shown,
+    query: Annotated[DuplicatesQuery, Query()],
+    format: Annotated[Literal["list", "script"], Form()],
+    remove: Annotated[list[Annotated[int, Form(ge=0, le=LARGEST_ID)]] | None, Form()] = None,
+    every: Annotated[bool, Form()] = False,
+) -> Response:
+    """The files that were marked: as a list, or as a script that moves them away."""
+    marked = list(remove or ())
+    if every:
+        # All but the best image of each confirmed group, on whatever page it is.
+        found = gallery.duplicates.at(query.radius, code=query.code, wait=WAIT).found
+        if found is None:
+            raise HTTPException(503, "The duplicates are still being searched for; try again")
+        marked += [hit.id for group in found.groups if group.confirmed for hit in group.hits[1:]]
+    if not marked:
+        raise HTTPException(400, "No image is marked: choose those not to keep")
+    paths = []
+    for number in dict.fromkeys(marked):
+        hit = gallery.item(number)
+        if hit.path is None:
+            raise MissingError(f"the item with the id {number} has no file")
+        paths.append(os.path.abspath(hit.path))
+    if format == "script":
+        body, ending, kind = removal_script(paths), "sh", "text/x-shellscript"
+    else:
+        body, ending, kind = "".join(f"{path}\n" for path in paths), "txt", "text/plain"
+    return Response(
+        body.encode(errors="surrogateescape"),
+        media_type=f"{kind}; charset=utf-8",
+        headers={"content-disposition": f'attachment; filename="duplicates.{ending}"'},
+    )
 
-    def allow(self) -> None:
-        """Compute the copy codes of a large collection as soon as somebody wants to see them."""
-        write_file(self._allowed, b"")
 
-    def at(
-        self, radius: int | None = None, *, code: DuplicateCode = "auto", wait: float = 0.0
-    ) -> FoundDuplicates:
-        """The groups within a radius.
-
-        Args:
-            radius: None chooses it as ``dedup`` does.
-            code: the codes to compare; auto takes those that are made for copies, if possible.
-            wait: the most seconds to wait for them.
-
-        Raises:
-            UsageError: the radius is out of range, or so wide that a code is near most others.
-            FisherhashError: files cannot be read or written.
-        """
-        until, choices = time.monotonic() + wait, self.choices()
-        chosen = code if code in choices else choices[0]
-        missing = missing_copies(self._images.index) if chosen == "copy" else 0
-        if missing > MOST_UNASKED and not self._allowed.exists():
-            return FoundDuplicates(chosen, choices, missing=missing)
-        search = self._searches[chosen].get(wait)
-        if search is not None:
-            found = self._groups(search, radius).get(max(0.0, until - time.monotonic()))
-            if found is not None:
-                most = max(int(search.bits * _WIDEST), found.radius)
-                return FoundDuplicates(chosen, choices, found, most)
-        if self._job is None:
-            return FoundDuplicates(chosen, choices, waiting="Searching for duplicates …")
-        title, done, total, began = self._job
-        rate = done / max(time.monotonic() - began, 1e-3)
-        waiting = f"{title}: {describe_progress(done, total, rate)}."
-        return FoundDuplicates(chosen, choices, waiting=waiting, done=done / max(total, 1))
-
-    def _groups(self, search: DuplicateSearch, radius: int | None) -> Derived[Duplicates]:
-        with self._lock:
-            name = id(search), radius
-            if name not in self._found:
-                # The search is held by the function, so that no other one can get its number.
-                self._found[name] = Derived(lambda: "once", lambda: self._find(search, radius))
-            self._found.move_to_end(name)
-            while len(self._found) > MOST_RADII:
-                self._found.popitem(last=False)
-            return self._found[name]
-
-    def _find(self, search: DuplicateSearch, radius: int | None) -> Duplicates:
-        # A slider that is dragged wants many radii, and each of them takes all cores.
-        with self._comparing, progress_to(self._note):
-            try:
-                return search.find(DuplicateOptions(radius=radius))
-            finally:
-                self._job = None
-
-    def _prepare(self, code: DuplicateCode) -> DuplicateSearch:
-        # One core is left for whoever searches meanwhile.
-        workers = max(1, available_cores() - 1)
-        with progress_to(self._note):
-            try:
-                return self._images.duplicate_search(code=code, workers=workers)
-            finally:
-                self._job = None
-
-    def _note(self, title: str, done: int, total: int) -> None:
-        title, job = _TITLES.get(title.partition(" ")[0], title), self._job
-        same = job is not None and job[0] == title and job[2] == total and done >= job[1]
-        self._job = title, done, total, job[3] if job and same else time.monotonic()
+def removal_script(paths: list[str]) -> str:
+    """A shell script that moves files into a folder; the user runs it, and may read it before."""
+    lines = [
+        "#!/bin/sh",
+        f"# {counted(len(paths), 'file')} that you marked as duplicates. This script moves them to",
+        "# a folder, and deletes nothing. Look at it, then run it: sh duplicates.sh [FOLDER]",
+        "set -eu",
+        'to="${1:-./duplicates-removed}"',
+        'mkdir -p -- "$to"',
+        "move() {",
+        '    name="$(basename -- "$1")" number=0 target="$to/$name"',
+        '    while [ -e "$target" ]; do number=$((number + 1)) target="$to/$number-$name"; done',
+        '    mv -- "$1" "$target"',
+        "}",
+    ]
+    lines += [f"move {shlex.quote(path)}" for path in paths]
+    return "\n".join([*lines, ""])

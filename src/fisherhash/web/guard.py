@@ -1,4 +1,4 @@
-"""What stands between the network and the application: who may ask, how much, and how long.
+"""What stands between the network and the application: who may connect, how much, and how long.
 
 Every refusal is an answer of the 4xx kind with a sentence. Strict headers go with every answer: no
 page runs a script or loads anything that this server did not send.
@@ -10,7 +10,6 @@ import asyncio
 import hmac
 import os
 import time
-from collections.abc import Iterable
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -18,11 +17,14 @@ from urllib.parse import quote, urlencode
 import h11
 from fastapi import HTTPException
 from fastapi.responses import RedirectResponse
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
-from prometheus_client import generate_latest as as_text
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.multiprocess import MultiProcessCollector
-from prometheus_client.registry import Collector
 from starlette.datastructures import Headers, MutableHeaders, QueryParams
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -37,7 +39,7 @@ HEADER_SECONDS = 10.0
 DRAIN_SECONDS = 2.0
 """How long a refused body is still read, so that its sender gets to see the answer."""
 COOKIE = "fisherhash-token"
-OPEN_ROUTES = ("/healthz",)
+OPEN_ROUTE = "/healthz"
 """What needs no token on any address."""
 COUNTERS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 """Names the folder in which the worker processes of a server share their counters."""
@@ -56,6 +58,22 @@ SECURITY_HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
+REQUESTS = Counter(
+    "fisherhash_requests", "Requests by route and kind of status.", ("route", "status")
+)
+SECONDS = Histogram(
+    "fisherhash_request_seconds", "Time from the request to the whole answer.", ("route",)
+)
+
+
+def render_metrics() -> bytes:
+    """All counters in the text format of Prometheus, summed over worker processes."""
+    if not os.environ.get(COUNTERS_VARIABLE):
+        return generate_latest()
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)
+    ProcessCollector(registry=registry)
+    return generate_latest(registry)
 
 
 class Guard:
@@ -63,12 +81,11 @@ class Guard:
 
     Args:
         app: what it guards.
-        options: who may ask, and the limits.
-        metrics: counts the requests.
+        options: who may connect, and the limits.
     """
 
-    def __init__(self, app: ASGIApp, options: ServeOptions, metrics: RequestMetrics) -> None:
-        self.app, self.options, self.metrics = app, options, metrics
+    def __init__(self, app: ASGIApp, options: ServeOptions) -> None:
+        self.app, self.options = app, options
         self._late: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,14 +114,12 @@ class Guard:
                 await answer(message)
 
         try:
-            app = self.refusal(scope) or self.entry(scope)
-            if app is not None:
+            headers = Headers(scope=scope)
+            if app := self.refusal(scope, headers):
                 await app(scope, receive, answer)
                 return
-            headers = Headers(scope=scope)
-            body = _Body(receive, headers, self.options)
             # Python cannot stop a thread: what takes too long ends on its own, unanswered.
-            task = asyncio.ensure_future(self.app(scope, body, in_time))
+            task = asyncio.ensure_future(self.app(scope, _Body(receive, self.options), in_time))
             limit = self.options.seconds
             if {"content-length", "transfer-encoding"} & set(headers):
                 limit = 2 * limit + DRAIN_SECONDS
@@ -119,11 +134,11 @@ class Guard:
             await error_answer(scope, 503, text)(scope, receive, answer)
         finally:
             route = getattr(scope.get("route"), "path", "other")
-            self.metrics.observe(route, status or 500, time.perf_counter() - began)
+            REQUESTS.labels(route, f"{(status or 500) // 100}xx").inc()
+            SECONDS.labels(route).observe(time.perf_counter() - began)
 
-    def refusal(self, scope: Scope) -> ASGIApp | None:
-        """The answer to a request that is refused; None for any other."""
-        headers = Headers(scope=scope)
+    def refusal(self, scope: Scope, headers: Headers) -> ASGIApp | None:
+        """The answer to a request that does not reach the application; None for any other."""
         if len(scope["headers"]) > MOST_HEADERS:
             return error_answer(scope, 431, f"The request has more than {MOST_HEADERS} headers")
         if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > LONGEST_URL:
@@ -136,28 +151,20 @@ class Guard:
         if changes and headers.get("sec-fetch-site") not in (None, "same-origin", "none"):
             text = "A page of another site may not send requests to this server"
             return error_answer(scope, 403, text)
-        if not self.options.local and scope["path"] not in OPEN_ROUTES and not self.knows(scope):
-            text = "A token is needed: open the address that the server printed, or send the "
-            return error_answer(scope, 401, text + "header 'Authorization: Bearer TOKEN'")
-        return None
-
-    def entry(self, scope: Scope) -> ASGIApp | None:
-        """Where an address with the token leads: to the same one without it, with a cookie."""
-        params = QueryParams(scope["query_string"])
-        if self.options.local or scope["method"] != "GET" or "token" not in params:
+        if self.options.local or scope["path"] == OPEN_ROUTE:
             return None
-        rest = urlencode([pair for pair in params.multi_items() if pair[0] != "token"])
-        answer = RedirectResponse(quote(scope["path"]) + (f"?{rest}" if rest else ""), 303)
-        answer.set_cookie(COOKIE, params["token"], httponly=True, samesite="lax")
-        return answer
-
-    def knows(self, scope: Scope) -> bool:
-        """Whether a request carries the token: in a header, a cookie, or the address."""
-        headers = Headers(scope=scope)
-        given = [bearer(headers), _cookie_token(headers)]
-        if scope["method"] == "GET":
-            given.append(QueryParams(scope["query_string"]).get("token"))
-        return any(same_token(one, self.options.token) for one in given)
+        params = QueryParams(scope["query_string"] if scope["method"] == "GET" else b"")
+        known = self.options.token
+        if same_token(params.get("token"), known):
+            # The same address without the token, which a cookie holds from now on.
+            rest = urlencode([pair for pair in params.multi_items() if pair[0] != "token"])
+            answer = RedirectResponse(quote(scope["path"]) + (f"?{rest}" if rest else ""), 303)
+            answer.set_cookie(COOKIE, params["token"], httponly=True, samesite="lax")
+            return answer
+        if same_token(bearer(headers), known) or same_token(_cookie_token(headers), known):
+            return None
+        text = "A token is needed: open the address that the server printed, or send the "
+        return error_answer(scope, 401, text + "header 'Authorization: Bearer TOKEN'")
 
 
 def bearer(headers: Headers) -> str | None:
@@ -191,44 +198,34 @@ def _host(header: str) -> str:
 class _Body:
     """The body of a request: at most so many bytes, in at most so many seconds."""
 
-    def __init__(self, receive: Receive, headers: Headers, options: ServeOptions) -> None:
+    def __init__(self, receive: Receive, options: ServeOptions) -> None:
         self._receive, self._options = receive, options
         self._left = options.max_upload
         self._deadline = time.monotonic() + options.seconds
-        length = headers.get("content-length", "")
-        self._too_long = length.isdecimal() and int(length) > options.max_upload
 
     async def __call__(self) -> Message:
-        if self._too_long:
-            await self._refuse(more=True)
         try:
             async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
                 message = await self._receive()
         except TimeoutError:
-            raise HTTPException(
-                408,
-                f"The upload did not arrive within {self._options.seconds:g} seconds",
-                headers={"connection": "close"},
-            ) from None
-        if message["type"] == "http.request":
-            self._left -= len(message.get("body", b""))
-            if self._left < 0:
-                await self._refuse(more=message.get("more_body", False))
+            text = f"The upload did not arrive within {self._options.seconds:g} seconds"
+            raise HTTPException(408, text, headers={"connection": "close"}) from None
+        self._left -= len(message.get("body", b""))
+        if self._left < 0:
+            await self._drain(message)
+            text = f"The upload is larger than {self._options.max_upload:,} bytes, the limit here"
+            raise HTTPException(413, text, headers={"connection": "close"})
         return message
 
-    async def _refuse(self, *, more: bool) -> None:
-        # Whoever still sends does not read the answer, and a closed connection would lose it.
-        dropped, most = 0, 4 * self._options.max_upload
+    async def _drain(self, message: Message) -> None:
+        """Read on for a while: whoever still sends does not see the answer yet."""
         try:
             async with asyncio.timeout(DRAIN_SECONDS):
-                while more and dropped < most:
+                while message.get("more_body") and self._left > -4 * self._options.max_upload:
                     message = await self._receive()
-                    dropped += len(message.get("body", b""))
-                    more = message.get("more_body", False)
+                    self._left -= len(message.get("body", b""))
         except TimeoutError:
             pass
-        text = f"The upload is larger than {self._options.max_upload:,} bytes, the limit here"
-        raise HTTPException(413, text, headers={"connection": "close"})
 
 
 class GuardedProtocol(H11Protocol):
@@ -239,27 +236,18 @@ class GuardedProtocol(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         """A connection was opened."""
         super().connection_made(transport)
-        self._arm()
+        self._watch()
 
     def data_received(self, data: bytes) -> None:
         """Some bytes arrived."""
         super().data_received(data)
+        self._watch()
+
+    def _watch(self) -> None:
+        """Run a clock while the headers of a request are due."""
         if self.conn.their_state is h11.IDLE:
-            self._arm()
-        else:
-            self._disarm()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The connection was closed."""
-        self._disarm()
-        super().connection_lost(exc)
-
-    def _arm(self) -> None:
-        if self._timer is None:
-            self._timer = self.loop.call_later(HEADER_SECONDS, self._end)
-
-    def _disarm(self) -> None:
-        if self._timer is not None:
+            self._timer = self._timer or self.loop.call_later(HEADER_SECONDS, self._end)
+        elif self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
@@ -267,50 +255,3 @@ class GuardedProtocol(H11Protocol):
         self._timer = None
         if not self.transport.is_closing() and self.conn.their_state is h11.IDLE:
             self.send_400_response("The headers of the request did not arrive in time.")
-
-
-class RequestMetrics:
-    """How often each route answered, with what, and how fast; summed over worker processes."""
-
-    def __init__(self) -> None:
-        self._own = CollectorRegistry()
-        self._requests = Counter(
-            "fisherhash_requests",
-            "Requests by route and kind of status.",
-            ("route", "status"),
-            registry=self._own,
-        )
-        self._seconds = Histogram(
-            "fisherhash_request_seconds",
-            "Time from the request to the whole answer.",
-            ("route",),
-            registry=self._own,
-        )
-
-    def observe(self, route: str, status: int, seconds: float) -> None:
-        """Count a request."""
-        self._requests.labels(route, f"{status // 100}xx").inc()
-        self._seconds.labels(route).observe(seconds)
-
-    def render(self, facts: dict[str, tuple[str, float]]) -> bytes:
-        """All counters in the text format of Prometheus.
-
-        Args:
-            facts: further numbers by name, each with what it is.
-        """
-        rest = CollectorRegistry()
-        rest.register(_Facts([GaugeMetricFamily(name, *fact) for name, fact in facts.items()]))
-        ProcessCollector(registry=rest)
-        if os.environ.get(COUNTERS_VARIABLE):
-            MultiProcessCollector(rest)
-            return as_text(rest)
-        return as_text(self._own) + as_text(rest)
-
-
-class _Facts(Collector):
-    def __init__(self, metrics: list[Metric]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterable[Metric]:
-        """The numbers."""
-        return self._metrics

@@ -1,4 +1,4 @@
-"""The pages to search and to look around: search, map, timeline, buckets, the API's description."""
+"""The pages to search and to look around, and the images on them."""
 
 from __future__ import annotations
 
@@ -8,31 +8,38 @@ from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, HTTPException, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import RedirectResponse
+from starlette.datastructures import UploadFile
 
-from fisherhash.index.images.grouping import all_codes, distinct_codes
-from fisherhash.index.items import Ids
-from fisherhash.web.columns import DATE_FIELD, Columns
-from fisherhash.web.files import read_upload
+from fisherhash.codes import pack
+from fisherhash.web.derived import DATE_FIELD, Columns
+from fisherhash.web.files import MissingError
 from fisherhash.web.gallery import Gallery
-from fisherhash.web.layout import MapLayout, lay_out
-from fisherhash.web.queries import DEFAULT_SHOWN, MOST_SHOWN, PageQuery
-from fisherhash.web.rendering import JsonAnswer, Shown, render_page, wants_html
+from fisherhash.web.queries import (
+    DEFAULT_SHOWN,
+    LARGEST_ID,
+    PageQuery,
+    Size,
+    UploadName,
+)
+from fisherhash.web.rendering import (
+    LONG_CACHE,
+    WAIT,
+    JsonAnswer,
+    Shown,
+    render_page,
+    wants_html,
+)
 
 MOST_CHOICES = 40
 """Values of one filter that are offered."""
-WAIT = 2.0
-"""Seconds that a page waits for what is computed of the whole collection."""
 HISTOGRAM_HIGH = 36
-MOST_BUCKETS, BUCKETS_ON_PAGE = 200, 30
-BUCKET_SHOWN = 12
-"""Items of a bucket that are shown."""
 MONTH_SHOWN = 12
 COLOURS = 10
 """Labels that have a colour of their own on the map."""
-Asked = Annotated[PageQuery, Query()]
+ItemId = Annotated[int, Path(alias="id", ge=0, le=LARGEST_ID, description="The id of the item.")]
 router = APIRouter(include_in_schema=False)
 
 
@@ -40,30 +47,23 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.get("/")
-def search_page(gallery: Shown, query: Asked) -> Response:
+def search_page(gallery: Shown, query: Annotated[PageQuery, Query()]) -> Response:
     """A query, its neighbours, filters with counts."""
-    answer = gallery.find(query)
-    return render_page(
-        "search.html",
-        gallery,
-        "search",
-        query=query,
-        answer=answer,
-        filters=filters_of(gallery, query),
-        most=MOST_SHOWN,
-        usual=DEFAULT_SHOWN,
-    )
+    answer = gallery.find(query, seed=query.seed)
+    filters = filters_of(gallery, query)
+    values = {"query": query, "answer": answer, "filters": filters, "usual": DEFAULT_SHOWN}
+    return render_page("search.html", gallery, "search", **values)
 
 
 @router.get("/results")
-def results(gallery: Shown, query: Asked) -> Response:
+def results(gallery: Shown, query: Annotated[PageQuery, Query()]) -> Response:
     """Only the results, for a slider that is being dragged."""
-    answer = gallery.find(query)
+    answer = gallery.find(query, seed=query.seed)
     return render_page("_results.html", gallery, "search", query=query, answer=answer)
 
 
 @router.get("/histogram")
-def histogram(gallery: Shown, query: Asked) -> Response:
+def histogram(gallery: Shown, query: Annotated[PageQuery, Query()]) -> Response:
     """How many items are at each distance, as a drawing."""
     counts = gallery.histogram(query)
     most = max(*counts, 1)
@@ -74,12 +74,40 @@ def histogram(gallery: Shown, query: Asked) -> Response:
 
 
 @router.post("/search")
-async def upload(request: Request, gallery: Shown, query: Asked) -> Response:
+async def upload(
+    request: Request, gallery: Shown, query: Annotated[PageQuery, Query()]
+) -> Response:
     """Encode an uploaded image, and lead to the page that searches with its code."""
     data = await read_upload(request)
-    found = await run_in_threadpool(gallery.encode, data, query, preview=True)
-    url = found.model_copy(update={"bits": query.bits}).url()
+    logits = await run_in_threadpool(gallery.logits, data)
+    image = await run_in_threadpool(gallery.files.preview, data)
+    code = pack(logits)[0].tobytes().hex()
+    url = query.url(code=code, image=image, like=None, key=None, seed=0)
     return RedirectResponse(url, 303) if wants_html(request.scope) else JsonAnswer({"url": url})
+
+
+async def read_upload(request: Request) -> bytes:
+    """The image that a request carries: as a file of a form, or as its whole body.
+
+    Raises:
+        HTTPException: there is none.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    async with request.app.state.uploads:
+        if kind != "multipart/form-data":
+            data = await request.body()
+        else:
+            async with request.form(max_files=1, max_fields=20) as form:
+                file = form.get("image")
+                if not isinstance(file, UploadFile):
+                    raise HTTPException(400, "The form has no file named image")
+                data = await file.read()
+    if not data:
+        raise HTTPException(400, "There is no image in the request: choose a file first")
+    # curl calls every body a form, an image too; a form that is one is text.
+    if kind == "application/x-www-form-urlencoded" and data.isascii():
+        raise HTTPException(415, "Send the image as the body, or as a file of a multipart form")
+    return data
 
 
 # Filters
@@ -108,12 +136,11 @@ def filters_of(gallery: Gallery, query: PageQuery) -> list[Filter]:
     if columns is None:
         return []
     where = gallery.where(query.where)
-    chosen = None if where is None else columns.chosen(gallery.index.ids(where))
-    labels = columns.labels.count(chosen)
-    found = [_filter("label", labels, query)]
-    found.append(_filter(DATE_FIELD, _dates(columns.count_months(chosen), query), query, "date"))
+    chosen = None if where is None else np.isin(columns.ids, gallery.index.ids(where))
+    found = [_filter("label", "Label", columns.labels.count(chosen), query)]
+    found.append(_filter(DATE_FIELD, "Date", _dates(columns.months.count(chosen), query), query))
     for name, column in columns.fields.items():
-        found.append(_filter(name, column.count(chosen), query))
+        found.append(_filter(name, name.capitalize(), column.count(chosen), query))
     return [one for one in found if len(one.choices) > 1 or one.active]
 
 
@@ -129,9 +156,7 @@ def _dates(months: list[tuple[str, int]], query: PageQuery) -> list[tuple[str, i
     return sorted(counts.items())
 
 
-def _filter(
-    field: str, counts: Sequence[tuple[Any, int]], query: PageQuery, title: str = ""
-) -> Filter:
+def _filter(field: str, title: str, counts: Sequence[tuple[Any, int]], query: PageQuery) -> Filter:
     choices = []
     for value, count in counts:
         name = str(value).lower() if isinstance(value, bool) else str(value)
@@ -140,7 +165,42 @@ def _filter(
         if chosen or len(choices) < MOST_CHOICES:
             choices.append((name or "no label", count, query.toggled(text), chosen))
     active = any(chosen for *_, chosen in choices)
-    return Filter((title or field).capitalize(), choices, len(counts) - len(choices), active)
+    return Filter(title, choices, len(counts) - len(choices), active)
+
+
+# Images
+
+
+@router.get("/images/{id}/original")
+def original(request: Request, gallery: Shown, number: ItemId) -> Response:
+    """The file of an item as it is, or re-encoded if a browser cannot show its format."""
+    data, kind = gallery.files.original(gallery.item(number))
+    return _image(data, kind, keep="v" in request.query_params)
+
+
+@router.get("/images/{id}/{size}")
+def resized(request: Request, gallery: Shown, number: ItemId, size: Size) -> Response:
+    """The image of an item as a JPEG: small, medium or large."""
+    data = gallery.files.jpeg(gallery.item(number), size)
+    return _image(data, "image/jpeg", keep="v" in request.query_params)
+
+
+@router.get("/uploads/{name}")
+def uploaded(gallery: Shown, name: UploadName) -> Response:
+    """The preview of an image that was uploaded as a query."""
+    data = gallery.files.stored(name)
+    if data is None:
+        raise MissingError("the preview of this upload is not kept any more")
+    return _image(data, "image/jpeg", keep=True)
+
+
+def _image(data: bytes, kind: str, *, keep: bool) -> Response:
+    headers = {
+        "cache-control": LONG_CACHE if keep else "private, max-age=60",
+        # Whatever a file holds, it is shown as an image and runs nothing.
+        "content-security-policy": "default-src 'none'; sandbox",
+    }
+    return Response(data, media_type=kind, headers=headers)
 
 
 # The map
@@ -149,124 +209,63 @@ def _filter(
 @router.get("/map")
 def map_page(gallery: Shown) -> Response:
     """The page of the map; its points come on their own."""
-    gallery.derived(map_layout).get()
+    gallery.map.get()
     return render_page("map.html", gallery, "map")
 
 
 @router.get("/map/points")
 def map_points(gallery: Shown) -> Response:
-    """The points of the map: ids, positions, and which of the frequent labels each has."""
-    layout, columns = gallery.derived(map_layout).get(WAIT), gallery.columns.get(WAIT)
-    if layout is None:
+    """The points of the map: names of labels, then per item id, position, number of its label.
+
+    All in little-endian order. A label that is not among the most frequent ones has the number 255.
+    """
+    made, columns = gallery.map.get(WAIT), gallery.columns.get(WAIT)
+    if made is None or columns is None:
         return JsonAnswer({"ready": False}, 202)
-    names, colours = _colours(columns, layout.ids)
-    head = "\n".join(name.replace("\n", " ") for name in names).encode("utf-8", "replace")
-    body = np.array([len(head)], "<f8").tobytes() + head + b" " * (-len(head) % 8)
-    return Response(
-        body + layout.to_bytes() + colours.tobytes(), media_type="application/octet-stream"
-    )
-
-
-def map_layout(gallery: Gallery) -> MapLayout:
-    """Where each item is on the map."""
-    return lay_out(*all_codes(gallery.index), gallery.index.bits)
-
-
-def _colours(columns: Columns | None, ids: Any) -> tuple[list[str], Any]:
-    """The most frequent labels, and the number of each point's label; 255 for another one."""
+    ids, points = made
     colours = np.full(len(ids), 255, dtype=np.uint8)
-    if columns is None:
-        return [], colours
     names = [name for name, _ in columns.labels.count() if name][:COLOURS]
     # Of several labels, the most frequent one is shown.
     for number, name in reversed(list(enumerate(names))):
         colours[np.isin(ids, columns.ids[columns.labels.rows_of(name)])] = number
-    return names, colours
+    head = "\n".join(name.replace("\n", " ") for name in names).encode("utf-8", "replace")
+    parts = [np.array([len(head)], "<f8").tobytes(), head + b" " * (-len(head) % 8)]
+    # Ids as floats: JavaScript has no array of 64-bit integers that converts by itself.
+    numbers = np.concatenate([[len(ids)], ids]).astype("<f8")
+    parts += [numbers.tobytes(), points.astype("<u2").tobytes()]
+    return Response(b"".join([*parts, colours.tobytes()]), media_type="application/octet-stream")
 
 
-# Buckets and the timeline
-
-
-class Bucket(NamedTuple):
-    """Items with the same code: how many, and the ids of some."""
-
-    code: bytes
-    size: int
-    ids: Ids
-
-
-def largest_buckets(gallery: Gallery) -> list[Bucket]:
-    """The largest groups of equal codes, the largest first."""
-    ids, codes = all_codes(gallery.index)
-    distinct, number = distinct_codes(codes)
-    counts = np.bincount(number, minlength=len(distinct))
-    largest = np.argsort(-counts, kind="stable")[:MOST_BUCKETS]
-    return [
-        Bucket(distinct[one].tobytes(), int(counts[one]), ids[number == one][:BUCKET_SHOWN])
-        for one in largest[counts[largest] > 1]
-    ]
-
-
-@router.get("/buckets")
-def buckets(gallery: Shown, start: Annotated[int, Query(ge=0, le=10**6)] = 0) -> Response:
-    """The largest groups of equal codes."""
-    found = gallery.derived(largest_buckets).get(WAIT)
-    part = (found or [])[start : start + BUCKETS_ON_PAGE]
-    hits = gallery.hits_by_id(bucket.ids for bucket in part)
-    rows = [
-        {
-            "count": one.size,
-            "url": PageQuery(code=one.code.hex(), radius=0, k=min(one.size, MOST_SHOWN)).url(),
-            "code": one.code,
-            "hits": [hits[number] for number in one.ids.tolist() if number in hits],
-        }
-        for one in part
-    ]
-    values = {"total": len(found or []), "start": start, "step": BUCKETS_ON_PAGE}
-    return render_page(
-        "buckets.html", gallery, "buckets", ready=found is not None, rows=rows, **values
-    )
+# The timeline
 
 
 @router.get("/timeline")
 def timeline(gallery: Shown) -> Response:
     """How many images were taken in each month, with a few of them."""
     columns = gallery.columns.get(WAIT)
-    years = [] if columns is None else _years(gallery, columns)
-    undated = 0 if columns is None else len(columns.ids) - len(columns.months.rows)
+    years = {} if columns is None else _years(gallery, columns)
+    undated = 0 if columns is None else len(columns.ids) - sum(n for _, n in columns.months.count())
     values = {"ready": columns is not None, "years": years, "undated": undated}
     return render_page("timeline.html", gallery, "timeline", **values)
 
 
-def _years(gallery: Gallery, columns: Columns) -> list[dict[str, Any]]:
-    """The years and their months, the latest first."""
-    counts = columns.count_months()[::-1]
-    shown = {}
-    for month, _ in counts:
-        rows = columns.months.rows_of(month)
-        few = np.linspace(0, len(rows) - 1, min(MONTH_SHOWN, len(rows))).astype(np.int64)
-        shown[month] = columns.ids[rows[few]]
-    hits = gallery.hits_by_id(shown.values())
+def _years(gallery: Gallery, columns: Columns) -> dict[str, list[dict[str, Any]]]:
+    """The years with their months, the latest first."""
+    counts = sorted(columns.months.count(), reverse=True)
     most = max((count for _, count in counts), default=1)
     years: dict[str, list[dict[str, Any]]] = {}
     for month, count in counts:
+        rows = columns.months.rows_of(month)
+        few = np.linspace(0, len(rows) - 1, min(MONTH_SHOWN, len(rows))).astype(np.int64)
         row = {
             "name": calendar.month_name[int(month[5:])],
+            "date": month,
             "count": count,
             "share": count / most,
-            "url": PageQuery(where=(f"{DATE_FIELD}={month}",)).url(),
-            "hits": [hits[number] for number in shown[month].tolist() if number in hits],
+            "hits": gallery.hits(columns.ids[rows[few]]),
         }
         years.setdefault(month[:4], []).append(row)
-    return [
-        {
-            "name": year,
-            "count": sum(row["count"] for row in rows),
-            "url": PageQuery(where=(f"{DATE_FIELD}={year}",)).url(),
-            "months": rows,
-        }
-        for year, rows in years.items()
-    ]
+    return years
 
 
 # The API's description

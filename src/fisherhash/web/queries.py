@@ -22,6 +22,7 @@ MOST_LISTED = 1000
 LARGEST_ID = 2**62
 QueryCode = Annotated[str, Field(pattern="^[0-9a-fA-F]{2,256}$")]
 UploadName = Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
+Size = Literal["small", "medium", "large"]
 
 
 def _option(options: type, name: str, default: Any, **limits: Any) -> Any:
@@ -33,20 +34,10 @@ def _option(options: type, name: str, default: Any, **limits: Any) -> Any:
     return Field(default, **about)
 
 
-class _Parameters(BaseModel):
-    """Parameters of an address: an unknown one is an error, an empty one counts as missing."""
+class Filters(BaseModel):
+    """Which items are meant. An unknown parameter is an error, here and in all classes below."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_empty(cls, given: dict[str, Any]) -> dict[str, Any]:
-        lists = {name: [text for text in v if text] for name, v in given.items() if type(v) is list}
-        return {name: value for name, value in (given | lists).items() if value not in ("", [])}
-
-
-class Filters(_Parameters):
-    """Which items are meant."""
 
     where: tuple[str, ...] = _option(SearchOptions, "where", (), max_length=MOST_FILTERS)
 
@@ -58,15 +49,20 @@ class ItemsQuery(Filters):
     after: int = Field(default=-1, ge=-1, le=LARGEST_ID, description="Only items with larger ids.")
 
 
-class ImageQuery(Filters):
-    """How to search, whatever the query is."""
+class NearestQuery(Filters):
+    """Which items a search returns, whatever it searches with."""
 
     k: int = Field(default=DEFAULT_SHOWN, ge=1, le=MOST_SHOWN, description="The most results.")
     radius: int | None = _option(SearchOptions, "radius", None)
+
+
+class ImageQuery(NearestQuery):
+    """A search with an image, which comes in the body of the request."""
+
     ranking: Ranking = _option(SearchOptions, "ranking", "auto")
 
 
-class SearchQuery(ImageQuery):
+class SearchQuery(NearestQuery):
     """What to search for, and how; without an item or a code it only selects items."""
 
     like: int | None = Field(
@@ -74,12 +70,6 @@ class SearchQuery(ImageQuery):
     )
     key: str | None = Field(default=None, description="Search with the item of this key.")
     code: QueryCode | None = Field(default=None, description="Search with this code, as hex.")
-    weights: str | None = Field(
-        default=None,
-        pattern="^([0-9a-f]{2}){1,1024}$",
-        description="How sure the model is of each bit of the code, a byte per bit in hexadecimal; "
-        "for the ranking real.",
-    )
 
     @model_validator(mode="after")
     def _one_query(self) -> Self:
@@ -106,19 +96,16 @@ class PageQuery(SearchQuery):
         pairs = {name: int(v) if isinstance(v, bool) else v for name, v in said.items()}
         return f"{path}?{urlencode(pairs, doseq=True)}" if pairs else path
 
-    def similar(self, number: int) -> str:
-        """The address that searches with an item, with the same filters and sliders."""
-        nothing = dict.fromkeys(("key", "code", "image", "weights"))
-        return self.url(like=number, seed=0, ranking="auto", **nothing)
-
     def toggled(self, text: str) -> str:
         """The address with one more filter, or without it where it is there already."""
         others = tuple(one for one in self.where if one != text)
         return self.url(where=others if text in self.where else (*self.where, text))
 
 
-class DuplicatesQuery(_Parameters):
+class DuplicatesQuery(BaseModel):
     """Which groups of duplicates."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     radius: int | None = _option(DuplicateOptions, "radius", None)
     code: DuplicateCode = _option(DuplicateOptions, "code", "auto")
@@ -127,7 +114,4 @@ class DuplicatesQuery(_Parameters):
 class GroupsQuery(DuplicatesQuery):
     """The same, one page of groups at a time."""
 
-    start: int = Field(default=0, ge=0, le=10**9)
-
-
-Size = Literal["small", "medium", "large"]
+    start: int = Field(default=0, ge=0, le=10**9, description="Groups to leave out.")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
+import zlib
 from datetime import UTC, datetime
 from importlib import resources
 from typing import Annotated, Any
@@ -16,11 +16,13 @@ from markupsafe import Markup
 from starlette.types import Scope
 
 from fisherhash.errors import counted
-from fisherhash.index.images.results import Hit, shown_distance
+from fisherhash.index.images.results import Hit
 from fisherhash.pages.html import bits_svg, shorten_middle
-from fisherhash.web.columns import DATE_FIELD
+from fisherhash.web.derived import DATE_FIELD
 from fisherhash.web.gallery import Gallery
 
+WAIT = 2.0
+"""Seconds that a page waits for what is computed of the whole collection."""
 LONG_CACHE = "private, max-age=31536000, immutable"
 router = APIRouter(include_in_schema=False)
 
@@ -105,20 +107,6 @@ def code_drawing(code: bytes, bits: int, against: bytes | None = None) -> Markup
     return Markup(bits_svg(np.frombuffer(code, np.uint8), bits, against=other))
 
 
-def readable_bytes(size: int) -> str:
-    """A number of bytes for people.
-
-    >>> readable_bytes(1536), readable_bytes(12), readable_bytes(3_400_000)
-    ('1.5 kB', '12 B', '3.4 MB')
-    """
-    value, unit = float(size), "B"
-    for larger in ("kB", "MB", "GB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
-
-
 @functools.cache
 def _environment() -> jinja2.Environment:
     made = jinja2.Environment(
@@ -128,13 +116,11 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals["static"] = lambda name: f"/static/{name}?v={_static_files()[name][2]}"
+    made.globals["static"] = _static_url
     made.filters.update(
         middle=shorten_middle,
         counted=counted,
         number=lambda value: f"{value:,}",
-        bytes=readable_bytes,
-        distance=shown_distance,
         date=item_date,
         image=image_url,
         drawing=code_drawing,
@@ -144,23 +130,19 @@ def _environment() -> jinja2.Environment:
 
 # Style sheets and scripts
 
-_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-
 
 @functools.cache
-def _static_files() -> dict[str, tuple[bytes, str, str]]:
-    """Content, type and version of each file, held in memory; only these names exist."""
-    found = {}
-    for folder in (
-        resources.files("fisherhash.web") / "static",
-        resources.files("fisherhash.pages"),
-    ):
-        for file in folder.iterdir():
-            kind = _TYPES.get(file.name.rpartition(".")[2])
-            if kind is not None:
-                data = file.read_bytes()
-                found[file.name] = data, kind, hashlib.sha256(data).hexdigest()[:12]
-    return found
+def _static_files() -> dict[str, tuple[bytes, str]]:
+    """Content and type of each file, held in memory; only these names exist."""
+    types = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+    folders = resources.files("fisherhash.web") / "static", resources.files("fisherhash.pages")
+    files = [(file.name.rpartition(".")[2], file) for one in folders for file in one.iterdir()]
+    return {file.name: (file.read_bytes(), types[end]) for end, file in files if end in types}
+
+
+def _static_url(name: str) -> str:
+    """The address of a file, which changes when the file does."""
+    return f"/static/{name}?v={zlib.crc32(_static_files()[name][0]):x}"
 
 
 @router.get("/static/{name}")
@@ -168,5 +150,5 @@ async def static_file(name: str) -> Response:
     """A style sheet, a script or an icon."""
     if name not in _static_files():
         raise HTTPException(404, "There is no such file")
-    data, kind, _ = _static_files()[name]
+    data, kind = _static_files()[name]
     return Response(data, media_type=kind, headers={"cache-control": LONG_CACHE})
