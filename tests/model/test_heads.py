@@ -12,7 +12,7 @@ from fisherhash import backbones, codes
 from fisherhash.errors import NotDefinedError, UsageError
 from fisherhash.model import head as head_module
 from fisherhash.model.hasher import Hasher
-from fisherhash.model.head import FinishedHead, linear_head, no_head
+from fisherhash.model.head import FinishedHead, linear_head, no_head, word_numbers
 from fisherhash.model.head_kinds import KINDS, subspace_bits
 from fisherhash.model.heads import (
     ArgmaxHead,
@@ -151,6 +151,37 @@ def test_a_finished_head_computes_what_the_trained_one_does(kind, bits):
 
 
 @kinds
+def test_measurements_of_a_training_compute_with_the_trained_head_itself(kind):
+    """To the last digit, so that the numbers of a training do not depend on how it is saved."""
+    head, features = trained(kind, 11), skewed_features(10)
+    finished = head.finished()
+    live = finished.as_trained()
+    with torch.inference_mode():
+        padded = torch.cat([features, features.new_zeros(2, 24)]).split(4)
+        expected = torch.cat([head.logits(rows) for rows in padded])[:10].numpy()
+    np.testing.assert_array_equal(live.logits(features.numpy()), expected)
+    np.testing.assert_array_equal(live.logits(features.numpy()[6:7]), expected[6:7])
+    packed, queries = codes.pack(expected), live.query(features.numpy())
+    ranked = [np.concatenate(list(one.distances(queries, packed))) for one in (live, finished)]
+    np.testing.assert_allclose(*ranked, rtol=1e-4, atol=1e-3)
+    restored = FinishedHead.restored(finished.config(), finished.tensors())
+    assert restored.as_trained() is restored
+
+
+def test_a_class_step_that_cancels_a_logit_is_0_in_any_company():
+    """u = -1 and C p = 1 where all centres agree: a bit must not hang on the sum of p."""
+    head = ArgmaxHead(24, 8, 5).requires_grad_(False)
+    head.codes.fill_(-1.0)
+    step = ClassStepHead(24, 8, head, 5, weight=1.0).eval()
+    step.scores_weight.copy_(torch.randn(5, 24))
+    finished, features = step.finished(), skewed_features(200).numpy() / 100
+    together = finished.logits(features)
+    assert (together == 0).all()
+    alone = np.concatenate([finished.logits(row[None]) for row in features])
+    np.testing.assert_array_equal(alone, together)
+
+
+@kinds
 def test_a_finished_head_is_restored_from_its_config_and_arrays(kind):
     head = trained(kind, 11).finished()
     config = json.loads(json.dumps(head.config()))
@@ -268,7 +299,7 @@ def test_a_code_is_the_numbers_of_the_nearest_words(bits):
     z = head(features())
     packed = codes.pack(head.logits(features()).numpy())
     assert packed.shape == (60, codes.code_bytes(bits))
-    numbers = np.stack(head.finished()._words(packed), axis=1)
+    numbers = np.stack(word_numbers(packed, bits), axis=1)
     size = head.width // head.subspaces
     for i in (0, 17, 59):
         text = "".join(str(b) for b in codes.unpack(packed[i : i + 1], bits)[0])
@@ -292,7 +323,7 @@ def test_distances_are_a_sum_of_table_cells(bits, monkeypatch):
     packed = codes.pack(finished.logits(features().numpy()))
     blocks = list(finished.distances(z, packed))
     assert [len(block) for block in blocks] == [1] * 7
-    numbers = torch.from_numpy(np.stack(finished._words(packed), axis=1))
+    numbers = torch.from_numpy(np.stack(word_numbers(packed, bits), axis=1))
     items = head.reconstruct(numbers)
     expected = torch.cdist(torch.from_numpy(z), items).square().numpy()
     np.testing.assert_allclose(np.concatenate(blocks), expected, atol=1e-4, rtol=1e-3)

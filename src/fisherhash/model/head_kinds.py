@@ -137,7 +137,11 @@ def _class_step(parts: Parts, features: Array) -> Array:
         likely = likely / likely.sum(1)[:, None].clip(min=1.0)
     else:
         likely = _softmax(scores)
-    return logits + parts.numbers["weight"] * parts["size"] * (likely @ parts["centers"])
+    pull = parts.numbers["weight"] * parts["size"] * (likely @ parts["centers"])
+    if isinstance(pull, np.ndarray):
+        # A pull that cancels a logit does so exactly, however many images are computed together.
+        pull = pull.astype(np.float32)
+    return logits + pull
 
 
 def _periodic(parts: Parts, features: Array) -> Array:
