@@ -12,7 +12,7 @@ import zlib
 import pytest
 
 from fisherhash.index import Entry, Index
-from fisherhash.index.images.known import remember_folders
+from fisherhash.index.images.folders import remember_folders
 from fisherhash.web.gallery import Gallery
 
 from .conftest import JSON, write_image

@@ -218,7 +218,7 @@ def remove(
                 print_json({"removed": removed, "count": left})
             return
         if where:
-            from fisherhash.index.images.labels import where_labels
+            from fisherhash.index.images.searching import where_labels
 
             found = images.index.items(where_labels(images.index, where))
         else:
@@ -264,8 +264,8 @@ def list_items(
 def _print_items(
     images: ImageIndex, where: list[str] | None, limit: int | None, *, as_json: bool
 ) -> None:
-    from fisherhash.index.images.labels import near_label, where_labels
     from fisherhash.index.images.results import Hit, synced_folder
+    from fisherhash.index.images.searching import near_label, where_labels
 
     folder, count, rows = synced_folder(images.index), 0, []
     items = images.index.items(where_labels(images.index, where))
@@ -285,7 +285,7 @@ def _print_items(
 def _print_labels(
     images: ImageIndex, where: list[str] | None, limit: int | None, *, as_json: bool
 ) -> None:
-    from fisherhash.index.images.labels import count_labels
+    from fisherhash.index.images.searching import count_labels
 
     counts = count_labels(images.index, where)
     ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:limit]

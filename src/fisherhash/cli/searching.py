@@ -148,7 +148,7 @@ def _print_results(results: Sequence[SearchResult], why: str, *, named: bool) ->
 
 def _why_nothing(images: ImageIndex, where: Sequence[str]) -> str:
     """What to say where nothing was found: a typo in a value looks like an answer otherwise."""
-    from fisherhash.index.images.labels import near_label, where_labels
+    from fisherhash.index.images.searching import near_label, where_labels
 
     index = images.index
     if not where or index.count(where_labels(index, where)):
@@ -158,7 +158,7 @@ def _why_nothing(images: ImageIndex, where: Sequence[str]) -> str:
 
 def shown_folders(index: str, more: Sequence[str] | None) -> list[str]:
     """Whose images a page may embed; tells the user what to do if there are none."""
-    from fisherhash.index.images.known import known_folders
+    from fisherhash.index.images.folders import known_folders
 
     folders = [*known_folders(index), *(more or ())]
     if not folders:

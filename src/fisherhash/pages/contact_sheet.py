@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 from fisherhash.data.formats import UnreadableImage
 from fisherhash.data.images import load_image
 from fisherhash.errors import counted
-from fisherhash.index.images.known import is_inside
+from fisherhash.index.images.folders import is_inside
 from fisherhash.index.images.results import left_out
 from fisherhash.pages import html as pages
 from fisherhash.system.storage import write_file

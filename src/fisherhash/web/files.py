@@ -15,7 +15,7 @@ from PIL import Image
 from fisherhash.data.formats import UnreadableImage, open_image
 from fisherhash.data.images import ImageLike, current_limits, load_image, read_failure
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.index.images.known import is_inside, known_folders
+from fisherhash.index.images.folders import is_inside, known_folders
 from fisherhash.index.images.results import Hit
 from fisherhash.system.cache import cache_dir
 from fisherhash.system.cores import available_cores

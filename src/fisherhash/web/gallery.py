@@ -16,11 +16,11 @@ from fisherhash.codes import from_hex, hamming, pack
 from fisherhash.data.formats import open_image
 from fisherhash.errors import UsageError
 from fisherhash.index.filters import All
+from fisherhash.index.images.folders import is_inside
 from fisherhash.index.images.grouping import all_codes
 from fisherhash.index.images.image_index import ImageIndex
-from fisherhash.index.images.known import is_inside
-from fisherhash.index.images.labels import where_labels
 from fisherhash.index.images.results import Hit, joined_codes, synced_folder
+from fisherhash.index.images.searching import where_labels
 from fisherhash.index.items import Ids
 from fisherhash.web.derived import Columns, Derived, DuplicateFinder, lay_out, read_columns
 from fisherhash.web.files import ImageFiles, MissingError

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from fisherhash.index.images.creating import add_to_index, sync_index
-from fisherhash.index.images.known import is_inside, known_folders, remember_folders
+from fisherhash.index.images.folders import is_inside, known_folders, remember_folders
 from fisherhash.index.images.options import SyncOptions
 from fisherhash.system.cache import cache_dir
 

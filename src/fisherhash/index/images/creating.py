@@ -26,17 +26,11 @@ from fisherhash.index.images.choosing import (
     hasher_of,
 )
 from fisherhash.index.images.encoding import ClusterEncoder, Encoder
+from fisherhash.index.images.folders import StrPath, check_folder, list_files
 from fisherhash.index.images.image_index import ImageIndex
 from fisherhash.index.images.options import SyncOptions
 from fisherhash.index.images.results import SyncReport
-from fisherhash.index.images.syncing import (
-    SYNC,
-    StrPath,
-    add_images,
-    check_folder,
-    list_files,
-    sync_images,
-)
+from fisherhash.index.images.syncing import SYNC, add_images, sync_images
 from fisherhash.index.items import Entry
 from fisherhash.system.extras import require_package
 from fisherhash.system.progress import progress
@@ -90,7 +84,7 @@ def sync_index(
     name = os.fspath(source)
     is_list = is_url(name) or (name.endswith(".txt") and os.path.isfile(name))
     if is_list:
-        from fisherhash.data.remote import list_images
+        from fisherhash.data.folders import list_images
 
         found = list_images(name)
     else:

@@ -29,6 +29,7 @@ from fisherhash.index.images.choosing import load_builtin
 from fisherhash.index.images.confirming import split_by_likeness
 from fisherhash.index.images.duplicates import DuplicateGroup, Duplicates
 from fisherhash.index.images.encoding import Encoder
+from fisherhash.index.images.folders import cache_place, stat_files
 from fisherhash.index.images.grouping import (
     NO_PAIRS,
     Chance,
@@ -37,10 +38,9 @@ from fisherhash.index.images.grouping import (
     distinct_codes,
     remembered_pairs,
 )
-from fisherhash.index.images.known import cache_place
 from fisherhash.index.images.options import DuplicateOptions
 from fisherhash.index.images.results import Hit, image_path, joined_codes, synced_folder
-from fisherhash.index.images.syncing import Import, stat_files
+from fisherhash.index.images.syncing import Import
 from fisherhash.index.items import Ids
 from fisherhash.model import builtin
 from fisherhash.system.files import open_regular

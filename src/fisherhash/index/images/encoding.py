@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fisherhash.data.collection import Collection
+from fisherhash.data.collection import Collection, FileReader
 from fisherhash.data.folders import ImageFile
-from fisherhash.data.readers import FileReader
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.items import Codes
-from fisherhash.system.remote import is_url
 
 if TYPE_CHECKING:
     from fisherhash.model.hasher import EncodedBlock, Hasher
@@ -30,9 +28,8 @@ IMAGES_PER_COMMIT = 128
 """A few seconds of work."""
 CHUNK = 64
 """Images that a worker of a cluster encodes at a time."""
-_AHEAD = 2
-_ATTEMPTS = 5
-"""Workers that a chunk may take down before its images are to blame."""
+_RETRIES = 4
+"""How often a chunk is given to another worker of a cluster when one ends."""
 
 
 @dataclass
@@ -78,11 +75,7 @@ class Encoder:
 def collection_of(name: str, files: Sequence[ImageFile]) -> Collection:
     """Image files, or images behind URLs, under their keys, without labels."""
     paths = [file.path for file in files]
-    reader: Any = FileReader(os.sep, paths)
-    if any(map(is_url, paths)):
-        from fisherhash.data.remote import RemoteReader
-
-        reader = RemoteReader(paths)
+    reader = FileReader(os.sep, paths)
     names, labels = [file.key for file in files], np.zeros((len(files), 0), dtype=np.uint8)
     return Collection(
         name=name, names=names, labels=labels, classes=(), reader=reader, kind="photos"
@@ -101,8 +94,6 @@ def files_of(hasher: Hasher) -> dict[str, bytes]:
 
 class ClusterEncoder(Encoder):
     """Encodes on a Ray cluster: actors read and encode images, this process writes the index.
-
-    A chunk whose worker is lost goes to another one.
 
     Args:
         local: what would encode in this process; its number of workers is that of the actors, by
@@ -136,58 +127,38 @@ class ClusterEncoder(Encoder):
         # Half of what a worker uses: if its node ends, it is started again on another one, where it
         # would wait for ever if that were full.
         needs = {"num_gpus": 1, "num_cpus": 0} if gpus else {"num_cpus": min(1.0, cpus / count) / 2}
-        options = {"scheduling_strategy": "SPREAD", **needs}
+        options = {"scheduling_strategy": "SPREAD", "max_task_retries": _RETRIES, **needs}
         where = "cuda" if gpus else "cpu"
         self._actors = [start_actor(EncodingWorker, stored, where, **options) for _ in range(count)]
 
     def _computed(
         self, name: str, files: Sequence[ImageFile], rest: NDArray[np.int64]
     ) -> Iterator[EncodedBlock]:
-        import ray
         from ray.exceptions import RayActorError, RayTaskError
+        from ray.util import ActorPool
 
         if not self._actors:
             self._start()
-        fingerprint = self.hasher().fingerprint()
-        waiting = list(range(0, len(rest), CHUNK))[::-1]
-        attempts = dict.fromkeys(waiting, 0)
-        running: dict[Any, tuple[int, int]] = {}
-
-        def send(worker: int) -> None:
-            if waiting:
-                start = waiting.pop()
-                some = [files[number] for number in rest[start : start + CHUNK].tolist()]
-                running[self._actors[worker].encode.remote(some)] = (worker, start)
-
-        for worker in list(range(len(self._actors))) * _AHEAD:
-            send(worker)
-        while running:
-            (ref, *_), _ = ray.wait(list(running), num_returns=1)
-            worker, start = running.pop(ref)
-            try:
-                made, blocks = ray.get(ref)
-            except RayActorError:
-                attempts[start] += 1
-                if attempts[start] >= _ATTEMPTS:
-                    raise FisherhashError(
-                        f"{_ATTEMPTS} workers ended while they encoded {files[rest[start]].key} "
-                        "and the images after it. What is done is stored; the same command goes on"
-                    ) from None
-                waiting.append(start)
-                worker = (worker + 1) % len(self._actors)
-            except RayTaskError as error:
-                raise FisherhashError(f"a worker failed: {error.cause}") from error
-            else:
+        fingerprint, pool = self.hasher().fingerprint(), ActorPool(self._actors)
+        parts = [rest[start : start + CHUNK] for start in range(0, len(rest), CHUNK)]
+        done = pool.map_unordered(
+            lambda actor, part: actor.encode.remote([files[n] for n in part.tolist()], part), parts
+        )
+        try:
+            for made, blocks in done:
                 if made != fingerprint:
                     raise FisherhashError(
                         "a node of the cluster has another version of the model than this process; "
                         "install the same fisherhash on all of them"
                     )
-                numbers = rest[start : start + CHUNK]
-                for block in blocks:
-                    skipped = [replace(one, index=int(numbers[one.index])) for one in block.skipped]
-                    yield replace(block, indices=numbers[block.indices], skipped=skipped)
-            send(worker)
+                yield from blocks
+        except RayActorError as error:
+            raise FisherhashError(
+                f"workers ended again and again while they encoded the same {CHUNK} images: "
+                f"{error}. What is done is stored; the same command goes on"
+            ) from None
+        except RayTaskError as error:
+            raise FisherhashError(f"a worker failed: {error.cause}") from error
 
     def close(self) -> None:
         """End the workers."""
@@ -217,7 +188,16 @@ class EncodingWorker:
             Path(self._folder.name, os.path.basename(name)).write_bytes(data)
         self._hasher = Hasher.load(self._folder.name, device=device)
 
-    def encode(self, files: list[ImageFile]) -> tuple[str, list[EncodedBlock]]:
-        """The model's fingerprint, and the codes of some images."""
-        source = collection_of("a chunk", files)
-        return self._hasher.fingerprint(), list(self._hasher.encode_blocks(source, workers=0))
+    def encode(
+        self, files: list[ImageFile], numbers: NDArray[np.int64]
+    ) -> tuple[str, list[EncodedBlock]]:
+        """The model's fingerprint, and the codes of some images, which have these numbers."""
+        blocks = [
+            replace(
+                block,
+                indices=numbers[block.indices],
+                skipped=[replace(one, index=int(numbers[one.index])) for one in block.skipped],
+            )
+            for block in self._hasher.encode_blocks(collection_of("a chunk", files), workers=0)
+        ]
+        return self._hasher.fingerprint(), blocks

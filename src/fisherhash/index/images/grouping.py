@@ -27,7 +27,7 @@ from fisherhash.codes import code_bytes
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import Index, Uri
 from fisherhash.index.engine import Engine
-from fisherhash.index.images.known import cache_place
+from fisherhash.index.images.folders import cache_place
 from fisherhash.index.items import Codes, Ids
 from fisherhash.system.storage import write_file
 

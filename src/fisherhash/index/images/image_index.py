@@ -14,21 +14,16 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self, cast
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Self
 
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import Index, Uri
-from fisherhash.index.filters import All, Where, parse_filter
+from fisherhash.index.filters import Where, parse_filter
 from fisherhash.index.images.choosing import hasher_of
 from fisherhash.index.images.encoding import Encoder, files_of
-from fisherhash.index.images.labels import where_labels
+from fisherhash.index.images.folders import check_folder
 from fisherhash.index.images.options import (
-    DEFAULT_K,
     DuplicateCode,
     DuplicateOptions,
     Keep,
@@ -37,15 +32,13 @@ from fisherhash.index.images.options import (
     SyncOptions,
 )
 from fisherhash.index.images.results import (
-    Hit,
     SearchResult,
     SkippedFile,
     SyncReport,
-    image_path,
-    joined_codes,
     synced_folder,
 )
-from fisherhash.index.images.syncing import add_images, check_folder, sync_images
+from fisherhash.index.images.searching import search_images, where_labels
+from fisherhash.index.images.syncing import add_images, sync_images
 from fisherhash.index.items import Problem
 
 if TYPE_CHECKING:
@@ -225,117 +218,17 @@ class ImageIndex:
             UsageError: there is no such file, item or field, or a number is out of range.
             FisherhashError: an image cannot be read.
         """
-        SearchOptions(k=k, radius=radius, ranking=ranking)  # checks them
-        keys = [keys] if isinstance(keys, str) else keys
-        if radius is not None and radius > self.index.bits:
-            raise UsageError(f"radius must be between 0 and {self.index.bits} bits, got {radius}")
-        if ranking == "real" and (keys or radius is not None):
-            raise UsageError(
-                "the ranking 'real' needs images or vectors: an item of the index has its code "
-                "only, and a radius is a number of bits"
-            )
-        filters = parse_filter(()) if where is None else where_labels(self.index, where)
-        results, logits = self._encoded(images, features, skip_unreadable=skip_unreadable)
-        if not results and not keys:
-            raise UsageError("nothing to search for: give an image, or --key KEY")
-        if ranking == "auto" and radius is None and logits:
-            ranking = self.hasher.ranking
-        items, folder = self.index.get(keys) if keys else [], synced_folder(self.index)
-        own_ids = [-1] * len(results) + [item.id for item in items]
-        for item in items:
-            path = image_path(item, folder)
-            results.append(SearchResult(item.name, path, item.code, by_key=True))
-        most = DEFAULT_K if k is None and radius is None else k
-        found: dict[int, list[tuple[int, float]]] = {}
-        if ranking == "real" and logits:
-            matches = self.index.search(
-                k=most or DEFAULT_K, where=filters, logits=np.stack(list(logits.values()))
-            )
-            found |= zip(logits, matches.to_list(), strict=True)
-            for number in logits:
-                results[number] = replace(results[number], ranking="real")
-        by_code = [n for n, one in enumerate(results) if one.error is None and n not in found]
-        if by_code:
-            codes = joined_codes([results[number].code for number in by_code])
-            if radius is None:
-                # One more, as an item of the index finds itself.
-                matches = self.index.search(codes, (most or DEFAULT_K) + 1, where=filters)
-            else:
-                matches = self.index.within(codes, radius, where=filters)
-            found |= zip(by_code, matches.to_list(), strict=True)
-        rows = {
-            number: [pair for pair in row if pair[0] != own_ids[number]][:most]
-            for number, row in sorted(found.items())
-        }
-        # All items at once; None for one that another writer removed meanwhile.
-        ids = np.array([number for row in rows.values() for number, _ in row], dtype=np.int64)
-        there = iter(self.index.get_items(ids))
-        for number, row in rows.items():
-            pairs = [(next(there), distance) for _, distance in row]
-            hits = [Hit.of(item, apart, folder=folder) for item, apart in pairs if item is not None]
-            results[number] = replace(results[number], hits=hits)
-            if count_ties and hits:
-                ties = self._ties(results[number], own_ids[number], filters)
-                results[number] = replace(results[number], ties=ties)
-        return [replace(one, unavailable=self.index.unavailable) for one in results]
-
-    def _encoded(
-        self,
-        images: ImageLike | Sequence[ImageLike],
-        features: NDArray[Any] | None,
-        *,
-        skip_unreadable: bool,
-    ) -> tuple[list[SearchResult], dict[int, NDArray[np.float32]]]:
-        """Queries with their codes and without hits, and the logits of each by its number."""
-        results: list[SearchResult] = []
-        logits: dict[int, NDArray[np.float32]] = {}
-        if not isinstance(images, tuple | list) or images:
-            from fisherhash.model.encoder import one_by_one
-
-            queries = list(one_by_one(images))
-            paths = [os.fspath(i) if isinstance(i, str | os.PathLike) else None for i in queries]
-            for path in paths:
-                if path is not None and not os.path.lexists(path):
-                    raise UsageError(f"there is no file '{path}'")
-            results = [SearchResult(path or f"image {i}", path) for i, path in enumerate(paths)]
-            for block in self.hasher.encode_blocks(queries, queries=True):
-                numbers, real = block.indices.tolist(), cast("NDArray[np.float32]", block.queries)
-                logits |= zip(numbers, real, strict=True)
-                for number, code in zip(numbers, block.codes, strict=True):
-                    results[number] = replace(results[number], code=code.tobytes())
-                for skip in block.skipped:
-                    error = f"{skip.name}: {skip.reason}"
-                    results[skip.index] = replace(results[skip.index], error=error)
-            errors = [result.error for result in results if result.error is not None]
-            if errors and not skip_unreadable:
-                raise FisherhashError("; ".join(errors))
-        if features is not None:
-            vectors, first = np.atleast_2d(np.asanyarray(features)), len(results)
-            self.hasher.check_vectors(vectors, "the array")
-            for block in self.hasher.encode_feature_blocks(vectors, queries=True):
-                numbers, real = block.indices.tolist(), cast("NDArray[np.float32]", block.queries)
-                logits |= {first + i: row for i, row in zip(numbers, real, strict=True)}
-                rows = zip(numbers, block.codes, strict=True)
-                results += [SearchResult(f"row {i}", code=code.tobytes()) for i, code in rows]
-        return results, logits
-
-    def _ties(self, result: SearchResult, own_id: int, where: All) -> dict[float, int]:
-        """The number of items at each distance of a hit, but for the query itself.
-
-        Real-valued distances are equal where codes are, so items with the codes of the hits are
-        counted.
-        """
-        if result.ranking == "hamming":
-            shown = {int(hit.distance or 0) for hit in result.hits}
-            found = self.index.within(joined_codes([result.code]), max(shown), where=where)
-            counts = Counter(found.distances[found.ids != own_id].tolist())
-            return {distance: counts[distance] for distance in shown}
-        ties: Counter[float] = Counter()
-        distinct = {hit.code: hit.distance or 0.0 for hit in result.hits}
-        found = self.index.within(joined_codes(list(distinct)), 0, where=where)
-        for distance, row in zip(distinct.values(), found, strict=True):
-            ties[distance] += len(row)
-        return dict(ties)
+        options = SearchOptions(k=k, radius=radius, ranking=ranking, count_ties=count_ties)
+        return search_images(
+            self.index,
+            lambda: self.hasher,
+            images,
+            [keys] if isinstance(keys, str) else keys,
+            features,
+            options,
+            where,
+            skip_unreadable=skip_unreadable,
+        )
 
     # Duplicates
 

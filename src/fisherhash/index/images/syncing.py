@@ -26,19 +26,18 @@ from pathlib import Path
 from typing import Any
 
 from fisherhash.data.folders import FoundImages, ImageFile, walk_images
-from fisherhash.data.images import UnreadableImage, check_file, read_failure
+from fisherhash.data.images import UnreadableImage, check_file
 from fisherhash.data.photo_fields import PHOTO_FIELDS, photo_fields
 from fisherhash.errors import UsageError
 from fisherhash.index.base import CannotWriteError, Index
 from fisherhash.index.images.encoding import Encoder
-from fisherhash.index.images.known import remember_folders
+from fisherhash.index.images.folders import StrPath, key_of, list_files, remember_folders
 from fisherhash.index.images.options import SyncOptions
 from fisherhash.index.images.results import SkippedFile, SyncReport, synced_folder
 from fisherhash.index.items import Entry
 from fisherhash.system.progress import progress
 from fisherhash.system.remote import is_url
 
-StrPath = str | os.PathLike[str]
 SYNC = SyncOptions()
 
 
@@ -123,52 +122,8 @@ def add_images(
     name = os.path.basename(os.path.abspath(index.uri))
     work.run(name, todo, entries=relabelled, labels=labels, metadata=metadata)
     remember_folders(index.uri, {os.path.dirname(file.path) for file in files})
-    named = {_key_of(os.path.abspath(Path(image).expanduser()), folder) for image in images}
+    named = {key_of(os.path.abspath(Path(image).expanduser()), folder) for image in images}
     return work.finish({file.key for file in files} | broken.keys(), named)
-
-
-def list_files(
-    images: Iterable[StrPath], folder: str | None
-) -> tuple[list[ImageFile], dict[str, str]]:
-    """Image files, and all images in folders: those that are there, and why others are not.
-
-    Args:
-        images: files and folders.
-        folder: the folder that the index is in sync with; its images have their path inside it as
-            their key, any other one its absolute path, in POSIX style.
-    """
-    from fisherhash.data.sources import open_paths
-
-    paths = dict.fromkeys(os.path.abspath(name) for name in open_paths(images).names)
-    return stat_files((_key_of(path, folder), path) for path in paths)
-
-
-def stat_files(named: Iterable[tuple[str, str]]) -> tuple[list[ImageFile], dict[str, str]]:
-    """Image files from their keys and paths: those that are there, and why others are not."""
-    files, broken = [], {}
-    for key, path in named:
-        try:
-            files.append(ImageFile.from_state(key, path, os.stat(path)))
-        except (OSError, ValueError) as error:
-            broken[key] = read_failure(error)
-    return files, broken
-
-
-def check_folder(folder: StrPath, uri: StrPath) -> Path:
-    """A folder of images as an absolute path; refuses what cannot be synced with an index."""
-    root = Path(os.path.abspath(Path(folder).expanduser()))
-    if os.path.realpath(uri) == os.path.realpath(root):
-        raise UsageError(f"{uri} cannot be the index and the folder of images at once")
-    if os.path.isdir(uri):
-        raise UsageError(
-            f"{uri} is a folder, but an index is a file, and comes first: "
-            f"fisherhash index sync {folder} {uri}. Nothing was changed"
-        )
-    if root.is_dir():
-        return root
-    if root.exists():
-        raise UsageError(f"{folder} is a file; sync takes a folder. Add a file with: index add")
-    raise UsageError(f"there is no folder '{folder}'; nothing was changed")
 
 
 class Import:
@@ -376,13 +331,6 @@ def _skip_note(reason: str, damaged: ImageFile | None) -> dict[str, Any]:
         return {"reason": reason, "size": None}
     state = {"size": damaged.size, "mtime_ns": damaged.mtime_ns, "ctime_ns": damaged.ctime_ns}
     return {"reason": reason} | state
-
-
-def _key_of(path: str, folder: str | None) -> str:
-    name = Path(path)
-    if folder is not None and name.is_relative_to(folder):
-        name = name.relative_to(folder)
-    return name.as_posix()
 
 
 def _relabelled(
