@@ -30,9 +30,9 @@ def prepared(folder, count):
     """The names that the first blocks define, on images of the built-in sample."""
     sample = open_data("sample")
     for number in range(count):
-        place = folder / "photos" / f"{number % 3}"
-        place.mkdir(parents=True, exist_ok=True)
-        sample.reader.open(number).save(place / f"{number}.png")
+        photos = folder / "photos" / f"{number % 3}"
+        photos.mkdir(parents=True, exist_ok=True)
+        sample.reader.open(number).save(photos / f"{number}.png")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         run(FIRST, names := {})
@@ -43,11 +43,6 @@ def prepared(folder, count):
 @pytest.fixture(scope="module")
 def few(tmp_path_factory):
     return prepared(tmp_path_factory.mktemp("few"), 24)
-
-
-@pytest.fixture(scope="module")
-def many(tmp_path_factory):
-    return prepared(tmp_path_factory.mktemp("many"), 500)
 
 
 @pytest.fixture
@@ -61,28 +56,18 @@ def address(request, tmp_path):
     server.cleanup()
 
 
-def check(engine, names, address, monkeypatch, folder):
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_example_gives_the_codes_of_the_hasher(engine, few, address, monkeypatch, tmp_path):
     for package in PACKAGES[engine]:
         pytest.importorskip(package)
-    monkeypatch.chdir(folder)
-    run(ENGINES[engine], names := names | {"address": address})
+    monkeypatch.chdir(tmp_path)
+    run(ENGINES[engine], names := few | {"address": address})
     codes, files = names["codes"], names["files"]
     np.testing.assert_array_equal(names["stored"], codes)
     expected = np.bitwise_count(codes ^ names["query"]).sum(1)
     assert [distance for _, distance in names["found"]] == sorted(expected)[:SHOWN]
     assert all(distance == expected[files.index(file)] for file, distance in names["found"])
     assert len({file for file, _ in names["found"]}) == SHOWN
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_the_example_gives_the_codes_of_the_hasher(engine, few, address, monkeypatch, tmp_path):
-    check(engine, few, address, monkeypatch, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
-def test_on_500_images(engine, many, address, monkeypatch, tmp_path):
-    check(engine, many, address, monkeypatch, tmp_path)
 
 
 def test_every_engine_is_tested():
