@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from fisherhash.methods import Batch, Progress, _pairs
+from fisherhash.methods import Batch
 from fisherhash.methods.adsh import ADSH
 
 
@@ -106,41 +106,6 @@ def test_the_authors_v_step_gives_the_same():
     assert found == ["00010000", "00001000", "10000110", "11011010", "11101111", "10100110"]
 
 
-def test_gradient_is_the_derived_one():
-    outputs, labels = toy()
-    method = started(outputs, labels, quantization=30.0)
-    method.ratio.fill_(0.5)
-    index = torch.tensor([1, 5])
-    logits = outputs[index].clone().requires_grad_()
-    method.loss(logits, batch_of(labels, index))["loss"].backward()
-    for row, i in enumerate(index.tolist()):
-        u = outputs[i].tanh()
-        expected = torch.zeros(4)
-        for j in range(12):
-            target = 4 * (1.0 if i % 3 == j % 3 else -0.5)
-            expected += 2 * (u @ method.codes[j] - target) * method.codes[j]
-        expected += 2 * 30.0 * (u - method.codes[i])
-        torch.testing.assert_close(logits.grad[row], expected * (1 - u**2) / (12 * 4 * 2))
-
-
-@pytest.mark.parametrize("several", [False, True])
-@pytest.mark.parametrize("gamma", [0.0, 3.0, 200.0])
-@pytest.mark.parametrize("sweeps", [1, 20])
-def test_the_v_step_never_raises_the_objective(several, gamma, sweeps):
-    outputs, labels = toy(images=30, bits=6, several=several, seed=1)
-    method = started(outputs, labels, quantization=gamma, sweeps=sweeps)
-    omega = [0, 2, 3, 7, 8, 11, 20, 25]
-    ratio = loop_ratio(labels, omega)
-    value = loop_objective(outputs.tanh(), method.codes, labels, omega, gamma, ratio)
-    for _ in range(4):
-        method.update_codes(torch.tensor(omega))
-        assert float(method.ratio) == pytest.approx(ratio)
-        now = loop_objective(outputs.tanh(), method.codes, labels, omega, gamma, ratio)
-        assert now <= value + 1e-3
-        value = now
-    assert set(method.codes.unique().tolist()) <= {-1.0, 1.0}
-
-
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
 @pytest.mark.parametrize("gamma", [0.0, 5.0])
 def test_the_v_step_against_brute_force(bits, gamma):
@@ -179,41 +144,3 @@ def test_the_v_step_against_brute_force(bits, gamma):
                 flipped[k] *= -1
                 assert value(image, flipped) >= found - 1e-4
     assert reached == pytest.approx([min(row) for row in values], abs=1e-4)
-
-
-@pytest.mark.parametrize("several", [False, True])
-@pytest.mark.parametrize("most", [1, 17, 50])
-def test_parts_of_the_pairs_change_nothing(several, most, monkeypatch):
-    outputs, labels = toy(images=40, bits=8, several=several)
-    index, found = [1, 5, 38], []
-    for limit in (_pairs.MOST_PAIRS, most):
-        monkeypatch.setattr(_pairs, "MOST_PAIRS", limit)
-        method = started(outputs, labels)
-        method.update_codes(torch.arange(0, 40, 3))
-        logits = (outputs[index] + 0.3).requires_grad_()
-        terms = method.loss(logits, batch_of(labels, index))
-        terms["loss"].backward()
-        values = [term.detach() for term in terms.values()]
-        found.append([*values, logits.grad, method.codes, method.ratio])
-    torch.testing.assert_close(found[1], found[0])
-
-
-def test_an_epoch_samples_from_the_generator_the_loop_seeds():
-    outputs, labels = toy(images=60, bits=8)
-    codes = {}
-    for run, seed in enumerate([0, 1, 0]):
-        method = started(outputs, labels, sample=5)
-        torch.manual_seed(seed)
-        method.on_epoch_start(Progress(0, 2, 0, 1))
-        codes[run] = method.codes.clone()
-    assert torch.equal(codes[0], codes[2])
-    assert not torch.equal(codes[0], codes[1])
-
-
-def test_codes_start_at_the_signs_and_outputs_are_remembered():
-    outputs, labels = toy()
-    method = started(outputs, labels)
-    torch.testing.assert_close(method.codes, torch.where(outputs > 0, 1.0, -1.0))
-    method.after_step(torch.full((2, 4), 3.0), batch_of(labels, [3, 5]))
-    torch.testing.assert_close(method.memory.outputs[[3, 5]], torch.full((2, 4), 3.0))
-    torch.testing.assert_close(method.memory.outputs[4], outputs[4])

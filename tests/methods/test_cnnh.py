@@ -63,32 +63,6 @@ def test_a_sweep_lowers_the_objective_by_what_it_says(rows, bits, seed):
     assert after == pytest.approx(before - fallen, rel=1e-9, abs=1e-9)
 
 
-def test_one_step_is_the_newton_step():
-    """With one bit and one row moved, against finite differences of the objective."""
-    labels = np.eye(3, dtype=bool)
-    weights = np.array([2.0, 1.0, 3.0])
-    H = np.array([[0.3], [-0.2], [0.6]])
-
-    class First:
-        """Moves row 0 only: a generator whose permutation is one long."""
-
-        def permutation(self, n):
-            return np.array([0])
-
-    moved = H.copy()
-    newton_sweep(moved, weights, Sharing(labels), First())
-    step = 1e-4
-
-    def value(x):
-        return loop_objective(np.array([[x], [-0.2], [0.6]]), labels, weights)
-
-    first = (value(0.3 + step) - value(0.3 - step)) / (2 * step)
-    second = (value(0.3 + step) - 2 * value(0.3) + value(0.3 - step)) / step**2
-    aim = 0.3 - first / second if second > 0 else -math.copysign(1.0, first)
-    assert moved[0, 0] == pytest.approx(min(max(aim, -1.0), 1.0), abs=1e-4)
-    np.testing.assert_array_equal(moved[1:], H[1:])
-
-
 @pytest.mark.parametrize(("rows", "bits"), [(2, 4), (3, 3), (4, 3)])
 @pytest.mark.parametrize("single", [True, False])
 def test_codes_against_brute_force(rows, bits, single):
@@ -109,23 +83,6 @@ def test_codes_against_brute_force(rows, bits, single):
         for seed in range(20)
     )
     assert reached == pytest.approx(best)
-
-
-def test_two_classes_get_opposite_codes():
-    groups = LabelRows.of(np.eye(2, dtype=bool).repeat(5, axis=0))
-    codes = target_codes(groups, 16, 10, 100, np.random.default_rng(0))
-    np.testing.assert_array_equal(codes[0], -codes[1])
-
-
-def test_grouped_rows_are_the_objective_of_all_images():
-    """Weights stand for images: the same codes for equal labels, all N^2 pairs counted."""
-    labels = random_rows(4, 3, 1)[[0, 0, 1, 2, 2, 2, 3]]
-    groups = LabelRows.of(labels)
-    H = np.random.default_rng(0).uniform(-1, 1, (4, 3))
-    full = loop_objective(H[groups.row_of], labels, np.ones(7))
-    assert loop_objective(H, groups.labels, groups.counts) == pytest.approx(full)
-    np.testing.assert_array_equal(groups.labels[groups.row_of], labels)
-    assert sorted(groups.counts.tolist(), reverse=True) == groups.counts.tolist()
 
 
 def test_rows_that_are_not_representatives_take_the_least_squares_code():

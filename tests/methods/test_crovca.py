@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fisherhash.methods import Batch, create, find
-from fisherhash.methods.crovca import coding_rate
+from fisherhash.methods import Batch, create
 
 LABELS = [[1, 0, 0], [0, 1, 1], [0, 0, 1], [0, 0, 0]]
 
@@ -62,18 +61,3 @@ def test_with_labels_the_target_is_the_mean_of_the_class_means():
     method = create("crovca", bits=5, classes=3)
     expected = expected_loss(u, targets, 0.1, 0.05)
     assert method(outputs, batch)["loss"].item() == pytest.approx(expected, rel=1e-4)
-
-
-def test_equal_outputs_have_the_lowest_coding_rate():
-    spread = torch.randn(64, 12, generator=torch.Generator().manual_seed(0))
-    assert coding_rate(torch.ones(64, 12), 0.05) < coding_rate(spread, 0.05)
-    assert coding_rate(spread, 0.05).item() == pytest.approx(
-        -expected_rate(spread.double().numpy(), 0.05), rel=1e-4
-    )
-
-
-def test_it_needs_no_labels_but_uses_them():
-    info = find("crovca").info
-    assert not info.needs_labels
-    assert info.supervision != "none"
-    assert find("dhd").info.needs_labels

@@ -64,25 +64,8 @@ def test_unlikeness_is_the_printed_sum():
     assert float(unlikeness(points, logits, 2.5)) == pytest.approx(total / 36 / 3, rel=1e-5)
 
 
-@pytest.mark.parametrize("kinds", [5, 10, 40])
-def test_near_pairs_weigh_two_thirds_however_few_they_are(kinds):
-    points = torch.eye(kinds).repeat(2, 1)  # a near pair is one in ``kinds``
-    apart = torch.zeros(2 * kinds, 1)  # every soft code is 0: only the near pairs are missed
-    near = 1 / kinds
-    weight = near * (1 + 2 / near) / 3
-    assert float(unlikeness(points, apart, 1.0)) == pytest.approx(weight, rel=1e-5)
-    assert weight == pytest.approx(2 / 3, abs=near)
-
-
 def test_points_without_a_direction_are_no_division_by_zero():
     assert unlikeness(torch.zeros(4, 3), torch.ones(4, 2), 2.0).isfinite()
-
-
-def test_codes_whose_products_are_the_cosines_cannot_be_better():
-    corners = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
-    codes = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]])
-    assert float(unlikeness(corners, 100 * codes, 8.0)) == pytest.approx(0.0, abs=1e-9)
-    assert float(unlikeness(corners, 100 * codes[[0, 0, 1]], 8.0)) > 0.1
 
 
 def test_a_cut_is_always_the_same_and_changes_nothing_else(monkeypatch):
@@ -100,18 +83,6 @@ def test_a_cut_is_always_the_same_and_changes_nothing_else(monkeypatch):
     assert not any(values.requires_grad for values in cuts[0])
     _, _, untouched, _ = collapsed()
     assert torch.equal(outputs, untouched)
-
-
-def test_codes_are_more_alike_where_outputs_are_than_at_the_start(monkeypatch):
-    monkeypatch.setattr("fisherhash.methods._cutting.STEPS", 100)
-    _, _, outputs, targets = collapsed()
-    share = torch.rand(200, 1, generator=torch.Generator().manual_seed(3))
-    points = share * outputs + (1 - share) * outputs.roll(1, 0)
-    start, end = (
-        float(unlikeness(points, points @ mixing.T + offsets, 100.0))
-        for mixing, offsets in (least_squares(outputs, targets), cut(outputs, targets))
-    )
-    assert end < start
 
 
 def test_every_class_keeps_one_code_of_its_own(found):

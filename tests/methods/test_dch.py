@@ -55,19 +55,6 @@ def test_loss_is_the_printed_objective(gamma):
     assert got == pytest.approx(2.0 * loop_loss(outputs, labels, gamma, 0.7), rel=1e-5)
 
 
-def test_gradient_is_the_finite_difference():
-    outputs, labels = toy()
-    method = DCH(bits=5, classes=3, quantization=0.7, loss_scale=1.0)
-    u = outputs.clone().requires_grad_()
-    losses(method, u, labels)["loss"].backward()
-    for i, k in ((0, 0), (4, 2), (8, 4)):
-        up, down = outputs.double(), outputs.double()
-        up[i, k] += 1e-5
-        down[i, k] -= 1e-5
-        slope = (loop_loss(up, labels, 20.0, 0.7) - loop_loss(down, labels, 20.0, 0.7)) / 2e-5
-        assert float(u.grad[i, k]) == pytest.approx(slope, rel=1e-3, abs=1e-6)
-
-
 def test_the_distance_of_codes_is_the_hamming_distance():
     """So two codes at distance d cost log(1 + d/gamma), and log(1 + gamma/d) if dissimilar."""
     codes = 30.0 * torch.tensor([[1.0, 1, 1, 1, 1, 1], [1, 1, 1, -1, -1, 1]])
@@ -77,14 +64,6 @@ def test_the_distance_of_codes_is_the_hamming_distance():
     assert float(together["pair"]) == pytest.approx(math.log(1 + 2 / 3), rel=1e-5)
     assert float(apart["pair"]) == pytest.approx(math.log(1 + 3 / 2), rel=1e-5)
     assert float(apart["quantization"]) == pytest.approx(0.0, abs=1e-6)
-
-
-def test_dissimilar_images_with_one_output_stay_finite():
-    u = torch.ones(2, 64).requires_grad_()
-    loss = losses(DCH(bits=64, classes=2), u, torch.eye(2))["loss"]
-    loss.backward()
-    assert math.isfinite(loss.item())
-    assert u.grad.abs().max() < 1.0
 
 
 def test_the_authors_value():

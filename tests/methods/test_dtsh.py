@@ -57,39 +57,3 @@ def test_loss_is_the_printed_objective(several, margin):
     assert float(terms["triplets"]) == pytest.approx(expected, rel=1e-5)
     assert float(terms["quantization"]) == pytest.approx(error, rel=1e-5)
     assert float(terms["loss"]) == pytest.approx(expected + 0.3 * error, rel=1e-5)
-
-
-def test_gradient_is_the_derived_one():
-    """Of a triplet: s (u_n - u_p) / 2 at q, -s u_q / 2 at p, s u_q / 2 at n; s = sigmoid(-x)."""
-    outputs, labels = toy()
-    method = DTSH(bits=5, classes=3, quantization=0.0)
-    u = outputs.clone().requires_grad_()
-    method.loss(u, batch_of(labels))["loss"].backward()
-    expected = torch.zeros_like(outputs)
-    every = triplets(labels)
-    for q, p, n in every:
-        gap = 0.5 * outputs[q] @ (outputs[p] - outputs[n])
-        s = torch.sigmoid(2.5 - gap) / len(every)
-        expected[q] += 0.5 * s * (outputs[n] - outputs[p])
-        expected[p] -= 0.5 * s * outputs[q]
-        expected[n] += 0.5 * s * outputs[q]
-    torch.testing.assert_close(u.grad, expected)
-
-
-def test_the_margin_grows_with_the_code():
-    """At equal similarities a triplet costs log(1 + e^alpha), alpha = K / 2."""
-    for bits in (12, 48):
-        method = DTSH(bits=bits, classes=2)
-        labels = torch.eye(2)[torch.tensor([0, 0, 1])]
-        cost = method.loss(torch.ones(3, bits), batch_of(labels))["triplets"]
-        assert float(cost) == pytest.approx(math.log1p(math.exp(bits / 2)))
-
-
-@pytest.mark.parametrize("labels", [torch.ones(1, 3), torch.ones(6, 3), torch.zeros(6, 3)])
-def test_without_triplets_the_quantisation_is_left(labels):
-    outputs = torch.randn(len(labels), 8).requires_grad_()
-    terms = DTSH(bits=8, classes=3).loss(outputs, batch_of(labels))
-    terms["loss"].backward()
-    assert float(terms["triplets"].detach()) == 0.0
-    assert torch.isfinite(outputs.grad).all()
-    assert outputs.grad.abs().max() > 0

@@ -72,26 +72,3 @@ def test_the_gradient_of_the_code_reaches_the_logits_unclipped():
     slope = torch.tensor([[1.0, -2.0, 3.0, -4.0, 5.0]])
     (code * slope).sum().backward()
     torch.testing.assert_close(h.grad, slope)
-
-
-def test_without_the_cubic_term_logits_get_the_gradient_of_their_code():
-    h, weight = wave(4, 8, 0.3).requires_grad_(), wave(3, 8, 2.0)
-    batch = batch_of(torch.eye(3)[[0, 1, 2, 0]])
-    method_with(weight, quantization=0.0).loss(h, batch)["loss"].backward()
-    code = torch.where(h.detach() > 0, 1.0, -1.0)
-    expected = (torch.softmax(code @ weight.T, 1) - batch.labels) @ weight / 4
-    torch.testing.assert_close(h.grad, expected)
-
-
-def test_weights_are_drawn_at_the_start_once():
-    """A method is built before the seed is set, and begins again in the second stage."""
-    method = GreedyHash(bits=6, classes=4)
-    torch.manual_seed(5)
-    method.begin(None)
-    first = method.classifier.weight.detach().clone()
-    method.begin(None)
-    torch.testing.assert_close(method.classifier.weight.detach(), first)
-    again = GreedyHash(bits=6, classes=4)
-    torch.manual_seed(5)
-    again.begin(None)
-    torch.testing.assert_close(again.classifier.weight.detach(), first)

@@ -33,13 +33,6 @@ def test_loss_is_the_equation():
     assert method(u, batch(labels))["loss"].item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_without_pairs_it_adds_nothing():
-    method = create("hyp2", bits=6, classes=3)
-    terms = method(torch.randn(3, 6), batch([[1, 0, 0], [0, 1, 0], [0, 0, 1]]))
-    assert terms["pairs"].item() == 0
-    assert torch.isfinite(terms["loss"])
-
-
 @pytest.mark.parametrize("classes", [10, 21, 80, 100])
 @pytest.mark.parametrize("bits", [12, 16, 24, 32, 48, 64])
 def test_code_books_reach_the_promised_distance(classes, bits):

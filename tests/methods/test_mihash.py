@@ -64,37 +64,3 @@ def test_loss_is_minus_the_mutual_information(bins, multilabel):
     terms = losses(method, outputs, labels)
     assert float(terms["information"]) == pytest.approx(expected, rel=1e-4)
     assert float(terms["loss"]) == pytest.approx(-2 * expected, rel=1e-4)
-
-
-def test_gradient_is_the_finite_difference():
-    outputs = torch.randn(8, 5, generator=torch.Generator().manual_seed(3))
-    labels = torch.eye(2)[torch.arange(8) % 2]
-    u = outputs.clone().requires_grad_()
-    losses(MIHash(bits=5, classes=2, bins=6, loss_scale=1.0), u, labels)["loss"].backward()
-    for i, k in ((0, 0), (3, 2), (7, 4)):
-        up, down = outputs.double(), outputs.double()
-        up[i, k] += 1e-6
-        down[i, k] -= 1e-6
-        slope = loop_information(down, labels, 6, 1.0) - loop_information(up, labels, 6, 1.0)
-        assert float(u.grad[i, k]) == pytest.approx(slope / 2e-6, rel=1e-3, abs=1e-5)
-
-
-@pytest.mark.parametrize(("near", "expected"), [(8, 1.0), (4, 0.0)])
-def test_extremes(near, expected):
-    """Two classes at opposite codes tell all there is to know, H(C); one code for all, nothing."""
-    codes = torch.ones(9, 8)
-    codes[4:, : 8 if near == 8 else 0] = -1
-    labels = torch.eye(2)[(torch.arange(9) >= 4).long()]
-    information = float(losses(MIHash(bits=8, classes=2), 30 * codes, labels)["information"])
-    shares = [3 / 8] * 4 + [4 / 8] * 5  # of neighbours among the eight others
-    most = sum(-p * math.log2(p) - (1 - p) * math.log2(1 - p) for p in shares) / 9
-    assert information == pytest.approx(expected * most, abs=1e-5)
-
-
-@pytest.mark.parametrize("labels", [torch.ones(5, 1), torch.eye(5)])
-def test_a_batch_that_tells_nothing_has_no_gradient(labels):
-    u = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    loss = losses(MIHash(bits=4, classes=labels.shape[1]), u, labels)["loss"]
-    loss.backward()
-    assert loss.item() == 0.0
-    assert u.grad.abs().max() == 0.0

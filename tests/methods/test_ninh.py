@@ -67,12 +67,3 @@ def test_the_head_is_divided():
     assert isinstance(head, SlicedHead)
     assert head.hidden.out_features == 3200
     assert NINH(bits=8, classes=2, width=7).head(16).hidden.out_features == 56
-
-
-@pytest.mark.parametrize("labels", [torch.ones(1, 3), torch.ones(6, 3)])
-def test_without_triplets_nothing_moves(labels):
-    outputs = torch.randn(len(labels), 8).requires_grad_()
-    loss = NINH(bits=8, classes=3).loss(outputs, batch_of(labels))["loss"]
-    loss.backward()
-    assert float(loss.detach()) == 0.0
-    assert not outputs.grad.any()

@@ -90,23 +90,6 @@ def test_isohash_gives_every_bit_the_same_variance():
     torch.testing.assert_close(Q @ Q.T, torch.eye(3).double())
 
 
-def test_spectral_hashing_in_closed_form_on_a_uniform_box():
-    """On a box of sides 4 and 1 the bits are known: 1, 2, 3 waves along the long side first."""
-    generator = torch.Generator().manual_seed(0)
-    box = torch.tensor([4.0, 1.0])
-    points = torch.rand(20_000, 2, generator=generator) * box
-    head = fitted("sh", points, 5)
-    low, high = points.amin(0), points.amax(0)
-    share = (points - low) / (high - low)
-    waves = [(1, 0), (2, 0), (3, 0), (1, 1), (4, 0)]
-    expected = torch.stack([torch.cos(math.pi * m * share[:, axis]) > 0 for m, axis in waves], 1)
-    found = bits_of(head, points)
-    # A principal direction may be turned round, which turns odd waves round.
-    agree = (found == expected).double().mean(0)
-    assert (torch.maximum(agree, 1 - agree) > 0.97).all()
-    assert (found.double().mean(0) - 0.5).abs().max() < 0.02
-
-
 def test_e2lsh_bit_is_the_parity_of_the_cell():
     features = drawn(200)
     head = fitted("e2lsh", features, 16)
@@ -131,17 +114,6 @@ def test_sklsh_distance_depends_on_the_kernel_only():
     assert share(1.0).std() < 0.03
 
 
-def test_klsh_agrees_with_the_kernel():
-    """Pairs of larger kernel value share more bits."""
-    features = drawn(300, 6)
-    bits = bits_of(fitted("klsh", features, 256, anchors=100), features)
-    distances = torch.cdist(features[:80], features[:80])
-    hamming = (bits[:80, None] != bits[None, :80]).double().mean(2)
-    pairs = torch.triu_indices(80, 80, 1)
-    both = torch.stack([distances[*pairs].double(), hamming[*pairs]])
-    assert torch.corrcoef(both)[0, 1] > 0.7
-
-
 def graph_of(features, **options):
     known = {"anchors": 30, "nearest": 4, "width": 1.0, "name": "agh", "bits": 8}
     generator = torch.Generator().manual_seed(0)
@@ -151,27 +123,6 @@ def graph_of(features, **options):
 def dense(graph):
     Z = torch.cat(list(graph.blocks()))
     return Z, Z / graph.sizes @ Z.T
-
-
-def test_anchor_graph_rows_sum_to_one():
-    graph = graph_of(drawn())
-    Z, A = dense(graph)
-    torch.testing.assert_close(Z.sum(1), torch.ones(300).double())
-    assert ((Z > 0).sum(1) <= 4).all()
-    torch.testing.assert_close(A.sum(1), torch.ones(300).double())
-    torch.testing.assert_close(graph.smooth(torch.eye(300).double()), A)
-
-
-def test_agh_bits_are_eigenvectors_of_the_graph():
-    graph = graph_of(drawn())
-    _, A = dense(graph)
-    weight, values = graph.eigenvectors(5)
-    Y = graph.apply(weight)
-    torch.testing.assert_close(A @ Y, Y * values, atol=1e-6, rtol=1e-6)
-    assert Y.mean(0).abs().max() < 1e-6
-    torch.testing.assert_close(Y.T @ Y / len(Y), torch.eye(5).double(), atol=1e-6, rtol=0)
-    largest = torch.linalg.eigvalsh((A + A.T) / 2)[-6:-1].flip(0)
-    torch.testing.assert_close(values, largest)
 
 
 def test_agh_second_cut_is_the_smoothest_balanced_one():
@@ -227,23 +178,6 @@ def test_dgh_spreads_its_bits():
     features = drawn(400)
     share = bits_of(fitted("dgh", features, 8, anchors=60), features).double().mean(0)
     assert ((share > 0.2) & (share < 0.8)).all()
-
-
-def test_sgh_factors_reproduce_the_graph():
-    """P Q^T is 2 exp(-||x - y||^2 / rho) - 1, up to the error of a straight line for exp."""
-    method = methods.create("sgh", bits=4, classes=0)
-    rows = torch.nn.functional.normalize(torch.randn(50, 6), dim=1).double() * 0.9
-
-    class Identity:
-        """A kernel whose features are the unit vectors, so that Phi^T P is P itself."""
-
-        def blocks(self):
-            yield torch.eye(50).double()
-
-    left, right = method._factors(rows, Identity(), torch.zeros(6).double(), 1.0)
-    exact = 2 * torch.exp(-(torch.cdist(rows, rows) ** 2) / 2) - 1
-    assert (left @ right.T - exact).abs().max() < 0.5
-    assert torch.corrcoef(torch.stack([(left @ right.T).flatten(), exact.flatten()]))[0, 1] > 0.97
 
 
 def test_kmh_head_takes_the_nearest_word_and_its_objective_falls():

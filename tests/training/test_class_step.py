@@ -1,21 +1,29 @@
-"""The class step: its equation, its classifier, and that one training serves all measurements."""
+"""The class step, its classifier, and the classifier that is trained beside the head."""
 
 import dataclasses
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
+from fisherhash.backbones.tiny import Tiny
 from fisherhash.data.splits import hash_order
+from fisherhash.errors import UsageError
 from fisherhash.evaluation import evaluate
+from fisherhash.methods import create
 from fisherhash.model.heads import LinearHead
 from fisherhash.training.class_step import (
     GRID,
+    SideClassifier,
+    classification_loss,
     fit_class_step,
     fit_classifier,
 )
+from fisherhash.training.finishing import held_out_top
 from fisherhash.training.fitting import fit
-from fisherhash.training.measuring import held_out_map, held_out_top
+from fisherhash.training.images import LiveImages
+from fisherhash.training.loop import Loop
 from fisherhash.training.settings import Settings
 
 CLASSES, FEATURES, BITS = 6, 24, 8
@@ -59,14 +67,6 @@ def test_the_logits_are_the_printed_ones(several):
     torch.testing.assert_close(torch.from_numpy(finished), found.logits(features))
 
 
-def test_a_weight_of_zero_changes_nothing():
-    features, labels = clusters()
-    head = plain_head(features)
-    found = fit_class_step(head, features, labels)
-    assert found.weight == 0.0
-    assert torch.equal(found.logits(features), head.logits(features))
-
-
 def test_centres_are_the_signs_of_the_class_means_unless_the_method_has_its_own():
     features, labels = clusters()
     head = plain_head(features)
@@ -85,23 +85,11 @@ def test_the_classifier_is_as_sure_of_new_images_as_it_is_right():
     features, labels = clusters(1200, noise=1.5)
     inputs = torch.cat([features, noise], 1)
     inputs = (inputs - inputs.mean(0)) / inputs.std(0)
-    weight, bias = fit_classifier(inputs[:300], labels[:300], several=False, seed=0)
+    weight, bias = fit_classifier(inputs[:300], labels[:300], False, seed=0)
     p = torch.softmax(inputs[300:] @ weight.T + bias, 1)
     right = (p.argmax(1) == labels[300:].argmax(1)).float().mean()
     assert right > 0.4  # chance is 1/6
     assert float(p.max(1).values.mean()) == pytest.approx(float(right), abs=0.12)
-
-
-def test_the_step_helps_codes_that_hardly_know_the_classes():
-    features, labels = clusters(noise=1.0)
-    new, new_labels = clusters(seed=1, noise=1.0)
-    head = plain_head(features)
-    found = fit_class_step(head, features, labels)
-    wanted = new_labels.numpy().astype(np.uint8)
-    with torch.no_grad():
-        plain = held_out_map(head, new, wanted, top=None)
-        with_step = held_out_map(found.with_step(1.0, 1.0), new, wanted, top=None)
-    assert with_step > plain + 0.1
 
 
 @pytest.fixture
@@ -171,3 +159,66 @@ def test_the_metric_of_held_out_images_is_the_table_s_cut_to_their_number(photos
     )
     assert again.history[-1]["validation"]["plain"] == pytest.approx(expected.map, abs=1e-6)
     assert again.history[-1]["validation_map"] != found.history[-1]["validation_map"]
+
+
+BESIDE = Settings(epochs=3, batch_size=8, learning_rate=0.01, classifier_weight=0.5, dropout=0.0)
+
+
+def live_images():
+    torch.manual_seed(0)
+    colours = torch.eye(3)[torch.arange(24) % 3]
+    pixels = (torch.randint(0, 150, (24, 3, 32, 32)) + 100 * colours[:, :, None, None]).byte()
+    network = Tiny(Tiny.preprocessing)
+    head = create("dpsh", bits=8, classes=3).head(network.features)
+    images = LiveImages(pixels, colours, network, head)
+    head.start(images.features())
+    return images
+
+
+def test_the_loss_is_cross_entropy_of_one_class_or_of_each():
+    scores = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
+    one, several = torch.eye(2), torch.tensor([[1.0, 1.0], [0.0, 1.0]])
+    expected = F.cross_entropy(scores, torch.tensor([0, 1]))
+    for labels in (one, 7 * one):  # shares of the classes, whatever the labels sum to
+        torch.testing.assert_close(classification_loss(scores, labels, False), expected)
+    found = classification_loss(scores, several, True)
+    by_hand = -torch.where(several > 0, scores.sigmoid().log(), (1 - scores.sigmoid()).log()).mean()
+    torch.testing.assert_close(found, by_hand)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, -50.0])
+def test_its_weight_is_in_units_of_the_first_loss(scale):
+    images = live_images()
+    classifier = SideClassifier(images, BESIDE)
+    terms = {"loss": torch.tensor(scale), "pair": torch.tensor(1.0)}
+    first = classifier(terms, torch.randn(24, images.head.in_features), images.labels)
+    assert first["pair"] is terms["pair"]
+    assert first["loss"].item() == pytest.approx(scale + 0.5 * abs(scale), rel=1e-5)
+    # The units of the first step stay, also after a checkpoint.
+    unit = float(classifier.unit)
+    again = SideClassifier(images, BESIDE)
+    again.load_state_dict(classifier.state_dict())
+    for one in (classifier, again):
+        one({"loss": torch.tensor(7.0)}, torch.randn(24, images.head.in_features), images.labels)
+        assert float(one.unit) == unit
+
+
+def test_it_trains_the_network():
+    """The network ends where the method alone would not have led it."""
+    states = []
+    for weight in (0.0, 0.5):
+        images = live_images()
+        method = create("dpsh", bits=8, classes=3)
+        settings = dataclasses.replace(BESIDE, classifier_weight=weight)
+        loop = Loop(method, images, settings)
+        history = loop.run()
+        assert ("classifier" in history[0]) == (weight > 0)
+        assert ("classifier" in loop.modules) == (weight > 0)
+        states.append({**images.backbone.state_dict()})
+    assert any(not torch.equal(one, states[1][name]) for name, one in states[0].items())
+    assert history[-1]["classifier"] < history[0]["classifier"]
+
+
+def test_without_a_network_to_train_it_is_refused(photos):
+    with pytest.raises(UsageError, match="classifier_weight is for a network that is trained"):
+        fit(photos, bits=8, backbone="tiny", finetune=False, settings=BESIDE)

@@ -3,7 +3,6 @@
 This file is also the script that the two processes run: see ``main``.
 """
 
-import dataclasses
 import json
 import os
 import socket
@@ -39,9 +38,13 @@ BITS = {"dqn": 4}  # more words than images would be drawn from ties
 OPTIONS = {"mihash": {"sharpness": 0.1}}  # saturated outputs would lie on the edges of its bins
 IMAGES, BATCH, CLASSES = 45, 9, 3  # two processes have 5 and 4 images of a batch
 SETTINGS = Settings(
-    epochs=4, batch_size=BATCH, learning_rate=0.002, backbone_rate=0.1, schedule="constant"
+    epochs=4,
+    batch_size=BATCH,
+    learning_rate=0.002,
+    backbone_rate=0.1,
+    schedule="constant",
+    classifier_weight=0.5,
 )
-BESIDE = dataclasses.replace(SETTINGS, classifier_weight=0.5)
 
 
 class Mixed(Tiny):
@@ -144,7 +147,6 @@ def main(out, names):
     for name in names:
         found |= {f"live/{name}/{k}": v for k, v in run_live(name).items()}
         found |= {f"frozen/{name}/{k}": v for k, v in run_frozen(name).items()}
-    found |= {f"beside/{k}": v for k, v in run_live("dfh", BESIDE).items()}
     streamed = run_streamed("dfh", out / f"rows-{ranks.rank}")
     found |= {f"streamed/{k}": v for k, v in streamed.items()}
     interrupted(out / "by-two")
@@ -228,12 +230,6 @@ def test_two_processes_train_what_one_trains(pair, doubles, name):
     """After 20 steps: weights, statistics, the optimiser and all of the method's state."""
     assert_close(part(pair[0], f"live/{name}/"), run_live(name))
     assert_close(part(pair[0], f"frozen/{name}/"), run_frozen(name))
-
-
-def test_two_processes_train_a_classifier_beside_the_head(pair, doubles):
-    found = run_live("dfh", BESIDE)
-    assert "classifier.linear.weight" in found
-    assert_close(part(pair[0], "beside/"), found)
 
 
 @pytest.mark.slow

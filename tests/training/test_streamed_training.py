@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.methods import create
 from fisherhash.system import memory
 from fisherhash.training import fitting, images, jobs
 from fisherhash.training.jobs import choose_stream
@@ -79,32 +81,6 @@ def test_statistics_of_many_images_come_from_some(photos, monkeypatch):
     assert np.isfinite(whole.history[-1]["loss"])
 
 
-def test_class_means_are_those_of_all_images(photos, monkeypatch):
-    """DFH's first centres, block by block, and from all features at once."""
-    from fisherhash.methods import dfh
-    from fisherhash.methods._pairs import TrainingLabels
-
-    generator = torch.Generator().manual_seed(0)
-    features = torch.randn(50, 6, generator=generator) * 3 + 1
-    features[:, 2] = 4.0
-    labels = (torch.rand(50, 4, generator=generator) < 0.4).float()
-    known = TrainingLabels()
-    known.fill(labels)
-
-    class Set:
-        def __init__(self, streamed):
-            self.streamed, self.labels = streamed, labels
-
-        def features(self):
-            return features
-
-        def feature_blocks(self):
-            yield from features.split(7)
-
-    one, two = (dfh._feature_means(Set(streamed), known) for streamed in (False, True))
-    torch.testing.assert_close(one, two)
-
-
 def test_a_damaged_row_stops_the_training_and_the_next_one_repairs_it(
     photos, tmp_path, monkeypatch
 ):
@@ -120,26 +96,33 @@ def test_a_damaged_row_stops_the_training_and_the_next_one_repairs_it(
     assert_same(trained(photos, finetune=True, stream=True), expected)
 
 
-def test_what_decides(tmp_path, monkeypatch, caplog):
+def test_what_decides(monkeypatch, caplog):
+    """A thousand images of 250 features: a million bytes."""
     caplog.set_level(logging.INFO)
-    given = {"images": 1000, "row_bytes": 1000, "folder": None, "possible": True}
-    monkeypatch.setattr(jobs, "available_memory", lambda: 10_000_000)
-    assert choose_stream(None, **given) is False
-    assert not caplog.text
-    monkeypatch.setattr(jobs, "available_memory", lambda: 2_000_000)
-    assert choose_stream(None, **given) is False
-    assert "1,000 training images (0.0 GB decoded) are held in memory" in caplog.text
-    monkeypatch.setattr(jobs, "available_memory", lambda: 1_999_999)
-    assert choose_stream(None, **given) is True
-    assert "are read from the disk in shuffled blocks" in caplog.text
-    assert choose_stream(False, **given) is False
-    monkeypatch.setattr(jobs, "available_memory", lambda: None)
-    assert choose_stream(None, **given) is False
-    assert choose_stream(True, **given) is True
-    given["possible"] = False
-    assert choose_stream(None, **given) is False
+    network = SimpleNamespace(features=250, preprocessing=SimpleNamespace(size=32))
+    about = {"network": network, "live": False, "train": range(1000), "begun": {}}
+
+    def chosen(stream=None, method="dfh"):
+        job = SimpleNamespace(learner=create(method, bits=8, classes=3), **about)
+        return choose_stream(job, stream, banked=False)
+
+    for free, streamed, said in (
+        (10_000_000, False, ""),
+        (2_000_000, False, "1,000 training images (0.0 GB decoded) are held in memory"),
+        (1_999_999, True, "are read from the disk in shuffled blocks"),
+        (None, False, ""),
+    ):
+        monkeypatch.setattr(jobs, "available_memory", lambda free=free: free)
+        caplog.clear()
+        assert chosen() is streamed
+        assert said in caplog.text
+        assert bool(said) == bool(caplog.text)
+        assert (chosen(stream=True), chosen(stream=False)) == (True, False)
+    about["begun"] = {"stream": True}  # an unfinished run goes on as it began
+    assert chosen() is True
+    assert chosen(method="itq") is False
     with pytest.raises(UsageError, match="trained by gradient"):
-        choose_stream(True, **given)
+        chosen(stream=True, method="itq")
 
 
 def test_available_memory(tmp_path):
