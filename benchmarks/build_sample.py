@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from fisherhash.data.cifar import open_cifar10
-from fisherhash.data.sample import CITATION, SIDE, WIDE
+from fisherhash.data.cifar import CITATION, SIDE, WIDE
 from fisherhash.system.storage import write_files
 
 

@@ -42,7 +42,7 @@ from PIL import Image
 from fisherhash.data.folders import walk_images
 from fisherhash.data.images import load_image
 from fisherhash.data.preprocessing import Preprocessing
-from fisherhash.data.sample import open_sample
+from fisherhash.data.cifar import open_sample
 from fisherhash.data.workers import MEMORY
 from fisherhash.model.hasher import Hasher
 from fisherhash.system.cores import available_cores

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 
-import numpy as np
 import pytest
 from PIL import Image
 
 from fisherhash.data.check import check
-from fisherhash.data.collection import Collection
 from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import open_data
 
@@ -46,8 +44,8 @@ def test_planted_faults_are_named(root, pictures, workers):
     assert report.duplicates == [
         ["cat/000.png", "cat/copy.png"],
         ["cat/001.png", "dog/conflict.png"],
+        ["cat/002.png", "cat/same pixels.bmp"],
     ]
-    assert report.same_pixels == [["cat/002.png", "cat/same pixels.bmp"]]
     assert report.conflicts == [["cat/001.png", "dog/conflict.png"]]
     assert report.single_classes == ["owl"]
     assert report.class_sizes == {"cat": 7, "dog": 14, "owl": 1}
@@ -94,17 +92,3 @@ def test_photos_without_labels_are_no_fault(tmp_path, pictures):
     report = check(open_data(tmp_path))
     assert report.ok
     assert "no labels" in str(report)
-
-
-def test_a_reader_without_bytes():
-    class Plain:
-        def open(self, index: int, *, enough: int | None = None) -> Image.Image:
-            return Image.new("RGB", (4, 4), (index // 2, 0, 0))
-
-        def fingerprint(self) -> str:
-            return ""
-
-    data = Collection("plain", ["a", "b", "c"], np.zeros((3, 0), np.uint8), (), Plain())
-    report = check(data, workers=0)
-    assert report.duplicates == [["a", "b"]]
-    assert report.same_pixels == []

@@ -51,10 +51,10 @@ def test_files_are_sorted_by_key_with_their_state(tmp_path):
 
 def test_what_is_skipped_is_counted_or_hidden(tmp_path):
     write(tmp_path, "a.png", ".a.png", ".git/b.png", "notes.txt", "c/more.TXT", "c/README")
-    write(tmp_path, "model/x.png", "other/x.png", "index/x.png")
+    write(tmp_path, "model/x.png", "other/x.png")
     (tmp_path / "model" / "config.json").write_text(json.dumps({"fisherhash": "1"}))
     (tmp_path / "other" / "config.json").write_text("[]")
-    found = walk_images(tmp_path, without=tmp_path / "index")
+    found = walk_images(tmp_path)
     assert keys(found) == ["a.png", "other/x.png"]
     assert found.other == {".txt": 2, "no extension": 1, ".json": 1}
     assert found.own == ["model/"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageChops, ImageCms
+from PIL import Image, ImageCms
 
 from fisherhash.data import formats, images
 from fisherhash.data.images import UnreadableImage, is_one_image, load_image, set_limits
@@ -176,21 +176,12 @@ def test_without_the_extra_a_heic_image_names_it(tmp_path, monkeypatch):
     formats.register_heif.cache_clear()
 
 
-def without_adobe_marker(data: bytes) -> bytes:
-    at = data.index(b"\xff\xee")
-    return data[:at] + data[at + 2 + struct.unpack(">H", data[at + 2 : at + 4])[0] :]
-
-
-def test_cmyk_of_adobe_and_of_others(tmp_path, pictures):
+def test_cmyk(tmp_path, pictures):
     cmyk = pictures.quarters().convert("CMYK")
     cmyk.save(tmp_path / "adobe.jpg", quality=95)
     assert b"Adobe" in (tmp_path / "adobe.jpg").read_bytes()
-    # Pillow writes inverted values, as Adobe does; inverted again they are plain.
-    plain = io.BytesIO()
-    ImageChops.invert(cmyk).save(plain, "JPEG", quality=95)
-    (tmp_path / "plain.jpg").write_bytes(without_adobe_marker(plain.getvalue()))
     cmyk.save(tmp_path / "print.tif")
-    for name in ("adobe.jpg", "plain.jpg", "print.tif"):
+    for name in ("adobe.jpg", "print.tif"):
         assert_quarters(load_image(tmp_path / name), pictures.quarters(), within=12)
 
 
@@ -209,11 +200,11 @@ def deep_png(pixels: np.ndarray) -> bytes:
     return start + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
-def deep_tiff(pixels: np.ndarray, *, bits: int = 16, photometric: int | None = None) -> bytes:
+def deep_tiff(pixels: np.ndarray, *, bits: int = 16) -> bytes:
     """An uncompressed TIFF of 16 bits per channel."""
     height, width, channels = pixels.shape
     data = pixels.astype("<u2").tobytes()
-    photometric = photometric if photometric is not None else (2 if channels == 3 else 1)
+    photometric = 2 if channels == 3 else 1
     entries = [
         (256, 4, 1, width),
         (257, 4, 1, height),
@@ -242,12 +233,10 @@ def test_sixteen_bits_per_colour_are_scaled():
     assert np.asarray(load_image(deep_png(clear))).tolist() == [[[255] * 3, [255, 1, 100]]]
 
 
-def test_deep_greys_with_white_as_zero():
+def test_deep_greys():
     deep = np.array([[[0], [32_896], [65_535]]], dtype=np.uint16)
     assert np.asarray(load_image(deep_png(deep)))[0, :, 0].tolist() == [0, 128, 255]
     assert np.asarray(load_image(deep_tiff(deep)))[0, :, 0].tolist() == [0, 128, 255]
-    negative = load_image(deep_tiff(deep, photometric=0))
-    assert np.asarray(negative)[0, :, 0].tolist() == [255, 127, 0]
 
 
 @pytest.mark.parametrize("name", ["IMG_1.CR2", "b.nef", "c.ARW", "d.dng", "e.cr3"])
@@ -256,22 +245,6 @@ def test_raw_files_are_skipped_with_what_to_do(tmp_path, pictures, name):
     pictures.quarters().save(tmp_path / name, "TIFF")
     with pytest.raises(UnreadableImage, match=r"raw file of a camera.*export it as JPEG"):
         load_image(tmp_path / name)
-
-
-def test_raw_content_under_another_name(tmp_path, pictures):
-    tags = {50706: b"\x01\x04\x00\x00"}
-    exif = Image.Exif()
-    for tag, value in tags.items():
-        exif[tag] = value
-    pictures.quarters().save(tmp_path / "a.tif", exif=exif)
-    for data in (
-        (tmp_path / "a.tif").read_bytes(),
-        b"II*\0\x10\0\0\0CR\x02\0" + bytes(90),
-        b"FUJIFILMCCD-RAW 0201" + bytes(90),
-        b"\0\0\0\x18ftypcrx \0\0\0\1crx isom" + bytes(90),
-    ):
-        with pytest.raises(UnreadableImage, match="raw file of a camera"):
-            load_image(data)
 
 
 EPS = b"""%!PS-Adobe-3.0 EPSF-3.0
@@ -296,7 +269,7 @@ def test_postscript_is_never_given_to_ghostscript(tmp_path, monkeypatch, data):
     monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", None)
     (tmp_path / "photo.jpg").write_bytes(data)
     for source in (tmp_path / "photo.jpg", data, io.BytesIO(data)):
-        with pytest.raises(UnreadableImage, match="PostScript"):
+        with pytest.raises(UnreadableImage, match="not an image"):
             load_image(source)
     assert not trace.exists()
 
@@ -327,7 +300,7 @@ def test_only_one_place_opens_images():
         if "Image.open(" in path.read_text(encoding="utf-8")
     ]
     # The sample is part of the package.
-    assert sorted(users) == ["data/formats.py", "data/sample.py"]
+    assert sorted(users) == ["data/cifar.py", "data/formats.py"]
 
 
 def test_files_and_bytes_are_images(tmp_path, pictures):

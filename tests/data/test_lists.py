@@ -1,4 +1,4 @@
-"""CSV files and list folders: both forms, odd names, and the line of every fault."""
+"""CSV files, list folders and stand-ins: both forms, odd names, and the line of every fault."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
+from fisherhash.data.lists import build_tiny100, open_lists
+from fisherhash.data.lists import write_lists as write_stand_in
+from fisherhash.data.protocols import PROTOCOLS, resolve
 from fisherhash.data.sources import open_data
 from fisherhash.errors import UsageError
 
@@ -117,7 +121,6 @@ def test_lists_with_class_folders(root):
     )
     data = open_data(root)
     assert data.classes == ("owl", "cat", "dog")
-    assert data.descriptions[0] == "Strigiformes, owls"
     assert list(data.names) == [
         "cat/001.png",
         "cat/002.png",
@@ -154,18 +157,6 @@ def test_paths_that_end_like_flags(root, pictures):
     data = open_data(root)
     assert list(data.names) == ["photo 1", "photo 0 1", "plain"]
     assert data.labels.tolist() == [[1, 0], [0, 1], [1, 1]]
-
-
-def test_leading_folders_of_another_machine_are_dropped(root):
-    prefix = "/home/someone/data/nus"
-    lines = f"{prefix}/cat/000.png 1 0\n{prefix}/dog/000.png 0 1\n"
-    write_lists(root, lines, lines, lines)
-    data = open_data(root)
-    assert list(data.names) == ["cat/000.png", "dog/000.png"]
-    assert any("was dropped" in note for note in data.notes)
-    lines = "../data/cat/000.png 1 0\n../data/dog/000.png 0 1\n"
-    write_lists(root, lines, lines, lines)
-    assert list(open_data(root).names) == ["cat/000.png", "dog/000.png"]
 
 
 @pytest.mark.parametrize(
@@ -232,3 +223,64 @@ def test_any_name_survives_both_kinds_of_list(tmp_path, rows):
     table = "path,label\n" + "".join(f'"{name}",label {n}\n' for name, n in rows.items())
     data = open_data(csv_file(tmp_path, table))
     assert list(data.names) == list(rows)
+
+
+@pytest.mark.parametrize(("name", "classes"), [("tiny100", 100), ("coco21", 21)])
+def test_lists_in_the_package_are_the_agreed_ones(tmp_path, name, classes):
+    folder = write_stand_in(name, tmp_path / "called otherwise")
+    with pytest.raises(UsageError, match="none of the listed images was found"):
+        open_data(folder)
+    first = (folder / "database.txt").read_text().split()[0]
+    (folder / first).parent.mkdir()
+    Image.new("RGB", (8, 8)).save(folder / first)
+    data = open_lists(folder)
+    split = resolve(data)
+    assert split.protocol == name
+    assert split.agreed is True
+    assert len(data.classes) == classes
+    assert (len(split.train), len(split.query), len(split.database)) == PROTOCOLS[name].sizes
+    assert not set(split.query) & set(split.database)
+    assert set(split.train) < set(split.database)
+    assert data.labels.any(axis=1).all()
+
+
+def test_a_changed_list_is_not_the_agreed_one(tmp_path):
+    folder = write_stand_in("coco21", tmp_path / "coco21")
+    lines = (folder / "query.txt").read_text().splitlines(keepends=True)
+    (folder / "query.txt").write_text("".join(lines[1:]))
+    (folder / "images").mkdir()
+    Image.new("RGB", (8, 8)).save(folder / lines[1].split()[0])
+    for line in lines:
+        (folder / line.split()[0]).touch()
+    split = resolve(open_data(folder))
+    assert split.agreed is False
+    assert "not the agreed lists" in split.notes[0]
+
+
+def test_build_tiny100(tmp_path, monkeypatch):
+    with pytest.raises(UsageError, match="is not Tiny-ImageNet"):
+        build_tiny100(tmp_path, tmp_path / "tiny100")
+    source = tmp_path / "tiny-imagenet-200"
+    (source / "train" / "n01" / "images").mkdir(parents=True)
+    (source / "val" / "images").mkdir(parents=True)
+    (source / "train" / "n01" / "images" / "n01_7.JPEG").write_bytes(b"one")
+    (source / "val" / "images" / "val_3.JPEG").write_bytes(b"two")
+
+    def small(_: str, dest):
+        dest.mkdir()
+        (dest / "database.txt").write_text("n01/n01_7.JPEG\n")
+        (dest / "query.txt").write_text("n01/val_3.JPEG\n")
+        return dest
+
+    monkeypatch.setattr("fisherhash.data.lists.write_lists", small)
+    folder = build_tiny100(source, tmp_path / "tiny100")
+    assert (folder / "n01" / "n01_7.JPEG").read_bytes() == b"one"
+    assert (folder / "n01" / "val_3.JPEG").read_bytes() == b"two"
+    (source / "val" / "images" / "val_3.JPEG").unlink()
+    with pytest.raises(UsageError, match=r"val_3\.JPEG is missing"):
+        build_tiny100(source, tmp_path / "again")
+
+
+def test_unknown_stand_in(tmp_path):
+    with pytest.raises(UsageError, match="Did you mean 'coco21'"):
+        write_stand_in("coco22", tmp_path)

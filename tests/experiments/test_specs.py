@@ -3,8 +3,8 @@
 import pytest
 
 from fisherhash import methods
-from fisherhash.data.protocol_table import PROTOCOLS
-from fisherhash.data.unseen import UNSEEN
+from fisherhash.data.protocols import PROTOCOLS
+from fisherhash.data.splits import UNSEEN
 from fisherhash.errors import UsageError
 from fisherhash.experiments import specs
 from fisherhash.experiments.planning import _reduced

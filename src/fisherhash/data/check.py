@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 from fisherhash.data.collection import Collection, Reader
 from fisherhash.data.computing import Skipped
 from fisherhash.data.images import UnreadableImage
-from fisherhash.data.readers import StoredReader
 from fisherhash.data.splits import SPLIT_PARTS, Split
 from fisherhash.data.workers import run_jobs
 from fisherhash.errors import counted, printable
 from fisherhash.system.progress import progress
 
 _SHOWN = 5
-_DIGEST = 16
 _TITLES = {
     "query in database": "queries in the database",
     "query in train": "queries in the training list",
@@ -40,9 +38,8 @@ class Report:
         class_sizes: number of images per class.
         unreadable: files that cannot be decoded, with the reason.
         unlabelled: names of images without a label, if others have one.
-        duplicates: groups of names with the same bytes.
-        same_pixels: groups of names with the same pixels in different bytes.
-        conflicts: groups of duplicates (of either kind) whose labels differ.
+        duplicates: groups of names with the same pixels.
+        conflicts: those of them whose labels differ.
         single_classes: classes with one image.
         overlaps: ``query in database`` and ``query in train``: names of images in both lists.
         copies: for the same two lists, pairs of a query and another image with the same pixels.
@@ -55,7 +52,6 @@ class Report:
     unreadable: list[Skipped]
     unlabelled: list[str]
     duplicates: list[list[str]]
-    same_pixels: list[list[str]]
     conflicts: list[list[str]]
     single_classes: list[str]
     overlaps: dict[str, list[str]]
@@ -95,8 +91,7 @@ class Report:
         yield "without a label", self.unlabelled
         yield "classes with one image", self.single_classes
         for title, groups in (
-            ("groups of files with the same bytes", self.duplicates),
-            ("groups of files with the same pixels in different bytes", self.same_pixels),
+            ("groups of images with the same pixels", self.duplicates),
             ("groups of duplicates with different labels", self.conflicts),
         ):
             yield title, [" = ".join(group) for group in groups]
@@ -106,17 +101,11 @@ class Report:
             yield f"{_TITLES[where]} under another name", [" = ".join(pair) for pair in pairs]
 
 
-def _digests(reader: Reader, index: int) -> bytes:
-    """Compute a digest of the stored bytes, followed by one of the pixels."""
-    stored = b""
-    if isinstance(reader, StoredReader):
-        data = reader.read(index)
-        stored, image = _digest(data), reader.parse(index, data)
-    else:
-        image = reader.open(index)
-    width, height = image.size
-    pixels = _digest(f"{width} {height} ".encode() + image.tobytes())
-    return (stored or pixels) + pixels
+def _digest(reader: Reader, index: int) -> bytes:
+    """Compute a digest of an image's pixels."""
+    image = reader.open(index)
+    size = "{} {} ".format(*image.size).encode()
+    return hashlib.blake2b(size + image.tobytes(), digest_size=16).digest()
 
 
 def check(
@@ -132,46 +121,33 @@ def check(
     """
     names, labels = collection.names, collection.labels
     unreadable: list[Skipped] = []
-    stored: dict[int, bytes] = {}
-    pixels: dict[int, bytes] = {}
+    found: defaultdict[bytes, list[int]] = defaultdict(list)
     every = range(len(collection))
-    answers = run_jobs(collection.reader, _digests, every, names=names, workers=workers)
+    answers = run_jobs(collection.reader, _digest, every, names=names, workers=workers)
     with progress("Checking images", len(collection)) as advance:
         for index, answer in answers:
             if isinstance(answer, UnreadableImage):
                 unreadable.append(Skipped(index, names[index], str(answer)))
             else:
-                stored[index], pixels[index] = answer[:_DIGEST], answer[_DIGEST:]
+                found[answer].append(index)
             advance(1)
-    same_pixels = _groups(pixels)
+    groups = [group for group in found.values() if len(group) > 1]
     sizes = labels.sum(axis=0, dtype=np.int64)
     parts = {part: getattr(split, part) for part in SPLIT_PARTS} if split else collection.splits
-    overlaps, copies = _overlap(parts, same_pixels, names)
+    overlaps, copies = _overlap(parts, groups, names)
     return Report(
         name=collection.name,
         images=len(collection),
         class_sizes=dict(zip(collection.classes, sizes.tolist(), strict=True)),
         unreadable=unreadable,
         unlabelled=_named(np.flatnonzero(~labels.any(axis=1)), names) if labels.shape[1] else [],
-        duplicates=[_named(group, names) for group in _groups(stored)],
-        same_pixels=[_named(g, names) for g in same_pixels if len({stored[i] for i in g}) > 1],
-        conflicts=[_named(g, names) for g in same_pixels if (labels[g] != labels[g[0]]).any()],
+        duplicates=[_named(group, names) for group in groups],
+        conflicts=[_named(g, names) for g in groups if (labels[g] != labels[g[0]]).any()],
         single_classes=[collection.classes[column] for column in np.flatnonzero(sizes == 1)],
         overlaps=overlaps,
         copies=copies,
         notes=(*collection.notes, *(split.notes if split else ())),
     )
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=_DIGEST).digest()
-
-
-def _groups(digests: Mapping[int, bytes]) -> list[list[int]]:
-    found: defaultdict[bytes, list[int]] = defaultdict(list)
-    for index, digest in digests.items():
-        found[digest].append(index)
-    return [group for group in found.values() if len(group) > 1]
 
 
 def _overlap(

@@ -1,7 +1,9 @@
-"""Collections: what every source of images is opened as."""
+"""Collections, what every source of images is opened as, and the readers of their images."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -9,6 +11,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+
+from fisherhash.data.images import UnreadableImage, current_limits, load_image
+from fisherhash.system.remote import file_system, is_url
 
 
 class Reader(Protocol):
@@ -26,6 +31,54 @@ class Reader(Protocol):
         ...
 
 
+class FileReader:
+    """Image files: item ``i`` is ``names[i]``, relative to ``root`` unless it is absolute or a URL.
+
+    The fingerprint is over the name, the size and the time of change of every file; of a URL, over
+    its name.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], names: Sequence[str]) -> None:
+        self.root = os.fspath(root)
+        self.names = names
+
+    def path(self, index: int) -> str:
+        """Return the path of an image file."""
+        return os.path.join(self.root, self.names[index])
+
+    def open(self, index: int, *, enough: int | None = None) -> Image.Image:
+        """Return an image, RGB and upright."""
+        name = self.names[index]
+        return load_image(_fetch(name) if is_url(name) else self.path(index), enough=enough)
+
+    def fingerprint(self) -> str:
+        """Return a checksum over the files."""
+        digest = hashlib.sha256()
+        for index, name in enumerate(self.names):
+            try:
+                stat = os.stat(self.path(index))
+                state = f"{stat.st_size} {stat.st_mtime_ns}"
+            except (OSError, ValueError):
+                state = "missing"
+            digest.update(f"{name}\0{state}\n".encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()
+
+
+class ArrayReader:
+    """Images of one size in memory: ``pixels`` is (n, height, width, 3), uint8."""
+
+    def __init__(self, pixels: NDArray[np.uint8]) -> None:
+        self.pixels = pixels
+
+    def open(self, index: int, *, enough: int | None = None) -> Image.Image:
+        """Return an image."""
+        return Image.fromarray(self.pixels[index])
+
+    def fingerprint(self) -> str:
+        """Return a checksum over all pixels."""
+        return hashlib.sha256(np.ascontiguousarray(self.pixels).data).hexdigest()
+
+
 @dataclass(frozen=True)
 class Collection:
     """Images that are read by number, with their labels and the splits that list files define.
@@ -39,7 +92,6 @@ class Collection:
         splits: ``train``, ``query`` and ``database`` as index arrays, or empty.
         kind: where the images came from: ``folder``, ``csv``, ``lists``, ``cifar10``, ``sample``
             or ``photos`` (no labels).
-        descriptions: a longer name per class if the source has them, else empty.
         notes: sentences about what was skipped or assumed while opening.
     """
 
@@ -50,11 +102,23 @@ class Collection:
     reader: Reader
     splits: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     kind: str = "folder"
-    descriptions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.names)
+
+
+def _fetch(url: str) -> bytes:
+    limit = current_limits().bytes
+    fs, path = file_system(url)
+    try:
+        with fs.open(path, "rb") as file:
+            data = file.read(limit + 1)
+    except Exception as error:  # every file system has errors of its own
+        raise UnreadableImage(f"cannot be read: {error}", passing=True) from None
+    if len(data) > limit:
+        raise UnreadableImage(f"is larger than {limit:,} bytes")
+    return data
 
 
 def one_hot(numbers: Sequence[int] | NDArray[np.integer], classes: int) -> NDArray[np.uint8]:

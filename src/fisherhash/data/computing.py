@@ -12,21 +12,20 @@ import contextlib
 import csv
 import dataclasses
 import io
-import itertools
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from PIL import Image
 
-from fisherhash.data.collection import Collection, Reader
+from fisherhash.data.collection import Collection, FileReader, Reader
 from fisherhash.data.images import ImageLike, UnreadableImage, load_image
 from fisherhash.data.preprocessing import Preprocessing
-from fisherhash.data.readers import FileReader
-from fisherhash.data.workers import TIMEOUT, Answer, run_jobs
+from fisherhash.data.workers import Answer, run_jobs
 from fisherhash.errors import UsageError, counted
 
 
@@ -112,7 +111,6 @@ def compute_blocks(
     *,
     block: int = 256,
     workers: int | None = None,
-    timeout: float = TIMEOUT,
 ) -> Generator[Rows]:
     """The rows of images, one block at a time and in order, whatever the number of workers.
 
@@ -127,7 +125,6 @@ def compute_blocks(
             block one image smaller.
         workers: number of processes; 0 decodes in this one. None times the first few images and
             starts processes, except on Windows, if more than a second or two of work is left.
-        timeout: seconds without an answer after which a worker counts as hung.
 
     Raises:
         UsageError: an index is outside the collection, or ``block`` is below 1.
@@ -146,12 +143,7 @@ def compute_blocks(
         raise UsageError(f"a block must hold at least 1 image, got {block}")
     job = function if function.portable else RowFunction.pixels(function.preprocessing)
     answers = run_jobs(
-        collection.reader,
-        job,
-        wanted.tolist(),
-        names=collection.names,
-        workers=workers,
-        timeout=timeout,
+        collection.reader, job, wanted.tolist(), names=collection.names, workers=workers
     )
     return _blocks(collection, answers, len(wanted), job, function, block)
 
@@ -172,7 +164,7 @@ def _blocks(
             values = np.empty((length, *job.shape), dtype=dtype)
             read: list[int] = []
             skipped: list[Skipped] = []
-            for index, answer in itertools.islice(answers, length):
+            for index, answer in islice(answers, length):
                 if isinstance(answer, UnreadableImage):
                     name = collection.names[index]
                     skipped.append(Skipped(index, name, str(answer), answer.passing))
@@ -193,7 +185,6 @@ def decode(
     *,
     block: int = 256,
     workers: int | None = None,
-    timeout: float = TIMEOUT,
 ) -> Generator[Rows]:
     """Decode images in order, one block at a time, in bounded memory.
 
@@ -205,9 +196,7 @@ def decode(
     ([3, 1], (2, 3, 64, 64))
     """
     function = RowFunction.pixels(preprocessing)
-    return compute_blocks(
-        collection, indices, function, block=block, workers=workers, timeout=timeout
-    )
+    return compute_blocks(collection, indices, function, block=block, workers=workers)
 
 
 def decode_images(
@@ -222,36 +211,21 @@ def decode_images(
         preprocessing: the geometry of the pixels.
         block: images per block.
     """
-    if not isinstance(images, Sequence):
-        return _decode_iterator(iter(images), preprocessing, block)
-    files = all(isinstance(image, str | os.PathLike) for image in images)
-    given, workers = _collection_of(images, files=files), None if files else 0
-    return decode(given, None, preprocessing, block=block, workers=workers)
-
-
-def _decode_iterator(
-    images: Iterator[ImageLike], preprocessing: Preprocessing, block: int
-) -> Iterator[Rows]:
-    first = 0
-    while some := list(itertools.islice(images, block)):
-        for part in decode(
-            _collection_of(some, first), None, preprocessing, block=block, workers=0
-        ):
-            skipped = [dataclasses.replace(s, index=s.index + first) for s in part.skipped]
-            yield Rows(part.values, part.indices + first, skipped)
-        first += len(some)
-
-
-def _collection_of(
-    images: Sequence[ImageLike], first: int = 0, *, files: bool = False
-) -> Collection:
-    """Images without labels; ``first`` is the number of the first, ``files``: all are paths."""
-    names = [
-        os.fspath(image) if isinstance(image, str | os.PathLike) else f"image {number}"
-        for number, image in enumerate(images, first)
-    ]
-    reader = FileReader("", names) if files else _MemoryReader(images)
-    return Collection("images", names, np.zeros((len(images), 0), dtype=np.uint8), (), reader)
+    rest, first = iter(images), 0
+    parts = [images] if isinstance(images, Sequence) else iter(lambda: [*islice(rest, block)], [])
+    for some in parts:
+        files = all(isinstance(image, str | os.PathLike) for image in some)
+        names = [
+            os.fspath(image) if isinstance(image, str | os.PathLike) else f"image {number}"
+            for number, image in enumerate(some, first)
+        ]
+        reader = FileReader("", names) if files else _MemoryReader(some)
+        labels = np.zeros((len(names), 0), dtype=np.uint8)
+        given, workers = Collection("images", names, labels, (), reader), None if files else 0
+        for rows in decode(given, None, preprocessing, block=block, workers=workers):
+            skipped = [dataclasses.replace(s, index=s.index + first) for s in rows.skipped]
+            yield Rows(rows.values, rows.indices + first, skipped)
+        first += len(names)
 
 
 @dataclass(frozen=True)

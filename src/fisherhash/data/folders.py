@@ -1,4 +1,4 @@
-"""Folders of images: the one walk through a folder, and class sub-folders as labels."""
+"""Images in folders, behind URLs and in lists, and folders whose sub-folders are classes."""
 
 from __future__ import annotations
 
@@ -7,29 +7,26 @@ import json
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fisherhash.data.collection import Collection, one_hot
-from fisherhash.data.formats import (
-    HEAD,
-    RAW_REASON,
-    is_image_name,
-    is_raw_name,
-    looks_like_image,
-)
-from fisherhash.data.images import read_failure
-from fisherhash.data.readers import FileReader
-from fisherhash.errors import UsageError, counted, printable
-from fisherhash.system.files import open_regular, read_bounded
+from fisherhash.data.collection import Collection, FileReader, one_hot
+from fisherhash.data.formats import RAW_REASON, UnreadableImage, is_image_name, is_raw_name
+from fisherhash.data.images import check_file, read_failure
+from fisherhash.errors import FisherhashError, UsageError, counted, printable
+from fisherhash.system.files import read_bounded
+from fisherhash.system.remote import file_system, is_url
 
 _CONFIG_BYTES = 4 << 20
 """The config of a model is shorter."""
-_OWN = "fisherhash wrote it (a model, an index or a demo)"
+_OWN = "fisherhash wrote it (a model or a demo)"
+_TIMES = ("LastModified", "mtime", "last_modified", "updated", "created")
+"""What file systems behind URLs call the time of change."""
 
 
 def is_own_output(folder: str | os.PathLike[str]) -> bool:
@@ -118,34 +115,19 @@ class FoundImages:
         return ", ".join(f"{count} x {printable(kind)}" for kind, count in self.other.most_common())
 
 
-def walk_images(
-    root: str | os.PathLike[str],
-    *,
-    without: str | os.PathLike[str] | None = None,
-    elsewhere: AbstractSet[str] = frozenset(),
-    is_own: Callable[[str], bool] = is_own_output,
-) -> FoundImages:
+def walk_images(root: str | os.PathLike[str]) -> FoundImages:
     """Find every image in and below a folder, with its size and time of change.
 
-    Hidden entries are skipped. A file without an extension is an image if it begins like one. A
-    link to a folder is followed once, after all real folders: adding a link must not change the
-    keys of images that are also reachable without it.
-
-    Args:
-        root: the folder.
-        without: a folder to skip, such as the index that is being filled.
-        elsewhere: real paths of folders whose images belong to another walk; links to them are not
-            followed.
-        is_own: whether fisherhash wrote a folder; such folders are skipped.
+    Hidden entries and folders that fisherhash wrote are skipped. A file without an extension is an
+    image if it begins like one. A link to a folder is followed once, after all real folders: adding
+    a link must not change the keys of images that are also reachable without it.
 
     Raises:
         UsageError: ``root`` itself cannot be listed.
     """
     found = FoundImages()
     root = os.fspath(root)
-    seen = {*elsewhere} - {os.path.realpath(root)}
-    if without is not None:
-        seen.add(os.path.realpath(without))
+    seen: set[str] = set()
     waiting, links = [""], []
     while waiting or links:
         inside = waiting.pop() if waiting else links.pop()
@@ -156,7 +138,7 @@ def walk_images(
         seen.add(real)
         prefix = f"{inside}/" if inside else ""
         try:
-            folders, linked = _list(path, prefix, found, is_own)
+            folders, linked = _list(path, prefix, found)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             if not inside:
@@ -169,9 +151,7 @@ def walk_images(
     return found
 
 
-def _list(
-    path: str, prefix: str, found: FoundImages, is_own: Callable[[str], bool]
-) -> tuple[list[str], list[str]]:
+def _list(path: str, prefix: str, found: FoundImages) -> tuple[list[str], list[str]]:
     """Add the images of one folder to ``found``; return its sub-folders and links to folders."""
     folders, links = [], []
     with os.scandir(path) as entries:
@@ -181,7 +161,7 @@ def _list(
             linked = entry.is_symlink()
             # os.path.isdir is False for a loop of links, or one to a share that is gone.
             if os.path.isdir(entry.path) if linked else entry.is_dir():
-                if is_own(entry.path):
+                if is_own_output(entry.path):
                     found.own.append(f"{prefix}{entry.name}/")
                 else:
                     (links if linked else folders).append(entry.name)
@@ -198,10 +178,10 @@ def _list(
 
 def _begins_like_image(path: str) -> bool:
     try:
-        with open_regular(path) as file:
-            return looks_like_image(file.read(HEAD))
-    except OSError:
-        return False
+        check_file(path)
+    except UnreadableImage as error:
+        return error.passing and os.access(path, os.R_OK)
+    return True
 
 
 def _add(entry: os.DirEntry[str], key: str, found: FoundImages) -> None:
@@ -238,34 +218,26 @@ def left_out_notes(found: FoundImages) -> list[str]:
 
 def open_folder(root: Path) -> Collection:
     """Open a folder with one sub-folder per class; without sub-folders, images without labels."""
-    top = FoundImages()
-    folders, links = _list(os.fspath(root), "", top, is_own_output)
+    found = walk_images(root)
     inside: dict[str, list[str]] = {}
-    notes: list[str] = []
-    # A link from one class to another, or to all of them, adds no images to it.
-    real = {os.path.realpath(path) for path in (root, *(root / name for name in folders))}
-    for folder in sorted(folders + links):
-        found = walk_images(root / folder, elsewhere=real)
-        top.other += found.other
-        top.own += [f"{folder}/{name}" for name in found.own]
-        if keys := image_keys(found, root / folder):
-            inside[folder] = [f"{folder}/{key}" for key in keys]
-        else:
-            notes.append(f"the sub-folder '{printable(folder)}' holds no images and is not a class")
-    classes, loose = tuple(inside), image_keys(top, root)
-    names = [*itertools.chain(*inside.values()), *loose]
-    sizes = [len(own) for own in inside.values()]
+    loose: list[str] = []
+    for key in image_keys(found, root):
+        folder, slash, _ = key.partition("/")
+        (inside.setdefault(folder, []) if slash else loose).append(key)
+    classes = tuple(sorted(inside))
+    names = [*itertools.chain(*(inside[name] for name in classes)), *loose]
+    sizes = [len(inside[name]) for name in classes]
     if not names:
-        reason = top.nothing(root) if any(os.scandir(root)) else f"{root} is an empty folder"
+        reason = found.nothing(root) if any(os.scandir(root)) else f"{root} is an empty folder"
         raise UsageError(
             f"{reason}. Give a folder with one sub-folder of images per class, a CSV file "
             "'path,label', or a folder with train.txt, query.txt and database.txt"
         )
+    notes = left_out_notes(found)
     if classes and loose:
-        notes.append(
-            f"{counted(len(loose), 'image')} outside the class sub-folders: without a label"
+        notes.insert(
+            0, f"{counted(len(loose), 'image')} outside the class sub-folders: without a label"
         )
-    notes += left_out_notes(top)
     return Collection(
         name=root.name or str(root),
         names=names,
@@ -275,3 +247,66 @@ def open_folder(root: Path) -> Collection:
         kind="folder" if classes else "photos",
         notes=tuple(notes),
     )
+
+
+def list_images(source: str) -> FoundImages:
+    """The images behind a URL, or in a list: a text file with a path or a URL per line.
+
+    The key of an image is its path behind the URL; in a list, its line.
+
+    Raises:
+        UsageError: there is no such thing.
+    """
+    if is_url(source) and not source.endswith(".txt"):
+        return _list_url(source)
+    try:
+        if is_url(source):
+            fs, path = file_system(source)
+            text = fs.cat_file(path).decode(errors="surrogateescape")
+        else:
+            text = os.fsdecode(Path(source).read_bytes())
+    except OSError as error:
+        raise UsageError(f"the list {source} cannot be read: {error}") from None
+    found = FoundImages()
+    for line in dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()):
+        try:
+            if is_url(line):
+                fs, path = file_system(line)
+                found.files.append(_remote_file(line, line, fs.info(path)))
+            else:
+                path = os.path.join(os.path.dirname(os.path.abspath(source)), line)
+                found.files.append(ImageFile.from_state(line, path, os.stat(path)))
+        except OSError as error:
+            found.broken[line] = f"cannot be read: {error.strerror or error}"
+    return found
+
+
+def _list_url(url: str) -> FoundImages:
+    fs, root = file_system(url)
+    found = FoundImages()
+    try:
+        if not fs.exists(root):
+            raise UsageError(f"{url} does not exist")
+        listed: Mapping[str, Any] = fs.find(root, detail=True)
+    except FisherhashError:
+        raise
+    except Exception as error:  # every file system has errors of its own
+        raise FisherhashError(f"{url} cannot be listed: {error}") from error
+    for name, about in sorted(listed.items()):
+        key = name[len(root) :].lstrip("/") or os.path.basename(name)
+        if is_image_name(key):
+            found.files.append(_remote_file(key, fs.unstrip_protocol(name), about))
+        else:
+            found.other[os.path.splitext(key)[1] or "(none)"] += 1
+    return found
+
+
+def _remote_file(key: str, url: str, about: Mapping[str, Any]) -> ImageFile:
+    when = next((about[name] for name in _TIMES if about.get(name) is not None), 0)
+    if isinstance(when, str):
+        try:
+            when = datetime.fromisoformat(when)
+        except ValueError:
+            when = 0
+    seconds = when.timestamp() if isinstance(when, datetime) else float(when)
+    return ImageFile(key, url, int(about.get("size") or 0), int(seconds * 1e9))

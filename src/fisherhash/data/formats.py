@@ -43,27 +43,6 @@ RAW_REASON = (
     "a raw file of a camera, which is not read: export it as JPEG, TIFF or PNG with your raw "
     "converter"
 )
-HEAD = 64
-"""Bytes at the beginning of a file that tell its format."""
-
-_SIGNATURES = (
-    b"\xff\xd8\xff",
-    b"\x89PNG\r\n\x1a\n",
-    b"GIF87a",
-    b"GIF89a",
-    b"II*\0",
-    b"MM\0*",
-    b"8BPS\0\x01",
-    b"\0\0\0\x0cjP  \r\n",
-    b"\xff\x4f\xff\x51",
-    b"qoif",
-    b"DDS ",
-    b"icns",
-)
-_HEIF_BRANDS = {b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"hevm", b"hevs"}
-_AVIF_BRANDS = {b"avif", b"avis"}
-_RAW_SIGNATURES = (b"FUJIFILMCCD-RAW", b"IIRO", b"IIRS", b"MMOR", b"IIU\0", b"FOVb", b"\0MRM")
-_DNG_VERSION = 50706
 _header = threading.Lock()
 
 
@@ -97,53 +76,6 @@ def is_raw_name(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in RAW_EXTENSIONS
 
 
-def looks_like_image(head: bytes) -> bool:
-    """Whether a file begins like an image; for files without an extension.
-
-    >>> looks_like_image(b"GIF89a..."), looks_like_image(b"#!/bin/sh")
-    (True, False)
-    """
-    if head.startswith(_SIGNATURES) or brand_of(head) is not None:
-        return True
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return True
-    return head[:2] == b"BM" and head[14:18] in (b"\x28\0\0\0", b"\x6c\0\0\0", b"\x7c\0\0\0")
-
-
-def brand_of(head: bytes) -> str | None:
-    """``HEIC`` or ``AVIF`` for a file that begins like one of them."""
-    if head[4:8] != b"ftyp":
-        return None
-    length = min(int.from_bytes(head[:4], "big"), len(head))
-    brands = {head[8:12], *(head[i : i + 4] for i in range(16, length - 3, 4))}
-    if brands & _AVIF_BRANDS:
-        return "AVIF"
-    # mif1 and msf1 say only that it is some image in this kind of container.
-    return "HEIC" if brands & _HEIF_BRANDS or head[8:12] in (b"mif1", b"msf1") else None
-
-
-def check_head(head: bytes) -> None:
-    """Refuse, from its first bytes, a file that this installation cannot decode.
-
-    Raises:
-        UnreadableImage: a raw file, or a format whose decoder is not installed.
-    """
-    brand = brand_of(head)
-    if brand == "HEIC" and not register_heif():
-        # Tried again at the next sync, because the extra may be there by then.
-        raise UnreadableImage(
-            "a HEIC image; to read it, install: pip install 'fisherhash[heif]'", passing=True
-        )
-    if brand == "AVIF" and not _reads_avif():
-        raise UnreadableImage(
-            "an AVIF image; to read it, install Pillow 11.3 or newer: pip install --upgrade pillow",
-            passing=True,
-        )
-    cr2 = head[:4] in (b"II*\0", b"MM\0*") and head[8:10] == b"CR"
-    if cr2 or head.startswith(_RAW_SIGNATURES) or head[4:12] == b"ftypcrx ":
-        raise UnreadableImage(RAW_REASON)
-
-
 def open_image(file: BinaryIO, *, pixels: int) -> Image.Image:
     """Read the header of an image; only the formats in :data:`FORMATS` are tried.
 
@@ -156,13 +88,12 @@ def open_image(file: BinaryIO, *, pixels: int) -> Image.Image:
     Raises:
         UnreadableImage: it is no image, it is damaged, or it has too many pixels.
     """
-    head = file.read(512)
+    head = file.read(12)
     file.seek(0)
     if not head:
         raise UnreadableImage("the file is empty (0 bytes)")
-    check_head(head[:HEAD])
+    formats = _heif_formats() if head[4:8] == b"ftyp" else FORMATS
     try:
-        formats = {"HEIC": ("HEIF",), "AVIF": ("AVIF",)}.get(brand_of(head[:HEAD]) or "", FORMATS)
         try:
             with _pillow_limit(pixels):
                 image = Image.open(file, formats=formats)
@@ -174,7 +105,7 @@ def open_image(file: BinaryIO, *, pixels: int) -> Image.Image:
     except UnreadableImage:
         raise
     except UnidentifiedImageError:
-        raise UnreadableImage(_unknown_format(head)) from None
+        raise _unidentified(head[8:12] if head[4:8] == b"ftyp" else b"") from None
     except MemoryError:
         raise UnreadableImage("not enough memory to read its header", passing=True) from None
     except Exception as error:
@@ -185,8 +116,6 @@ def open_image(file: BinaryIO, *, pixels: int) -> Image.Image:
         most = 2 * pixels if image.info.get("progressive") else 4 * pixels
     if width * height > most:
         raise too_many_pixels(width, height, most)
-    if image.format == "TIFF" and _DNG_VERSION in getattr(image, "tag_v2", ()):
-        raise UnreadableImage(RAW_REASON)
     return image
 
 
@@ -218,12 +147,23 @@ def register_heif() -> bool:
     return True
 
 
-@functools.cache
-def _reads_avif() -> bool:
-    from PIL import features
-
+def _heif_formats() -> tuple[str, ...]:
+    """Of the formats that share the container of HEIF, those that can be decoded here."""
     Image.init()
-    return "AVIF" in Image.OPEN and bool(features.check("avif"))
+    heif = ("HEIF",) if register_heif() else ()
+    return (*heif, "AVIF") if "AVIF" in Image.OPEN else heif
+
+
+def _unidentified(brand: bytes) -> UnreadableImage:
+    """The error for what no decoder takes; ``brand`` is what a HEIF container says it holds."""
+    # Such files are tried again at the next sync, because the decoder may be there by then.
+    if (brand[:2] == b"he" or brand in (b"mif1", b"msf1")) and not register_heif():
+        reason = "a HEIC image; to read it, install: pip install 'fisherhash[heif]'"
+        return UnreadableImage(reason, passing=True)
+    if brand in (b"avif", b"avis") and "AVIF" not in Image.OPEN:
+        reason = "an AVIF image; to read it: pip install --upgrade 'pillow>=11.3'"
+        return UnreadableImage(reason, passing=True)
+    return UnreadableImage("not an image in any format that is read")
 
 
 def too_many_pixels(width: int, height: int, limit: int) -> UnreadableImage:
@@ -239,13 +179,3 @@ def too_many_pixels(width: int, height: int, limit: int) -> UnreadableImage:
 def first_line(error: Exception) -> str:
     """What an error says, in one line of bounded length."""
     return (str(error) or type(error).__name__).strip().splitlines()[0][:200]
-
-
-def _unknown_format(head: bytes) -> str:
-    if brand := brand_of(head[:HEAD]):
-        return f"damaged: a file that begins like a {brand} image and is none"
-    if head.lstrip().lower().startswith((b"<svg", b"<?xml")):
-        return "an SVG or XML file, not an image made of pixels"
-    if head.lstrip().startswith((b"%!PS", b"\xc5\xd0\xd3\xc6", b"%PDF")):
-        return "a PostScript or PDF file, not an image made of pixels"
-    return "not an image in any format that is read"

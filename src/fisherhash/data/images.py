@@ -1,9 +1,14 @@
-"""Decodes one image, however it is stored, to upright RGB."""
+"""Decodes one image, however it is stored, to upright RGB in the colours of sRGB.
+
+Transparency is laid on white. Colours with a profile (Display P3, Adobe RGB, CMYK) are converted
+to sRGB; a broken profile is ignored, and so is one that says sRGB in other words.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import io
 import os
 from collections.abc import Iterable, Iterator
@@ -12,14 +17,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
-from fisherhash.data.colours import to_rgb
 from fisherhash.data.formats import (
-    HEAD,
     RAW_REASON,
     UnreadableImage,
-    check_head,
     first_line,
     is_raw_name,
     open_image,
@@ -31,7 +33,7 @@ from fisherhash.system.files import (
     TooLongError,
     check_size,
     open_regular,
-    read_rest,
+    read_bounded,
 )
 
 MAX_PIXELS = 89_478_485
@@ -43,18 +45,8 @@ PIXELS_VARIABLE, BYTES_VARIABLE = "FISHERHASH_MAX_PIXELS", "FISHERHASH_MAX_BYTES
 
 ImageLike = str | os.PathLike[str] | bytes | BinaryIO | Image.Image | NDArray[np.generic]
 
-_LARGE = 16 << 20
-"""Bytes above which the header of a file is checked before the rest is read."""
-_ORIENTATION = 0x0112
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+_SAME = 3
+"""Levels of 255 by which a profile may move a colour and still count as sRGB."""
 
 
 @dataclass(frozen=True)
@@ -123,11 +115,12 @@ def load_image(source: ImageLike, *, enough: int | None = None) -> Image.Image:
     """
     limits = current_limits()
     if isinstance(source, Image.Image):
-        return _decoded(source, limits.pixels)
+        return _decoded(source.copy(), limits.pixels)
     if isinstance(source, np.ndarray):
         return _decoded(_from_array(source), limits.pixels)
     if isinstance(source, str | os.PathLike):
-        data = read_file(source)
+        with _reading(source):
+            data = read_bounded(source, limits.bytes)
     elif isinstance(source, bytes | bytearray | memoryview):
         data = bytes(source)
     elif hasattr(source, "read"):
@@ -149,19 +142,6 @@ def is_one_image(images: object) -> bool:
     if isinstance(images, str | bytes | bytearray | memoryview) or hasattr(images, "read"):
         return True
     return not isinstance(images, Iterable)
-
-
-def read_file(path: str | os.PathLike[str]) -> bytes:
-    """Read a file; every way in which that can fail becomes an :class:`UnreadableImage`."""
-    limits = current_limits()
-    with _reading(path), open_regular(path) as file:
-        # What cannot be decoded is not read any further.
-        if check_size(file, limits.bytes) > _LARGE:
-            open_image(file, pixels=limits.pixels)
-        else:
-            check_head(file.read(HEAD))
-        file.seek(0)
-        return read_rest(file, limits.bytes)
 
 
 def check_file(path: str | os.PathLike[str]) -> None:
@@ -210,10 +190,8 @@ def read_failure(error: OSError | ValueError) -> str:
 
 def _read_object(file: Any, limit: int) -> bytes:
     try:
-        if file.seekable():
+        if getattr(file, "seekable", bool)():
             file.seek(0)
-        data = file.read(limit + 1) if not isinstance(file, io.BytesIO) else file.getvalue()
-    except AttributeError:
         data = file.read(limit + 1)
     except (OSError, ValueError) as error:
         raise UnreadableImage(read_failure(error), passing=True) from None
@@ -239,13 +217,10 @@ def _decoded(image: Image.Image, limit: int, enough: int | None = None) -> Image
         if image.size[0] * image.size[1] > limit:
             raise too_many_pixels(width, height, limit)
         image.load()
-        rgb = to_rgb(image)
-        # After load(): plugins that rotate the image themselves have dropped the tag by now.
-        turn = None
         # Broken EXIF data is common and says nothing about the pixels.
         with contextlib.suppress(Exception):
-            turn = _UPRIGHT.get(int(image.getexif().get(_ORIENTATION, 1)))
-        return rgb.transpose(turn) if turn is not None else rgb
+            ImageOps.exif_transpose(image, in_place=True)
+        return _to_rgb(image)
     except UnreadableImage:
         raise
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
@@ -272,3 +247,84 @@ def _from_array(array: NDArray[np.generic]) -> Image.Image:
         f"an image array must be uint8 of shape (h, w), (h, w, 3) or (h, w, 4), "
         f"got {array.dtype} of shape {array.shape}"
     )
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """Convert a loaded image to 8-bit RGB."""
+    profile = image.info.get("icc_profile")
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return _in_srgb(image, profile)
+    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
+        return _deep_grey(image)
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        if profile:
+            colours = _in_srgb(rgba.convert("RGB"), profile)
+            colours.putalpha(rgba.getchannel("A"))
+            rgba = colours
+        white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, rgba).convert("RGB")
+    if image.mode == "CMYK":
+        transform = _transform(profile, "CMYK") if profile else None
+        return image.convert("RGB") if transform is None else _apply(image, transform)
+    if image.mode in ("1", "L"):
+        return image.convert("RGB")
+    return _in_srgb(image.convert("RGB"), profile)
+
+
+def _in_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
+    transform = _transform(profile, "RGB") if profile else None
+    return image if transform is None else _apply(image, transform)
+
+
+def _apply(image: Image.Image, transform: object) -> Image.Image:
+    from PIL import ImageCms
+
+    try:
+        changed = ImageCms.applyTransform(image, transform)  # type: ignore[arg-type]
+    except (ImageCms.PyCMSError, ValueError, OSError):
+        changed = None
+    return image.convert("RGB") if changed is None else changed
+
+
+@functools.lru_cache(maxsize=32)
+def _transform(profile: bytes, mode: str) -> object | None:
+    """The conversion of a profile to sRGB; None if it is broken or changes next to nothing."""
+    try:
+        from PIL import ImageCms
+
+        given = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        space: str = given.profile.xcolor_space  # type: ignore[union-attr]
+        if space.strip() != mode:
+            return None
+        transform = ImageCms.buildTransform(
+            given,
+            ImageCms.createProfile("sRGB"),
+            mode,
+            "RGB",
+            renderingIntent=ImageCms.Intent.RELATIVE_COLORIMETRIC,
+            flags=ImageCms.Flags.BLACKPOINTCOMPENSATION,
+        )
+        if mode == "RGB":
+            # The many profiles that all mean sRGB differ in a level here and there. Images with
+            # one of them keep the pixels that they have.
+            steps = np.linspace(0, 255, 9).round().astype(np.uint8)
+            cube = np.stack(np.meshgrid(steps, steps, steps), axis=-1).reshape(27, 27, 3)
+            changed = np.asarray(ImageCms.applyTransform(Image.fromarray(cube), transform))
+            if np.abs(changed.astype(int) - cube).max() <= _SAME:
+                return None
+        return transform
+    except Exception:
+        # Whatever is wrong with a profile, the pixels can be shown without it.
+        return None
+
+
+def _deep_grey(image: Image.Image) -> Image.Image:
+    """Scale greys of more than 8 bits; floats and large integers by the range that they use."""
+    values = np.nan_to_num(np.asarray(image, dtype=np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+    low, high = float(values.min()), float(values.max())
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
+        values = values / 257
+    elif low < 0 or high > 255 or high <= 1:
+        values = (values - low) * (255 / max(high - low, 1e-12))
+    return Image.fromarray(np.rint(values).clip(0, 255).astype(np.uint8)).convert("RGB")

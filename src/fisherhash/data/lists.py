@@ -1,11 +1,17 @@
-"""Lists of images: a CSV ``path,label[;label…]``, or a folder with three list files."""
+"""Lists of images: a CSV ``path,label[;label…]``, or a folder with three list files.
+
+The package holds the list files of the stand-ins tiny100 and coco21, not their images.
+"""
 
 from __future__ import annotations
 
 import csv
+import json
+import lzma
 import os
 import posixpath
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +19,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fisherhash.data.collection import Collection, one_hot
+from fisherhash.data.collection import Collection, FileReader, one_hot
 from fisherhash.data.formats import is_image_name
-from fisherhash.data.readers import FileReader
-from fisherhash.errors import UsageError, counted
+from fisherhash.errors import UsageError, counted, unknown_name
+from fisherhash.system.storage import write_files
 
 PATH_HEADERS = {"path", "image", "file", "filename", "file_name", "filepath", "image_path", "name"}
 LABEL_HEADERS = {"label", "labels", "class", "classes", "tag", "tags", "category", "categories"}
@@ -26,6 +32,9 @@ LIST_FILES = {
     "database": ("database.txt",),
 }
 """The file names of each split; public lists call the queries ``test.txt``."""
+
+STAND_INS = Path(__file__).parent / "standins.json.xz"
+"""The lists of tiny100 and coco21: a JSON object of files by name, for each."""
 
 _FLAGS = re.compile(r"(?:[ \t]+[01])+$")
 
@@ -63,9 +72,7 @@ def open_csv(path: Path) -> Collection:
             f"({len(unlabelled)} of {len(names)} rows have none). "
             "Add the labels, or remove the column to use the images without labels"
         )
-    # Not one of the images exists: refuse the list, instead of skipping them one by one.
-    if not any((path.parent / name).is_file() for name in _sample(names)):
-        raise UsageError(f"{path}: {_none_exist(path.parent, names)}")
+    _check_some_exist(path, path.parent, names)
     classes = tuple(sorted({label for own in labels for label in own}))
     number = {label: column for column, label in enumerate(classes)}
     matrix = np.zeros((len(names), len(classes)), dtype=np.uint8)
@@ -91,10 +98,10 @@ def open_lists(folder: Path) -> Collection:
     """Open a folder with ``train.txt``, ``query.txt`` and ``database.txt``.
 
     A line is ``path 0 1 0 …`` (one flag per class) or ``path`` alone (its first folder is the
-    class). ``classes.txt`` may name the classes, with a description after a tab.
+    class). ``classes.txt`` may name the classes, one per line.
     """
     lists = {split: _read_list(folder, split) for split in LIST_FILES}
-    classes, descriptions = _read_classes(folder / "classes.txt")
+    classes = _read_classes(folder / "classes.txt")
     width = _flag_count([line for own in lists.values() for line in own], len(classes))
     known, splits, notes = _merge(lists, width)
     rows = [row for _, row, _ in known.values()]
@@ -110,7 +117,8 @@ def open_lists(folder: Path) -> Collection:
                 listed = folder / "classes.txt"
                 raise line.error(f"the class '{row}' of '{name}' is not in {listed}")
         labels = one_hot([number[row] for row in rows], len(classes))
-    names, stripped = _strip_prefix(folder, list(known))
+    names = list(known)
+    _check_some_exist(folder, folder, names)
     return Collection(
         name=folder.name or str(folder),
         names=names,
@@ -119,8 +127,7 @@ def open_lists(folder: Path) -> Collection:
         reader=FileReader(folder, names),
         splits=splits,
         kind="lists",
-        descriptions=descriptions,
-        notes=(*notes, *stripped),
+        notes=tuple(notes),
     )
 
 
@@ -200,16 +207,15 @@ def _list_path(folder: Path, split: str) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def _read_classes(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _read_classes(path: Path) -> tuple[str, ...]:
+    """The names of the classes; what follows a tab is a description."""
     if not path.is_file():
-        return (), ()
-    rows = [line.split("\t", 1) for line in read_lines(path) if line.strip()]
-    names = tuple(row[0].strip() for row in rows)
+        return ()
+    names = tuple(line.partition("\t")[0].strip() for line in read_lines(path) if line.strip())
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise UsageError(f"{path} names the class '{repeated[0]}' twice")
-    described = any(len(row) > 1 for row in rows)
-    return names, tuple(row[-1].strip() for row in rows) if described else ()
+    return names
 
 
 def _read_list(folder: Path, split: str) -> list[_Line]:
@@ -281,36 +287,43 @@ def _merge(
     return known, splits, notes
 
 
-def _strip_prefix(folder: Path, names: list[str]) -> tuple[list[str], list[str]]:
-    """Drop the folders of the machine that a public list was written on.
-
-    The images lie below ``folder``; as many leading parts are dropped from every path as make the
-    sampled ones exist.
-    """
-    sample = _sample(names)
-    for drop in range(max(name.count("/") for name in sample) + 1):
-        shorter = [_drop_parts(name, drop) for name in sample]
-        if any((folder / name).is_file() for name in shorter if name):
-            if drop == 0:
-                return names, []
-            short = [_drop_parts(name, drop) or name for name in names]
-            if len(set(short)) < len(names):
-                break
-            gone = "/".join(names[0].split("/")[:drop])
-            return short, [f"the leading '{gone}/' of the listed paths was dropped"]
-    raise UsageError(_none_exist(folder, names))
+def _check_some_exist(listed: Path, root: Path, names: Sequence[str]) -> None:
+    """Refuse a list of which no image exists, instead of skipping them one by one."""
+    if not any((root / name).is_file() for name in names[:: max(1, len(names) // 20)]):
+        raise UsageError(
+            f"{listed}: none of the listed images was found below {root} (looked for "
+            f"'{names[0]}' and others); put the images there, or correct the paths in the list"
+        )
 
 
-def _drop_parts(name: str, count: int) -> str:
-    return "/".join(name.split("/")[count:])
+def write_lists(name: str, dest: str | os.PathLike[str]) -> Path:
+    """Write the four list files of ``tiny100`` or ``coco21`` into ``dest``, a folder."""
+    packed = json.loads(lzma.decompress(STAND_INS.read_bytes()))
+    if name not in packed:
+        raise unknown_name("stand-in", name, packed)
+    folder = Path(dest)
+    write_files(folder, packed[name])
+    return folder
 
 
-def _sample(names: Sequence[str]) -> Sequence[str]:
-    return names[:: max(1, len(names) // 20)]
-
-
-def _none_exist(root: Path, names: Sequence[str]) -> str:
-    return (
-        f"none of the listed images was found below {root} (looked for '{names[0]}' and others); "
-        "put the images there, or correct the paths in the list"
-    )
+def build_tiny100(tiny_imagenet: str | os.PathLike[str], dest: str | os.PathLike[str]) -> Path:
+    """Build ``dest`` from an unpacked ``tiny-imagenet-200``: lists and 35,000 copied images."""
+    source = Path(tiny_imagenet)
+    if not (source / "train").is_dir() or not (source / "val" / "images").is_dir():
+        raise UsageError(
+            f"{source} is not Tiny-ImageNet: it has no train and val/images; unpack "
+            "tiny-imagenet-200.zip and give its folder"
+        )
+    folder = write_lists("tiny100", dest)
+    files = (folder / file for file in ("database.txt", "query.txt"))
+    listed = dict.fromkeys(line for file in files for line in read_lines(file))
+    for name in filter(None, listed):
+        label, file = name.split("/")
+        held_out = file.startswith("val_")
+        original = source / "val/images" if held_out else source / "train" / label / "images"
+        (folder / label).mkdir(exist_ok=True)
+        try:
+            shutil.copyfile(original / file, folder / name)
+        except FileNotFoundError:
+            raise UsageError(f"{original / file} is missing; unpack the archive again") from None
+    return folder

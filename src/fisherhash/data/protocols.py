@@ -8,28 +8,130 @@ are left out; ``Split.notes`` counts both.
 The lists of tiny100 and coco21 have one set of queries. For a seed other than 0, others are drawn
 from the database images that are not training images, as many per class; the listed queries are
 put into the database instead. The training images and all sizes stay.
+
+docs/data.md describes each protocol and where its images come from.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from fisherhash.data.collection import Collection
-from fisherhash.data.protocol_table import PROTOCOLS, Protocol
 from fisherhash.data.splits import SPLIT_PARTS, Split, hash_order, split_checksum
 from fisherhash.errors import UsageError, counted, unknown_name
 
 
-def resolve(
-    collection: Collection,
-    protocol: str | None = None,
-    seed: int = 0,
-    *,
-    max_train: int | None = None,
-) -> Split:
+@dataclass(frozen=True)
+class Protocol:
+    """A named way to split a data set, with the metric that goes with it.
+
+    Attributes:
+        name: what the user writes.
+        top: the K of mean average precision; None for the whole database.
+        sizes: the usual numbers of (train, query, database) images; None if they vary.
+        classes: number of classes the data must have; 0 if it varies.
+        lists: whether the images come with list files that are used as they are.
+        checksum: of the agreed lists; empty if there are none.
+        fresh: queries per class that a seed other than 0 draws instead of the listed ones; 0 if
+            only the listed ones exist.
+        notes: what a reader of a number should know. Runs store these sentences and compare them
+            when they resume, so an edit here ends old runs.
+    """
+
+    name: str
+    top: int | None = None
+    sizes: tuple[int, int, int] | None = None
+    classes: int = 0
+    lists: bool = False
+    checksum: str = ""
+    fresh: int = 0
+    notes: tuple[str, ...] = ()
+
+
+_SEEN = "the 100 classes are among those an ImageNet backbone was trained on, database included"
+_KNOWN = (
+    Protocol(
+        "cifar10-small",
+        sizes=(5_000, 1_000, 59_000),
+        classes=10,
+        notes=("the training images are in the database, as in DPSH, DSDH and DFH",),
+    ),
+    Protocol(
+        "cifar10-small-54k",
+        sizes=(5_000, 1_000, 54_000),
+        classes=10,
+        notes=("the split of the code that thulab publishes for DHN, DCH and others",),
+    ),
+    Protocol(
+        "cifar10-large",
+        sizes=(50_000, 10_000, 50_000),
+        classes=10,
+        notes=("not drawn: the same for every seed",),
+    ),
+    Protocol(
+        "nuswide21-small",
+        top=5_000,
+        sizes=(10_500, 2_100, 193_734),
+        classes=21,
+        notes=("there is no canonical list: numbers of different papers differ by their draw",),
+    ),
+    Protocol("nuswide21-large", top=50_000, sizes=(193_734, 2_100, 193_734), classes=21),
+    Protocol(
+        "imagenet100",
+        top=1_000,
+        sizes=(10_000, 5_000, 128_503),
+        classes=100,
+        lists=True,
+        notes=(_SEEN, "the public list has 130 a class to train; 100 of them are drawn"),
+    ),
+    Protocol(
+        "imagenet100-13k",
+        top=1_000,
+        sizes=(13_000, 5_000, 128_503),
+        classes=100,
+        lists=True,
+        notes=(_SEEN,),
+    ),
+    Protocol(
+        "coco80",
+        top=5_000,
+        sizes=(10_000, 5_000, 117_218),
+        classes=80,
+        lists=True,
+        notes=(
+            "the public database holds the queries and lacks the training images; we mend both",
+        ),
+    ),
+    Protocol(
+        "tiny100",
+        top=1_000,
+        sizes=(10_000, 5_000, 30_000),
+        classes=100,
+        lists=True,
+        checksum="41385440043b2df121e1b161627d7e4d27d51613b142bd3ad41ab8b7638fc25e",
+        fresh=50,
+        notes=(_SEEN,),
+    ),
+    Protocol(
+        "coco21",
+        top=5_000,
+        sizes=(5_250, 1_050, 13_950),
+        classes=21,
+        lists=True,
+        checksum="b9fc34bfe10d743c874190101f2dbf98f016eee3cbff4d3f233581347d74f7c4",
+        fresh=50,
+    ),
+    Protocol("lists", lists=True),
+    Protocol("custom"),
+)
+PROTOCOLS = {protocol.name: protocol for protocol in _KNOWN}
+
+
+def resolve(collection: Collection, protocol: str | None = None, seed: int = 0) -> Split:
     """Split a collection by a protocol, or by the one its source suggests.
 
     Args:
@@ -38,7 +140,6 @@ def resolve(
             protocol that a list folder matches (else ``lists``), and ``custom`` for anything else.
         seed: of the draw, if the protocol draws; the lists of tiny100 and coco21 are those of
             seed 0, and other seeds draw other queries.
-        max_train: with ``custom``, the largest number of training images.
 
     Raises:
         UsageError: an unknown name, data that do not fit the protocol, or too few images.
@@ -51,8 +152,6 @@ def resolve(
     if name not in PROTOCOLS:
         raise unknown_name("protocol", name, PROTOCOLS)
     chosen = PROTOCOLS[name]
-    if max_train is not None and (name != "custom" or max_train < 1):
-        raise UsageError("max_train needs the protocol 'custom' and must be at least 1")
     if not collection.classes:
         raise UsageError(
             f"'{collection.name}' has no labels, so it cannot be split by '{name}'; put the "
@@ -60,7 +159,7 @@ def resolve(
         )
     _check_fit(collection, chosen)
     if name == "custom":
-        return _custom(collection, seed, max_train)
+        return _custom(collection, seed)
     if name == "cifar10-large":
         test = np.array([image.startswith("test_batch/") for image in collection.names])
         rest = np.flatnonzero(~test)
@@ -256,7 +355,7 @@ def _unlabelled_note(count: int, what: str) -> list[str]:
     return [f"{counted(count, what)} without a label left out"] if count else []
 
 
-def _custom(collection: Collection, seed: int, max_train: int | None) -> Split:
+def _custom(collection: Collection, seed: int) -> Split:
     labels = collection.labels
     labelled = np.flatnonzero(labels.any(axis=1))
     sizes = labels.sum(axis=0, dtype=np.int64)
@@ -290,9 +389,7 @@ def _custom(collection: Collection, seed: int, max_train: int | None) -> Split:
             if item not in queries and (left[own] > 1).all():
                 queries.add(item)
                 left[own] -= 1
-    train = database = [int(item) for item in labelled if item not in queries]
-    if max_train is not None and max_train < len(database):
-        train = sorted(hash_order(collection.names, database, seed)[:max_train])
+    rest = [int(item) for item in labelled if item not in queries]
     notes = _unlabelled_note(len(collection) - len(labelled), "image")
-    parts = (train, sorted(queries), database)
+    parts = (rest, sorted(queries), rest)
     return _split(collection, PROTOCOLS["custom"], seed, parts, notes)

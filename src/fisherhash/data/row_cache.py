@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
+import itertools
 import logging
-import os
-import shutil
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,14 +18,11 @@ from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.errors import FisherhashError
 from fisherhash.system.cache import cache_dir
 from fisherhash.system.progress import progress
-from fisherhash.system.storage import draft_folder
 
 logger = logging.getLogger(__name__)
 
-ROWS_FORMAT = 3
+ROWS_FORMAT = 4
 """Raise this when decoding or an architecture changes, so that older rows are not used again."""
-
-TODO, DONE, SKIPPED = 0, 1, 2
 
 
 def cached_rows(
@@ -67,7 +61,7 @@ def cached_rows(
                 advance(len(block.indices) + len(block.skipped))
     kept = cache.readable(wanted)
     values = StoredRows(cache, kept) if on_disk else cache.rows[kept]
-    return Rows(values, kept, cache.skipped(wanted))
+    return Rows(values, kept, [cache.skipped[i] for i in sorted(cache.skipped)])
 
 
 def stored_rows(
@@ -93,17 +87,13 @@ def stored_rows(
 
 def count_rows(images: str, preprocessing: Preprocessing, *, what: str) -> int:
     """How many rows :func:`cached_rows` stored for the images with this :func:`images_key`."""
-    try:
-        state = (_folder(images, preprocessing, what) / "state.u8").read_bytes()
-    except FileNotFoundError:
-        return 0
-    return state.count(DONE)
+    path = _folder(images, preprocessing, what) / "sums.u4"
+    return int(np.count_nonzero(np.fromfile(path, "<u4"))) if path.is_file() else 0
 
 
-def has_rows(kind: str, collection: Collection | None = None) -> bool:
-    """Whether rows of a kind, the first word of ``what``, are stored: for these images, or any."""
-    images = "*" if collection is None else images_key(collection)
-    return any((cache_dir() / "rows").glob(f"{images}-{kind}-*"))
+def has_rows(kind: str) -> bool:
+    """Whether rows of a kind, the first word of ``what``, are stored for any images."""
+    return any((cache_dir() / "rows").glob(f"*-{kind}-*"))
 
 
 def _folder(images: str, preprocessing: Preprocessing, what: str) -> Path:
@@ -121,10 +111,11 @@ def _short_hash(text: str) -> str:
 
 
 class RowCache:
-    """A sparse file of rows, one byte per row that says whether the row is there, and a checksum.
+    """A sparse file of rows, and one of their checksums, which are 0 where there is no row yet.
 
-    A row is marked only after it was written, so an interrupted process loses one block at most.
-    Rows that are not what was written are computed again.
+    A row that is not what was written, because a process was interrupted or a disk failed, has
+    another checksum and is computed again. Images that cannot be read are not stored: the next run
+    tries them again.
 
     Args:
         folder: where to store the files; its name must identify what the rows are made from.
@@ -135,60 +126,35 @@ class RowCache:
 
     def __init__(self, folder: Path, count: int, shape: tuple[int, ...], dtype: DTypeLike) -> None:
         self.folder = folder
-        self._passing: dict[int, Skipped] = {}
-        row, mark = np.dtype(dtype), np.dtype(np.uint8)
-        sizes = {
-            "rows.bin": max(int(np.prod((count, *shape))) * row.itemsize, 1),
-            "state.u8": max(count, 1),
-            "sums.u4": max(4 * count, 1),
-        }
+        self.skipped: dict[int, Skipped] = {}
+        row = np.dtype(dtype)
         try:
-            self._claim(sizes)
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / "rows.bin").open("ab") as file:
+                file.truncate(max(count * int(np.prod(shape)) * row.itemsize, 1))
+            with (folder / "sums.u4").open("ab") as file:
+                # Not sparse: on a full disk, reading a hole through a map can kill the process.
+                file.write(bytes(max(4 * count - file.tell(), 1)))
+                file.truncate(max(4 * count, 1))
             self.rows = np.memmap(folder / "rows.bin", row, mode="r", shape=(count, *shape))
-            self._state = np.memmap(folder / "state.u8", mark, mode="r", shape=(count,))
-            self._sums = np.memmap(folder / "sums.u4", "<u4", mode="r", shape=(count,))
+            self.sums = np.memmap(folder / "sums.u4", "<u4", mode="r", shape=(count,))
         except OSError as error:
             raise self._full(error) from error
 
     def missing(self, indices: NDArray[np.int64], *, check: bool = True) -> NDArray[np.int64]:
-        """Those of ``indices`` that were never computed, or are not what was written.
-
-        With ``check`` every row is read and compared with its checksum.
-        """
-        if not check:
-            return indices[self._state[indices] == TODO]
-        self._forget_damaged(np.unique(indices))
-        return indices[self._state[indices] == TODO]
-
-    def _forget_damaged(self, indices: NDArray[np.int64]) -> None:
-        """Mark rows that are not what was written as never computed."""
-        states = self._state[indices].tolist()
-        reasons = self._reasons() if SKIPPED in states else {}
-
-        def holds(index: int, state: int) -> bool:
-            if state == DONE:
-                return _row_crc(index, self.rows[index].tobytes()) == self._sums[index]
-            return state == SKIPPED and index in reasons
-
-        pairs = zip(indices.tolist(), states, strict=True)
-        wrong = [i for i, state in pairs if state != TODO and not holds(i, state)]
-        if wrong:
-            logger.info("%s: %d damaged rows are computed again", self.folder, len(wrong))
-            try:
-                self._mark(np.array(wrong), TODO)
-            except OSError as error:
-                raise self._full(error) from error
-
-    def _reasons(self) -> dict[int, Skipped]:
-        """The images that could not be read, as far as their lines are what was written."""
-        found: dict[int, Skipped] = {}
-        with contextlib.suppress(FileNotFoundError):
-            for line in (self.folder / "skipped.jsonl").read_bytes().split(b"\n"):
-                noted, _, text = line.partition(b" ")
-                if noted == b"%08x" % zlib.crc32(text):
-                    item = Skipped(**json.loads(text))
-                    found[item.index] = item
-        return found
+        """Those of ``indices`` that were never computed, or with ``check`` are damaged."""
+        stored = self.sums[indices]
+        lost = stored == 0
+        if check:
+            pairs = zip(indices.tolist(), stored.tolist(), strict=True)
+            damaged = [crc != 0 and crc != _row_crc(i, self.rows[i].tobytes()) for i, crc in pairs]
+            if any(damaged):
+                logger.info(
+                    "%s: %d damaged rows are computed again", self.folder, np.count_nonzero(damaged)
+                )
+                lost |= damaged
+                self._write("sums.u4", indices[damaged].tolist(), itertools.repeat(bytes(4)))
+        return indices[lost]
 
     def read(self, indices: NDArray[np.int64], out: Iterable[NDArray]) -> None:
         """Read rows through the file, one into each array: pages of a map would count as memory.
@@ -200,86 +166,44 @@ class RowCache:
             for index, row in zip(indices.tolist(), out, strict=True):
                 file.seek(index * row.nbytes)
                 read = file.readinto(row.data.cast("B"))
-                if read != row.nbytes or _row_crc(index, row.data) != self._sums[index]:
-                    self._mark(np.array([index]), TODO)
+                if read != row.nbytes or _row_crc(index, row.data) != self.sums[index]:
+                    self._write("sums.u4", [index], [bytes(4)])
                     raise FisherhashError(
                         f"row {index} of the cache {self.folder} is damaged; run the command "
                         "again, which computes it again and continues"
                     )
 
     def readable(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those of ``indices`` whose image could be read."""
-        return indices[self._state[indices] == DONE]
-
-    def skipped(self, indices: NDArray[np.int64]) -> list[Skipped]:
-        """The images among ``indices`` that could not be read, with their reasons."""
-        bad = indices[self._state[indices] == SKIPPED].tolist()
-        reasons = self._reasons() if bad else {}
-        found = {i: reasons[i] for i in bad if i in reasons}
-        found |= {i: self._passing[i] for i in indices.tolist() if i in self._passing}
-        return [found[i] for i in sorted(found)]
+        """Those of ``indices`` that have a row."""
+        return indices[self.sums[indices] != 0]
 
     def store(self, block: Rows) -> None:
-        """Store the rows of a block, and the reasons of the images that could not be read."""
-        # An image that cannot be opened now may be there next time: it is not stored.
-        self._passing |= {item.index: item for item in block.skipped if item.passing}
-        damaged = [item for item in block.skipped if not item.passing]
+        """Store the rows of a block; keep in mind which images could not be read."""
+        self.skipped |= {item.index: item for item in block.skipped}
+        indices = block.indices.tolist()
+        rows = [row.tobytes() for row in np.asarray(block.values, dtype=self.rows.dtype)]
+        sums = [
+            _row_crc(i, row).to_bytes(4, "little") for i, row in zip(indices, rows, strict=True)
+        ]
+        self._write("rows.bin", indices, rows)
+        # After the rows: an interrupted process must not leave one that looks whole.
+        self._write("sums.u4", indices, sums)
+
+    def _write(self, name: str, indices: list[int], values: Iterable[bytes]) -> None:
+        """Write through the file: on a full disk, writing to the map would kill the process."""
         try:
-            if len(block.indices):
-                rows = np.asarray(block.values, dtype=self.rows.dtype)
-                pairs = zip(block.indices.tolist(), rows, strict=True)
-                sums = [_row_crc(i, row.tobytes()) for i, row in pairs]
-                self._write("rows.bin", block.indices, rows)
-                self._write("sums.u4", block.indices, np.array(sums, dtype="<u4"))
-                self._mark(block.indices, DONE)
-            if damaged:
-                texts = [json.dumps(vars(item)).encode() for item in damaged]
-                with (self.folder / "skipped.jsonl").open("ab") as file:
-                    # A line that a full disk cut short must not take the next one along.
-                    file.writelines(b"\n%08x %b" % (zlib.crc32(text), text) for text in texts)
-                self._mark(np.array([item.index for item in damaged]), SKIPPED)
+            with (self.folder / name).open("rb+") as file:
+                for index, value in zip(indices, values, strict=False):
+                    file.seek(index * len(value))
+                    file.write(value)
         except OSError as error:
             raise self._full(error) from error
-
-    def _mark(self, indices: NDArray[np.int64], state: int) -> None:
-        self._write("state.u8", indices, np.full(len(indices), state, dtype=np.uint8))
-
-    def _write(self, name: str, indices: NDArray[np.int64], rows: NDArray) -> None:
-        """Write through the file: on a full disk, writing to the map would kill the process."""
-        with (self.folder / name).open("rb+") as file:
-            for index, row in zip(indices.tolist(), rows, strict=True):
-                file.seek(index * row.nbytes)
-                file.write(row.tobytes())
-            file.flush()
-            os.fsync(file.fileno())
 
     def _full(self, error: OSError) -> FisherhashError:
         return FisherhashError(
             f"the cache {self.folder} cannot be written: {error.strerror or error}. "
             "Set FISHERHASH_CACHE to a folder with enough space"
         )
-
-    def _claim(self, sizes: dict[str, int]) -> None:
-        """Create the files unless they are there: under a draft name, then moved in one step.
-
-        Two processes may open a new cache at once; one of them wins, and both use its files. A
-        folder in which a file has another size lost data, and marks without their rows would pass
-        zeros off as features: it is created anew.
-        """
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
-        while not self._whole(sizes):
-            # Fails if another process was first; the next check then finds its files.
-            with contextlib.suppress(FileExistsError), draft_folder(self.folder) as draft:
-                for name, size in sizes.items():
-                    with (draft / name).open("wb") as file:
-                        file.truncate(size)
-                if self.folder.exists() and not self._whole(sizes):
-                    os.rename(self.folder, draft / "old")
-            shutil.rmtree(self.folder / "old", ignore_errors=True)
-
-    def _whole(self, sizes: dict[str, int]) -> bool:
-        paths = [self.folder / name for name in sizes]
-        return [p.stat().st_size for p in paths if p.is_file()] == list(sizes.values())
 
 
 class StoredRows:
@@ -312,5 +236,5 @@ class StoredRows:
 
 
 def _row_crc(index: int, data: bytes | memoryview) -> int:
-    """Checksum of a row and its number; never 0, which is what an empty file holds."""
+    """Checksum of a row and its number; never 0."""
     return zlib.crc32(data, index + 1) or 1

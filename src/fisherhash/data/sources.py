@@ -9,13 +9,17 @@ from pathlib import Path
 
 import numpy as np
 
-from fisherhash.data.cifar import CIFAR_FOLDER, find_cifar10, open_cifar10
-from fisherhash.data.collection import Collection
+from fisherhash.data.cifar import (
+    CIFAR_FOLDER,
+    download_cifar10,
+    find_cifar10,
+    open_cifar10,
+    open_sample,
+)
+from fisherhash.data.collection import Collection, FileReader
 from fisherhash.data.folders import image_keys, left_out_notes, open_folder, walk_images
 from fisherhash.data.formats import is_image_name
 from fisherhash.data.lists import is_list_folder, open_csv, open_lists
-from fisherhash.data.readers import FileReader
-from fisherhash.data.sample import open_sample
 from fisherhash.errors import UsageError
 from fisherhash.system.cache import DATA_VARIABLE, cache_dir, data_dirs
 
@@ -104,12 +108,6 @@ def _open_directory(path: Path) -> Collection:
         return open_lists(path)
     if cifar := find_cifar10(path):
         return open_cifar10(cifar)
-    for folder in (path, path / "cifar-10-batches-py"):
-        if (folder / "data_batch_1").is_file() and (folder / "batches.meta").is_file():
-            raise UsageError(
-                f"{folder} holds the Python version of CIFAR-10, which is pickled; get the binary "
-                "version (cifar-10-binary.tar.gz), or use 'cifar10' with download"
-            )
     return open_folder(path)
 
 
@@ -120,8 +118,6 @@ def _open_file(path: Path) -> Collection:
         raise UsageError(f"{path} is one image, not a data set; give {_FORMS}")
     if path.suffix.lower() == ".txt" and is_list_folder(path.parent):
         raise UsageError(f"{path} is one of three lists; give its folder: {path.parent}")
-    if path.suffix.lower() in (".zip", ".gz", ".tar", ".tgz", ".xz", ".7z", ".rar"):
-        raise UsageError(f"{path} is an archive; unpack it and give the folder")
     raise UsageError(f"{path} is neither a folder nor a CSV file; give {_FORMS}")
 
 
@@ -135,8 +131,6 @@ def _open_named(name: str, *, download: bool) -> Collection:
         elif is_list_folder(folder / name):
             return open_lists(folder / name)
     if name == "cifar10" and download:
-        from fisherhash.data.download import download_cifar10
-
         return open_cifar10(download_cifar10(cache_dir() / "data"))
     searched = ", ".join(str(folder) for folder in data_dirs())
     if name == "cifar10":

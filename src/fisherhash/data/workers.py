@@ -9,6 +9,7 @@ twice as long to start, and pebble imports the main module as well.
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import pickle
@@ -22,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any
 
@@ -53,6 +55,9 @@ PROBE_IMAGES = 16
 PROBE_SECONDS = 0.25
 """Images, or seconds of work, after which the time of the others is clear."""
 
+FIRST_SECONDS = 0.02
+"""What loading a decoder may take, at most."""
+
 MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
 """Environment of a worker: glibc keeps up to 128 MB for the next image. By default it returns the
 memory of every large image to the system, and getting it back takes a third of the time."""
@@ -79,7 +84,6 @@ def run_jobs(
     *,
     names: Sequence[str],
     workers: int | None = None,
-    timeout: float = TIMEOUT,
 ) -> Generator[tuple[int, Answer]]:
     """Run a job for every index; yield pairs of an index and its answer, in order.
 
@@ -90,7 +94,6 @@ def run_jobs(
         names: names of all images, for error messages.
         workers: number of processes; 0 means this one. None decides after timing the first few
             images: except on Windows, processes start if the rest would take more than a second.
-        timeout: seconds without an answer after which a worker counts as hung.
 
     An image whose decoder crashes or hangs is read again, alone. If that fails too, its answer is
     an ``UnreadableImage``.
@@ -99,40 +102,42 @@ def run_jobs(
         UsageError: an impossible number of workers, or a reader that cannot be sent to them.
         FisherhashError: worker processes cannot be started, or fail image after image.
     """
+    packed = functools.cache(lambda: _packed(reader, job))
     if workers is not None:
         check_workers(workers)
     if multiprocessing.current_process().daemon:
         workers = 0  # Such a process, for example one of a loader of torch, must not start others.
-    work = _packed(reader, job) if workers else None
-    if workers and work is None:
+    if workers and packed() is None:
         raise UsageError(
             f"a {type(reader).__name__} cannot be sent to worker processes; define it in a "
             "module that can be imported, or use workers=0"
         )
-    done = 0
     times: list[float] = []
-    while done < len(indices) and work is None:
-        if workers is None and (len(times) == PROBE_IMAGES or sum(times) >= PROBE_SECONDS):
-            workers = choose_workers(times, len(indices) - done)
-            work = _packed(reader, job) if workers else None
+    if workers is None and len(indices) > PROBE_IMAGES:
+        # Where reading alone is enough work, this process need not load what the job needs.
+        times = [_seconds_to_open(reader, indices[0])]
+        workers = (choose_workers(times, len(indices)) if packed() else 0) or None
+    done = 0
+    while done < len(indices) and not workers:
+        if workers is None and (len(times) > PROBE_IMAGES or sum(times) >= PROBE_SECONDS):
+            workers = choose_workers(times, len(indices) - done) if packed() else 0
             continue
         start = time.perf_counter()
         try:
             answer: Answer = job(reader, indices[done])
         except UnreadableImage as error:
             answer = error
-        if workers is None:
-            times.append(time.perf_counter() - start)
+        times.append(time.perf_counter() - start)
         yield indices[done], answer
         done += 1
-    rest = indices[done:]
-    if work is None or not workers or not rest:
+    rest, work = indices[done:], packed() if workers else None
+    if not rest or not workers or work is None:
         return
     # The first image may have paid for loading what the job needs.
     seconds = statistics.median(times) if times else 0.01
     chunk = max(1, min(MOST_CHUNK, int(CHUNK_SECONDS / max(seconds, 1e-6))))
     workers = min(workers, len(rest), MOST_WORKERS if sys.platform == "win32" else workers)
-    yield from _Run(work, names, timeout).all(rest, workers, min(chunk, -(-len(rest) // workers)))
+    yield from _Run(work, names).all(rest, workers, min(chunk, -(-len(rest) // workers)))
 
 
 def choose_workers(times: Sequence[float], left: int) -> int:
@@ -145,6 +150,14 @@ def choose_workers(times: Sequence[float], left: int) -> int:
     return min(most, int(seconds / WORTH_STARTING) + 1) if seconds > WORTH_STARTING else 0
 
 
+def _seconds_to_open(reader: Reader, index: int) -> float:
+    """The time to read an image, less what the first one may take for loading a decoder."""
+    start = time.perf_counter()
+    with contextlib.suppress(UnreadableImage):
+        reader.open(index)
+    return max(time.perf_counter() - start - FIRST_SECONDS, 0.0)
+
+
 def _packed(reader: Reader, job: Job) -> bytes | None:
     """What every worker needs; None if it cannot be sent."""
     if not sys.executable or type(reader).__module__ == "__main__":
@@ -155,14 +168,13 @@ def _packed(reader: Reader, job: Job) -> bytes | None:
         return None
 
 
+@dataclass
 class _Run:
     """Runs a job in worker processes, and goes on where one of them is lost."""
 
-    def __init__(self, work: bytes, names: Sequence[str], timeout: float) -> None:
-        self._work = work
-        self._names = names
-        self._timeout = timeout
-        self._lost_in_a_row = 0
+    work: bytes
+    names: Sequence[str]
+    lost_in_a_row: int = 0
 
     def all(self, wanted: _Chunk, workers: int, size: int) -> Iterator[tuple[int, Answer]]:
         """Yield an answer per image, in order; chunks of ``size`` images are sent ahead."""
@@ -171,14 +183,15 @@ class _Run:
         start = 0
         while start < len(wanted):
             sent: deque[tuple[_Chunk, Future[_Answers]]] = deque()
-            with _pool(self._work, workers) as pool, contextlib.suppress(LostWorkerError):
+            with _Pool(self.work, workers) as pool, contextlib.suppress(LostWorkerError):
                 while sent or start < len(wanted):
                     while start < len(wanted) and len(sent) < ahead:
                         # Ever fewer at the end, so that all workers end at the same time.
                         some = max(1, min(size, (len(wanted) - start) // (2 * workers)))
-                        chunk, start = wanted[start : start + some], start + some
+                        chunk = wanted[start : start + some]
                         sent.append((chunk, pool.submit(chunk)))
-                    yield from self._named(sent[0][0], pool.result(sent[0][1], self._timeout))
+                        start += some
+                    yield from self._named(sent[0][0], pool.result(sent[0][1], TIMEOUT))
                     sent.popleft()
             # One of these images is to blame. It takes only itself down when it is read alone.
             for chunk, future in sent:
@@ -190,18 +203,18 @@ class _Run:
     def _one_by_one(self, chunk: _Chunk) -> Iterator[tuple[int, Answer]]:
         left, reason = deque(chunk), ""
         while left:
-            with _pool(self._work, 1) as pool:
+            with _Pool(self.work, 1) as pool:
                 # An image is not to blame for the time that a process takes to start.
-                pool.result(pool.submit(()), TIMEOUT)
+                pool.result(pool.submit(()), max(TIMEOUT, 60.0))
                 try:
                     while left:
-                        future, seconds = pool.submit((left[0],)), min(self._timeout, ALONE_SECONDS)
-                        answers = pool.result(future, seconds, self._names[left[0]])
+                        future, seconds = pool.submit((left[0],)), min(TIMEOUT, ALONE_SECONDS)
+                        answers = pool.result(future, seconds, self.names[left[0]])
                         yield from self._named((left.popleft(),), answers)
-                        self._lost_in_a_row = 0
+                        self.lost_in_a_row = 0
                 except LostWorkerError as error:
-                    self._lost_in_a_row += 1
-                    if self._lost_in_a_row > LOST_IN_A_ROW:
+                    self.lost_in_a_row += 1
+                    if self.lost_in_a_row > LOST_IN_A_ROW:
                         raise
                     reason = str(error)
             if left:
@@ -210,12 +223,12 @@ class _Run:
     def _named(self, chunk: _Chunk, answers: _Answers) -> Iterator[tuple[int, Answer]]:
         for index, answer in zip(chunk, answers, strict=True):
             if isinstance(answer, str):
-                raise FisherhashError(f"reading '{self._names[index]}' failed: {answer}")
+                raise FisherhashError(f"reading '{self.names[index]}' failed: {answer}")
             yield index, answer
 
 
 class _Pool:
-    """Worker processes that are killed when nobody needs them any more."""
+    """Worker processes that are killed at the end; they hold nothing that could be lost."""
 
     def __init__(self, work: bytes, workers: int) -> None:
         self._context = _Context()
@@ -226,29 +239,31 @@ class _Pool:
         except (OSError, ImportError, NotImplementedError) as error:
             raise FisherhashError(f"worker processes cannot be used here ({error})") from None
 
+    def __enter__(self) -> _Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._context.started:
+            with contextlib.suppress(ValueError):
+                process.kill()
+        self._executor.shutdown(cancel_futures=True)
+
     def submit(self, chunk: _Chunk) -> Future[_Answers]:
         """Send a chunk to the next worker that is free."""
         try:
             return self._executor.submit(_answers, chunk)
         except BrokenProcessPool:
-            broken: Future[_Answers] = Future()
-            broken.set_exception(BrokenProcessPool())
-            return broken
+            raise LostWorkerError("a worker process ended") from None
         except OSError as error:
             raise FisherhashError(
                 f"a worker process could not be started ({error.strerror}); use workers=0"
             ) from None
 
     def result(self, future: Future[_Answers], seconds: float, name: str = "") -> _Answers:
-        """Wait for the answers of a chunk.
-
-        Args:
-            future: what :meth:`submit` returned.
-            seconds: how long to wait.
-            name: of its only image, for the message of an error.
+        """Wait so many seconds for the answers of a chunk; ``name`` is that of its only image.
 
         Raises:
-            LostWorkerError: a process crashed, or there was no answer for so many seconds.
+            LostWorkerError: a process crashed, or there was no answer.
         """
         try:
             return future.result(seconds)
@@ -264,19 +279,6 @@ class _Pool:
                 "disk or the network share hanging? Remove the file or copy the images to a local "
                 "disk"
             ) from None
-
-    def close(self) -> None:
-        """Kill the processes; they hold nothing that could be lost."""
-        for process in self._context.started:
-            with contextlib.suppress(ValueError):
-                process.kill()
-        self._executor.shutdown(cancel_futures=True)
-
-
-@contextlib.contextmanager
-def _pool(work: bytes, workers: int) -> Iterator[_Pool]:
-    with contextlib.closing(_Pool(work, workers)) as pool:
-        yield pool
 
 
 _starting = threading.Lock()

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fisherhash.data.unseen import UNSEEN
+from fisherhash.data.splits import UNSEEN
 from fisherhash.errors import unknown_name
 
 Options = Mapping[str, Any]

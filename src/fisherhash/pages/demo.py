@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fisherhash import backbones, codes
+from fisherhash.data.cifar import CITATION
 from fisherhash.data.protocols import resolve
-from fisherhash.data.sample import CITATION
 from fisherhash.data.sources import open_data
 from fisherhash.data.splits import Split, hash_order
 from fisherhash.errors import FisherhashError, UsageError

@@ -7,7 +7,7 @@ import pytest
 
 from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import open_data
-from fisherhash.data.unseen import hold_out_classes
+from fisherhash.data.splits import hold_out_classes
 from fisherhash.errors import UsageError
 
 

@@ -1,42 +1,36 @@
-"""The download of CIFAR-10 against a server on this machine: whole, broken off, wrong, refused."""
+"""CIFAR-10: its files, the built-in sample, and the download from a server on this machine."""
 
 from __future__ import annotations
 
 import hashlib
 import http.server
+import os
 import tarfile
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from fisherhash.data.cifar import open_cifar10
-from fisherhash.data.download import CIFAR10_MD5, CIFAR10_URL, download_cifar10
+from fisherhash.data.cifar import download_cifar10, open_cifar10
 from fisherhash.data.sources import open_data
-from fisherhash.errors import FisherhashError
+from fisherhash.errors import FisherhashError, UsageError
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
     content = b""
-    ranges = True
     stop_after: int | None = None
-    requests: list[str | None] = []  # noqa: RUF012
+    requests: list[str] = []  # noqa: RUF012
 
     def do_GET(self):
         if self.path != "/cifar.tar.gz":
             self.send_error(404)
             return
-        wanted = self.headers.get("Range")
-        self.requests.append(wanted)
-        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.ranges else 0
-        if start >= len(self.content):
-            self.send_error(416)
-            return
-        body = self.content[start:]
-        self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(body)))
+        self.requests.append(self.path)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.content)))
         self.end_headers()
-        self.wfile.write(body if self.stop_after is None else body[: self.stop_after])
+        self.wfile.write(self.content[: self.stop_after])
 
     def log_message(self, *_):
         pass
@@ -66,11 +60,6 @@ def left(dest: Path) -> list[str]:
     return sorted(path.name for path in dest.iterdir())
 
 
-def test_the_official_address_and_checksum():
-    assert CIFAR10_URL == "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
-    assert CIFAR10_MD5 == "c32a1d4ab5d03f1284b67883e8d87530"
-
-
 def test_download(server, tmp_path):
     dest = tmp_path / "cache" / "data"
     assert len(open_cifar10(fetch(server, dest))) == 120
@@ -81,7 +70,7 @@ def test_open_data_downloads_only_when_told(server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FISHERHASH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(
-        "fisherhash.data.download.download_cifar10", lambda dest: fetch(server, dest)
+        "fisherhash.data.sources.download_cifar10", lambda dest: fetch(server, dest)
     )
     with pytest.raises(FisherhashError, match="not on this machine"):
         open_data("cifar10")
@@ -91,22 +80,11 @@ def test_open_data_downloads_only_when_told(server, tmp_path, monkeypatch):
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("ranges", [True, False], ids=["resumed", "started again"])
-def test_a_download_that_broke_off(server, tmp_path, ranges):
+def test_a_download_that_broke_off(server, tmp_path):
     server.stop_after = 1000
     with pytest.raises(FisherhashError, match=r"broken off after 1,000 of .* again"):
         fetch(server, tmp_path / "d")
-    assert left(tmp_path / "d") == ["cifar-10-binary.tar.gz.part"]
-    server.stop_after, server.ranges = None, ranges
-    assert len(open_cifar10(fetch(server, tmp_path / "d"))) == 120
-    assert server.requests[-1] == "bytes=1000-"
-    assert left(tmp_path / "d") == ["cifar-10-batches-bin"]
-
-
-def test_a_whole_part_file_is_taken(server, tmp_path):
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d" / "cifar-10-binary.tar.gz.part").write_bytes(server.content)
-    assert len(open_cifar10(fetch(server, tmp_path / "d"))) == 120
+    assert left(tmp_path / "d") == []
 
 
 def test_a_wrong_file_is_removed(server, tmp_path):
@@ -127,3 +105,57 @@ def test_a_place_that_cannot_be_written(server, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(FisherhashError, match="could not be written"):
         fetch(server, tmp_path / "file" / "data")
+
+
+def test_cifar(tmp_path, pictures):
+    folder = pictures.cifar(tmp_path / "cifar-10-batches-bin")
+    for spec in (tmp_path, folder):
+        data = open_data(spec)
+        assert len(data) == 120
+        assert data.names[0] == "data_batch_1/00000"
+        assert data.names[-1] == "test_batch/00019"
+        assert data.labels[43].argmax() == 3
+        assert data.kind == "cifar10"
+        record = np.fromfile(folder / "data_batch_3.bin", np.uint8).reshape(-1, 3073)[5]
+        found = np.asarray(data.reader.open(45))
+        assert np.array_equal(found, record[1:].reshape(3, 32, 32).transpose(1, 2, 0))
+
+
+def test_damaged_cifar(tmp_path, pictures):
+    folder = pictures.cifar(tmp_path / "c")
+    (folder / "data_batch_4.bin").write_bytes(b"\0" * 5000)
+    with pytest.raises(UsageError, match=r"data_batch_4\.bin has 5,000 bytes.*truncated"):
+        open_data(folder)
+    (folder / "data_batch_4.bin").unlink()
+    with pytest.raises(UsageError, match=r"not data_batch_4\.bin.*unpack"):
+        open_data(folder)
+    pictures.cifar(folder)
+    content = np.fromfile(folder / "test_batch.bin", np.uint8)
+    content[0] = 77
+    content.tofile(folder / "test_batch.bin")
+    with pytest.raises(UsageError, match=r"labels up to 77.*CIFAR-100"):
+        open_data(folder)
+
+
+def test_named_cifar10(tmp_path, pictures, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"not on this machine.*download.*FISHERHASH_DATA"):
+        open_data("cifar10")
+    pictures.cifar(tmp_path / "sets" / "cifar-10-batches-bin")
+    monkeypatch.setenv("FISHERHASH_DATA", f"{tmp_path / 'none'}{os.pathsep}{tmp_path / 'sets'}")
+    assert len(open_data("cifar10")) == 120
+    monkeypatch.delenv("FISHERHASH_DATA")
+    pictures.cifar(Path(os.environ["FISHERHASH_CACHE"]) / "data" / "cifar-10-batches-bin")
+    assert len(open_data("cifar10")) == 120
+
+
+def test_sample():
+    data = open_data("sample")
+    assert len(data) == 2000
+    assert data.labels.sum(axis=0).tolist() == [200] * 10
+    assert (data.labels.sum(axis=1) == 1).all()
+    assert len(set(data.names)) == 2000
+    assert all(name.startswith("data_batch_") for name in data.names)
+    assert data.reader.open(0).size == (32, 32)
+    # The pixels are CIFAR-10's, bit for bit: compared with the official files when it was built.
+    assert data.reader.fingerprint().startswith("53e0218cdff5c755")
