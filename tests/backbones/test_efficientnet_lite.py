@@ -48,59 +48,10 @@ def test_features_and_classes_equal_the_reference(backbone, size):
     assert features.std() > 0.1
 
 
-@pytest.mark.parametrize("kernel", [1, 3, 5])
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize(("height", "width"), [(8, 8), (7, 7), (8, 7), (2, 3)])
-def test_same_padding_against_a_loop(kernel, stride, height, width):
-    torch.manual_seed(0)
-    conv = SameConv2d(2, 2, kernel, stride, groups=2, bias=False).double()
-    images = torch.randn(1, 2, height, width, dtype=torch.double)
-    out = conv(images).detach()
-    rows, columns = -(-height // stride), -(-width // stride)
-    assert out.shape == (1, 2, rows, columns)
-    top = max((rows - 1) * stride + kernel - height, 0) // 2
-    left = max((columns - 1) * stride + kernel - width, 0) // 2
-    for channel in range(2):
-        for row in range(rows):
-            for column in range(columns):
-                total = 0.0
-                for i in range(kernel):
-                    for j in range(kernel):
-                        y, x = row * stride + i - top, column * stride + j - left
-                        if 0 <= y < height and 0 <= x < width:
-                            weight = conv.weight.detach()[channel, 0, i, j]
-                            total += float(weight * images[0, channel, y, x])
-                assert float(out[0, channel, row, column]) == pytest.approx(total, abs=1e-12)
-
-
 def test_every_name_of_the_checkpoint_is_translated(backbone):
     saved = torch.load(EfficientNetLite0.installed_weights(), weights_only=True)
     names = {translate(name) for name in saved}
     assert names - {"fc.weight", "fc.bias"} == set(backbone.state_dict())
-
-
-def test_own_state_dict_is_read_back(backbone, tmp_path):
-    torch.save(backbone.state_dict(), tmp_path / "own.pth")
-    again = backbones.create("efficientnet-lite0", weights=tmp_path / "own.pth", image_size=64)
-    assert again.preprocessing.size == 64
-    for name, tensor in backbone.state_dict().items():
-        assert torch.equal(tensor, again.state_dict()[name])
-
-
-def test_the_graph_does_not_depend_on_the_data():
-    backbone = backbones.create("efficientnet-lite0", pretrained=False, image_size=64)
-    pixels = torch.randint(256, (2, 3, 64, 64)).float()
-    batch = torch.export.Dim("batch", min=1, max=64)
-    program = torch.export.export(backbone, (pixels,), dynamic_shapes=({0: batch},))
-    more = torch.randint(256, (5, 3, 64, 64)).float()
-    with torch.inference_mode():
-        torch.testing.assert_close(program.module()(more), backbone(more))
-
-
-def test_training_reaches_every_parameter():
-    backbone = backbones.create("efficientnet-lite0", pretrained=False, image_size=64).train()
-    backbone(torch.randint(256, (4, 3, 64, 64)).float()).square().sum().backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in backbone.parameters())
 
 
 def test_without_the_weights_package(monkeypatch):

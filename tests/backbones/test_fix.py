@@ -65,21 +65,6 @@ def test_fixed_layers_get_no_gradient_and_keep_their_statistics(name, count, tot
     assert any(p.grad is not None for p in backbone.parameters())
 
 
-@NETWORKS
-def test_what_is_frozen_stays_frozen(name, count, total):
-    """Whether by an earlier call or by the user: fixing fewer layers makes none learn again."""
-    backbone = made(name)
-    backbone.fix(count)
-    last = list(backbone.parameters())[-1].requires_grad_(False)
-    for fewer in (1, 0):
-        backbone.fix(fewer)
-        trained(backbone)
-        layers = backbone.layers_in_order()
-        assert all(p.grad is None for layer in layers[:count] for p in layer.parameters())
-        assert last.grad is None
-        assert any(p.grad is not None for p in layers[count].parameters())
-
-
 def test_only_parts_with_weights_are_counted():
     """A chain is opened, whatever else it is; a part in it is a layer, however deep it goes."""
     from torch import nn
@@ -106,21 +91,6 @@ def test_only_parts_with_weights_are_counted():
 
 
 @NETWORKS
-def test_the_mode_and_the_tensors_are_those_of_before(name, count, total):
-    backbone = made(name)
-    before = state(backbone)
-    backbone.fix(count)
-    assert not any(part.training for part in backbone.modules())
-    assert backbone.train() is backbone
-    assert backbone.training
-    backbone.eval()
-    assert not any(part.training for part in backbone.modules())
-    after = state(backbone)
-    assert list(after) == list(before)
-    assert all(torch.equal(after[key], before[key]) for key in before)
-
-
-@NETWORKS
 def test_a_wrong_count_says_what_is_possible(name, count, total):
     backbone = made(name)
     backbone.fix(total - 1)
@@ -132,13 +102,3 @@ def test_a_wrong_count_says_what_is_possible(name, count, total):
             backbone.fix(wrong)
     backbone.train()
     assert [layer.training for layer in backbone.layers_in_order()].count(False) == total - 1
-
-
-@pytest.mark.parametrize("name", backbones.names())
-def test_every_backbone_can_keep_its_first_layer(name):
-    size = max(backbones.info(name).smallest, 32)
-    backbone = backbones.create(name, pretrained=False, image_size=size)
-    backbone.fix(1)
-    learned = [p.requires_grad for p in backbone.parameters()]
-    assert True in learned
-    assert False in learned

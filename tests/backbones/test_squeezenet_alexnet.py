@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fisherhash import backbones
-from fisherhash.backbones.squeezenet import Fire
 
 
 def squeezenet_shapes() -> dict[str, tuple[int, ...]]:
@@ -116,20 +115,3 @@ def test_alexnet(tmp_path):
         assert expected.std() > 1e-2
     assert not torch.equal(backbone.train()(pixels), backbone(pixels))  # dropout
     (tmp_path / "w.pth").unlink()  # 120 MB; pytest keeps the folders of three runs
-
-
-def test_both_halves_of_a_fire_module_at_once_are_the_two_halves():
-    torch.manual_seed(0)
-    fire = Fire(12, 4, 6).double()
-    squeezed = torch.randn(2, 4, 7, 5, dtype=torch.float64, requires_grad=True)
-    apart = torch.cat((fire.expand1x1(squeezed), fire.expand3x3(squeezed)), dim=1)
-    at_once = fire._expanded_at_once(squeezed)
-    torch.testing.assert_close(at_once, apart)
-    weights = [squeezed, *fire.expand1x1.parameters(), *fire.expand3x3.parameters()]
-    shares = torch.randn_like(apart)
-    for one, other in zip(
-        torch.autograd.grad((at_once * shares).sum(), weights),
-        torch.autograd.grad((apart * shares).sum(), weights),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other)

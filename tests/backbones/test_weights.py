@@ -58,26 +58,16 @@ def test_nested_and_parallel(tmp_path, state, key):
     assert read_weights(tmp_path / "w.pth").keys() == state.keys()
 
 
-def test_missing_file(tmp_path):
+def test_missing_file_and_folder(tmp_path):
     refused(tmp_path / "none.pth", UsageError, "does not exist")
-
-
-def test_folder(tmp_path):
     refused(tmp_path, UsageError, "is a folder")
 
 
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
 def test_cut_file(file, share):
     whole = file.read_bytes()
     file.write_bytes(whole[: int(share * len(whole))])
     refused(file, FisherhashError, "damaged, cut short", "again")
-
-
-def test_changed_bytes(file):
-    content = bytearray(file.read_bytes())
-    content[:64] = bytes(range(64))
-    file.write_bytes(content)
-    refused(file, FisherhashError, "damaged")
 
 
 @pytest.mark.parametrize(
@@ -141,11 +131,3 @@ def test_nothing_is_copied_when_anything_is_wrong(state):
     with pytest.raises(UsageError):
         copy_weights(network, bad, path="w.pth", what="tiny")
     assert all(torch.equal(network.state_dict()[name], state[name]) for name in state)
-
-
-def test_batch_counters_may_be_left_out(tmp_path):
-    network = backbones.create("efficientnet-lite0")
-    tensors = {n: t for n, t in network.state_dict().items() if "num_batches" not in n}
-    save_file(tensors, tmp_path / "w.safetensors")
-    again = backbones.create("efficientnet-lite0", weights=tmp_path / "w.safetensors")
-    assert torch.equal(again.state_dict()["top.conv.weight"], tensors["top.conv.weight"])

@@ -127,10 +127,10 @@ def test_no_verb_is_help_and_the_version_is_the_packages(run):
         (["train", "PHOTOS", "--out", "m", "--method", "dfhh"], "Did you mean 'dfh'?"),
         (["train", "PHOTOS", "--out", "m", "--method", "dhf"], "Did you mean 'dfh'?"),
         (["train", "PHOTOS", "--out", "m", "--backbone", "tinny"], "Did you mean 'tiny'?"),
-        (["train", "PHOTOS", "--out", "m", "--backbone", "resnet50"], "'torchvision:resnet50'?"),
+        (["train", "PHOTOS", "--out", "m", "--backbone", "resnet50"], "'torchvision:resnet50'"),
         (
             ["train", "PHOTOS", "--out", "m", "--backbone", "vit_base_patch16_224"],
-            "'timm:vit_base_patch16_224'?",
+            "'timm:vit_base_patch16_224'",
         ),
         (["train", "PHOTOS", "--out", "m", "--optimizer", "adam"], 'Did you mean "adamw"'),
         (["train", "PHOTOS", "--out", "m", "--set", "margn=1"], "Did you mean 'margin'?"),

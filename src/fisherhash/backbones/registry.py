@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
-import re
 from typing import Any
 
 from torch import nn
@@ -22,13 +22,6 @@ from fisherhash.data.preprocessing import Preprocessing
 from fisherhash.errors import UsageError, unknown_name
 
 DEFAULT_BACKBONE = EfficientNetLite0.name
-
-
-_FAMILY = re.compile(
-    r"(wide_)?res(net|next)|vgg\d|densenet|mobilenet|efficientnet_|convnext|(deit|beit|eva)|vit_|"
-    r"swin|regnet|inception|googlenet|shufflenet|mnasnet|maxvit"
-)
-"""Names of networks that torchvision or timm have, and people type without their library."""
 
 _REGISTRY: dict[str, type[Backbone]] = {
     network.name: network for network in (EfficientNetLite0, SqueezeNet, AlexNet, VGGF, Tiny)
@@ -61,20 +54,13 @@ def info(name: str) -> type[Backbone]:
     """
     if name in _REGISTRY:
         return _REGISTRY[name]
-    if library := _library_of(name):
-        raise UsageError(
-            f"unknown backbone '{name}'. Did you mean '{library}{name}'? Networks of torchvision "
-            f"and timm are named with their library. Known: {', '.join(sorted(_REGISTRY))}"
-        )
-    raise unknown_name("backbone", name, [*_REGISTRY, "hf:NAME", "timm:NAME", "torchvision:NAME"])
-
-
-def _library_of(name: str) -> str | None:
-    """The prefix of the library that has a network of this name; by its family if unknown."""
-    if not _FAMILY.match(name.lower()):
-        return None
-    # timm's names say more: vit_base_patch16_224, resnet50.a1_in1k.
-    return "timm:" if re.search(r"patch|\.|_in\d+k|^(deit|beit|eva|nf)", name) else "torchvision:"
+    if difflib.get_close_matches(name, _REGISTRY):
+        raise unknown_name("backbone", name, _REGISTRY)
+    raise UsageError(
+        f"unknown backbone '{name}'. Networks of other libraries are named with the library: "
+        f"'torchvision:{name}', 'timm:{name}', or hf: and a name on the hub. Known here: "
+        f"{', '.join(_REGISTRY)}"
+    )
 
 
 def create_backbone(

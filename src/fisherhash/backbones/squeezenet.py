@@ -34,21 +34,8 @@ class Fire(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Turn images (n, inputs, height, width) into (n, 2 * expand, height, width)."""
         squeezed = functional.relu(self.squeeze(images))
-        if self.training and squeezed.is_cuda:
-            return functional.relu(self._expanded_at_once(squeezed), inplace=True)
         expanded = torch.cat((self.expand1x1(squeezed), self.expand3x3(squeezed)), dim=1)
         return functional.relu(expanded)
-
-    def _expanded_at_once(self, squeezed: Tensor) -> Tensor:
-        """Both expanding halves as one 3 x 3 convolution, with the 1 x 1 filters at its centre.
-
-        More multiplications, but a GPU waits for its memory here, and this writes every value once
-        instead of three times.
-        """
-        small, large = self.expand1x1, self.expand3x3
-        weight = torch.cat((functional.pad(small.weight, (1, 1, 1, 1)), large.weight))
-        bias = torch.cat((small.bias, large.bias))  # type: ignore[list-item]
-        return functional.conv2d(squeezed, weight, bias, padding=1)
 
 
 class SqueezeNet(Backbone):

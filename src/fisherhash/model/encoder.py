@@ -23,7 +23,6 @@ from fisherhash.model.head import FinishedHead
 from fisherhash.model.networks import (
     ONNX_CPU,
     TORCH_CPU,
-    UNSURE,
     Network,
     feature_key,
     feature_rows,
@@ -46,15 +45,12 @@ class EncodedBlock:
         codes: (n, bytes) their codes.
         queries: (n, …) their real-valued queries for the head, where requested.
         skipped: the images that could not be read.
-        unsure: bits of these codes whose logit is within 1e-4 of zero: another runtime, which
-            rounds differently, may set them differently.
     """
 
     indices: NDArray[np.int64]
     codes: NDArray[np.uint8]
     queries: NDArray[np.float32] | None
     skipped: list[Skipped]
-    unsure: int = 0
 
 
 @runtime_checkable
@@ -204,7 +200,6 @@ class Encoder:
             np.concatenate([part.codes for part in parts]),
             np.concatenate(real) if real else None,
             [item for part in parts for item in part.skipped],
-            sum(part.unsure for part in parts),
         )
 
     def encode_stored(self, collection: Collection) -> EncodedBlock | None:
@@ -258,8 +253,7 @@ class Encoder:
         real = None
         if queries:
             real = logits if self.head.hamming else self.head.query(rows.values)
-        unsure = int(np.count_nonzero(np.abs(logits) < UNSURE))
-        return EncodedBlock(rows.indices, codes.pack(logits), real, rows.skipped, unsure)
+        return EncodedBlock(rows.indices, codes.pack(logits), real, rows.skipped)
 
     # Vectors: a model may have no network; others apply their head to given features.
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fisherhash.errors import FisherhashError, counted, missing_extra
 from fisherhash.model.head import FinishedHead
-from fisherhash.model.networks import UNSURE, Network
+from fisherhash.model.networks import Network
 from fisherhash.model.onnx_network import (
     FEATURES,
     LOGITS,
@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 CHECKED = 16
 """Images on which an exported network is compared with the original."""
+UNSURE = 1e-4
+"""A logit this near to zero may have the other sign in another runtime."""
 TOLERANCE = 1e-3
 """Difference of logits, as a share of their size, that is more than rounding."""
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")

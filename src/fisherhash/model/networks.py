@@ -15,10 +15,8 @@ from numpy.typing import NDArray
 from fisherhash.data.collection import Collection
 from fisherhash.data.computing import RowFunction, Rows
 from fisherhash.data.preprocessing import Preprocessing
-from fisherhash.data.row_cache import cached_rows, images_key
+from fisherhash.data.row_cache import cached_rows
 
-UNSURE = 1e-4
-"""A logit this near to zero may have the other sign in another runtime."""
 ONNX_CPU, TORCH_CPU = "onnx-cpu", "torch-cpu"
 """The kinds of networks that share a processor; each may have stored features for the other."""
 
@@ -58,13 +56,10 @@ class Network(Protocol):
         """
         ...
 
-    def stored_by(self, images: str, count: int, kind: str | None) -> Network:
-        """What computes features that are stored: this network, or a faster one that agrees.
+    def stored_by(self, count: int) -> Network:
+        """What computes features that are stored of so many images.
 
-        Args:
-            images: the :func:`~fisherhash.data.row_cache.images_key` of the images.
-            count: how many images there are.
-            kind: the kind that an unfinished run began with, if there is one.
+        This network, or a faster one that agrees with it.
         """
         ...
 
@@ -76,7 +71,6 @@ def feature_rows(
     *,
     workers: int | None = None,
     on_disk: bool = False,
-    kind: str | None = None,
 ) -> Rows:
     """Features (n, width) of a collection's images, stored on disk.
 
@@ -86,17 +80,13 @@ def feature_rows(
         indices: (n,) which images; None for all.
         workers: number of worker processes; None lets the work decide.
         on_disk: leave the rows on the disk, see :func:`~fisherhash.data.row_cache.cached_rows`.
-        kind: the kind of network that an unfinished run began with; by default that which stored
-            more rows of these images, or else the fastest.
     """
-    images = images_key(collection)
-    by = network.stored_by(images, len(collection), kind)
+    by = network.stored_by(len(collection))
     found = cached_rows(
         collection,
         indices,
         by.row_function(),
         what=feature_key(by),
-        images=images,
         workers=workers,
         on_disk=on_disk,
     )

@@ -190,7 +190,7 @@ class OnnxNetwork:
         function = OnnxFunction(self.source, self._file_checksum, self.output, session)
         return RowFunction(function, self.preprocessing, (self.width,), portable=True)
 
-    def stored_by(self, images: str, count: int, kind: str | None) -> OnnxNetwork:
+    def stored_by(self, count: int) -> OnnxNetwork:
         """This network: there is no faster one."""
         return self
 

@@ -14,13 +14,12 @@ from torch import Tensor
 from fisherhash import codes
 from fisherhash.backbones import Backbone, fold_batch_norm
 from fisherhash.data.computing import RowFunction
-from fisherhash.data.row_cache import count_rows
 from fisherhash.errors import FisherhashError
 from fisherhash.model import builtin, onnx_network
 from fisherhash.model.export import export_features, random_images
 from fisherhash.model.head import DISTANCES_AT_ONCE, word_numbers
 from fisherhash.model.heads import Head, ProductHead
-from fisherhash.model.networks import Network, feature_key
+from fisherhash.model.networks import Network
 from fisherhash.model.onnx_network import OnnxNetwork
 from fisherhash.system import storage
 
@@ -56,24 +55,12 @@ class TorchNetwork:
         self.preprocessing = backbone.preprocessing
         self.device, self.kind = device, f"torch-{device.type}"
         self.backbone, self.via_onnx = on_device(backbone, device).eval(), via_onnx
-        self._hashed: tuple[list[tuple[int, int, float]] | None, str] = (None, "")
         self._network = on_device(fold_batch_norm(backbone), device).eval()
 
-    @property
+    @functools.cached_property
     def checksum(self) -> str:
-        """SHA-256 of the backbone's weights, computed again only after they changed."""
-        state = self.backbone.state_dict()
-        # PyTorch counts changes in place, but not those of fused optimizers and captured graphs,
-        # nor those of tensors made in inference mode: they change the sum.
-        # Together, because each copy from a GPU waits for it.
-        sums = torch.stack([t.double().sum() for t in state.values()]).tolist() if state else []
-        now = [
-            (t.data_ptr(), 0 if t.is_inference() else t._version, total)
-            for t, total in zip(state.values(), sums, strict=True)
-        ]
-        if now != self._hashed[0]:
-            self._hashed = now, storage.tensors_checksum(state)
-        return self._hashed[1]
+        """SHA-256 of the backbone's weights."""
+        return storage.tensors_checksum(self.backbone.state_dict())
 
     @torch.inference_mode()
     def features(self, pixels: NDArray[np.uint8] | Tensor) -> NDArray[np.float32]:
@@ -95,26 +82,16 @@ class TorchNetwork:
         """What computes here: every other process would import torch and hold the network."""
         return RowFunction(self.features, self.preprocessing, (self.width,))
 
-    def stored_by(self, images: str, count: int, kind: str | None) -> Network:
+    def stored_by(self, count: int) -> Network:
         """What computes features that are stored: this network, or the packaged one of its weights.
 
-        ONNX Runtime is faster on a CPU, and rounds differently. That of which more rows are stored
-        goes on, so that none is computed twice.
+        ONNX Runtime is faster on a CPU, and rounds differently.
         """
         here = self.via_onnx and self.device.type == "cpu" and onnx_network.installed()
-        if not here or not builtin.is_packaged(self.name, self.checksum):
+        many = count * self.preprocessing.size**2 >= MANY_PIXELS
+        if not here or not many or not builtin.is_packaged(self.name, self.checksum):
             return self
-        packaged = builtin.packaged_network(self.name, self.preprocessing)
-        if kind is not None:
-            return packaged if kind == packaged.kind else self
-        stored, by_onnx = (
-            count_rows(images, self.preprocessing, what=feature_key(one), shape=(self.width,))
-            for one in (self, packaged)
-        )
-        if stored or by_onnx:
-            return packaged if by_onnx > stored else self
-        pays = count * self.preprocessing.size**2 >= MANY_PIXELS
-        return packaged if pays else self
+        return builtin.packaged_network(self.name, self.preprocessing)
 
     def exported(self) -> bytes:
         """The network as an ONNX file that agrees with it on random images.

@@ -37,9 +37,6 @@ from fisherhash.training.trained import Trained
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 
-FEATURES_BY = "features_by"
-"""The entry of a run's identity if ONNX Runtime computed its features."""
-
 
 def fit(
     data: str | os.PathLike[str] | Collection,
@@ -207,7 +204,7 @@ def _open(
 def _features(job: Job, *, stream: bool | None, banked: bool) -> Rows:
     """Compute the features of the training images, or read those that are stored.
 
-    A run goes on with the features that it began with, and reads its images as it began.
+    An interrupted run goes on reading its images as it began.
 
     Args:
         job: the training; its identity becomes known.
@@ -216,7 +213,6 @@ def _features(job: Job, *, stream: bool | None, banked: bool) -> Rows:
     """
     ranks, collection, network = job.ranks, job.collection, job.network
     runtime = TorchNetwork(network, job.place, via_onnx=True)
-    begun = str(job.begun.get(FEATURES_BY, "")) if job.begun else None
     about: dict[str, Any] = {
         "backbone": network.name,
         "image_size": network.preprocessing.size,
@@ -229,15 +225,10 @@ def _features(job: Job, *, stream: bool | None, banked: bool) -> Rows:
         about["nested"] = [part.bits for part in job.learner.parts]
     on_disk = ranks.on_first(partial(choose_stream, job, stream, banked=banked))
     about |= {STREAM: True} if on_disk else {}
-    about |= {FEATURES_BY: begun} if begun else {}
     job.identify(**about)
     torch.manual_seed(job.settings.seed)
     with ranks.in_turn():
-        rows = feature_rows(runtime, collection, job.train, on_disk=on_disk, kind=begun)
-    if rows.kind != runtime.kind:
-        job.identity[FEATURES_BY] = rows.kind
-    elif begun:
-        logger.warning("this run began with features by %s and goes on with torch's", begun)
+        rows = feature_rows(runtime, collection, job.train, on_disk=on_disk)
     same = rows.indices.tolist(), len(collection), job.identity["settings"], job.identity["options"]
     ranks.check_same("training images or settings", repr(same).encode())
     if len(rows.indices) < 2:
