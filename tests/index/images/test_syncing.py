@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import importlib
 import os
 import shutil
 import sqlite3
@@ -17,11 +18,12 @@ from fisherhash.data.images import UnreadableImage, load_image
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index import Entry, Index
 from fisherhash.index.base import CannotWriteError
-from fisherhash.index.images import choosing, image_index
+from fisherhash.index.images import choosing, encoding, image_index
 from fisherhash.index.images.creating import add_to_index, sync_index
 from fisherhash.index.images.image_index import ImageIndex
 from fisherhash.index.images.options import SyncOptions
 from fisherhash.model.hasher import Hasher
+from fisherhash.model.head import FinishedHead
 
 
 @pytest.fixture
@@ -135,65 +137,42 @@ def test_a_dry_run_changes_nothing(album, model, tmp_path):
     assert path.read_bytes() == before
 
 
-def test_an_interrupted_import_goes_on_where_it_stopped(
-    album, model, tmp_path, monkeypatch, blocks_of
-):
-    path = tmp_path / "album.index"
-    upsert, blocks = Index.upsert, []
-
-    def failing(self, entries, **options):
-        blocks.extend([1] if entries else [])
-        if len(blocks) == 3:
-            raise KeyboardInterrupt
-        return upsert(self, entries, **options)
-
-    blocks_of(4)
-    with monkeypatch.context() as patch:
-        patch.setattr(Index, "upsert", failing)
-        with pytest.raises(KeyboardInterrupt):
-            sync_index(path, album, model=model)
-    assert len(keys(path)) == 8
-    assert counts(sync_index(path, album, model=model)) == (6, 0, 0, 8)
-    assert keys(path) == names(album)
-
-
 def test_bad_files_are_listed_and_not_decoded_again_until_they_change(
     album, model, tmp_path, counted, blocks_of
 ):
-    path = tmp_path / "album.index"
+    path, bad = tmp_path / "album.index", album / "dogs" / "bad.jpg"
     blocks_of(3)
-    (album / "dogs" / "bad.jpg").write_bytes(b"no image")
+    bad.write_bytes(b"no image")
     (album / "empty.png").touch()
     (album / "notes.txt").write_text("no image either")
     report = sync_index(path, album, model=model)
-    assert counts(report) == (14, 0, 0, 0)
-    assert report.new_skipped == 2
+    assert (counts(report), report.new_skipped) == ((14, 0, 0, 0), 2)
     assert skipped(path) == {
         "dogs/bad.jpg": reason(b"no image"),
         "empty.png": "the file is empty (0 bytes)",
     }
     assert any(": 1 x .txt" in note for note in report.notes)
     counted.clear()
+    (album / "z.png").write_bytes(b"new")
     report = sync_index(path, album)
-    assert counted == []
-    assert (len(report.skipped), report.new_skipped) == (2, 0)
-    shutil.copy(album / "top.png", album / "dogs" / "bad.jpg")
+    # The new ones are listed first.
+    assert [skip.name for skip in report.skipped] == ["z.png", "dogs/bad.jpg", "empty.png"]
+    assert (counted, report.new_skipped) == (["z.png"], 1)
+    report = add_to_index(path, [bad])
+    assert (len(report.skipped), report.new_skipped, report.named) == (1, 0, 1)
+    shutil.copy(album / "top.png", bad)
     (album / "empty.png").write_bytes(b"other")
-    report = sync_index(path, album)
-    assert counted == ["dogs/bad.jpg", "empty.png"]
-    assert report.added == ["dogs/bad.jpg"]
-    assert skipped(path) == {"empty.png": reason(b"other")}
-    (album / "empty.png").unlink()
-    assert sync_index(path, album).skipped == []
-    assert skipped(path) == {}
-
-
-def test_a_image_that_turned_bad_leaves_the_index_and_is_listed(path, album):
     (album / "top.png").write_bytes(b"\x89PNG")
+    planned = sync_index(path, album, SyncOptions(dry_run=True))
+    assert "dogs/bad.jpg" not in dict(planned.skipped)
+    counted.clear()
     report = sync_index(path, album)
-    assert report.removed == ["top.png"]
-    assert "top.png" not in keys(path)
-    assert list(skipped(path)) == ["top.png"]
+    assert sorted(counted) == ["dogs/bad.jpg", "empty.png", "top.png"]
+    assert (report.added, report.removed) == (["dogs/bad.jpg"], ["top.png"])
+    assert skipped(path).keys() == {"empty.png", "top.png", "z.png"}
+    for name in ("empty.png", "top.png", "z.png"):
+        (album / name).unlink()
+    assert sync_index(path, album).skipped == []
 
 
 def test_what_cannot_be_opened_now_is_tried_again_without_a_model(
@@ -326,23 +305,6 @@ def test_the_index_other_indexes_models_and_hidden_files_are_no_images(album, mo
     assert counts(sync_index(path, album)) == (0, 0, 0, 14)
 
 
-def test_names_that_are_not_utf8(album, model, tmp_path):
-    odd = os.path.join(os.fsencode(album), b"caf\xe9")
-    os.mkdir(odd)
-    shutil.copy(album / "top.png", os.path.join(os.fsdecode(odd), "a.png"))
-    with open(os.path.join(odd, b"b\xff.png"), "wb") as file:
-        file.write(b"bad")
-    path = tmp_path / "album.index"
-    report = sync_index(path, album, model=model)
-    assert len(report.added) == 15
-    assert list(skipped(path)) == [os.fsdecode(b"caf\xe9/b\xff.png")]
-    assert counts(sync_index(path, album)) == (0, 0, 0, 15)
-    with ImageIndex.open(path) as images:
-        (found,) = images.search(album / "top.png", where=[os.fsdecode(b"label=caf\xe9")])
-    assert [hit.name for hit in found] == [os.fsdecode(b"caf\xe9/a.png")]
-    assert found[0].distance == 0
-
-
 @pytest.mark.parametrize("given", ["missing", "file", "empty", "text", "itself"])
 def test_folders_that_cannot_be_indexed(album, model, tmp_path, given):
     path = tmp_path / "new.index"
@@ -437,14 +399,10 @@ def test_a_damaged_model_in_the_index_is_a_sentence(album, model, tmp_path, dama
     assert "model" in [problem.file for problem in ImageIndex.examine(path)]
 
 
-def test_codes_without_hamming_distance_are_refused(album, photos, tmp_path):
-    from fisherhash.training.fitting import fit
-    from fisherhash.training.settings import Settings
-
-    settings = Settings(epochs=1, batch_size=8)
-    fit(photos, method="dqn", bits=12, backbone="tiny", settings=settings, out=tmp_path / "m")
-    with pytest.raises(UsageError, match="dqn are not compared by Hamming distance"):
-        sync_index(tmp_path / "new.index", album, model=tmp_path / "m")
+def test_codes_without_hamming_distance_are_refused(album, model, tmp_path, monkeypatch):
+    monkeypatch.setattr(FinishedHead, "hamming", False)
+    with pytest.raises(UsageError, match="lsh are not compared by Hamming distance"):
+        sync_index(tmp_path / "new.index", album, model=model)
     assert not (tmp_path / "new.index").exists()
 
 
@@ -507,19 +465,6 @@ def test_labels_and_metadata_stay_when_a_image_changes(path, album, counted):
         assert item.mtime_ns == 7
 
 
-def test_a_bad_file_added_twice_is_decoded_once(album, model, tmp_path, counted):
-    path = tmp_path / "album.index"
-    bad = tmp_path / "bad.png"
-    bad.write_bytes(b"bad")
-    report = add_to_index(path, [bad, album / "top.png"], model=model)
-    assert [skip.name for skip in report.skipped] == [bad.as_posix()]
-    counted.clear()
-    report = add_to_index(path, [bad])
-    assert (counted, len(report.skipped), report.new_skipped) == ([], 1, 0)
-    sync_index(path, album)
-    assert list(skipped(path)) == [bad.as_posix()]
-
-
 def test_nothing_to_do_imports_no_torch(path, album, model):
     script = """if True:
         import sys
@@ -561,73 +506,44 @@ def test_an_index_that_does_not_name_its_model_takes_one(album, model, tmp_path,
         add_to_index(path, [album], model=tmp_path / "other")
 
 
-def test_new_skipped_files_come_before_the_known_ones(album, model, tmp_path):
-    for name in ("a.png", "b.png"):
-        (album / name).write_bytes(b"no image")
-    sync_index(tmp_path / "i", album, model=model)
-    (album / "z.png").write_bytes(b"no image")
-    report = sync_index(tmp_path / "i", album)
-    assert [skip.name for skip in report.skipped] == ["z.png", "a.png", "b.png"]
-    assert report.new_skipped == 1
-
-
-def test_a_repaired_file_is_not_skipped_in_a_dry_run(album, model, tmp_path):
-    path, bad = tmp_path / "album.index", album / "bad.png"
-    bad.write_bytes(b"bad")
-    assert sync_index(path, album, model=model).new_skipped == 1
-    shutil.copy(album / "top.png", bad)
-    report = sync_index(path, album, SyncOptions(dry_run=True))
-    assert (report.added, report.skipped) == (["bad.png"], [])
-
-
-def test_a_disk_that_fills_up_says_what_is_in(album, model, tmp_path, monkeypatch, blocks_of):
+@pytest.mark.parametrize("error", [CannotWriteError("no room", "make room"), KeyboardInterrupt()])
+def test_an_interrupted_import_goes_on_where_it_stopped(
+    album, model, tmp_path, monkeypatch, blocks_of, error
+):
     path, upsert, calls = tmp_path / "album.index", Index.upsert, []
 
-    def filling(self, entries, **options):
+    def failing(self, entries, **options):
         calls.extend([1] if entries else [])
         if len(calls) == 3:
-            raise CannotWriteError(f"no room to write {path}", "make room on the disk")
+            raise error
         return upsert(self, entries, **options)
 
-    blocks_of(5)
-
+    blocks_of(4)
     with monkeypatch.context() as patch:
-        patch.setattr(Index, "upsert", filling)
-        with pytest.raises(FisherhashError) as raised:
+        patch.setattr(Index, "upsert", failing)
+        with pytest.raises(type(error)) as raised:
             sync_index(path, album, model=model)
-    assert str(raised.value) == (
-        f"no room to write {path}. What came before is in the index: "
-        "10 added, 0 updated, 0 removed; make room on the disk, then run the same command again: "
-        "it goes on from there"
-    )
-    assert raised.value.exit_code == 1
-    assert counts(sync_index(path, album)) == (4, 0, 0, 10)
+    if isinstance(error, CannotWriteError):
+        assert str(raised.value) == (
+            "no room. What came before is in the index: 8 added, 0 updated, 0 removed; make room, "
+            "then run the same command again: it goes on from there"
+        )
+    assert len(keys(path)) == 8
+    assert counts(sync_index(path, album, model=model)) == (6, 0, 0, 8)
+    assert keys(path) == names(album)
 
 
-def test_a_file_changed_under_the_same_size_and_time_is_noticed(path, album, counted):
-    counted.clear()
-    target = album / "cats" / "01.png"
-    state, data = target.stat(), target.read_bytes()
-    target.write_bytes(data[:-20] + bytes([data[-20] ^ 1]) + data[-19:])
-    os.utime(target, ns=(state.st_atime_ns, state.st_mtime_ns))
-    assert (target.stat().st_size, target.stat().st_mtime_ns) == (state.st_size, state.st_mtime_ns)
-    report = sync_index(path, album)
-    assert counted == ["cats/01.png"]
-    assert report.updated == ["cats/01.png"] or "cats/01.png" in dict(report.skipped)
-    counted.clear()
-    sync_index(path, album)
-    assert counted == []
-
-
-def test_a_damaged_file_repaired_under_the_same_size_and_time_is_noticed(album, model, tmp_path):
-    path, bad = tmp_path / "album.index", album / "bad.png"
-    good = (album / "top.png").read_bytes()
-    bad.write_bytes(good[::-1])
-    os.utime(bad, ns=(7, 7))
-    assert dict(sync_index(path, album, model=model).skipped).keys() == {"bad.png"}
-    bad.write_bytes(good)
-    os.utime(bad, ns=(7, 7))
-    assert sync_index(path, album).added == ["bad.png"]
+@pytest.mark.parametrize("was_good", [True, False])
+def test_a_file_changed_under_the_same_size_and_time_is_noticed(path, album, counted, was_good):
+    target, good = album / "cats" / "01.png", (album / "cats" / "01.png").read_bytes()
+    for data in (good, good[::-1])[:: 1 if was_good else -1]:
+        counted.clear()
+        target.write_bytes(data)
+        os.utime(target, ns=(7, 7))
+        report = sync_index(path, album)
+        assert counted == ["cats/01.png"]
+    assert ("cats/01.png" in keys(path)) is not was_good
+    assert ("cats/01.png" in dict(report.skipped)) is was_good
 
 
 def test_a_copy_of_the_folder_is_not_encoded_again(path, album, tmp_path, counted):
@@ -689,3 +605,45 @@ def test_a_folder_that_suddenly_looks_like_a_model_keeps_its_items(path, album):
     assert report.removed == []
     assert keys(path) == names(album) - {"dogs/config.json"}
     assert any("dogs/ was left out: fisherhash wrote it" in note for note in report.notes)
+
+
+DEADLY = """
+import os
+from fisherhash.index.images.encoding import FileReader
+
+class Deadly(FileReader):
+    def open(self, index, *, enough=None):
+        if self.path(index).endswith("dogs/01.png"):
+            os._exit(7)
+        return super().open(index, enough=enough)
+"""
+
+
+def test_a_decoder_that_dies_costs_its_image_only(album, model, tmp_path, monkeypatch):
+    (tmp_path / "deadly_reader.py").write_text(DEADLY)
+    path = tmp_path / "album.index"
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        patch.setattr(encoding, "FileReader", importlib.import_module("deadly_reader").Deadly)
+        report = sync_index(path, album, model=model, workers=2)
+    assert (len(report.added), list(skipped(path))) == (13, ["dogs/01.png"])
+    assert sync_index(path, album).added == ["dogs/01.png"]
+
+
+def test_files_above_a_limit_load_no_hasher_until_it_is_raised(path, album, monkeypatch):
+    shutil.copy(album / "top.png", album / "large.png")
+    monkeypatch.setenv("FISHERHASH_MAX_PIXELS", "100")
+    assert "--max-pixels" in dict(sync_index(path, album).skipped)["large.png"]
+    with monkeypatch.context() as patch:
+        patch.setattr(image_index, "hasher_of", None)
+        assert len(sync_index(path, album).skipped) == 1
+    monkeypatch.setenv("FISHERHASH_MAX_PIXELS", "1000000")
+    assert sync_index(path, album).added == ["large.png"]
+
+
+def test_a_folder_behind_a_link_is_the_same_folder(path, album, tmp_path):
+    (tmp_path / "link").symlink_to(album)
+    assert counts(sync_index(path, tmp_path / "link")) == (0, 0, 0, 14)
+    (album / "more").symlink_to(shutil.copytree(album / "dogs", tmp_path / "elsewhere"))
+    assert len(sync_index(path, album).added) == 4
+    assert {"more/00.png", "dogs/00.png"} < keys(path)

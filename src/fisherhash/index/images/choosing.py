@@ -14,7 +14,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,6 @@ from fisherhash.model import builtin
 
 if TYPE_CHECKING:
     from fisherhash.data.collection import Collection
-    from fisherhash.data.computing import Rows
     from fisherhash.data.folders import ImageFile
     from fisherhash.model.hasher import EncodedBlock, Hasher
     from fisherhash.model.networks import Network
@@ -132,22 +131,22 @@ def _fitted(
 
     network = _on_device_or_cpu(lambda where: builtin.packaged_network(device=where), device)
     network = network.decoding(replace(network.preprocessing, draft=DRAFT))
-    found = _fit_itq(name, files, network, bits, workers)
+
+    def make(weight: NDArray[np.float32], offset: NDArray[np.float32]) -> Hasher:
+        details = {"options": {"features": f"{network.name} of {builtin.DEFAULT_HASHER}"}}
+        return Hasher(network, linear_head(weight, offset), method="itq", details=details)
+
+    found = _fit_itq(name, files, network, bits, workers, make)
     if found is None:
         return None
-    images = len(found.rows.indices)
-    details = {
-        "data": {"name": name, "images": images, "of": len(files)},
-        "options": {"features": f"{network.name} of {builtin.DEFAULT_HASHER}"},
-    }
-    head = linear_head(found.weight, found.offset)
-    hasher = Hasher(network, head, method="itq", details=details)
+    hasher, codes = found
+    hasher.details["data"] = {"name": name, "images": len(codes), "of": len(files)}
     reason = f"there are at least {FEWEST_FITTED:,} images, enough to fit codes to"
     return ChosenHasher(
         hasher,
-        {"fitted": "itq", "images": images} | hasher.about,
-        found.codes(hasher),
-        f"{bits}-bit codes, fitted to {images:,} of {len(files):,} images (itq): {reason}",
+        {"fitted": "itq", "images": len(codes)} | hasher.about,
+        codes,
+        f"{bits}-bit codes, fitted to {len(codes):,} of {len(files):,} images (itq): {reason}",
     )
 
 
@@ -159,20 +158,19 @@ def _extended(
     if hasher.fitted is None:
         return ChosenHasher(hasher, hasher.about)
     learned = f"{hasher.bits} bits that the model learned"
-    own = hasher.about | {"base": hasher.fingerprint()}
+    own, found = hasher.about | {"base": hasher.fingerprint()}, None
     if len(files) >= FEWEST_FITTED:
         network = hasher.features_network
-        found = _fit_itq(name, files, network, min(FITTED_BITS, network.width), workers)
-        if found is not None:
-            longer, images = hasher.extended(found.weight, found.offset), len(found.rows.indices)
-            own |= {"bits": longer.bits, "fitted_bits": len(found.offset), "images": images}
-            of = f"{images:,} of {len(files):,} images"
-            reason = f"{learned}, {len(found.offset)} fitted to {of}"
-            return ChosenHasher(longer, own, found.codes(longer), reason)
-    longer, added = hasher.extended(*hasher.fitted), len(hasher.fitted[1])
-    reason = f"{learned}, {added} fitted to the images that it was trained on"
+        bits = min(FITTED_BITS, network.width)
+        found = _fit_itq(name, files, network, bits, workers, hasher.extended)
+    if found is None:
+        longer, codes, of = hasher.extended(*hasher.fitted), {}, "the images that it was trained on"
+    else:
+        longer, codes = found
+        of, own["images"] = f"{len(codes):,} of {len(files):,} images", len(codes)
+    added = longer.bits - hasher.bits
     own |= {"bits": longer.bits, "fitted_bits": added}
-    return ChosenHasher(longer, own, reason=reason)
+    return ChosenHasher(longer, own, codes, f"{learned}, {added} fitted to {of}")
 
 
 def _fitted_by(
@@ -232,35 +230,30 @@ def _sample(name: str, files: Sequence[ImageFile], most: int) -> Collection:
     return collection_of(name, [ordered[i] for i in sorted(order[:most])])
 
 
-class _Fitted(NamedTuple):
-    """Bits that were fitted to a sample of some images.
-
-    Attributes:
-        weight: (d, bits).
-        offset: (bits,) a bit is 1 where ``features @ weight + offset > 0``.
-        sample: the images that they were fitted to.
-        rows: the features of those that could be read.
-    """
-
-    weight: NDArray[np.float32]
-    offset: NDArray[np.float32]
-    sample: Collection
-    rows: Rows
-
-    def codes(self, hasher: Hasher) -> dict[str, Codes]:
-        """The codes of the sample by key: its features are there already."""
-        names, found = [self.sample.names[i] for i in self.rows.indices.tolist()], {}
-        for block in hasher.encode_feature_blocks(self.rows.values):
-            found |= _codes_by_key(names, block)
-        return found
-
-
 def _fit_itq(
-    name: str, files: Sequence[ImageFile], network: Network, bits: int, workers: int | None
-) -> _Fitted | None:
-    """Fit bits to the features that a network computes; None if too few images can be read.
+    name: str,
+    files: Sequence[ImageFile],
+    network: Network,
+    bits: int,
+    workers: int | None,
+    make: Callable[[NDArray[np.float32], NDArray[np.float32]], Hasher],
+) -> tuple[Hasher, dict[str, Codes]] | None:
+    """Fit bits to the features that a network computes of a sample of the images.
 
     The features are stored on disk: after an interruption, the same command goes on from there.
+
+    Args:
+        name: what the progress bar shows.
+        files: the images.
+        network: computes the features.
+        bits: how many bits to fit.
+        workers: number of processes that encode.
+        make: the hasher from weight (d, bits) and offset (bits,): a bit is 1 where
+            ``features @ weight + offset > 0``.
+
+    Returns:
+        The hasher, and the codes of the images that the bits were fitted to; None if too few can
+        be read.
     """
     from fisherhash.model.itq_fit import fit_itq
     from fisherhash.model.networks import feature_rows
@@ -269,8 +262,11 @@ def _fit_itq(
     rows = feature_rows(network, sample, workers=workers)
     if len(rows.indices) < min(FEWEST_FITTED, FIT_SAMPLE):
         return None
-    weight, offset = fit_itq(rows.values, bits)
-    return _Fitted(weight, offset, sample, rows)
+    hasher = make(*fit_itq(rows.values, bits))
+    names, codes = [str(sample.names[i]) for i in rows.indices.tolist()], {}
+    for block in hasher.encode_feature_blocks(rows.values):
+        codes |= _codes_by_key(names, block)
+    return hasher, codes
 
 
 # Loading

@@ -23,7 +23,7 @@ import numpy as np
 from fisherhash.codes import hamming
 from fisherhash.data.formats import UnreadableImage, open_image
 from fisherhash.data.images import current_limits
-from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.errors import UsageError
 from fisherhash.index.base import DamagedError, Index
 from fisherhash.index.images.choosing import load_builtin
 from fisherhash.index.images.confirming import split_by_likeness
@@ -273,18 +273,6 @@ def false_pairs_of(index: Index) -> builtin.FalsePairs | None:
     return builtin.false_pairs(name)
 
 
-def missing_copies(index: Index) -> int:
-    """About how many images have no copy code yet, without a look at their files."""
-    if false_pairs_of(index) is not None:
-        return 0
-    file, known = _copies_file(index), 0
-    with contextlib.suppress(FisherhashError):
-        if Index.exists(file):
-            with Index.open(file) as copies:
-                known = len(copies) + len(copies.notes("skipped"))
-    return max(0, index.info()["keyed"] - known)
-
-
 @contextlib.contextmanager
 def copy_codes(index: Index, *, device: str = "cpu", workers: int | None = None) -> Iterator[Index]:
     """An index of copy codes with the keys of another index, brought up to date.
@@ -302,17 +290,13 @@ def copy_codes(index: Index, *, device: str = "cpu", workers: int | None = None)
     folder = synced_folder(index)
     paths = {item.key: image_path(item, folder) for item in index.items() if item.key is not None}
     named = {key: path for key, path in paths.items() if path is not None}
-    with _opened(_copies_file(index), hasher) as copies:
+    with _opened(cache_place(index.uri, "copies", ".index"), hasher) as copies:
         work = Import(copies, Encoder(lambda: hasher, workers=workers))
         todo = work.compare(*stat_files(named.items()))
         work.forget(work.skipped.keys() - named.keys())
         gone = sorted(work.files.keys() - named.keys())
         work.run(f"{name} for copies", todo, gone, labels=())
         yield copies
-
-
-def _copies_file(index: Index) -> Path:
-    return cache_place(index.uri, "copies", ".index")
 
 
 def _opened(file: Path, hasher: Hasher) -> Index:

@@ -190,10 +190,7 @@ def moves_script(found: Duplicates, target: str | os.PathLike[str], *, script: s
     """
     root = Path(os.path.abspath(target))
     lines = [_HEAD.format(target=printable(str(root)), script=shlex.quote(printable(script)))]
-    # What one group keeps, no other one may move.
-    kept = {group[0].id for group in found.groups}
-    shown = {os.path.realpath(group[0].path) for group in found.groups if group[0].path}
-    moved: set[int] = set()
+    kept = {os.path.realpath(group[0].path) for group in found.groups if group[0].path}
     for number, group in enumerate(found.groups, start=1):
         sure = group.confirmed is not False
         state = "" if sure else ", not confirmed"
@@ -203,19 +200,17 @@ def moves_script(found: Duplicates, target: str | os.PathLike[str], *, script: s
             f"# keep {printable(group[0].path or group[0].name)}\n"
         )
         for hit in group[1:]:
-            if hit.path is None or hit.id in kept or hit.id in moved:
+            if hit.path is None:
                 continue
-            if os.path.islink(hit.path) or os.path.realpath(hit.path) in shown:
+            if os.path.islink(hit.path) or os.path.realpath(hit.path) in kept:
                 what = "a link, or what the kept link points to"
                 lines.append(f"# not moved, {what}: {printable(hit.path)}\n")
                 continue
-            if sure:
-                moved.add(hit.id)
             to = root / _inside(hit.path, found.folder, hit.id)
             here, there, above = map(shlex.quote, (hit.path, str(to), str(to.parent)))
             command = f"mkdir -p -- {above} && mv -n -- {here} {there}\n"
             # A name may hold a line break, which would end the comment.
-            lines.append(command if sure else "".join(_commented(command)))
+            lines += [command] if sure else [f"# {line}\n" for line in command.splitlines()]
     return "".join(lines)
 
 
@@ -226,7 +221,3 @@ def _inside(path: str, folder: str | None, number: int) -> str:
         if not inside.startswith(os.pardir) and not os.path.isabs(inside):
             return inside
     return f"{number}-{os.path.basename(path)}"
-
-
-def _commented(command: str) -> list[str]:
-    return [f"# {line}\n" for line in command.splitlines()]

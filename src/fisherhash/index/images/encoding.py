@@ -28,8 +28,8 @@ IMAGES_PER_COMMIT = 128
 """A few seconds of work."""
 CHUNK = 64
 """Images that a worker of a cluster encodes at a time."""
-_RETRIES = 4
-"""How often a chunk is given to another worker of a cluster when one ends."""
+_RETRIES = 100
+"""How often Ray gives a chunk to a worker again; several a second while a node is coming back."""
 
 
 @dataclass
