@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.evaluation import compat, describe_bits, evaluate_reranked, metrics, rerank
+from fisherhash.evaluation import compat, describe_bits, metrics
 from fisherhash.evaluation import evaluate as every_argument
 
 CODES = np.zeros((3, 2), dtype=np.uint8)
@@ -18,7 +18,6 @@ evaluate = partial(every_argument, CODES, CODES, LABELS, LABELS)
 codes = partial(every_argument, query_labels=LABELS, database_labels=LABELS)
 labels = partial(every_argument, CODES, CODES)
 distances = partial(metrics, query_labels=LABELS, database_labels=LABELS)
-reranked = partial(evaluate_reranked, query_labels=LABELS, database_labels=LABELS)
 
 CASES = [
     ("query codes have 2 bytes and database codes 3", codes, (CODES, np.zeros((3, 3), np.uint8))),
@@ -49,7 +48,6 @@ CASES = [
     ("2 rows of distances for 3 queries", distances, ([np.zeros((2, 3))],)),
     ("more rows than the 3 queries", distances, ([np.zeros((4, 3))],)),
     ("must be numbers", distances, ([np.full((3, 3), "a")],)),
-    ("query logits have 2 bits", reranked, (np.ones((3, 2)), np.ones((3, 4)))),
 ]
 
 
@@ -76,7 +74,3 @@ def test_no_query_with_a_relevant_item(empty):
 def test_nan_is_named_with_its_row():
     with pytest.raises(FisherhashError, match="distance of query 1 to database row 0 is NaN"):
         distances([NAN[:1], NAN[1:]])
-    with pytest.raises(FisherhashError, match="logits hold NaN in 1 row, the first is row 1"):
-        reranked(NAN, np.ones((3, 3)))
-    with pytest.raises(FisherhashError, match="NaN"):
-        rerank(NAN, NAN)

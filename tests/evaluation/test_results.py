@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from fisherhash.codes import pack
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.evaluation import (
     compat,
     describe_bits,
     evaluate,
-    evaluate_reranked,
     metrics,
     plot,
 )
@@ -55,7 +53,6 @@ def test_json_holds_plain_numbers(case):
     result = evaluate(*case, bits=12, graded=True)
     values = json.loads(json.dumps(result.to_json()))
     assert values["map"] == result.map == result.map_expected
-    assert values["primary_metric"] == "map"
     assert values["precision_at"]["10"] == result.precision_at[10]
     assert values["bit_statistics"]["distinct_codes"] == values["distinct_codes"]
     assert "average_precision" not in values
@@ -76,25 +73,6 @@ def test_blocks_may_be_tensors_and_of_any_size(case):
     tensors = torch.from_numpy(distances.astype(np.float32)).split(3)
     result = metrics(tensors, query_labels, database_labels, top=50)
     assert result.map == pytest.approx(evaluate(*case, bits=12, top=50).map)
-
-
-def test_reranking_inside_ties_orders_by_distance_then_product():
-    rng = np.random.default_rng(3)
-    query, database = rng.normal(size=(6, 5)), rng.normal(size=(40, 5))
-    labels = [np.eye(3, dtype=int)[rng.integers(0, 3, n)] for n in (6, 40)]
-    result = evaluate_reranked(query, database, *labels)
-    assert result.primary_metric == "map_reranked"
-    assert result.to_json()["map_reranked"] == result.map
-    codes = evaluate(pack(query), pack(database), *labels, bits=5)
-    assert codes.map_lower <= result.map <= codes.map_upper
-    values = []
-    for q in range(6):
-        near = ((query[q] > 0) != (database > 0)).sum(axis=1)
-        order = sorted(range(40), key=lambda j: (near[j], -(query[q] @ database[j])))
-        hits = np.flatnonzero([labels[1][j] @ labels[0][q] for j in order]) + 1
-        values.append((np.arange(1, len(hits) + 1) / hits).mean())
-    assert result.map == pytest.approx(np.mean(values))
-    assert result.map_lower == pytest.approx(result.map_upper)
 
 
 @pytest.mark.parametrize("bits", [1, 9, 64, 100])

@@ -7,7 +7,7 @@ images by the float features are also nearest by the codes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -55,12 +55,7 @@ class NeighbourAgreement:
 
     def to_json(self) -> dict[str, Any]:
         """Its numbers as JSON can hold them."""
-        return {
-            "k": self.k,
-            "value": self.value,
-            "chance": self.chance,
-            "queries": self.queries,
-        }
+        return asdict(self)
 
 
 def neighbour_agreement(

@@ -7,7 +7,7 @@ depends on the order of the database, the NumPy version and the processor.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,61 +17,44 @@ from fisherhash.codes import hamming
 from fisherhash.errors import UsageError, unknown_name
 from fisherhash.evaluation import inputs
 from fisherhash.evaluation.hamming import query_slices, shared_labels
-from fisherhash.evaluation.inputs import Denominator
+from fisherhash.evaluation.inputs import Denominator, Empty
 
 UNSTABLE = "unstable (numpy.argsort default): depends on database order, NumPy version, processor"
 
+EVALUATORS: dict[str, tuple[Denominator, Empty, bool]] = {
+    "hashnet": ("found", "skip", False),
+    "dfh": ("found", "zero", False),
+    "swuxyj": ("found", "zero", True),
+    "dsh-analysis": ("min(K, relevant)", "zero", False),
+}
+"""By name: what it divides the sum of precisions by, how it treats a query that finds nothing, and
+whether, without ``top``, it slices ``[0:-1]`` and so drops the last item. They are the code of
+thuml/HashNet, of Deep Fisher Hashing, of swuxyj/DeepHash-pytorch and of aassxun/DSH_Analysis."""
+
 
 @dataclass(frozen=True)
-class Evaluator:
-    """The choices of one evaluator.
-
-    Attributes:
-        name: Its name in :func:`compat`.
-        title: Its source.
-        denominator: What it divides the sum of precisions by.
-        no_hit: How it treats a query that finds nothing in those ranks: ``"skip"`` or ``"zero"``.
-        last_item_dropped: Whether, without ``top``, it slices ``[0:-1]`` and drops the last item.
-    """
-
-    name: str
-    title: str
-    denominator: Denominator
-    no_hit: str
-    last_item_dropped: bool = False
-
-
-EVALUATORS = {
-    evaluator.name: evaluator
-    for evaluator in (
-        Evaluator("hashnet", "HashNet, official (thuml/HashNet)", "found", "skip"),
-        Evaluator("dfh", "Deep Fisher Hashing, official", "found", "zero"),
-        Evaluator("swuxyj", "swuxyj/DeepHash-pytorch", "found", "zero", last_item_dropped=True),
-        Evaluator("dsh-analysis", "aassxun/DSH_Analysis", "min(K, relevant)", "zero"),
-    )
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compat(Evaluator):
+class Compat:
     """What an evaluator prints, and what its rules yield with a reproducible sort.
 
     Attributes:
-        last_item_dropped: Whether the last ranked item was left out here.
+        name: The evaluator.
         map: The number it prints with its unstable sort on this machine.
         map_stable: The same rules with ties in database order.
         ranks: Ranks it uses.
-        queries: Queries given.
-        counted: Queries in its mean.
-        no_hit_queries: Queries that found nothing in those ranks (unstable sort).
+        last_item_dropped: Whether the last ranked item was left out here.
+        denominator: What it divides the sum of precisions by.
+        no_hit: How it treats a query that finds nothing in those ranks: ``"skip"`` or ``"zero"``.
+        no_hit_queries: How many there are (unstable sort).
         sort: A description of its sort.
     """
 
+    name: str
     map: float
     map_stable: float
     ranks: int
-    queries: int
-    counted: int
+    last_item_dropped: bool
+    denominator: Denominator
+    no_hit: Empty
     no_hit_queries: int
     sort: str = UNSTABLE
 
@@ -84,7 +67,6 @@ class Compat(Evaluator):
         rows = [
             (f"mAP as {self.name} prints it", f"{self.map:.4f}"),
             ("  same rules, ties in database order", f"{self.map_stable:.4f}"),
-            ("evaluator", self.title),
             ("sort", self.sort),
             ("ranks looked at", f"{self.ranks:,}" + ", last item dropped" * self.last_item_dropped),
             ("denominator of AP", self.denominator),
@@ -125,12 +107,12 @@ def compat(
     """
     if name not in EVALUATORS:
         raise unknown_name("evaluator", name, EVALUATORS)
-    rules = EVALUATORS[name]
+    denominator, no_hit, drops = EVALUATORS[name]
     query, database, labels, _ = inputs.check_code_pair(
         query_codes, database_codes, query_labels, database_labels, bits=bits
     )
-    rules = replace(rules, last_item_dropped=rules.last_item_dropped and top is None)
-    ranks = inputs.check_top(top, len(database)) - rules.last_item_dropped
+    drops = drops and top is None
+    ranks = inputs.check_top(top, len(database)) - drops
     if ranks < 1:
         raise UsageError(f"{name} drops the last item, and the database has only one")
     values: dict[str | None, list[float | None]] = {None: [], "stable": []}
@@ -142,18 +124,10 @@ def compat(
         for row, marks in zip(distances, relevant, strict=True):
             for kind, into in values.items():
                 ranked = marks[np.argsort(row, kind=kind)]  # pyright: ignore[reportArgumentType, reportCallIssue]
-                into.append(_average_precision(ranked, ranks, rules.denominator))
-    printed, stable = (_mean(kind, rules.no_hit) for kind in values.values())
-    no_hit = sum(value is None for value in values[None])
-    return Compat(
-        **asdict(rules),
-        map=printed,
-        map_stable=stable,
-        ranks=ranks,
-        queries=len(query),
-        counted=len(query) - no_hit * (rules.no_hit == "skip"),
-        no_hit_queries=no_hit,
-    )
+                into.append(_average_precision(ranked, ranks, denominator))
+    printed, stable = (_mean(kind, no_hit) for kind in values.values())
+    missed = sum(value is None for value in values[None])
+    return Compat(name, printed, stable, ranks, drops, denominator, no_hit, missed)
 
 
 def _average_precision(
@@ -167,7 +141,7 @@ def _average_precision(
     return total / (len(hits) if denominator == "found" else min(ranks, int(ranked.sum())))
 
 
-def _mean(values: list[float | None], no_hit: str) -> float:
+def _mean(values: list[float | None], no_hit: Empty) -> float:
     found = [value for value in values if value is not None]
     count = len(found) if no_hit == "skip" else len(values)
     return sum(found) / count if count else 0.0

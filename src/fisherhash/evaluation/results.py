@@ -8,7 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from fisherhash.codes import check_codes, unpack
+from fisherhash.errors import UsageError
+from fisherhash.evaluation.groups import over
+from fisherhash.evaluation.inputs import as_words
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,41 @@ class BitStatistics:
     distinct_codes: int
 
 
+def describe_bits(codes: ArrayLike, bits: int) -> BitStatistics:
+    """Return balance, entropy and correlation of the bits of codes (n, bytes).
+
+    It also counts the distinct codes.
+
+    >>> stats = describe_bits([[0b11000000], [0b00000000]], bits=3)
+    >>> stats.balance, stats.constant_bits, stats.max_correlation, stats.distinct_codes
+    ([0.5, 0.5, 0.0], 1, 1.0, 2)
+    """
+    array = check_codes(codes, bits)
+    if not len(array):
+        raise UsageError("there are no codes to describe")
+    both = np.zeros((bits, bits))
+    for start in range(0, len(array), 1 << 16):
+        # counts up to 65,536 are exact in float32
+        block = unpack(array[start : start + (1 << 16)], bits).astype(np.float32)
+        both += block.T @ block
+    share = np.diagonal(both) / len(array)
+    spread = np.sqrt(share * (1 - share))
+    covariance = both / len(array) - np.outer(share, share)
+    correlation = np.abs(over(covariance, np.outer(spread, spread)))
+    pairs = correlation[~np.eye(bits, dtype=bool)]
+    words = as_words(array)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        terms = [np.where(p > 0, -p * np.log2(p), 0.0) for p in (share, 1 - share)]
+    return BitStatistics(
+        balance=share.tolist(),
+        entropy=(terms[0] + terms[1]).tolist(),
+        mean_correlation=float(pairs.mean()) if len(pairs) else 0.0,
+        max_correlation=float(pairs.max(initial=0.0)),
+        constant_bits=int((spread == 0).sum()),
+        distinct_codes=len(np.unique(words, axis=None if words.shape[1] == 1 else 0)),
+    )
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """The scores of the rankings. Prints as a table; :meth:`to_json` returns plain numbers.
@@ -100,8 +140,6 @@ class Evaluation:
         acg_at: Average cumulative gain (mean number of shared labels) by N.
         ndcg_at: Normalised discounted cumulative gain by N.
         backend: The backend that computed it.
-        primary_metric: The name of the number to select models by.
-        greater_is_better: True.
         average_precision: (n_queries,) the headline's value per query, NaN for empty queries;
             not part of the JSON.
         extra: Values of further metrics by name; in the JSON they stand beside the others.
@@ -134,8 +172,6 @@ class Evaluation:
     acg_at: dict[int, float] | None
     ndcg_at: dict[int, float] | None
     backend: str
-    primary_metric: str = "map"
-    greater_is_better: bool = True
     average_precision: NDArray[np.float64] = field(
         default_factory=lambda: np.empty(0), repr=False, compare=False
     )
@@ -166,15 +202,12 @@ class Evaluation:
             if f.name not in ("average_precision", "extra")
         }
         values |= {"distinct_codes": self.distinct_codes, **self.extra}
-        if self.primary_metric != "map":
-            values[self.primary_metric] = self.map
         return {name: _plain(value) for name, value in values.items()}
 
     def __str__(self) -> str:
         cut = "ALL" if self.top == self.database else str(self.top)
-        name = self.primary_metric.replace("map", "mAP")
         rows = [
-            (f"{name}@{cut} ({self.ties})", _number(self.map)),
+            (f"mAP@{cut} ({self.ties})", _number(self.map)),
             ("  expected over tie order", _number(self.map_expected)),
             ("  ties in database order", _number(self.map_stable)),
             ("  lower bound", _number(self.map_lower)),

@@ -7,12 +7,10 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from fisherhash.codes import hamming, pack
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.evaluation import inputs
-from fisherhash.evaluation.bit_statistics import describe_bits
 from fisherhash.evaluation.hamming import (
     Backend,
     choose_backend,
@@ -22,7 +20,7 @@ from fisherhash.evaluation.hamming import (
 )
 from fisherhash.evaluation.inputs import Denominator, Empty, EvaluationTask, Ties
 from fisherhash.evaluation.metric import Metric, RankedQueries
-from fisherhash.evaluation.results import BitStatistics, Evaluation
+from fisherhash.evaluation.results import BitStatistics, Evaluation, describe_bits
 from fisherhash.evaluation.standard_metrics import STANDARD, MeanAveragePrecision
 
 _FIELDS = {field.name for field in fields(Evaluation)}
@@ -122,7 +120,6 @@ def metrics(
     graded: bool | None = None,
     extra_metrics: Sequence[type[Metric]] = (),
     ranking: str = "given distances",
-    primary_metric: str = "map",
 ) -> Evaluation:
     """Score rankings by any distances; smaller is nearer, and equal distances are ties.
 
@@ -134,7 +131,6 @@ def metrics(
         top: Ranks that count, as in :func:`evaluate`, like every argument up to ``extra_metrics``.
         ties, denominator, empty, self_index, precision_at, graded, extra_metrics: As there.
         ranking: What the distances are; shown in the table.
-        primary_metric: Name of the headline number.
 
     Returns:
         An :class:`Evaluation`; entries that need Hamming distances are empty or None.
@@ -147,86 +143,7 @@ def metrics(
     inputs.check_sizes(len(labels.query), len(labels.database))
     shared = (top, ties, denominator, empty, self_index, precision_at, graded)
     task = EvaluationTask(labels, *shared)
-    blocks = _ranked_blocks(distance_blocks, task)
-    return tally(task, blocks, extra_metrics, ranking=ranking, primary_metric=primary_metric)
-
-
-def evaluate_reranked(
-    query_logits: ArrayLike,
-    database_logits: ArrayLike,
-    query_labels: ArrayLike,
-    database_labels: ArrayLike,
-    *,
-    top: int | None = None,
-    ties: Ties = "expected",
-    denominator: Denominator = "found",
-    empty: Empty = "skip",
-    self_index: ArrayLike | None = None,
-    precision_at: Sequence[int] | None = None,
-    graded: bool | None = None,
-    extra_metrics: Sequence[type[Metric]] = (),
-) -> Evaluation:
-    """Rank by Hamming distance, and inside ties by the inner product of the logits.
-
-    Some papers report this as mAP. It needs the real outputs of the whole database at search time,
-    so it is not a property of the codes. It therefore has its own name: ``map_reranked``.
-
-    Args:
-        query_logits: (n_queries, bits).
-        database_logits: (n_database, bits).
-        query_labels: (n_queries, classes) of 0 and 1.
-        database_labels: (n_database, classes) of 0 and 1.
-        top: Ranks that count, as in :func:`evaluate`, like every argument below.
-        ties: Which value is the headline; pairs that are equal after re-ranking are ties.
-        denominator, empty, self_index, precision_at, graded, extra_metrics: As there.
-
-    >>> result = evaluate_reranked([[1.0, 1.0]], [[0.2, 0.1], [2.0, 3.0]], [[1]], [[0], [1]])
-    >>> result.primary_metric, result.map
-    ('map_reranked', 1.0)
-    """
-    query, database = (np.asarray(x, dtype=np.float64) for x in (query_logits, database_logits))
-    codes = pack(query), pack(database)
-    if query.shape[1] != database.shape[1]:
-        raise UsageError(
-            f"query logits have {query.shape[1]} bits and database logits {database.shape[1]}"
-        )
-    near, far, labels, _ = inputs.check_code_pair(
-        *codes, query_labels, database_labels, bits=query.shape[1]
-    )
-    distances = (
-        rerank(hamming(near[part], far), -(query[part] @ database.T))
-        for part in query_slices(len(query), len(database))
-    )
-    shared = (top, ties, denominator, empty, self_index, precision_at, graded)
-    task = EvaluationTask(labels, *shared)
-    return tally(
-        task,
-        _ranked_blocks(distances, task),
-        extra_metrics,
-        ranking="Hamming distance, then inner product of the logits",
-        primary_metric="map_reranked",
-    )
-
-
-def rerank(first: ArrayLike, second: ArrayLike) -> NDArray[np.int64]:
-    """Return distances (b, n_database) that order by ``first``, and inside its ties by ``second``.
-
-    Pairs equal in both stay tied.
-
-    >>> rerank([[1, 0, 1, 1]], [[0.2, 0.9, 0.1, 0.2]]).tolist()
-    [[2, 0, 1, 2]]
-    """
-    one, two = np.asarray(first), np.asarray(second)
-    if one.shape != two.shape or one.ndim != 2:
-        raise UsageError(f"both distances must have one shape (b, n), got {one.shape}, {two.shape}")
-    inputs.check_finite(one, 0)
-    inputs.check_finite(two, 0)
-    result = np.empty(one.shape, dtype=np.int64)
-    for row, (a, b) in enumerate(zip(one, two, strict=True)):
-        order = np.lexsort((b, a))
-        steps = (np.diff(a[order]) != 0) | (np.diff(b[order]) != 0)
-        result[row, order] = np.concatenate([[0], np.cumsum(steps)])
-    return result
+    return tally(task, _ranked_blocks(distance_blocks, task), extra_metrics, ranking=ranking)
 
 
 def _ranked_blocks(blocks: Iterable[Any], task: EvaluationTask) -> Iterator[RankedQueries]:
@@ -261,7 +178,6 @@ def tally(
     ranking: str,
     backend: str = "numpy",
     statistics: BitStatistics | None = None,
-    primary_metric: str = "map",
 ) -> Evaluation:
     """Pass blocks of ranked queries to every metric and return the result over all queries.
 
@@ -272,7 +188,6 @@ def tally(
         ranking: What the database was ranked by.
         backend: The backend that ranked it.
         statistics: The bits of the database codes, if it has codes.
-        primary_metric: Name of the headline number.
     """
     kinds = (*STANDARD, *_checked(extra_metrics))
     tallies = [kind(task) for kind in kinds if _applies(kind, task)]
@@ -303,7 +218,6 @@ def tally(
         ranking=ranking,
         bit_statistics=statistics,
         backend=backend,
-        primary_metric=primary_metric,
         average_precision=headline.per_query,
     )
 
