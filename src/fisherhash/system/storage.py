@@ -9,13 +9,13 @@ import json
 import os
 import re
 import shutil
-import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.system.files import NotRegularError, open_regular
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +28,6 @@ DRAFT_SECONDS = 3600.0
 
 JSON_BYTES = 64 << 20
 """A longer JSON file is none of ours, and is not read."""
-_HEADER_BYTES = 16 << 20
 
 Content = str | bytes | Callable[[Path], object]
 """What goes into a file: text, bytes, or a function that writes the file at a given path."""
@@ -205,29 +204,6 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise _bad_tensors(path, error) from None
 
 
-def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of the tensors in a safetensors file, without reading the tensors.
-
-    Raises:
-        FisherhashError: the file is missing, unreadable or damaged.
-    """
-    with _opened(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= min(size - 8, _HEADER_BYTES):
-            raise _bad_tensors(path, "its header has a wrong length")
-        text = file.read(length)
-    try:
-        entries = {k: v for k, v in json.loads(text).items() if k != "__metadata__"}
-        shapes = {name: tuple(map(int, entry["shape"])) for name, entry in entries.items()}
-        end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _bad_tensors(path, error) from None
-    if 8 + length + end != size:
-        raise _bad_tensors(path, f"{size} bytes instead of {8 + length + end}")
-    return shapes
-
-
 def _bad_tensors(path: Path, reason: object) -> FisherhashError:
     return FisherhashError(
         f"{path} is damaged or truncated ({reason}); restore it from a copy or train again"
@@ -262,28 +238,20 @@ def read_bytes(path: Path) -> bytes:
 
 
 def _read(path: Path, most: int | None = None) -> bytes:
-    with _opened(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if most is not None and size > most:
-            raise FisherhashError(f"{path} is damaged: it has {size:,} bytes, too many to be read")
-        try:
-            return file.read() if most is None else file.read(most)
-        except MemoryError:
-            raise FisherhashError(f"{path} does not fit into memory: {size:,} bytes") from None
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    """A regular file, opened; a pipe or a device would hang or never end."""
     try:
-        # Opening a pipe must not wait for somebody who writes to it.
-        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-        with open(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise FisherhashError(f"{path} cannot be read: it is not a regular file")
-            yield file
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if most is not None and size > most:
+                raise FisherhashError(
+                    f"{path} is damaged: it has {size:,} bytes, too many to be read"
+                )
+            return file.read() if most is None else file.read(most)
+    except MemoryError:
+        raise FisherhashError(f"{path} does not fit into memory") from None
     except FileNotFoundError:
         raise FisherhashError(f"{path} is missing") from None
+    except NotRegularError:
+        raise FisherhashError(f"{path} cannot be read: it is not a regular file") from None
     except OSError as error:
         raise FisherhashError(f"{path} cannot be read: {error.strerror or error}") from None
 
