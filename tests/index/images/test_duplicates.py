@@ -99,14 +99,6 @@ def test_a_radius_that_no_code_has(new_index, radius):
         search(new_index, radius=radius)
 
 
-def test_files_of_the_same_bytes_are_marked(tmp_path):
-    files = {"a": b"one", "b": b"two", "c": b"one", "d": b"longer", "e": b"two", "f": b"six"}
-    for name, data in files.items():
-        (tmp_path / name).write_bytes(data)
-    paths = [str(tmp_path / name) for name in files] + [None, str(tmp_path / "missing")]
-    assert same_bytes(paths) == [0, 1, 0, None, 1, None, None, None]
-
-
 def test_a_report_from_an_index(new_index, tmp_path):
     rows = [[1], [1], [2], [2], [2], [255]]
     for name in "abc":
@@ -189,8 +181,13 @@ def test_another_radius_only_groups_again(new_index, tmp_path, monkeypatch):
     assert (at(2), len(read)) == (wide, 2)
 
 
-def test_pipes_and_devices_are_never_read(tmp_path):
+def test_files_of_the_same_bytes_are_marked_and_devices_never_read(tmp_path):
     """It would wait forever for the pipes, and never come to the end of the devices."""
+    files = {"a": b"one", "b": b"two", "c": b"one", "d": b"longer", "e": b"two", "f": b"six"}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    paths = [str(tmp_path / name) for name in files] + [None, str(tmp_path / "missing")]
+    assert same_bytes(paths) == [0, 1, 0, None, 1, None, None, None]
     os.mkfifo(tmp_path / "a.png")
     os.mkfifo(tmp_path / "b.png")
     (tmp_path / "c.png").write_bytes(b"")
@@ -234,6 +231,9 @@ def test_thumbnails_split_a_group_into_what_they_show(changed):
     ]
     assert "confirmed by their pixels: 2" in found.summary()
     assert "3 items, not confirmed\n" in str(found)
+    # Each part keeps its best image: the largest, then the oldest.
+    best = search(changed, keep="best", confirm=True)
+    assert [group[0].name for group in best.groups] == ["two.png", "large.png", "large.png"]
     (whole,) = search(changed).groups
     assert whole.confirmed is None
     assert len(whole) == 7
@@ -246,17 +246,6 @@ def test_the_best_image_is_the_largest_then_the_oldest(changed):
     assert [hit.key for hit in best_first(two)] == ["one.png", "two.png"]
     with pytest.raises(UsageError, match="unknown keep 'worst'"):
         search(changed, keep="worst")
-
-
-def test_each_part_of_a_group_that_was_split_keeps_its_best_image(new_index, tmp_path):
-    sizes = {"a-large": 400, "a-small": 100, "b-small": 80, "b-large": 300}
-    for name, size in sizes.items():
-        photo(1 if name.startswith("a") else 2).resize((size, size)).save(tmp_path / f"{name}.png")
-    new_index.add([Entry(name, [1], path=tmp_path / f"{name}.png") for name in sizes])
-    found = search(new_index, keep="best", confirm=True)
-    names = [[match.name for match in group] for group in found.groups]
-    assert names == [["a-large", "a-small"], ["b-large", "b-small"]]
-    assert all(group.confirmed for group in found.groups)
 
 
 def test_the_script_moves_what_is_confirmed_and_deletes_nothing(changed, tmp_path):

@@ -100,15 +100,6 @@ def test_the_order_of_the_codes_does_not_matter(bits, count, centres, radius, se
     assert together(plain, names) == together(mixed, names[order])
 
 
-def test_a_chain_is_not_one_group():
-    rows = codes.pack(np.tri(9, 8, -1))
-    group, widest = complete_groups(np.arange(9), near_pairs(rows, 8, 2))
-    assert max(np.bincount(group)) <= 3
-    assert widest.max() <= 2
-    group, _ = complete_groups(np.arange(9), near_pairs(rows, 8, 8))
-    assert set(group) == {0}
-
-
 def test_a_radius_that_is_too_wide_is_refused(monkeypatch):
     monkeypatch.setattr(grouping, "MOST_PAIRS", 1000)
     rows, _ = distinct_codes(clustered(64, 2000, 4, 0))

@@ -52,33 +52,21 @@ def mutate(data, rng, other):
     for _ in range(rng.integers(1, 5)):
         if len(data) < 8:
             break
-        kind = rng.integers(0, 9)
-        at = int(rng.integers(0, len(data)))
-        head = int(rng.integers(0, min(64, len(data))))
+        kind, at = rng.integers(0, 6), int(rng.integers(0, len(data)))
         if kind == 0:
             data[at] ^= 1 << int(rng.integers(0, 8))
         elif kind == 1:
-            for place in rng.integers(0, len(data), 20):
-                data[place] = int(rng.integers(0, 256))
-        elif kind == 2:
             del data[at:]
+        elif kind == 2:
+            data[at:] = other[int(rng.integers(0, len(other))) :]
         elif kind == 3:
-            end = int(rng.integers(0, len(other)))
-            data[at:] = other[end:]
+            data[at : at + int(rng.integers(1, 200))] = rng.bytes(int(rng.integers(1, 200)))
         elif kind == 4:
-            data[at : at + int(rng.integers(1, 200))] = bytes(int(rng.integers(1, 200)))
-        elif kind == 5:
-            data[head] = int(rng.integers(0, 256))
-        elif kind == 6:
             # A size, a count or an offset in the header that is not true.
-            lie = rng.choice([0, 1, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF])
-            width = 2 if lie <= 0xFFFF else 4
-            data[head : head + width] = int(lie).to_bytes(width, str(rng.choice(["big", "little"])))
-        elif kind == 7:
-            end = min(len(data), at + int(rng.integers(1, 100)))
-            data[at:at] = data[at:end] * int(rng.integers(1, 20))
+            lie = int(rng.choice([0, 1, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF]))
+            data[at % 64 : at % 64 + 4] = lie.to_bytes(4, str(rng.choice(["big", "little"])))
         else:
-            del data[at : at + int(rng.integers(1, 50))]
+            data[at:at] = data[at : at + 100] * int(rng.integers(1, 20))
     return bytes(data)
 
 

@@ -97,16 +97,6 @@ def test_a_sync_that_fails_is_tried_again(quick, synced, monkeypatch):
     assert watch.said[0].endswith("; trying again")
 
 
-def test_what_the_watcher_ignores():
-    matters = creating._may_matter
-    assert matters("/photos/a.JPG", None)
-    assert matters("/photos/folder", None)
-    assert not matters("/photos/a.txt", None)
-    assert not matters("/photos/mine", "/photos/mine")
-    assert not matters("/photos/mine-wal", "/photos/mine")
-    assert matters("/photos/my.index.jpg", "/photos/my.index")
-
-
 def test_a_watch_changes_something_or_is_refused(synced, capsys):
     from fisherhash.cli import main
 
