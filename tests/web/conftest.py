@@ -18,9 +18,9 @@ from PIL import Image
 
 from fisherhash import Hasher
 from fisherhash.index.images.image_index import ImageIndex
-from fisherhash.web.server import create_app
 from fisherhash.web.guard import GuardedProtocol
 from fisherhash.web.options import ServeOptions
+from fisherhash.web.server import create_app
 
 EVIL = "<img src=x onerror=alert(1)>.png"
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}

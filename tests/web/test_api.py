@@ -197,7 +197,6 @@ def test_uploaded_images_may_be_ranked_by_real_values(server, png):
         assert [hit.distance for hit in found] == [hit.distance for hit in same]
         assert found.ranking == same.ranking
 
-
     with pytest.raises(UsageError, match="its code only"):
         client.search(keys="cats/03.jpg", ranking="real")
     with pytest.raises(UsageError, match="needs the ranking hamming"):

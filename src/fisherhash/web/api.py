@@ -20,6 +20,7 @@ from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import Index
 from fisherhash.index.images.image_index import ImageIndex
 from fisherhash.index.images.results import Hit, synced_folder
+from fisherhash.index.images.searching import where_labels
 from fisherhash.system.version import __version__
 from fisherhash.web.gallery import Answer, Gallery
 from fisherhash.web.guard import bearer, render_metrics, same_token
@@ -187,7 +188,7 @@ def _search_answer(gallery: Gallery, answer: Answer) -> Response:
 @router.get("/items", response_model=ItemsAnswer)
 def items(gallery: Shown, query: Annotated[ItemsQuery, Query()]) -> Response:
     """Items by ascending id, some at a time."""
-    ids = gallery.index.ids(gallery.where(query.where))
+    ids = gallery.index.ids(where_labels(gallery.index, query.where))
     rest = ids[ids > query.after]
     rows = [item_row(gallery, hit) for hit in gallery.hits(rest[: query.limit])]
     more = int(rest[query.limit - 1]) if len(rest) > query.limit else None
@@ -206,8 +207,8 @@ def facets(gallery: Shown, query: Annotated[Filters, Query()]) -> Response:
     columns = gallery.columns.get(gallery.options.seconds / 2)
     if columns is None:
         raise HTTPException(503, "The labels are still being counted; try again")
-    where = gallery.where(query.where)
-    chosen = None if where is None else np.isin(columns.ids, gallery.index.ids(where))
+    matching = gallery.matching(query.where)
+    chosen = None if matching is None else np.isin(columns.ids, matching)
     found = {
         "labels": columns.labels.count(chosen),
         "months": sorted(columns.months.count(chosen)),

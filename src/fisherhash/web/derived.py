@@ -105,14 +105,11 @@ class Column:
         self._numbers: dict[tuple[type, Any], int] = {}
         self._pairs = array("i")
 
-    def __len__(self) -> int:
-        """The number of distinct values."""
-        return len(self._numbers)
-
-    def add(self, row: int, value: Any) -> None:
-        """Add a pair; rows ascend."""
+    def add(self, row: int, value: Any) -> int:
+        """Add a pair; rows ascend. Returns the number of distinct values."""
         number = self._numbers.setdefault((type(value), value), len(self._numbers))
         self._pairs.extend((row, number))
+        return len(self._numbers)
 
     def count(self, chosen: NDArray[np.bool_] | None = None) -> list[tuple[Any, int]]:
         """How many items have each value, the most frequent first.
@@ -122,7 +119,7 @@ class Column:
         """
         pairs = np.asarray(self._pairs).reshape(-1, 2)
         numbers = pairs[:, 1] if chosen is None else pairs[chosen[pairs[:, 0]], 1]
-        counts = np.bincount(numbers, minlength=len(self)).tolist()
+        counts = np.bincount(numbers, minlength=len(self._numbers)).tolist()
         found = [(v, n) for (_, v), n in zip(self._numbers, counts, strict=True) if n]
         return sorted(found, key=lambda pair: -pair[1])
 
@@ -168,10 +165,8 @@ def read_columns(items: Iterable[Item]) -> Columns:
                 if name not in fields and len(fields) < MOST_FIELDS:
                     fields[name] = Column()
                 column = fields.get(name)
-                if column is not None:
-                    column.add(row, value)
-                    if len(column) > MOST_VALUES:
-                        fields[name] = None
+                if column is not None and column.add(row, value) > MOST_VALUES:
+                    fields[name] = None
     few = {name: column for name, column in sorted(fields.items()) if column is not None}
     return Columns(np.asarray(ids), labels, months, few)
 

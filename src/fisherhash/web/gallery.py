@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from fisherhash.codes import from_hex, hamming, pack
 from fisherhash.data.formats import open_image
 from fisherhash.errors import UsageError
-from fisherhash.index.filters import All
 from fisherhash.index.images.folders import is_inside
 from fisherhash.index.images.grouping import all_codes
 from fisherhash.index.images.image_index import ImageIndex
@@ -109,7 +108,7 @@ class Gallery:
         began, bits = time.perf_counter(), self.index.bits
         if query.radius is not None and query.radius > bits:
             raise UsageError(f"radius must be between 0 and {bits} bits, got {query.radius}")
-        where = self.where(query.where)
+        where = where_labels(self.index, query.where)
         subject, code = self._query_of(query)
         compared = self.index.count(where)
         if code is None:
@@ -155,19 +154,17 @@ class Gallery:
         with self.files.decoding:
             return self.images.hasher.logits(data)
 
-    def where(self, filters: Iterable[str]) -> All | None:
-        """The filters as one, None without any; labels are spelled as in the index."""
-        texts = tuple(filters)
-        return where_labels(self.index, texts) if texts else None
+    def matching(self, filters: tuple[str, ...]) -> Ids | None:
+        """Ids of the items that match some filters; None without any."""
+        return self.index.ids(where_labels(self.index, filters)) if filters else None
 
     def _query_of(self, query: SearchQuery) -> tuple[Hit | None, bytes | None]:
         """The item and the code that are searched with."""
         if query.code is not None:
             return None, from_hex([query.code], self.index.bits)[0].tobytes()
-        if not query.searches:
-            return None, None
-        subject = self.item(query.like if query.key is None else query.key)
-        return subject, subject.code
+        name = query.like if query.key is None else query.key
+        subject = None if name is None else self.item(name)
+        return subject, subject and subject.code
 
     def histogram(self, query: SearchQuery) -> list[int]:
         """How many items are at each distance from 0 to the number of bits.
@@ -178,21 +175,19 @@ class Gallery:
         subject, code = self._query_of(query)
         if code is None:
             raise UsageError("nothing to compare with: give an item (like) or a code")
-        where = self.where(query.where)
-        matching = None if where is None else self.index.ids(where)
+        matching = self.matching(query.where)
         counts = np.zeros(self.index.bits + 1, dtype=np.int64)
         for ids, codes in self.index.scan(_BLOCK):
             kept = ids != (-1 if subject is None else subject.id)
             if matching is not None:
                 kept &= np.isin(ids, matching)
-            counts += np.bincount(
-                hamming(joined_codes([code]), codes)[0][kept], minlength=len(counts)
-            )
+            distances = hamming(joined_codes([code]), codes)[0]
+            counts += np.bincount(distances[kept], minlength=len(counts))
         return counts.tolist()
 
     # Items
 
-    def item(self, name: int | str | None) -> Hit:
+    def item(self, name: int | str) -> Hit:
         """The item of an id or a key.
 
         Raises:

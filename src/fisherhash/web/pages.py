@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import calendar
 from collections import Counter
-from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, HTTPException, Path, Query, Request, Response
@@ -51,8 +50,8 @@ def search_page(gallery: Shown, query: Annotated[PageQuery, Query()]) -> Respons
     """A query, its neighbours, filters with counts."""
     answer = gallery.find(query, seed=query.seed)
     filters = filters_of(gallery, query)
-    values = {"query": query, "answer": answer, "filters": filters, "usual": DEFAULT_SHOWN}
-    return render_page("search.html", gallery, "search", **values)
+    values = {"query": query, "answer": answer, "filters": filters, "choices": MOST_CHOICES}
+    return render_page("search.html", gallery, "search", usual=DEFAULT_SHOWN, **values)
 
 
 @router.get("/results")
@@ -113,35 +112,35 @@ async def read_upload(request: Request) -> bytes:
 # Filters
 
 
-class Filter(NamedTuple):
-    """A property to filter by, with its values.
+def filters_of(gallery: Gallery, query: PageQuery) -> list[dict[str, Any]]:
+    """The properties to filter by, with counts under the filters that are chosen.
 
-    Attributes:
-        title: for people.
-        choices: of each value its text, how many items it would leave, the address that adds or
-            removes it, and whether it is chosen.
-        more: how many values are not offered.
-        active: whether a value is chosen.
+    Returns:
+        Of each property its title, whether a value is chosen, and its values: of each its text, how
+        many items it would leave, the address that adds or removes it, and whether it is chosen.
     """
-
-    title: str
-    choices: list[tuple[str, int, str, bool]]
-    more: int
-    active: bool
-
-
-def filters_of(gallery: Gallery, query: PageQuery) -> list[Filter]:
-    """The filters that the collection offers, with counts under those that are chosen."""
     columns = gallery.columns.get(WAIT / 2)
     if columns is None:
         return []
-    where = gallery.where(query.where)
-    chosen = None if where is None else np.isin(columns.ids, gallery.index.ids(where))
-    found = [_filter("label", "Label", columns.labels.count(chosen), query)]
-    found.append(_filter(DATE_FIELD, "Date", _dates(columns.months.count(chosen), query), query))
+    matching = gallery.matching(query.where)
+    chosen = None if matching is None else np.isin(columns.ids, matching)
+    counts: list[tuple[str, str, list[tuple[Any, int]]]] = [
+        ("Label", "label", columns.labels.count(chosen)),
+        ("Date", DATE_FIELD, _dates(columns.months.count(chosen), query)),
+    ]
     for name, column in columns.fields.items():
-        found.append(_filter(name, name.capitalize(), column.count(chosen), query))
-    return [one for one in found if len(one.choices) > 1 or one.active]
+        counts.append((name.capitalize(), name, column.count(chosen)))
+    filters = []
+    for title, name, pairs in counts:
+        values = []
+        for value, count in pairs:
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            now = f"{name}={text}" in query.where
+            values.append((text or "no label", count, query.toggled(f"{name}={text}"), now))
+        active = any(now for *_, now in values)
+        if len(values) > 1 or active:
+            filters.append({"title": title, "values": values, "active": active})
+    return filters
 
 
 def _dates(months: list[tuple[str, int]], query: PageQuery) -> list[tuple[str, int]]:
@@ -154,18 +153,6 @@ def _dates(months: list[tuple[str, int]], query: PageQuery) -> list[tuple[str, i
     for value in chosen:
         counts.setdefault(value, sum(count for m, count in months if m.startswith(value)))
     return sorted(counts.items())
-
-
-def _filter(field: str, title: str, counts: Sequence[tuple[Any, int]], query: PageQuery) -> Filter:
-    choices = []
-    for value, count in counts:
-        name = str(value).lower() if isinstance(value, bool) else str(value)
-        text = f"{field}={name}"
-        chosen = text in query.where
-        if chosen or len(choices) < MOST_CHOICES:
-            choices.append((name or "no label", count, query.toggled(text), chosen))
-    active = any(chosen for *_, chosen in choices)
-    return Filter(title, choices, len(counts) - len(choices), active)
 
 
 # Images

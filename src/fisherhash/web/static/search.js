@@ -79,10 +79,8 @@ function bits(number) {
 function params() {
   const chosen = new URLSearchParams();
   for (const [name, value] of new FormData(controls)) {
-    const real = controls.elements.ranking?.value === "real";
-    if (name === "radius" && (real || value === radius?.dataset.any)) continue;
+    if (name === "radius" && value === radius?.dataset.any) continue;
     if (name === "k" && value === count.dataset.usual) continue;
-    if (name === "ranking" && value === "hamming") continue;
     chosen.append(name, value);
   }
   return chosen.toString();
@@ -129,12 +127,7 @@ async function refresh() {
   running = false;
 }
 
-controls.addEventListener("input", (event) => {
-  // Another order has other controls.
-  if (event.target.name === "ranking") {
-    location.assign(`/?${params()}`);
-    return;
-  }
+controls.addEventListener("input", () => {
   label();
   refresh();
 });
