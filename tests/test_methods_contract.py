@@ -113,7 +113,6 @@ def test_info_and_options(name):
     assert method.info.title
     assert method.info.url.startswith("https://")
     assert 1998 <= method.info.year <= 2026
-    assert (method.info.fit == "gradient") == issubclass(method, HashMethod)
     assert method.__doc__
     for key, parameter in hyper_parameters(method).items():
         assert parameter.kw_only, key

@@ -9,10 +9,10 @@ import time
 
 import numpy as np
 import pytest
+from fisherhash.experiments.comparing import compare
 from PIL import Image
 
 from fisherhash.errors import UsageError
-from fisherhash.experiments.comparing import compare
 from fisherhash.experiments.significance import t_interval
 from fisherhash.methods import base
 from fisherhash.training.settings import NetworkOptions, Settings
@@ -185,9 +185,7 @@ def test_bad_requests(photos, tmp_path, arguments, sentence):
 
 def test_a_method_that_is_not_defined_gets_a_dash(photos, tmp_path, monkeypatch):
     class OneLabel(base.find("lsh")):
-        info = base.MethodInfo(
-            "onelabel", "t", "v", 2020, "https://x", "classes", False, "closed-form"
-        )
+        info = base.MethodInfo("onelabel", "t", "v", 2020, "https://x", "classes", False)
 
     monkeypatch.setitem(base._REGISTRY, "onelabel", OneLabel)
     rows = [

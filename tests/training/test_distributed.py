@@ -315,8 +315,8 @@ def test_what_cannot_be_shared_is_refused():
     ):
         pass
     with pytest.raises(UsageError, match="itq is not trained by gradient"):
-        fake_rank(0).check_trainable(registry()["itq"].info)
-    fake_rank(0).check_trainable(registry()["dfh"].info)
+        fake_rank(0).check_trainable(registry()["itq"])
+    fake_rank(0).check_trainable(registry()["dfh"])
 
 
 def test_a_process_alone_joins_nobody():

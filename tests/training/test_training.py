@@ -398,7 +398,7 @@ def toy_method(monkeypatch):
     class Toy(base.HashMethod):
         info = base.MethodInfo(
             name="toy", title="A toy", venue="Nowhere", year=2024, url="https://example.org",
-            supervision="classes", multilabel=False, fit="gradient",
+            supervision="classes", multilabel=False,
         )  # fmt: skip
 
         sharpness: float = 1.0

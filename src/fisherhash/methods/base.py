@@ -41,7 +41,6 @@ class MethodInfo:
         url: Where to read the paper.
         supervision: What the labels are used for.
         multilabel: Whether the method is defined for images with several labels.
-        fit: ``gradient`` (trained by the loop) or ``closed-form`` (fitted on features).
     """
 
     name: str
@@ -53,7 +52,6 @@ class MethodInfo:
         "none", "pairs", "triplets", "classes", "pairs and classes", "classes, if there are any"
     ]
     multilabel: bool = True
-    fit: Literal["gradient", "closed-form"] = "gradient"
 
     @property
     def needs_labels(self) -> bool:

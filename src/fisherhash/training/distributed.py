@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from fisherhash.data.augment import PLAIN_DRAWS, Draws
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.methods.base import MethodInfo
+from fisherhash.methods.base import AnyMethod, HashMethod
 from fisherhash.system.devices import choose_device
 from fisherhash.system.launched import launched_rank
 
@@ -158,12 +158,12 @@ class Ranks:
         if self.size > 1 and first:
             dist.barrier()
 
-    def check_trainable(self, info: MethodInfo) -> None:
+    def check_trainable(self, method: type[AnyMethod]) -> None:
         """Refuse a method that several ranks cannot train together."""
-        if self.size > 1 and info.fit != "gradient":
+        if self.size > 1 and not issubclass(method, HashMethod):
             raise UsageError(
-                f"{info.name} is not trained by gradient, so {self.size} processes cannot share "
-                "its training; run the command without torchrun"
+                f"{method.info.name} is not trained by gradient, so {self.size} processes cannot "
+                "share its training; run the command without torchrun"
             )
 
     def check_same(self, what: str, content: bytes) -> None:

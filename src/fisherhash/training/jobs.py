@@ -96,11 +96,11 @@ class Job:
 
     def __post_init__(self) -> None:
         self.ranks, self.place = join(self.device)
-        info = methods.find(self.method).info
-        self.ranks.check_trainable(info)
+        kind = methods.find(self.method)
+        self.ranks.check_trainable(kind)
         wanted = self.place.type == "cuda" if self.finetune is None else self.finetune
-        self.live = wanted and info.fit == "gradient"
-        self.learner = self._make_learner(info)
+        self.live = wanted and issubclass(kind, HashMethod)
+        self.learner = self._make_learner(kind.info)
         self.network = self.make_network()
         self._check_ends()
         if self.settings.fixed_layers < 0:

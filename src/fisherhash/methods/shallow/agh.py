@@ -43,7 +43,6 @@ class AGH(FeatureMethod):
         year=2011,
         url="https://icml.cc/2011/papers/6_icmlpaper.pdf",
         supervision="none",
-        fit="closed-form",
     )
 
     anchors: PositiveInt = 300

@@ -42,7 +42,6 @@ class BRE(FeatureMethod):
         year=2009,
         url="https://papers.nips.cc/paper/3667-learning-to-hash",
         supervision="pairs",
-        fit="closed-form",
     )
 
     anchors: PositiveInt = 20

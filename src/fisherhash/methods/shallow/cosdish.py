@@ -50,7 +50,6 @@ class COSDISH(FeatureMethod):
         year=2016,
         url="https://doi.org/10.1609/aaai.v30i1.10176",
         supervision="pairs",
-        fit="closed-form",
     )
 
     rounds: PositiveInt = 10

@@ -46,7 +46,6 @@ class DGH(FeatureMethod):
         year=2014,
         url="https://papers.nips.cc/paper/5323-discrete-graph-hashing",
         supervision="none",
-        fit="closed-form",
     )
 
     anchors: PositiveInt = 300

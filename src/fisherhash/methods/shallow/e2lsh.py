@@ -35,7 +35,6 @@ class E2LSH(FeatureMethod):
         year=2004,
         url="https://doi.org/10.1145/997817.997857",
         supervision="none",
-        fit="closed-form",
     )
 
     width: Annotated[float, Range(above=0), Tuned(0.5, 8.0, "log")] = 2.0

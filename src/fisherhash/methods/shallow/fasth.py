@@ -50,7 +50,6 @@ class FastH(FeatureMethod):
         year=2014,
         url="https://arxiv.org/abs/1404.1561",
         supervision="pairs",
-        fit="closed-form",
     )
 
     trees: PositiveInt = 20

@@ -34,7 +34,6 @@ class FSDH(DiscreteTurns):
         year=2018,
         url="https://arxiv.org/abs/1904.03556",
         supervision="classes",
-        fit="closed-form",
     )
 
     def code_step(self, codes: Tensor, labels: Tensor, predicted: Tensor) -> Tensor:

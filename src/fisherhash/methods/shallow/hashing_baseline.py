@@ -31,7 +31,6 @@ class HashingBaseline(FeatureMethod):
         year=2025,
         url="https://arxiv.org/abs/2509.14427",
         supervision="none",
-        fit="closed-form",
     )
 
     def solve(self, features: Tensor, labels: Tensor | None, *, seed: int) -> Head:

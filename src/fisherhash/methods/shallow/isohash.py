@@ -30,7 +30,6 @@ class IsoHash(FeatureMethod):
         year=2012,
         url="https://papers.nips.cc/paper/4846-isotropic-hashing",
         supervision="none",
-        fit="closed-form",
     )
 
     iterations: PositiveInt = 100

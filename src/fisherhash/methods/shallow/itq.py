@@ -36,7 +36,6 @@ class ITQ(FeatureMethod):
         year=2011,
         url="https://doi.org/10.1109/CVPR.2011.5995432",
         supervision="none",
-        fit="closed-form",
     )
 
     iterations: NotNegativeInt = 50

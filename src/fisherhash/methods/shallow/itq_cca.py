@@ -38,7 +38,6 @@ class ITQCCA(FeatureMethod):
         year=2013,
         url="https://doi.org/10.1109/TPAMI.2012.193",
         supervision="classes",
-        fit="closed-form",
     )
 
     ridge: Annotated[float, Range(above=0), Tuned(1e-4, 10.0, "log")] = 0.01

@@ -38,7 +38,6 @@ class KLSH(FeatureMethod):
         year=2009,
         url="https://doi.org/10.1109/ICCV.2009.5459466",
         supervision="none",
-        fit="closed-form",
     )
 
     anchors: PositiveInt = 300

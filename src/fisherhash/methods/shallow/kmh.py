@@ -45,7 +45,6 @@ class KMH(FeatureMethod):
         year=2013,
         url="https://doi.org/10.1109/CVPR.2013.378",
         supervision="none",
-        fit="closed-form",
     )
 
     subspace_bits: Annotated[int, Range(1, 8), Tuned(choices=(2, 4, 6))] = 4

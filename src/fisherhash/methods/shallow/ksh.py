@@ -41,7 +41,6 @@ class KSH(FeatureMethod):
         year=2012,
         url="https://doi.org/10.1109/CVPR.2012.6247912",
         supervision="pairs",
-        fit="closed-form",
     )
 
     anchors: PositiveInt = 300

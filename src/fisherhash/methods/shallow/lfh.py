@@ -46,7 +46,6 @@ class LFH(FeatureMethod):
         year=2014,
         url="https://doi.org/10.1145/2600428.2609600",
         supervision="pairs",
-        fit="closed-form",
     )
 
     prior: Annotated[float, Range(above=0), Tuned(0.3, 100.0, "log")] = 30.0

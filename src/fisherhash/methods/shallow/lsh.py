@@ -22,7 +22,6 @@ class LSH(FeatureMethod):
         year=2002,
         url="https://doi.org/10.1145/509907.509965",
         supervision="none",
-        fit="closed-form",
     )
 
     def solve(self, features: Tensor, labels: Tensor | None, *, seed: int) -> Head:

@@ -44,7 +44,6 @@ class MACHash(FeatureMethod):
         year=2016,
         url="https://arxiv.org/abs/1501.05352",
         supervision="pairs",
-        fit="closed-form",
     )
 
     sample: PositiveInt = 2000

@@ -44,7 +44,6 @@ class MLH(FeatureMethod):
         year=2011,
         url="https://icml.cc/2011/papers/239_icmlpaper.pdf",
         supervision="pairs",
-        fit="closed-form",
     )
 
     radius: Annotated[float, Range(above=0, most=1), Tuned(0.1, 0.5)] = 0.3

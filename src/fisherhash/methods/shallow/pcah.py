@@ -26,7 +26,6 @@ class PCAH(FeatureMethod):
         year=2010,
         url="https://doi.org/10.1109/CVPR.2010.5539994",
         supervision="none",
-        fit="closed-form",
     )
 
     def solve(self, features: Tensor, labels: Tensor | None, *, seed: int) -> Head:

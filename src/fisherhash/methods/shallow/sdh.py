@@ -41,7 +41,6 @@ class SDH(DiscreteTurns):
         year=2015,
         url="https://doi.org/10.1109/CVPR.2015.7298598",
         supervision="classes",
-        fit="closed-form",
     )
 
     sweeps: PositiveInt = 10
@@ -57,9 +56,3 @@ class SDH(DiscreteTurns):
         W = ridge_classifier(codes, codes.T @ labels, ridge=self.ridge).double()
         pull = labels @ W.T + self.attraction * predicted
         return coordinate_descent(codes, W @ W.T, pull, sweeps=self.sweeps)
-
-    def objective(self, codes: Tensor, labels: Tensor, predicted: Tensor) -> float:
-        """Return the objective with the best W for these codes."""
-        W = ridge_classifier(codes, codes.T @ labels, ridge=self.ridge).double()
-        fit = (labels - codes @ W).square().sum() + self.ridge * W.square().sum()
-        return float(fit + self.attraction * (codes - predicted).square().sum())

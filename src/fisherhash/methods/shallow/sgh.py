@@ -44,7 +44,6 @@ class SGH(FeatureMethod):
         year=2015,
         url="https://www.ijcai.org/Proceedings/15/Papers/319.pdf",
         supervision="none",
-        fit="closed-form",
     )
 
     anchors: PositiveInt = 300

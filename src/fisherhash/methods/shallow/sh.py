@@ -32,7 +32,6 @@ class SH(FeatureMethod):
         year=2008,
         url="https://papers.nips.cc/paper/3383-spectral-hashing",
         supervision="none",
-        fit="closed-form",
     )
 
     def solve(self, features: Tensor, labels: Tensor | None, *, seed: int) -> Head:

@@ -33,7 +33,6 @@ class SKLSH(FeatureMethod):
         year=2009,
         url="https://papers.nips.cc/paper/3749-locality-sensitive-binary-codes",
         supervision="none",
-        fit="closed-form",
     )
 
     width: Annotated[float, Range(above=0), Tuned(0.25, 4.0, "log")] = 1.0
