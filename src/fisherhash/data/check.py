@@ -41,8 +41,8 @@ class Report:
         duplicates: groups of names with the same pixels.
         conflicts: those of them whose labels differ.
         single_classes: classes with one image.
-        overlaps: ``query in database`` and ``query in train``: names of images in both lists.
-        copies: for the same two lists, pairs of a query and another image with the same pixels.
+        overlaps: ``query in database`` and ``query in train``: names of images in both lists, or of
+            a query and another image of the list with the same pixels, as ``a = b``.
         notes: sentences from the source and from the split.
     """
 
@@ -55,7 +55,6 @@ class Report:
     conflicts: list[list[str]]
     single_classes: list[str]
     overlaps: dict[str, list[str]]
-    copies: dict[str, list[tuple[str, str]]]
     notes: tuple[str, ...] = ()
 
     @property
@@ -97,8 +96,6 @@ class Report:
             yield title, [" = ".join(group) for group in groups]
         for where, names in self.overlaps.items():
             yield _TITLES[where], names
-        for where, pairs in self.copies.items():
-            yield f"{_TITLES[where]} under another name", [" = ".join(pair) for pair in pairs]
 
 
 def _digest(reader: Reader, index: int) -> bytes:
@@ -134,7 +131,6 @@ def check(
     groups = [group for group in found.values() if len(group) > 1]
     sizes = labels.sum(axis=0, dtype=np.int64)
     parts = {part: getattr(split, part) for part in SPLIT_PARTS} if split else collection.splits
-    overlaps, copies = _overlap(parts, groups, names)
     return Report(
         name=collection.name,
         images=len(collection),
@@ -144,27 +140,25 @@ def check(
         duplicates=[_named(group, names) for group in groups],
         conflicts=[_named(g, names) for g in groups if (labels[g] != labels[g[0]]).any()],
         single_classes=[collection.classes[column] for column in np.flatnonzero(sizes == 1)],
-        overlaps=overlaps,
-        copies=copies,
+        overlaps=_overlap(parts, groups, names),
         notes=(*collection.notes, *(split.notes if split else ())),
     )
 
 
 def _overlap(
     parts: Mapping[str, NDArray[np.int64]], groups: Iterable[list[int]], names: Sequence[str]
-) -> tuple[dict[str, list[str]], dict[str, list[tuple[str, str]]]]:
+) -> dict[str, list[str]]:
     """Find queries in the other lists: the same images, and copies under another name."""
-    overlaps, copies = {}, {}
+    found = {}
     for part in ("database", "train") if parts else ():
         query, members = set(parts["query"].tolist()), set(parts[part].tolist())
-        overlaps[f"query in {part}"] = _named(sorted(query & members), names)
-        copies[f"query in {part}"] = [
-            (names[one], names[other])
+        found[f"query in {part}"] = _named(sorted(query & members), names) + [
+            f"{names[one]} = {names[other]}"
             for group in groups
             for one, other in itertools.permutations(group, 2)
             if one in query and other in members
         ]
-    return overlaps, copies
+    return found
 
 
 def _named(indices: Iterable[int], names: Sequence[str]) -> list[str]:

@@ -31,7 +31,6 @@ def cached_rows(
     function: RowFunction,
     *,
     what: str,
-    images: str | None = None,
     workers: int | None = None,
     on_disk: bool = False,
 ) -> Rows:
@@ -42,13 +41,12 @@ def cached_rows(
         indices: (n,) which images; None for all.
         function: computes the rows.
         what: identifies the rows; the first word is shown to the user.
-        images: the :func:`images_key` of the collection, if it is known.
         workers: number of processes; None lets the work decide.
         on_disk: leave the rows on the disk: the values are :class:`StoredRows`.
     """
     total = len(collection)
     wanted = np.arange(total) if indices is None else indices
-    folder = _folder(images or images_key(collection), function.preprocessing, what)
+    folder = _folder(collection, function.preprocessing, what)
     cache = RowCache(folder, total, function.shape, function.dtype)
     missing = cache.missing(wanted, check=not on_disk)
     if len(missing):
@@ -76,7 +74,7 @@ def stored_rows(
 
     Nothing is computed. The images must be exactly those of then: names, sizes and times.
     """
-    folder = _folder(images_key(collection), preprocessing, what)
+    folder = _folder(collection, preprocessing, what)
     if not folder.is_dir():
         return None
     cache, every = RowCache(folder, len(collection), shape, dtype), np.arange(len(collection))
@@ -85,25 +83,15 @@ def stored_rows(
     return Rows(cache.rows[kept], kept, [])
 
 
-def count_rows(images: str, preprocessing: Preprocessing, *, what: str) -> int:
-    """How many rows :func:`cached_rows` stored for the images with this :func:`images_key`."""
-    path = _folder(images, preprocessing, what) / "sums.u4"
-    return int(np.count_nonzero(np.fromfile(path, "<u4"))) if path.is_file() else 0
-
-
 def has_rows(kind: str) -> bool:
     """Whether rows of a kind, the first word of ``what``, are stored for any images."""
     return any((cache_dir() / "rows").glob(f"*-{kind}-*"))
 
 
-def _folder(images: str, preprocessing: Preprocessing, what: str) -> Path:
+def _folder(collection: Collection, preprocessing: Preprocessing, what: str) -> Path:
+    images = _short_hash(f"{collection.reader.fingerprint()} {len(collection)}")
     kind, key = what.split()[0], f"{ROWS_FORMAT} {what} {preprocessing}"
     return cache_dir() / "rows" / f"{images}-{kind}-{_short_hash(key)}"
-
-
-def images_key(collection: Collection) -> str:
-    """What identifies the images of a collection in the cache; reads all that is in its reader."""
-    return _short_hash(f"{collection.reader.fingerprint()} {len(collection)}")
 
 
 def _short_hash(text: str) -> str:
