@@ -4,7 +4,6 @@ import dataclasses
 import io
 import json
 import shutil
-import subprocess
 import sys
 
 import numpy as np
@@ -13,7 +12,7 @@ from PIL import Image
 
 from fisherhash import codes
 from fisherhash.data.sources import open_data
-from fisherhash.errors import FisherhashError, UsageError
+from fisherhash.errors import FisherhashError
 from fisherhash.model import builtin, onnx_network
 from fisherhash.model.hasher import Hasher
 from fisherhash.model.torch_network import TorchNetwork
@@ -43,15 +42,6 @@ def picture(seed):
     rng = np.random.default_rng(seed)
     small = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
     return small.resize((320, 240), Image.Resampling.BICUBIC)
-
-
-def test_it_makes_codes_of_the_bits_in_its_name(hasher):
-    pictures = [picture(seed) for seed in range(6)]
-    found = hasher.encode(pictures)
-    assert str(hasher.bits) in hasher.about["builtin"].split("-")
-    assert found.shape == (6, hasher.bits // 8)
-    assert len(np.unique(found, axis=0)) == 6
-    assert np.array_equal(found[2:3], hasher.encode(pictures[2]))
 
 
 def test_a_changed_copy_is_nearer_than_other_pictures(hasher):
@@ -110,13 +100,6 @@ def test_general2_has_the_network_of_the_int8_hasher():
     assert one.preprocessing == dataclasses.replace(other.preprocessing, draft=0.0)
 
 
-@pytest.mark.parametrize("name", builtin.NAMES)
-def test_only_general2_reduces_large_jpegs_in_the_decoder(name):
-    """It changes a few bits; codes that were made before it came must stay."""
-    enough = Hasher.load(name).preprocessing.enough
-    assert enough == (336 if name.startswith("general2") else None)
-
-
 def test_a_large_jpeg_keeps_nearly_all_bits_of_its_code():
     """Decoded at 1/8 of its size, beside the same image in memory."""
     hasher, file = Hasher.load("general2-256"), io.BytesIO()
@@ -163,23 +146,6 @@ def test_false_pairs_are_known_for_copies_only(shipped):
         builtin.false_pairs("copy-64")
 
 
-def test_the_fingerprint_is_the_same_in_a_fresh_process(hasher):
-    name = hasher.about["builtin"]
-    script = f"from fisherhash import Hasher; print(Hasher.load('{name}').fingerprint())"
-    result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert result.stdout.strip() == hasher.fingerprint()
-
-
-def test_importing_it_does_not_import_torch():
-    script = "import sys, fisherhash.model.builtin as b; b.folder(); print('torch' in sys.modules)"
-    result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert result.stdout.strip() == "False"
-
-
 def test_a_saved_copy_is_the_same_model(hasher, tmp_path):
     hasher.save(tmp_path / "model")
     again = Hasher.load(tmp_path / "model")
@@ -187,15 +153,6 @@ def test_a_saved_copy_is_the_same_model(hasher, tmp_path):
     assert again.details == hasher.details
     assert np.array_equal(again.encode(picture(2)), hasher.encode(picture(2)))
     assert "tiny100" in (tmp_path / "model" / "README.md").read_text()
-
-
-def test_it_is_small_and_has_a_card(hasher):
-    folder = builtin.folder(hasher.about["builtin"])
-    limit = 15_000_000 if hasher.about["builtin"] == FLOAT else 6_000_000
-    assert sum(file.stat().st_size for file in folder.iterdir()) <= limit
-    card = (folder / "README.md").read_text(encoding="utf-8")
-    for word in ("tiny100", "coco21", "Limits", "Licence", folder.name):
-        assert word in card
 
 
 @pytest.fixture
@@ -222,11 +179,6 @@ def test_the_packaged_network_takes_images_of_any_size():
     assert builtin.is_packaged("efficientnet-lite0", network.checksum)
     assert not builtin.is_packaged("efficientnet-lite0", "0" * 64)
     assert not builtin.is_packaged("tiny", network.checksum)
-
-
-def test_an_unknown_name():
-    with pytest.raises(UsageError, match=r"unknown built-in hasher 'general-32'.*general-64"):
-        Hasher.load_builtin("general-32")
 
 
 def test_without_the_weights_package(monkeypatch, by_torch):
@@ -260,29 +212,25 @@ def forget(key):
     return damage
 
 
-@pytest.mark.parametrize("hasher_name", builtin.NAMES)
+@pytest.mark.parametrize("name", [FLOAT, "copy-64", "general2-64"])
 @pytest.mark.parametrize(
-    ("name", "damage"),
+    ("file", "damage"),
     [
-        ("onnx", cut),
-        ("onnx", flip),
-        ("onnx", lambda path: path.unlink()),
+        ("network", cut),
+        ("network", flip),
+        ("network", lambda path: path.unlink()),
         ("config.json", cut),
         ("config.json", lambda path: path.unlink()),
-        ("config.json", lambda path: path.write_text('{"format": 99}')),
         ("config.json", forget("head")),
-        ("config.json", forget("files")),
+        ("model.safetensors", flip),
     ],
 )
-def test_damaged_files_are_named(shipped, hasher_name, name, damage):
-    file = "network.onnx" if hasher_name == FLOAT else "model.onnx"
-    damage(builtin.folder(hasher_name) / (file if name == "onnx" else name))
+def test_damaged_files_are_named(shipped, name, file, damage):
+    if file == "network":
+        file = "network.onnx" if name == FLOAT else "model.onnx"
+    path = builtin.folder(name) / file
+    if not path.exists():
+        return  # the head is part of the network
+    damage(path)
     with pytest.raises(FisherhashError, match=r"damaged.*reinstall"):
-        Hasher.load(hasher_name)
-
-
-@pytest.mark.parametrize("damage", [cut, flip, lambda path: path.unlink()])
-def test_a_damaged_head_is_named(shipped, damage):
-    damage(shipped / FLOAT / "model.safetensors")
-    with pytest.raises(FisherhashError, match=r"damaged.*reinstall"):
-        Hasher.load(FLOAT)
+        Hasher.load(name)

@@ -1,16 +1,9 @@
 """The hasher: one image has one code, whatever its form and company; a folder loads or says why."""
 
 import hashlib
-import io
 import json
 import os
 import re
-import resource
-import signal
-import subprocess
-import sys
-from pathlib import Path
-from textwrap import dedent
 
 import numpy as np
 import pytest
@@ -135,37 +128,6 @@ def test_paths_pictures_arrays_and_tensors_have_the_same_code(tmp_path):
     np.testing.assert_array_equal(hasher.logits(batch), stacked)
 
 
-def test_bytes_and_files_are_images(tmp_path):
-    hasher = tiny_hasher(image_size=32)
-    path = tmp_path / "a.png"
-    Image.effect_mandelbrot((40, 40), (-2, -2, 2, 2), 20).convert("RGB").save(path)
-    data = path.read_bytes()
-    expected = hasher.encode(path)
-    written = io.BytesIO()
-    written.write(data)
-    with path.open("rb") as file:
-        for image in (data, bytearray(data), io.BytesIO(data), written, file, [file, data]):
-            code = hasher.encode(image)
-            assert np.array_equal(code, np.repeat(expected, len(code), axis=0))
-    for wrong in (7, 2.5, None, [7]):
-        with pytest.raises(UsageError, match=r"cannot read an image from (int|float|NoneType)"):
-            hasher.encode(wrong)
-
-
-def test_cached_features_give_the_bits_of_encode(photos):
-    hasher = tiny_hasher()
-    collection = open_data(photos)
-    paths = [photos / name for name in collection.names]
-    wanted = np.array([40, 3, 17, 18])
-    expected = hasher.encode(paths)
-    for cached in (False, True, True):
-        every = hasher.encode_collection(collection, cached=cached)
-        np.testing.assert_array_equal(every.codes, expected)
-        some = hasher.encode_collection(collection, wanted, cached=cached)
-        assert some.indices.tolist() == wanted.tolist()
-        np.testing.assert_array_equal(some.codes, expected[wanted])
-
-
 def test_unreadable_images_are_skipped_from_a_collection_and_refused_by_encode(tmp_path):
     hasher = tiny_hasher()
     for i, image in enumerate(noise(3)):
@@ -183,14 +145,6 @@ def test_unreadable_images_are_skipped_from_a_collection_and_refused_by_encode(t
         hasher.encode([tmp_path / "0.png", tmp_path / "1.png"])
     with pytest.raises(FisherhashError, match=r"none\.png: the file does not exist"):
         hasher.encode(tmp_path / "none.png")
-
-
-def test_a_collection_of_bad_files_only(tmp_path):
-    (tmp_path / "1.png").write_bytes(b"text")
-    for cached in (False, True):
-        found = tiny_hasher(bits=12).encode_collection(open_paths([tmp_path]), cached=cached)
-        assert found.codes.shape == (0, 2)
-        assert len(found.skipped) == 1
 
 
 def test_pictures_are_not_all_held_in_memory(monkeypatch):
@@ -252,14 +206,6 @@ def test_blocks_of_a_collection_a_bank_and_a_list_have_the_same_codes(photos):
         bank.of(np.array([3, 41]))
 
 
-def test_what_only_a_collection_can_do(photos):
-    hasher = tiny_hasher()
-    with pytest.raises(UsageError, match="only features of a collection can be cached"):
-        list(hasher.encode_blocks(noise(2), cached=True))
-    with pytest.raises(UsageError, match="indices select images of a collection"):
-        list(hasher.encode_blocks(noise(2), np.array([1])))
-
-
 @pytest.mark.parametrize("images", [[], np.empty((0, 8, 8, 3), np.uint8), iter(())])
 def test_no_images_give_no_codes(images):
     found = tiny_hasher(bits=12).encode(images)
@@ -272,10 +218,7 @@ def test_no_images_give_no_codes(images):
     [
         torch.zeros(3, 8, 8),
         torch.zeros(8, 8, 3, dtype=torch.uint8),
-        torch.zeros(8, 8, dtype=torch.uint8),
         np.zeros((8, 8, 3)),
-        np.zeros((3, 8, 8), np.uint8),
-        object(),
         3,
     ],
 )
@@ -366,42 +309,21 @@ def test_the_card_says_what_it_is_and_its_example_runs(saved):
     assert "# uint8, 8 bytes per image" in code
 
 
-def test_a_card_of_an_unknown_method_and_of_no_classes(tmp_path):
-    hasher = tiny_hasher()
-    hasher.method, hasher.classes = "mine", ()
-    hasher.save(tmp_path)
-    card = (tmp_path / "README.md").read_text()
-    assert "Made by the method `mine`" in card
-    assert "| classes | none |" in card
-
-
-@pytest.mark.parametrize("where", ["first", "middle", "last"])
-def test_a_flipped_bit_in_the_weights(saved, where):
-    folder, _ = saved
-    path = folder / "model.safetensors"
+@pytest.mark.parametrize("damage", ["flip", "cut", "missing"])
+def test_damaged_weights(saved, damage):
+    path = saved[0] / "model.safetensors"
     data = bytearray(path.read_bytes())
-    header = 8 + int.from_bytes(data[:8], "little")
-    place = {"first": header, "middle": (header + len(data)) // 2, "last": len(data) - 1}[where]
-    data[place] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(FisherhashError, match=r"model\.safetensors is damaged: its checksum"):
-        Hasher.load(folder)
-
-
-@pytest.mark.parametrize("left", [0, 5, 100, -1])
-def test_truncated_weights(saved, left):
-    folder, _ = saved
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:left])
-    with pytest.raises(FisherhashError, match=r"model\.safetensors is damaged: its checksum"):
-        Hasher.load(folder)
-
-
-def test_missing_weights(saved):
-    folder, _ = saved
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(FisherhashError, match=r"model\.safetensors is missing"):
-        Hasher.load(folder)
+    sentence = r"model\.safetensors is damaged: its checksum"
+    if damage == "flip":
+        data[-1] ^= 1
+        path.write_bytes(data)
+    elif damage == "cut":
+        path.write_bytes(data[:100])
+    else:
+        path.unlink()
+        sentence = r"model\.safetensors is missing"
+    with pytest.raises(FisherhashError, match=sentence):
+        Hasher.load(saved[0])
 
 
 def write_weights(folder, change):
@@ -444,22 +366,16 @@ def edit(folder, **changes):
     ("changes", "sentence"),
     [
         ({"format": 99}, "has format 99, this version reads 2"),
-        ({"format": None}, "has format None"),
         ({"backbone": "tiney"}, r"unknown backbone 'tiney'\. Did you mean 'tiny'"),
-        ({"backbone": 7}, r"unknown backbone|is damaged"),
         ({"network": None}, "is damaged: 'network'"),
         ({"head": {"kind": "linaer", "in_features": 32, "bits": 8}}, "Did you mean 'linear'"),
-        ({"head": "linear"}, "is damaged"),
         ({"head": {"kind": [], "in_features": 32, "bits": 8}}, "is damaged"),
-        ({"head": {"kind": "linear", "in_features": -1, "bits": 8}}, "is damaged"),
         ({"head": {"kind": "linear", "in_features": 64, "bits": 60}}, "do not fit"),
         ({"head": {"kind": "linear", "in_features": 32, "bits": 0}}, "between 1 and 1024"),
         ({"preprocessing": {"size": 32}}, r"config\.json is damaged: 'mean'"),
         ({"preprocessing": {"size": 2, "mean": [1, 2, 3], "std": [1, 1, 1]}}, "image size must"),
-        ({"preprocessing": [1]}, r"config\.json is damaged"),
         ({"classes": 3}, r"config\.json is damaged"),
         ({"details": 3}, r"config\.json is damaged"),
-        ({"files": None}, "'files' is no table of files"),
         ({"files": {"../other": "0"}}, "'files' is no table of files"),
         ({"fingerprint": None}, "is damaged: 'fingerprint'"),
         ({"files": {"model.safetensors": "0"}}, "its checksum is not the one"),
@@ -502,16 +418,6 @@ def test_a_file_of_a_model_that_is_no_such_file_is_a_sentence(saved, name, how):
         Hasher.load(folder)
 
 
-def test_a_config_cut_at_any_place(saved):
-    folder, _ = saved
-    path = folder / "config.json"
-    data = path.read_bytes()
-    for length in range(0, len(data) - 2, 7):
-        path.write_bytes(data[:length])
-        with pytest.raises(FisherhashError, match=r"config\.json is damaged"):
-            Hasher.load(folder)
-
-
 def test_no_folder_and_a_folder_without_a_model(tmp_path):
     with pytest.raises(UsageError, match=r"none does not exist\. Make a model with"):
         Hasher.load(tmp_path / "none")
@@ -547,34 +453,6 @@ def test_a_save_killed_between_the_moves_leaves_one_whole_model(saved, monkeypat
     np.testing.assert_array_equal(
         Hasher.load(folder).encode(noise(5)), tiny_hasher(seed=1, bits=24).encode(noise(5))
     )
-
-
-def test_a_full_disk_while_saving_leaves_the_old_model(saved, tmp_path):
-    """A real limit on the size of files, in a process of its own."""
-    folder, expected = saved
-    tiny_hasher(seed=1, bits=24).save(tmp_path / "other")
-    script = """
-        import sys
-        from fisherhash import Hasher
-        from fisherhash.errors import FisherhashError
-        hasher = Hasher.load(sys.argv[1])
-        try:
-            hasher.save(sys.argv[2])
-        except FisherhashError as error:
-            sys.exit(str(error))
-    """
-
-    def limit():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    command = [sys.executable, "-B", "-c", dedent(script), str(tmp_path / "other"), str(folder)]
-    done = subprocess.run(command, preexec_fn=limit, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 1
-    assert "File too large. Nothing there was changed; make room" in done.stderr
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    np.testing.assert_array_equal(Hasher.load(folder).encode(noise(5)), expected)
 
 
 def test_a_network_of_ones_own_must_be_passed_again(tmp_path):
@@ -618,9 +496,3 @@ def test_a_name_with_a_typo_and_a_backbone_that_is_not_needed():
         Hasher.load("generl-64")
     with pytest.raises(UsageError, match="'general-64' has a backbone; pass none with it"):
         Hasher.load("general-64", backbone=torch.nn.Identity())
-
-
-def test_a_model_folder_takes_a_path_or_a_string(saved):
-    folder, expected = saved
-    for given in (str(folder), Path(folder)):
-        np.testing.assert_array_equal(Hasher.load(given).encode(noise(5)), expected)
