@@ -217,14 +217,6 @@ def test_parts_switch_off(parts, has_pair, mu):
         ({"parts": "margin"}, "at least 'pair' or 'intra'"),
         ({"parts": "intra,margin"}, "belongs to the part 'pair'"),
         ({"parts": "pair,inter"}, "only the part 'intra' uses"),
-        ({"margin": "-1"}, "must not be negative"),
-        ({"margin": "wide"}, "must be a number"),
-        ({"margim": "1"}, "Did you mean 'margin'"),
-        ({"center_step": "exakt"}, "Did you mean 'exact'"),
-        ({"initial_centers": "gradet"}, "Did you mean 'graded'"),
-        ({"affinity": "-0.1"}, "affinity must be between 0 and 1, got -0.1"),
-        ({"affinity": "1.5"}, "affinity must be between 0 and 1, got 1.5"),
-        ({"positive_weight": "-1"}, "positive_weight must not be negative, got -1"),
     ],
 )
 def test_bad_options_are_named(options, sentence):
