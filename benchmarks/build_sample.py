@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fisherhash.data.cifar import open_cifar10
-from fisherhash.data.cifar import CITATION, SIDE, WIDE
+from fisherhash.data.cifar import CITATION, SIDE, WIDE, open_cifar10
 from fisherhash.system.storage import write_files
 
 

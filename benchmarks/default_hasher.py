@@ -21,7 +21,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from fisherhash.model.networks import feature_rows
 from numpy.typing import NDArray
 
 from fisherhash import methods
@@ -33,6 +32,7 @@ from fisherhash.errors import FisherhashError
 from fisherhash.evaluation import evaluate, metrics
 from fisherhash.methods import FeatureMethod
 from fisherhash.model.hasher import Hasher
+from fisherhash.model.networks import feature_rows
 from fisherhash.system.storage import write_file
 
 K = 10

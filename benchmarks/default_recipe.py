@@ -17,7 +17,7 @@ from typing import Any
 
 from fisherhash.data.protocols import resolve
 from fisherhash.data.sources import open_data
-from fisherhash.experiments.benches import locate
+from fisherhash.experiments.cells import locate
 from fisherhash.experiments.planning import IMAGE_SIZE, QUICK_EPOCHS
 from fisherhash.system.storage import dump_json
 from fisherhash.training.fitting import fit

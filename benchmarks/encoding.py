@@ -26,7 +26,6 @@ import math
 import multiprocessing
 import os
 import platform
-import shutil
 import statistics
 import subprocess
 import sys
@@ -39,10 +38,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from fisherhash.data.cifar import open_sample
 from fisherhash.data.folders import walk_images
 from fisherhash.data.images import load_image
 from fisherhash.data.preprocessing import Preprocessing
-from fisherhash.data.cifar import open_sample
 from fisherhash.data.workers import MEMORY
 from fisherhash.model.hasher import Hasher
 from fisherhash.system.cores import available_cores
@@ -189,7 +188,7 @@ class _Files:
 
 def sync(folder: Path, index: Path, model: str) -> dict[str, float]:
     """Seconds of the command, from its first line to its last, and of its verb alone."""
-    shutil.rmtree(index, ignore_errors=True)
+    index.unlink(missing_ok=True)
     words = ["index", "sync", str(index), str(folder), "--model", model, "--json"]
     start = time.perf_counter()
     done = subprocess.run(
@@ -244,7 +243,7 @@ def measure(kind: Kind, folder: Path, work: Path, models: list[str], repeats: in
             note(f"sync {name}", times["command"], len(paths))
             note(f"sync {name}, without start-up", times["verb"], len(paths))
     rates = {name: statistics.median(values) for name, values in found.items()}
-    shutil.rmtree(work / "encoding.index", ignore_errors=True)
+    (work / "encoding.index").unlink(missing_ok=True)
     return {
         "images": len(paths),
         "size": [kind.width, kind.height],

@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from fisherhash import codes
 from fisherhash.data import open_data
 from fisherhash.data.protocols import resolve
-from fisherhash.data.splits import hash_order
-from fisherhash.data.splits import hold_out_classes
+from fisherhash.data.splits import hash_order, hold_out_classes
 from fisherhash.model.folder import versions
 from fisherhash.model.itq_fit import fit_itq
 from fisherhash.training.fitting import fit

@@ -35,7 +35,7 @@ from fisherhash.training.settings import Settings
 class CrossEntropy(HashMethod):
     """The simplest supervised step on the same network: a linear classifier on the logits."""
 
-    info = MethodInfo("cross-entropy", "", "", 0, "", "classes", False, "gradient")
+    info = MethodInfo("cross-entropy", "", "", 0, "", "classes", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,10 +18,9 @@ from typing import Any
 
 from fisherhash import backbones, methods
 from fisherhash.experiments import report
-from fisherhash.experiments.places import ColumnPlace, signed
+from fisherhash.experiments.comparison import RANKINGS, Comparison, Verdict, signed, verdicts_of
+from fisherhash.experiments.report import Table, TableCell
 from fisherhash.experiments.specs import SPECS, Row, find_spec
-from fisherhash.experiments.standing import RANKINGS, Standing
-from fisherhash.experiments.tables import Table, TableCell
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "results"
@@ -79,7 +78,8 @@ def method_page(method: type[methods.HashMethod] | type[methods.FeatureMethod]) 
     options = methods.hyper_parameters(method)
     learns = "no labels" if info.supervision == "none" else info.supervision
     images = "several labels per image" if info.multilabel else "one label per image only"
-    fit = "trained by gradient" if info.fit == "gradient" else "fitted on features"
+    by_gradient = issubclass(method, methods.HashMethod)
+    fit = "trained by gradient" if by_gradient else "fitted on features"
     lines = [
         f"# {info.name}",
         "",
@@ -221,18 +221,18 @@ def _standing(parts: list[FinetunedPart]) -> Table:
     """Return one line per data set and code length: where DFH stands in both rankings."""
     lines = []
     for one in parts:
-        places = {(place.ranking, place.bits): place for place in Standing(one.part).places()}
+        found = {(verdict.ranking, verdict.bits): verdict for verdict in verdicts_of(one.part)}
         for bits in one.part["bits"]:
-            cells = [_place(places[ranking, bits]) for ranking in RANKINGS]
+            cells = [_verdict(found[ranking, bits]) for ranking in RANKINGS]
             lines.append([f"{one.title}, {bits} bits", *cells])
     return Table(["", "by Hamming distance", "with real-valued queries"], lines, STANDING)
 
 
-def _place(place: ColumnPlace) -> TableCell:
+def _verdict(verdict: Verdict) -> TableCell:
     """Return where DFH stands in a column, bold where it is behind."""
-    rest = f", {signed(place.gap)} ({place.rival})"
-    behind = place.verdict == "behind"
-    return TableCell(rest, place.verdict) if behind else TableCell(place.verdict + rest)
+    rest = f", {signed(verdict.gap)} ({verdict.rival})"
+    behind = verdict.word == "behind"
+    return TableCell(rest, verdict.word) if behind else TableCell(verdict.word + rest)
 
 
 def _summary(parts: list[FinetunedPart]) -> Table:
@@ -241,7 +241,7 @@ def _summary(parts: list[FinetunedPart]) -> Table:
     header = [f"{one.title}, {bits} bits" for one, bits in columns]
     lines: dict[str, list[TableCell]] = defaultdict(lambda: [TableCell("–")] * len(columns))
     for number, (one, bits) in enumerate(columns):
-        scores = Standing(one.part).scores
+        scores = Comparison(one.part).scores
         chosen = {row.name: one.chosen(row) for row in one.rows}
         known = {name: scores[row.name, bits] for name, row in chosen.items()}
         found = {name: score for name, score in known.items() if score.values}
