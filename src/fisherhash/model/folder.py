@@ -15,7 +15,6 @@ import hashlib
 import importlib.metadata
 import logging
 import platform
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +43,8 @@ NETWORK, ONNX = "network.onnx", "model.onnx"
 CHECKPOINT = "checkpoint.json"
 MODEL_FORMAT = 2
 _FITTED = ("fitted.weight", "fitted.offset")
+_OF = "network."
+"""The prefix of the network's tensors."""
 
 
 def is_unfinished(folder: Path | None) -> bool:
@@ -109,7 +110,7 @@ def _network_files(
     if network.backbone.architecture is not None:
         config["architecture"] = network.backbone.architecture
     state = network.backbone.state_dict()
-    tensors = {f"network.{name}": t.cpu().contiguous().numpy() for name, t in state.items()}
+    tensors = {_OF + name: t.cpu().contiguous().numpy() for name, t in state.items()}
     if missing_package() is None:
         try:
             return tensors, {NETWORK: network.exported()}
@@ -118,77 +119,64 @@ def _network_files(
     return tensors, {}
 
 
-@dataclass(frozen=True)
-class StoredModel:
-    """A model folder that was read and is whole.
-
-    Attributes:
-        folder: the folder.
-        config: what describes the model.
-        files: the other files, by their names.
-        tensors: of the head, and of the network where torch can run it.
-        head: turns features into logits.
-    """
-
-    folder: Path
-    config: dict[str, Any]
-    files: dict[str, Path]
-    tensors: dict[str, Any]
-    head: FinishedHead
-
-    def parts(
-        self, *, device: str | torch.device | None, backbone: nn.Module | None = None
-    ) -> dict[str, Any]:
-        """The arguments of a hasher.
-
-        Args:
-            device: where the network runs.
-            backbone: the network, if the model was built on one of the user's own.
-
-        Raises:
-            UsageError: the network cannot run here.
-            FisherhashError: the network is damaged, or a package that runs it is not installed.
-        """
-        config, tensors = self.config, self.tensors
-        fitted = tuple(tensors[name] for name in _FITTED) if _FITTED[0] in tensors else None
-        try:
-            about = {
-                "method": str(config["method"]),
-                "classes": tuple(config["classes"]),
-                "details": dict(config["details"]),
-            }
-            network = _network(self, device, backbone)
-        except FisherhashError:
-            raise
-        # Values of a wrong type or size fail wherever a constructor first uses them.
-        except Exception as error:
-            raise FisherhashError(f"{self.folder / CONFIG} is damaged: {error}") from None
-        return {"network": network, "head": self.head, "fitted": fitted, **about}
-
-
-def read_model(folder: Path) -> StoredModel:
+def read_model(
+    folder: Path, *, device: str | torch.device | None, backbone: nn.Module | None = None
+) -> tuple[dict[str, Any], str]:
     """Read a model folder.
 
+    Args:
+        folder: the folder.
+        device: where the network runs.
+        backbone: the network, if the model was built on one of the user's own.
+
+    Returns:
+        The arguments of a hasher, and the fingerprint that it was saved with.
+
     Raises:
-        UsageError: there is no model in the folder.
-        FisherhashError: a file is damaged, or does not belong to the others.
+        UsageError: there is no model in the folder, or its network cannot run here.
+        FisherhashError: a file is damaged or does not belong to the others, or a package that runs
+            the network is not installed.
     """
-    config, files, tensors = _read_whole(folder)
     try:
+        config, files, tensors = _read_whole(folder)
         head = FinishedHead.restored(config["head"], tensors)
-        config["fingerprint"] = str(config["fingerprint"])
-    except FisherhashError:
-        raise
+        fingerprint = str(config["fingerprint"])
+    # Values of a wrong type or size fail wherever they are first used.
     except Exception as error:
-        raise FisherhashError(f"the model in {folder} is damaged: {error}") from None
-    return StoredModel(folder, config, files, tensors, head)
+        if folder.parent == builtin.FOLDER:
+            raise builtin.damaged(folder, error) from None
+        raise _damaged(folder, error) from None
+    try:
+        parts = {
+            "network": _network(folder, config, files, tensors, head, device, backbone),
+            "head": head,
+            "method": str(config["method"]),
+            "classes": tuple(config["classes"]),
+            "details": dict(config["details"]),
+            "fitted": tuple(tensors[n] for n in _FITTED) if _FITTED[0] in tensors else None,
+        }
+    except Exception as error:
+        raise _damaged(folder, error) from None
+    return parts, fingerprint
+
+
+def _damaged(folder: Path, error: Exception) -> FisherhashError:
+    """The error for a model folder whose config does not describe a model."""
+    if isinstance(error, FisherhashError):
+        return error
+    return FisherhashError(f"{folder / CONFIG} is damaged: {error}")
 
 
 def _network(
-    model: StoredModel, device: str | torch.device | None, module: nn.Module | None
+    folder: Path,
+    config: dict[str, Any],
+    files: dict[str, Path],
+    tensors: dict[str, Any],
+    head: FinishedHead,
+    device: str | torch.device | None,
+    module: nn.Module | None,
 ) -> Network | None:
     """The network of a model: an ONNX file, or a module of torch; a model of vectors has none."""
-    folder, config, head = model.folder, model.config, model.head
     if config["backbone"] is None:
         if module is not None:
             raise UsageError("this model takes vectors and has no backbone; pass no network")
@@ -201,29 +189,29 @@ def _network(
             f"the model in {folder} was made with other weights of {name} than those that come "
             "with this version; install the version that it names in config.json"
         )
-    in_torch = any(key.startswith("network.") for key in model.tensors)
-    weights = model.files[WEIGHTS] if in_torch else None
-    file = model.files.get(ONNX if output == LOGITS else NETWORK)
-    exported = known["packaged"] or file is not None
     if output == LOGITS and module is not None:
         raise UsageError("an exported model has its network; pass none with it")
-    if exported and module is None and _by_onnx(device, output == LOGITS):
-        if file is None:
-            return builtin.packaged_network(name, how, device=device)
-        metadata = {
-            "bits": head.in_features,
-            "backbone": name,
-            "preprocessing": config["preprocessing"],
-            "head": {"in_features": head.numbers.get("features", head.in_features)},
-            "fingerprint": checksum,
-            "int8": bool(known.get("int8", False)),
-        }
-        if "architecture" in config:
-            metadata["architecture"] = config["architecture"]
-        found = OnnxNetwork(file, device=device, metadata=metadata, output=output, weights=weights)
-        # Other files than those of the package may change while they are used.
-        return found if folder.parent == builtin.FOLDER else found.loaded()
-    return _torch_network(model, how, device, module)
+    state = {k.removeprefix(_OF): v for k, v in tensors.items() if k.startswith(_OF)}
+    file = files.get(ONNX if output == LOGITS else NETWORK)
+    exported = known["packaged"] or file is not None
+    if not exported or module is not None or not _by_onnx(device, output == LOGITS):
+        return _torch_network(folder, config, state, how, device, module)
+    if file is None:
+        return builtin.packaged_network(name, how, device=device)
+    metadata = {
+        "bits": head.in_features,
+        "backbone": name,
+        "preprocessing": config["preprocessing"],
+        "head": {"in_features": head.numbers.get("features", head.in_features)},
+        "fingerprint": checksum,
+        "int8": bool(known.get("int8", False)),
+    }
+    if "architecture" in config:
+        metadata["architecture"] = config["architecture"]
+    weights = files[WEIGHTS] if state else None
+    found = OnnxNetwork(file, device=device, metadata=metadata, output=output, weights=weights)
+    # Other files than those of the package may change while they are used.
+    return found if folder.parent == builtin.FOLDER else found.loaded()
 
 
 def _by_onnx(device: str | torch.device | None, only: bool) -> bool:
@@ -235,15 +223,15 @@ def _by_onnx(device: str | torch.device | None, only: bool) -> bool:
 
 
 def _torch_network(
-    model: StoredModel,
+    folder: Path,
+    config: dict[str, Any],
+    state: dict[str, Any],
     how: Preprocessing,
     device: str | torch.device | None,
     module: nn.Module | None,
 ) -> Network:
-    folder, config = model.folder, model.config
+    """The network of a model in torch, with the weights (``state``) of its folder."""
     name, checksum = str(config["backbone"]), str(config["network"]["checksum"])
-    prefix = "network."
-    state = {k.removeprefix(prefix): v for k, v in model.tensors.items() if k.startswith(prefix)}
     try:
         import torch
 
@@ -350,6 +338,4 @@ def read_config(path: Path) -> dict[str, Any]:
             f"{path} has format {config.get('format')!r}, this version reads {MODEL_FORMAT}; "
             "update fisherhash or train again"
         )
-    if not isinstance(config.setdefault("details", {}), dict):
-        raise FisherhashError(f"{path} is damaged: 'details' is no table; restore it from a copy")
     return config

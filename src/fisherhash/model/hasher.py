@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fisherhash.errors import FisherhashError, NotDefinedError, UsageError
+from fisherhash.errors import NotDefinedError, UsageError
 from fisherhash.model import builtin
 from fisherhash.model.encoder import EncodedBlock, Encoder
 from fisherhash.model.folder import CONFIG, model_files, read_model, versions
@@ -222,10 +222,10 @@ class Hasher(Encoder):
             if backbone is not None:
                 raise UsageError("an exported model has its network; pass none with it")
             return cls.of_exported(OnnxNetwork(found, device=device), origin=origin)
-        stored = read_model(found)
-        hasher = cls(**stored.parts(device=device, backbone=backbone), origin=origin)
+        parts, fingerprint = read_model(found, device=device, backbone=backbone)
+        hasher = cls(**parts, origin=origin)
         # All files are whole, so the config was edited, and the model is another one.
-        if hasher.fingerprint() != stored.config["fingerprint"]:
+        if hasher.fingerprint() != fingerprint:
             what = "changed after the model was saved; it makes other codes than before"
             logger.warning("%s %s", found / CONFIG, what)
         return hasher
@@ -247,12 +247,7 @@ class Hasher(Encoder):
             UsageError: there is no built-in hasher of this name.
             FisherhashError: its files are damaged, or a package that it needs is not installed.
         """
-        folder = builtin.folder(name)
-        try:
-            stored = read_model(folder)
-        except FisherhashError as error:
-            raise builtin.damaged(folder, error) from None
-        hasher = cls(**stored.parts(device=device))
+        hasher = cls(**read_model(builtin.folder(name), device=device)[0])
         if name in builtin.FIRST:
             hasher = hasher.truncated(builtin.FIRST[name][1])
         hasher.origin = {"builtin": name}

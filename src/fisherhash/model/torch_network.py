@@ -55,12 +55,15 @@ class TorchNetwork:
         self.preprocessing = backbone.preprocessing
         self.device, self.kind = device, f"torch-{device.type}"
         self.backbone, self.via_onnx = on_device(backbone, device).eval(), via_onnx
+        self._checksum = ""
         self._network = on_device(fold_batch_norm(backbone), device).eval()
 
-    @functools.cached_property
+    @property
     def checksum(self) -> str:
         """SHA-256 of the backbone's weights."""
-        return storage.tensors_checksum(self.backbone.state_dict())
+        if not self._checksum:
+            self._checksum = storage.tensors_checksum(self.backbone.state_dict())
+        return self._checksum
 
     @torch.inference_mode()
     def features(self, pixels: NDArray[np.uint8] | Tensor) -> NDArray[np.float32]:
@@ -137,20 +140,20 @@ class LiveHead:
         self, queries: NDArray[np.float32], packed: NDArray[np.uint8]
     ) -> Iterator[NDArray[np.float32]]:
         """The distances of :meth:`FinishedHead.distances`, in blocks (b, n)."""
-        head, blocks = self._head, torch.from_numpy(queries)
+        head, rows = self._head, torch.from_numpy(queries)
+        blocks = rows.split(max(1, DISTANCES_AT_ONCE // max(1, len(packed))))
         if isinstance(head, ProductHead):
             words = [torch.from_numpy(one) for one in word_numbers(packed, head.bits)]
-        else:
-            # Each distinct code once, so that equal codes are at exactly equal distances.
-            distinct, rows = np.unique(packed, axis=0, return_inverse=True)
-            signs = 2.0 * torch.from_numpy(codes.unpack(distinct, head.bits)).float() - 1.0
-        for block in blocks.split(max(1, DISTANCES_AT_ONCE // max(1, len(packed)))):
-            if isinstance(head, ProductHead):
+            for block in blocks:
                 tables = head.tables(block.to(self._device)).cpu()
                 parts = (tables[:, m, own] for m, own in enumerate(words))
                 yield functools.reduce(torch.add, parts).numpy()
-            else:
-                yield (-2.0 * block @ signs.T)[:, rows.reshape(-1)].numpy()
+            return
+        # Each distinct code once, so that equal codes are at exactly equal distances.
+        distinct, code_of = np.unique(packed, axis=0, return_inverse=True)
+        signs = 2.0 * torch.from_numpy(codes.unpack(distinct, head.bits)).float() - 1.0
+        for block in blocks:
+            yield (-2.0 * block @ signs.T)[:, code_of.reshape(-1)].numpy()
 
 
 def on_device(backbone: Backbone, device: torch.device) -> Backbone:
