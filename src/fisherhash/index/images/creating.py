@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fisherhash.data.folders import walk_images
+from fisherhash.data.folders import list_images, walk_images
 from fisherhash.data.formats import IMAGE_EXTENSIONS
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import CannotReadError, DamagedError, Index, Uri
 from fisherhash.index.images.choosing import (
-    ChosenHasher,
     choose_hasher,
     codes_of_training,
     describe_model,
@@ -38,6 +37,7 @@ from fisherhash.system.remote import is_url
 from fisherhash.system.storage import read_json
 
 if TYPE_CHECKING:
+    from fisherhash.data.folders import ImageFile
     from fisherhash.model.hasher import Hasher
 
 VECTORS_PER_COMMIT = 16_384
@@ -84,38 +84,31 @@ def sync_index(
     name = os.fspath(source)
     is_list = is_url(name) or (name.endswith(".txt") and os.path.isfile(name))
     if is_list:
-        from fisherhash.data.folders import list_images
-
         found = list_images(name)
     else:
         source = check_folder(source, uri)
         found, name = walk_images(source), source.name
+    is_new = not Index.exists(uri)
+    if is_new and not found.files and (is_list or not options.allow_empty):
+        raise UsageError(f"{source} holds no images" if is_list else found.nothing(Path(source)))
+    if is_new and options.dry_run:
+        return SyncReport(added=[file.key for file in found.files], notes=found.notes())
     local = "cpu" if cluster is not None else device
-    chosen = None
-    if Index.exists(uri):
-        images = _open(uri, model, fit, bits, device=local, write=not options.dry_run)
+    if is_new:
+        images, encoder, reason = _create(uri, name, found.files, model, fit, bits, local, workers)
+        if model is not None and not is_list:
+            encoder.codes = codes_of_training(images.hasher, source) | dict(encoder.codes)
     else:
-        if not found.files and (is_list or not options.allow_empty):
-            raise UsageError(
-                f"{source} holds no images" if is_list else found.nothing(Path(source))
-            )
-        if options.dry_run:
-            return SyncReport(added=[file.key for file in found.files], notes=found.notes())
-        chosen = choose_hasher(
-            name, found.files, model=model, fit=fit, bits=bits, device=local, workers=workers
-        )
-        images = ImageIndex.create(uri, chosen.hasher, model=chosen.model)
+        images = _open(uri, model, fit, bits, device=local, write=not options.dry_run)
+        encoder, reason = Encoder(lambda: images.hasher, workers=workers), ""
     with images, contextlib.ExitStack() as ending:
-        encoder = _encoder(images, chosen, workers)
-        if chosen is not None and model is not None and not is_list:
-            encoder.codes = codes_of_training(chosen.hasher, source) | dict(chosen.codes)
         if cluster is not None:
             encoder = ClusterEncoder(encoder, cluster, device=device)
             ending.callback(encoder.close)
         report = sync_images(
             images.index, encoder, source, options, found=found, remove=not is_list
         )
-    report.notes += [chosen.reason] if chosen is not None and chosen.reason else []
+    report.notes += [reason] if reason else []
     return report
 
 
@@ -133,22 +126,33 @@ def add_to_index(
 
     A new index has the hasher that a sync with these images would choose.
     """
-    chosen = None
     if Index.exists(uri):
-        opened = _open(uri, model, device=device)
-    else:
-        files, name = list_files(images, None)[0], os.path.basename(os.path.abspath(uri))
-        chosen = choose_hasher(name, files, model=model, device=device, workers=workers)
-        opened = ImageIndex.create(uri, chosen.hasher, model=chosen.model)
+        with _open(uri, model, device=device) as opened:
+            return opened.add(images, labels=labels, metadata=metadata, workers=workers)
+    files, name = list_files(images, None)[0], os.path.basename(os.path.abspath(uri))
+    opened, encoder, reason = _create(uri, name, files, model, None, None, device, workers)
     with opened:
-        encoder = _encoder(opened, chosen, workers)
         report = add_images(opened.index, encoder, images, labels=labels, metadata=metadata)
-    report.notes += [chosen.reason] if chosen is not None and chosen.reason else []
+    report.notes += [reason] if reason else []
     return report
 
 
-def _encoder(images: ImageIndex, chosen: ChosenHasher | None, workers: int | None) -> Encoder:
-    return Encoder(lambda: images.hasher, {} if chosen is None else chosen.codes, workers)
+def _create(
+    uri: Uri,
+    name: str,
+    files: Sequence[ImageFile],
+    model: StrPath | None,
+    fit: str | None,
+    bits: int | None,
+    device: str,
+    workers: int | None,
+) -> tuple[ImageIndex, Encoder, str]:
+    """Create an index for images: itself, what encodes them, and why its hasher was chosen."""
+    chosen = choose_hasher(
+        name, files, model=model, fit=fit, bits=bits, device=device, workers=workers
+    )
+    images = ImageIndex.create(uri, chosen.hasher, model=chosen.model)
+    return images, Encoder(lambda: images.hasher, chosen.codes, workers), chosen.reason
 
 
 def _open(
