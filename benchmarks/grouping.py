@@ -58,7 +58,7 @@ def measure(count: int, bits: int, radius: int | None) -> dict[str, Any]:
         index = Index.create(Path(folder) / "i", bits=bits)
         index.add_codes(codes[:count])
         began = time.perf_counter()
-        chance = Chance.of(grouping.distinct_codes(codes[:count])[0], bits)
+        chance = Chance(grouping.distinct_codes(codes[:count])[0], bits)
         radius = chance.radius() if radius is None else radius
         found = DuplicateSearch(index).groups(radius)
         first = time.perf_counter() - began

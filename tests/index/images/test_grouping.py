@@ -112,7 +112,7 @@ def test_a_radius_that_is_too_wide_is_refused(monkeypatch):
 def test_chance_is_measured_and_extrapolated():
     bits, rng = 64, np.random.default_rng(0)
     rows = rng.integers(0, 256, (4000, 8), dtype=np.uint8)
-    chance = Chance.of(rows, bits)
+    chance = Chance(rows, bits)
     assert chance.sampled == grouping.SAMPLED_PAIRS
     from math import comb
 
@@ -125,7 +125,7 @@ def test_chance_is_measured_and_extrapolated():
     assert chance.rate(radius) <= grouping.MOST_FALSE < chance.rate(radius + 1)
     # Real copies are no chance: a hundred of them change nothing.
     copies = np.concatenate([rows, rows[:100]])
-    assert Chance.of(copies, bits).radius() == pytest.approx(radius, abs=1)
+    assert Chance(copies, bits).radius() == pytest.approx(radius, abs=1)
 
 
 @pytest.mark.parametrize(("images", "versions"), [(300, 1), (100, 3), (8, 15)])
@@ -135,7 +135,7 @@ def test_many_copies_are_no_chance(images, versions):
     rows = np.packbits(rng.random((300, 256)) < 0.5, axis=1)
     flips = np.packbits(rng.random((versions, images, 256)) < 0.12, axis=2)
     copies = (rows[:images] ^ flips).reshape(-1, 32)
-    alone, chance = Chance.of(rows, 256), Chance.of(np.concatenate([rows, copies]), 256)
+    alone, chance = Chance(rows, 256), Chance(np.concatenate([rows, copies]), 256)
     assert alone.copies == 0
     assert chance.copies == images * versions * (versions + 1) // 2
     assert chance.radius() == pytest.approx(alone.radius(), abs=12)
@@ -146,12 +146,12 @@ def test_distances_without_a_valley_tell_no_copies():
     """Drawings of one kind: some are as near as copies, and more are a little farther."""
     rng = np.random.default_rng(2)
     flips = np.packbits(rng.random((600, 256)) < rng.beta(0.7, 3, (600, 1)) / 2, axis=1)
-    assert Chance.of(flips, 256).copies == 0
+    assert Chance(flips, 256).copies == 0
 
 
 @pytest.mark.parametrize("count", [2, 30])
 def test_chance_in_few_codes_has_a_careful_guess(count):
-    chance = Chance.of(np.zeros((count, 8), np.uint8), 64)
+    chance = Chance(np.zeros((count, 8), np.uint8), 64)
     assert 0 < chance.rate(4) < 1e-3
     assert 0 < chance.radius() < 8
 

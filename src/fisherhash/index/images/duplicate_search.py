@@ -95,7 +95,7 @@ class DuplicateSearch:
         # Equal codes count once: what a thousand copies of one image have in common is no chance.
         self._unique, self._number = distinct_codes(self._codes)
         known = false_pairs_of(source)
-        self._chance = Chance.of(self._unique, source.bits, known and known.within)
+        self._chance = Chance(self._unique, source.bits, known and known.within)
         self._near, self._within = NO_PAIRS, 0
         self._looked: dict[tuple[bytes, DuplicateOptions], list[DuplicateGroup]] = {}
 

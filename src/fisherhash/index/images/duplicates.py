@@ -10,7 +10,7 @@ import csv
 import io
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,9 +39,6 @@ class DuplicateGroup(Sequence[Hit]):
 
     def __getitem__(self, rank: Any) -> Any:
         return self.hits[rank]
-
-    def __iter__(self) -> Iterator[Hit]:
-        return iter(self.hits)
 
     def rank(self) -> tuple[bool, int, int, int, int]:
         """What groups are ordered by: the surest first."""

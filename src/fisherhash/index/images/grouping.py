@@ -16,7 +16,6 @@ import functools
 import io
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -55,44 +54,35 @@ _IN_VALLEY = (10, 1 / 20)
 """The most pairs in it, and the most as a share of the pairs below it."""
 
 
-@dataclass(frozen=True)
 class Chance:
     """How near two codes of a collection come by chance, from pairs drawn at random.
 
-    Attributes:
-        bits: length of a code.
-        count: codes in the collection.
-        sampled: pairs that were drawn.
-        within: (bits + 1,) how many of them are within each distance.
+    Args:
+        codes: (n, bytes) distinct codes; the same ones have the same pairs every time.
+        bits: their length.
         measured: false pairs within a radius per million, as measured elsewhere for codes of this
             kind; stands in where a sample says too little.
+
+    Attributes:
+        sampled: pairs that were drawn.
+        within: (bits + 1,) how many of them are within each distance.
+        pairs: pairs of codes in the collection.
     """
 
-    bits: int
-    count: int
-    sampled: int
-    within: NDArray[np.int64]
-    measured: Callable[[int], float] | None = None
-
-    @classmethod
-    def of(cls, codes: Codes, bits: int, measured: Callable[[int], float] | None = None) -> Chance:
-        """Draw pairs of different rows; the same codes have the same pairs every time."""
-        count = len(codes)
-        rng = np.random.default_rng(count)
-        total = count * (count - 1) // 2
-        if total <= SAMPLED_PAIRS:
-            left, right = np.triu_indices(count, 1)
+    def __init__(
+        self, codes: Codes, bits: int, measured: Callable[[int], float] | None = None
+    ) -> None:
+        self.bits, self.count, self.measured = bits, len(codes), measured
+        self.pairs = self.count * (self.count - 1) // 2
+        if self.pairs <= SAMPLED_PAIRS:
+            left, right = np.triu_indices(self.count, 1)
         else:
-            left = rng.integers(0, count, SAMPLED_PAIRS)
-            right = (left + rng.integers(1, count, SAMPLED_PAIRS)) % count
+            rng = np.random.default_rng(self.count)
+            left = rng.integers(0, self.count, SAMPLED_PAIRS)
+            right = (left + rng.integers(1, self.count, SAMPLED_PAIRS)) % self.count
         differ = np.bitwise_count(codes[left] ^ codes[right]).sum(axis=1, dtype=np.int64)
-        within = np.cumsum(np.bincount(differ, minlength=bits + 1))
-        return cls(bits, count, len(left), within, measured)
-
-    @property
-    def pairs(self) -> int:
-        """Pairs of codes in the collection."""
-        return self.count * (self.count - 1) // 2
+        self.sampled = len(left)
+        self.within = np.cumsum(np.bincount(differ, minlength=bits + 1))
 
     @functools.cached_property
     def copies(self) -> int:
@@ -209,7 +199,7 @@ def near_pairs(
     queries = np.arange(len(codes)) if new is None else new
     if not radius or len(codes) < 2 or not len(queries):
         return NO_PAIRS
-    chance = Chance.of(codes, bits)
+    chance = Chance(codes, bits)
     share = chance.within[radius] / chance.sampled
     if chance.pairs * share > MOST_PAIRS:
         raise _too_wide(radius, chance)
