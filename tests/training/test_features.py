@@ -6,7 +6,7 @@ import pytest
 
 from fisherhash import Hasher
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.training.features import fit_features
+from fisherhash.training.fitting import fit_features
 from fisherhash.training.settings import Settings
 
 SHORT = Settings(epochs=3, batch_size=32)
@@ -114,7 +114,7 @@ import sys
 import threading
 from fisherhash.data.vectors import open_vectors
 from fisherhash.methods.shallow import itq
-from fisherhash.training.features import fit_features
+from fisherhash.training.fitting import fit_features
 
 itq.ROTATED = 10_000  # its sample is in memory, whatever the size of the file
 

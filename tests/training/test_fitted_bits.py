@@ -6,8 +6,7 @@ import pytest
 from fisherhash.codes import hamming, pack
 from fisherhash.model.hasher import Hasher
 from fisherhash.training import steps
-from fisherhash.training.features import fit_features
-from fisherhash.training.fitting import fit
+from fisherhash.training.fitting import fit, fit_features
 from fisherhash.training.settings import Settings
 
 QUICK = Settings(epochs=4, batch_size=8, learning_rate=0.002, head_epochs=2)

@@ -469,7 +469,7 @@ def _train_vectors(
         others: what was given that concerns images, by the option's name.
         common: what goes to the training as it is.
     """
-    from fisherhash.training.features import fit_features
+    from fisherhash.training.fitting import fit_features
 
     about = {f"--{name.replace('_', '-')}": name for name in ("backbone", "weights", "image_size")}
     wrong = [name for name, value in others.items() if value]

@@ -1,10 +1,14 @@
-"""From data to a hasher in six steps: open, compute features, train, finish, measure, save."""
+"""From data to a hasher in six steps: open, compute features, train, finish, measure, save.
+
+:func:`fit` does it with images, :func:`fit_features` with a user's own vectors.
+"""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import functools
+import hashlib
 import logging
 import os
 import time
@@ -14,14 +18,24 @@ from typing import Any, ParamSpec
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 from torch import nn
 
 from fisherhash import backbones, codes, methods
+from fisherhash.backbones import Backbone, VectorInput
 from fisherhash.data.computing import Rows
 from fisherhash.data.pixels import PixelBank
 from fisherhash.data.protocols import Split, resolve
 from fisherhash.data.sources import Collection, open_data
 from fisherhash.data.splits import hash_order, hold_out_classes
+from fisherhash.data.vectors import (
+    as_float32,
+    check_finite_rows,
+    check_shape,
+    open_vectors,
+    read_labels,
+)
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.methods._nested import Nested
 from fisherhash.model.hasher import Hasher
@@ -109,16 +123,20 @@ def fit(
         raise UsageError("endings do not go together with recipe, out, measured or unseen")
     codes.check_bits(bits)
     collection, split = _open(data, methods.find(method).info, protocol)
-    own = copy.deepcopy(backbone) if isinstance(backbone, nn.Module) else backbone
+
+    def network() -> Backbone:
+        own = copy.deepcopy(backbone) if isinstance(backbone, nn.Module) else backbone
+        return backbones.create(own, weights=weights, image_size=image_size)
+
     job = Job(
         collection=collection,
         train=np.arange(len(collection)) if split is None else split.train,
         split=split,
-        make_network=partial(backbones.create, own, weights=weights, image_size=image_size),
+        make_network=network,
         method=method,
         bits=bits,
         options=options,
-        settings=settings or Settings(),
+        given=settings or Settings(),
         recipe=recipe,
         nested=nested,
         finetune=finetune,
@@ -144,28 +162,98 @@ def fit(
     if unseen and split is not None:
         logger.info("training again without some classes, to measure on these")
         parts = hold_out_classes(collection, split)
-        again = fit(
-            parts.seen,
-            method=method,
-            bits=bits,
-            options=options,
-            backbone=backbone,
-            weights=weights,
-            image_size=image_size,
-            finetune=finetune,
-            protocol=parts.split,
-            settings=settings,
-            recipe=recipe,
-            device=device,
-            nested=nested,
-            stream=stream,
-            fitted=False,
-        )
+        seen = {"collection": parts.seen, "split": parts.split, "train": parts.split.train}
+        other = dataclasses.replace(job, **seen, finetune=job.live, out=None, overwrite=False)
+        again = train_job(other, _features(other, stream=stream, banked=False), via_onnx=True)
         trained.unseen = on_first(dataclasses.replace(again, collection=parts.unseen).evaluate)
+    return _finished(job, trained)
+
+
+def fit_features(
+    features: str | os.PathLike[str] | NDArray[np.floating[Any]],
+    labels: str | os.PathLike[str] | None = None,
+    *,
+    method: str = "itq",
+    bits: int = 64,
+    options: Mapping[str, Any] | None = None,
+    settings: Settings | None = None,
+    recipe: RecipeName | None = "best",
+    device: str | None = None,
+    out: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    fitted: bool = True,
+) -> Trained:
+    """Train a hasher on vectors, all of them.
+
+    A shallow method reads a memory-mapped file in blocks, so that it may be larger than the memory.
+    A method that is trained by gradient copies the vectors into memory.
+
+    Args:
+        features: an .npy file with vectors (n, d), or the array.
+        labels: an .npy file with labels, see :func:`~fisherhash.data.vectors.read_labels`.
+        method: one of ``methods.registry()``.
+        bits: length of the codes.
+        options: the method's hyper-parameters that differ from its defaults.
+        settings: how to train.
+        recipe: as for :func:`~fisherhash.training.fitting.fit`.
+        device: ``cpu``, ``cuda``, …; by default CUDA where there is a GPU.
+        out: the model folder; by default nothing is written. An unfinished run in it with the same
+            settings is continued.
+        overwrite: replace the model in ``out``.
+        fitted: also fit bits without labels, as for :func:`~fisherhash.training.fitting.fit`.
+
+    Raises:
+        UsageError: a name, a number or a file is wrong, or the method learns from labels and there
+            are none.
+        NotDefinedError: the method is not defined for these labels or this number of bits.
+        FisherhashError: the model cannot be written.
+    """
+    began = time.perf_counter()
+    codes.check_bits(bits)
+    info = methods.find(method).info
+    collection, vectors = _opened(features, labels)
+    if info.supervision != "none" and not collection.classes:
+        raise UsageError(f"{method} learns from labels; give them with --labels, or use itq")
+    job = Job(
+        collection=collection,
+        train=np.arange(len(vectors)),
+        split=None,
+        make_network=partial(VectorInput, vectors.shape[1]),
+        method=method,
+        bits=bits,
+        options=options,
+        given=settings or Settings(),
+        recipe=recipe,
+        finetune=False,
+        device=device,
+        out=out,
+        overwrite=overwrite,
+    )
+    job.identify(
+        dimensions=vectors.shape[1],
+        labels=hashlib.sha256(collection.labels.tobytes()).hexdigest()[:16],
+        features=collection.reader.fingerprint()[:16],
+    )
+    job.ranks.check_same("vectors or settings", repr(job.identity).encode())
+    check_finite_rows(vectors, collection.name)
+    checked = time.perf_counter()
+
+    torch.manual_seed(job.settings.seed)
+    with as_float32(vectors) as values:
+        trained = train_job(job, Rows(values, job.train, []))
+        trained.seconds = {"features": checked - began, "training": time.perf_counter() - checked}
+        if fitted:
+            some = np.linspace(0, len(values) - 1, min(len(values), MOST_FITTED)).astype(np.int64)
+            add_fitted_bits(job, trained, lambda: values[some])
+    return _finished(job, trained)
+
+
+def _finished(job: Job, trained: Trained) -> Trained:
+    """Note how a hasher was made, and save it."""
     # After measuring, which may find more images that cannot be read.
     trained.describe(job.identity)
     if job.folder is not None:
-        on_first(partial(trained.save, job.folder))
+        job.ranks.on_first(partial(trained.save, job.folder))
     return trained
 
 
@@ -236,3 +324,39 @@ def _features(job: Job, *, stream: bool | None, banked: bool) -> Rows:
             f"only {len(rows.indices)} of {len(job.train)} training images can be read"
         )
     return rows
+
+
+class _VectorReader:
+    """Stands for the vectors where a collection has the reader of its images."""
+
+    def __init__(self, checksum: str) -> None:
+        self._checksum = checksum
+
+    def open(self, index: int, *, enough: int | None = None) -> Image.Image:
+        raise UsageError("these are vectors; there is no image to open")
+
+    def fingerprint(self) -> str:
+        return self._checksum
+
+
+def _opened(
+    features: str | os.PathLike[str] | NDArray[np.floating[Any]],
+    labels: str | os.PathLike[str] | None,
+) -> tuple[Collection, NDArray[np.floating[Any]]]:
+    """The names and labels of vectors as a collection, and the vectors."""
+    if isinstance(features, np.ndarray):
+        check_shape(features, "the array")
+        vectors, name = features, "array"
+        checksum = hashlib.sha256(np.ascontiguousarray(features).data).hexdigest()
+    else:
+        vectors, name = open_vectors(features), os.path.basename(features)
+        state = os.stat(os.path.expanduser(features))
+        text = f"{vectors.shape} {vectors.dtype} {state.st_size} {state.st_mtime_ns}"
+        checksum = hashlib.sha256(text.encode()).hexdigest()
+    if len(vectors) < 2:
+        raise FisherhashError(f"{name} holds one vector; training needs at least 2")
+    found, classes = np.zeros((len(vectors), 0), dtype=np.uint8), ()
+    if labels is not None:
+        found, classes = read_labels(labels, len(vectors))
+    names = [str(row) for row in range(len(vectors))]
+    return Collection(name, names, found, classes, _VectorReader(checksum), kind="vectors"), vectors

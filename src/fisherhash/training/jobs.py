@@ -52,7 +52,7 @@ class Job:
         method: the name that the method was asked for by.
         bits: length of the codes.
         options: the method's hyper-parameters that were given.
-        settings: how it is trained: as was given, then as a recipe says.
+        given: training settings, of which some were given.
         recipe: what fills up the options and settings that were not given, for DFH.
         nested: shorter lengths to train as well.
         finetune: train the network too; by default on CUDA.
@@ -63,6 +63,7 @@ class Job:
         ranks: the processes that train together.
         place: the device where this one trains.
         live: whether the network is trained too.
+        settings: how the method is trained: as was given, then as a recipe says.
         learner: the method.
         network: images to features.
         folder: the model folder as a path.
@@ -77,7 +78,7 @@ class Job:
     method: str
     bits: int
     options: Mapping[str, Any] | None
-    settings: Settings
+    given: Settings
     recipe: RecipeName | None
     nested: Sequence[int] = ()
     finetune: bool | None
@@ -88,6 +89,7 @@ class Job:
     ranks: Ranks = field(init=False)
     place: torch.device = field(init=False)
     live: bool = field(init=False)
+    settings: Settings = field(init=False)
     learner: AnyMethod = field(init=False)
     network: Backbone = field(init=False)
     folder: Path | None = field(init=False)
@@ -114,7 +116,7 @@ class Job:
             self.begun = self.ranks.on_first(partial(unfinished_identity, self.folder))
 
     def _make_learner(self, info: MethodInfo) -> AnyMethod:
-        settings, options = self.settings, self.options or {}
+        settings, options = self.given, self.options or {}
         labels = self.collection.labels[self.train]
         classes, several = labels.shape[1], bool(labels.sum(1).max(initial=0) > 1)
         if several and not info.multilabel:
