@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import EVIL
-
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 CHROMIUM = next(
@@ -202,14 +200,6 @@ def test_an_unreadable_upload_shows_a_sentence(open_page, tmp_path):
     open_page.faults.clear()
 
 
-def test_a_name_with_html_is_text(open_page, id_of):
-    page = open_page(f"/?like={id_of(EVIL)}")
-    assert page.locator(".query h1").inner_text() == EVIL
-    assert page.locator("img[src=x]").count() == 0
-    page.goto("/?k=100")
-    assert EVIL in names(page)
-
-
 def test_duplicates_regroup_and_compare(open_page):
     page = open_page("/duplicates")
     group = page.locator(".group", has_text="small.jpg").first
@@ -264,36 +254,6 @@ def test_the_map_draws_opens_and_zooms(open_page, server):
     page.keyboard.press("Enter")
     page.wait_for_url("**/?like=*")
     assert len(names(page)) == 24
-
-
-MILLION = """
-    const real = window.fetch;
-    window.fetch = (address, ...rest) => {
-        if (address !== "/map/points") return real(address, ...rest);
-        const count = 1e6;
-        const buffer = new ArrayBuffer(16 + 13 * count);
-        new Float64Array(buffer, 8, 1)[0] = count;
-        const ids = new Float64Array(buffer, 16, count);
-        const places = new Uint16Array(buffer, 16 + 8 * count, 2 * count);
-        for (let at = 0; at < count; at++) {
-            ids[at] = at % 30;
-            const angle = at * 2.399963;
-            places[2 * at] = 32768 + 30000 * Math.sqrt(at / count) * Math.cos(angle);
-            places[2 * at + 1] = 32768 + 30000 * Math.sqrt(at / count) * Math.sin(angle);
-        }
-        return Promise.resolve(new Response(buffer));
-    };
-"""
-
-
-def test_a_million_points_are_drawn(open_page):
-    page = open_page("/timeline")
-    page.add_init_script(MILLION)
-    page.goto("/map")
-    page.locator(".map[data-points='1000000']").wait_for()
-    for _ in range(3):
-        page.get_by_role("button", name="Zoom in").click()
-    page.wait_for_function(f"() => ({PAINTED})() > 100000")
 
 
 PAGES = ["/", "/?like={}&bits=1", "/map", "/timeline", "/duplicates", "/docs"]

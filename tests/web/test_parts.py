@@ -106,47 +106,29 @@ def test_small_copies_follow_their_file_and_stay_within_the_bound(tmp_path, monk
 
 def test_a_derived_value_is_computed_once_per_version(monkeypatch):
     monkeypatch.setattr(derived, "REST", 0.0)
-    version, calls = [1], []
+    version, calls, go = [1], [], threading.Event()
 
     def compute():
+        go.wait(5)
         calls.append(version[0])
         return version[0] * 10
 
+    go.set()
     value = Derived(lambda: version[0], compute)
     assert [value.get(5.0), value.get(5.0)] == [10, 10]
-    version[0] = 2
-    assert value.get(5.0) == 20
-    assert calls == [1, 2]
-
-
-def test_readers_of_a_slow_value_get_the_old_one():
-    version, go = [1], threading.Event()
-    go.set()
-    value = Derived(lambda: version[0], lambda: go.wait(5) and version[0])
-    assert value.get(5.0) == 1
+    # Readers of a slow value get the old one meanwhile.
     go.clear()
     version[0] = 2
-    time.sleep(0.05)
-    assert value.get() == 1
+    assert value.get(0.05) == 10
     go.set()
-
-
-def test_beside_a_busy_writer_values_are_computed_now_and_then(monkeypatch):
-    monkeypatch.setattr(derived, "REST", 1000.0)
-    calls, versions = [], iter(range(1000))
-
-    def compute():
-        time.sleep(0.02)
-        calls.append(1)
-        return len(calls)
-
-    value = Derived(lambda: next(versions), compute)
-    for _ in range(20):
-        value.get(0.05)
-    assert len(calls) == 1
-
-
-def test_a_value_that_cannot_be_computed_is_an_error():
+    assert value.get(5.0) == 20
+    assert calls == [1, 2]
+    # Beside a busy writer it rests.
+    monkeypatch.setattr(derived, "REST", 1e9)
+    versions = iter(range(1000))
+    busy = Derived(lambda: next(versions), lambda: time.sleep(0.01) or calls.append(0) or 1)
+    assert [busy.get(0.05) for _ in range(10)][-1] == 1
+    assert calls == [1, 2, 0]
     with pytest.raises(FisherhashError, match="division by zero"):
         Derived(lambda: 1, lambda: 1 / 0).get(5.0)
 

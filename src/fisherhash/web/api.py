@@ -22,11 +22,11 @@ from fisherhash.index.images.image_index import ImageIndex
 from fisherhash.index.images.results import Hit, synced_folder
 from fisherhash.index.images.searching import where_labels
 from fisherhash.system.version import __version__
-from fisherhash.web.gallery import Answer, Gallery
 from fisherhash.web.guard import bearer, render_metrics, same_token
 from fisherhash.web.pages import ItemId, read_upload
 from fisherhash.web.queries import DuplicatesQuery, Filters, ImageQuery, ItemsQuery, SearchQuery
-from fisherhash.web.rendering import JsonAnswer, Shown
+from fisherhash.web.rendering import JsonAnswer, Served
+from fisherhash.web.served import Answer, ServedIndex
 
 
 class ItemRow(TypedDict):
@@ -97,9 +97,9 @@ class DuplicatesAnswer(TypedDict):
     groups: list[GroupRow]
 
 
-def may_change(request: Request, gallery: Shown) -> None:
+def may_change(request: Request, served: Served) -> None:
     """Refuse a change of an index that is served for reading, or by a stranger."""
-    options = gallery.options
+    options = served.options
     if not options.writable:
         raise HTTPException(403, "This index is served for reading; start it with --writable")
     # Not by the cookie, which a browser sends on its own.
@@ -121,12 +121,12 @@ _IMAGE_BODY = {
 }
 
 
-def item_row(gallery: Gallery, hit: Hit) -> dict[str, Any]:
+def item_row(served: ServedIndex, hit: Hit) -> dict[str, Any]:
     """An :class:`ItemRow`."""
     return {
         "id": hit.id,
         "key": hit.key,
-        "name": gallery.label(hit),
+        "name": served.label(hit),
         "labels": list(hit.labels),
         "metadata": hit.metadata,
         "size": hit.size,
@@ -137,48 +137,48 @@ def item_row(gallery: Gallery, hit: Hit) -> dict[str, Any]:
     }
 
 
-def _found_rows(gallery: Gallery, hits: Iterable[Hit]) -> list[dict[str, Any]]:
+def _found_rows(served: ServedIndex, hits: Iterable[Hit]) -> list[dict[str, Any]]:
     return [
-        {"rank": rank, "distance": hit.distance, **item_row(gallery, hit)}
+        {"rank": rank, "distance": hit.distance, **item_row(served, hit)}
         for rank, hit in enumerate(hits, start=1)
     ]
 
 
 @router.get("/info", response_model=dict[str, Any])
-def info(gallery: Shown) -> Response:
+def info(served: Served) -> Response:
     """Facts about the index: its bits, how many items it has, the model that made its codes."""
-    facts = gallery.images.info()
+    facts = served.images.info()
     names = ("bits", "count", "keyed", "skipped", "fingerprint")
     shown: dict[str, Any] = {name: facts.get(name) for name in names}
     # Where a model or a folder is on this machine is nobody's business.
     shown["model"] = {k: v for k, v in (facts.get("model") or {}).items() if k != "path"}
-    shown |= {"name": gallery.name, "version": __version__}
-    return JsonAnswer(shown | {"writable": gallery.options.writable})
+    shown |= {"name": served.name, "version": __version__}
+    return JsonAnswer(shown | {"writable": served.options.writable})
 
 
 @router.get("/search", response_model=SearchAnswer)
-def search(gallery: Shown, query: Annotated[SearchQuery, Query()]) -> Response:
+def search(served: Served, query: Annotated[SearchQuery, Query()]) -> Response:
     """The nearest items of an item or a code."""
     if not query.searches:
         raise UsageError("nothing to search for: give like, key or code, or POST an image")
-    return _search_answer(gallery, gallery.find(query))
+    return _search_answer(served, served.find(query))
 
 
 @router.post("/search", response_model=SearchAnswer, openapi_extra=_IMAGE_BODY)
 async def search_image(
-    request: Request, gallery: Shown, query: Annotated[ImageQuery, Query()]
+    request: Request, served: Served, query: Annotated[ImageQuery, Query()]
 ) -> Response:
     """The nearest items of an image."""
     data = await read_upload(request)
-    return await run_in_threadpool(lambda: _search_answer(gallery, gallery.find_image(data, query)))
+    return await run_in_threadpool(lambda: _search_answer(served, served.find_image(data, query)))
 
 
-def _search_answer(gallery: Gallery, answer: Answer) -> Response:
+def _search_answer(served: ServedIndex, answer: Answer) -> Response:
     found = {
-        "query": None if answer.subject is None else item_row(gallery, answer.subject),
+        "query": None if answer.subject is None else item_row(served, answer.subject),
         "code": (answer.code or b"").hex(),
         "ranking": answer.ranking,
-        "results": _found_rows(gallery, answer.hits),
+        "results": _found_rows(served, answer.hits),
         "compared": answer.compared,
         "seconds": round(answer.seconds, 6),
     }
@@ -186,28 +186,28 @@ def _search_answer(gallery: Gallery, answer: Answer) -> Response:
 
 
 @router.get("/items", response_model=ItemsAnswer)
-def items(gallery: Shown, query: Annotated[ItemsQuery, Query()]) -> Response:
+def items(served: Served, query: Annotated[ItemsQuery, Query()]) -> Response:
     """Items by ascending id, some at a time."""
-    ids = gallery.index.ids(where_labels(gallery.index, query.where))
+    ids = served.index.ids(where_labels(served.index, query.where))
     rest = ids[ids > query.after]
-    rows = [item_row(gallery, hit) for hit in gallery.hits(rest[: query.limit])]
+    rows = [item_row(served, hit) for hit in served.hits(rest[: query.limit])]
     more = int(rest[query.limit - 1]) if len(rest) > query.limit else None
     return JsonAnswer({"items": rows, "count": len(ids), "next": more})
 
 
 @router.get("/items/{id}", response_model=ItemRow)
-def item(gallery: Shown, number: ItemId) -> Response:
+def item(served: Served, number: ItemId) -> Response:
     """One item."""
-    return JsonAnswer(item_row(gallery, gallery.item(number)))
+    return JsonAnswer(item_row(served, served.item(number)))
 
 
 @router.get("/facets", response_model=FacetsAnswer)
-def facets(gallery: Shown, query: Annotated[Filters, Query()]) -> Response:
+def facets(served: Served, query: Annotated[Filters, Query()]) -> Response:
     """How many items have each label, month and value of a field."""
-    columns = gallery.columns.get(gallery.options.seconds / 2)
+    columns = served.columns.get(served.options.seconds / 2)
     if columns is None:
         raise HTTPException(503, "The labels are still being counted; try again")
-    matching = gallery.matching(query.where)
+    matching = served.matching(query.where)
     chosen = None if matching is None else np.isin(columns.ids, matching)
     found = {
         "labels": columns.labels.count(chosen),
@@ -218,10 +218,10 @@ def facets(gallery: Shown, query: Annotated[Filters, Query()]) -> Response:
 
 
 @router.get("/duplicates", response_model=DuplicatesAnswer)
-def duplicates(gallery: Shown, query: Annotated[DuplicatesQuery, Query()]) -> Response:
+def duplicates(served: Served, query: Annotated[DuplicatesQuery, Query()]) -> Response:
     """Groups of likely copies; the first item of each group is the one to keep."""
-    wait = gallery.options.seconds * 0.9
-    state = gallery.duplicates.at(query.radius, code=query.code, wait=wait)
+    wait = served.options.seconds * 0.9
+    state = served.duplicates.at(query.radius, code=query.code, wait=wait)
     found = state.found
     if found is None:
         raise HTTPException(503, state.waiting)
@@ -230,7 +230,7 @@ def duplicates(gallery: Shown, query: Annotated[DuplicatesQuery, Query()]) -> Re
             "size": len(group),
             "span": group.span,
             "confirmed": group.confirmed,
-            "items": _found_rows(gallery, group),
+            "items": _found_rows(served, group),
         }
         for group in found.groups
     ]
@@ -239,19 +239,19 @@ def duplicates(gallery: Shown, query: Annotated[DuplicatesQuery, Query()]) -> Re
 
 
 @router.get("/skipped", response_model=list[dict[str, str]])
-def skipped(gallery: Shown) -> Response:
+def skipped(served: Served) -> Response:
     """Files that could not be read, with the reasons."""
-    return JsonAnswer([file._asdict() for file in gallery.images.skipped()])
+    return JsonAnswer([file._asdict() for file in served.images.skipped()])
 
 
 @changes.post("/items", response_model=ItemRow, status_code=201)
 def add_item(
-    gallery: Shown,
+    served: Served,
     image: Annotated[Upload, File(description="The image; its name ends as images' names do.")],
     label: Annotated[list[str] | None, Form(description="A label of the image.")] = None,
 ) -> Response:
     """Store an image in the folder for uploads, and add it to the index."""
-    data, index, options = image.file.read(), gallery.index, gallery.options
+    data, index, options = image.file.read(), served.index, served.options
     open_image(io.BytesIO(data), pixels=options.max_pixels)
     folder = options.uploads or synced_folder(index)
     if folder is None or not os.path.isdir(folder):
@@ -264,7 +264,7 @@ def add_item(
         with open(path, "xb") as file:
             file.write(data)
         try:
-            images = ImageIndex(writer, gallery.images.hasher)
+            images = ImageIndex(writer, served.images.hasher)
             report = images.add(path, labels=label, workers=0)
             keys = [*report.added, *report.updated]
             if not keys:
@@ -274,7 +274,7 @@ def add_item(
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-    return JsonAnswer(item_row(gallery, hit), 201)
+    return JsonAnswer(item_row(served, hit), 201)
 
 
 def _free_path(folder: Path, name: str) -> Path:
@@ -292,22 +292,22 @@ def _free_path(folder: Path, name: str) -> Path:
 
 
 @changes.delete("/items/{id}", response_model=dict[str, int])
-def remove_item(gallery: Shown, number: ItemId) -> Response:
+def remove_item(served: Served, number: ItemId) -> Response:
     """Remove an item from the index; its file stays."""
-    gallery.item(number)
-    with _changing, Index.open(gallery.index.uri, write=True) as writer:
+    served.item(number)
+    with _changing, Index.open(served.index.uri, write=True) as writer:
         return JsonAnswer({"removed": writer.remove(ids=[number])})
 
 
 @health.get("/healthz", response_model=dict[str, Any])
-def healthz(gallery: Shown) -> Response:
+def healthz(served: Served) -> Response:
     """Whether the index can be read."""
-    return JsonAnswer({"status": "ok", "items": len(gallery.index)})
+    return JsonAnswer({"status": "ok", "items": len(served.index)})
 
 
 @health.get("/metrics", include_in_schema=False)
-def metrics(gallery: Shown) -> Response:
+def metrics(served: Served) -> Response:
     """Counters in the text format of Prometheus."""
-    items = f"# TYPE fisherhash_items gauge\nfisherhash_items {len(gallery.index)}\n"
+    items = f"# TYPE fisherhash_items gauge\nfisherhash_items {len(served.index)}\n"
     kind = "text/plain; version=0.0.4; charset=utf-8"
     return Response(render_metrics() + items.encode(), media_type=kind)

@@ -11,9 +11,9 @@ from fastapi import APIRouter, Form, HTTPException, Query, Response
 from fisherhash.errors import FisherhashError, UsageError, counted
 from fisherhash.web.derived import FoundDuplicates
 from fisherhash.web.files import MissingError
-from fisherhash.web.gallery import Gallery
 from fisherhash.web.queries import LARGEST_ID, DuplicatesQuery, GroupsQuery
-from fisherhash.web.rendering import WAIT, Shown, render_page, sentence
+from fisherhash.web.rendering import WAIT, Served, render_page, sentence
+from fisherhash.web.served import ServedIndex
 
 GROUPS_ON_PAGE = 40
 GROUP_SHOWN = 24
@@ -23,23 +23,23 @@ router = APIRouter(prefix="/duplicates", include_in_schema=False)
 
 
 @router.get("")
-def page(gallery: Shown, query: Annotated[GroupsQuery, Query()]) -> Response:
+def page(served: Served, query: Annotated[GroupsQuery, Query()]) -> Response:
     """The whole page."""
-    return render_page("duplicates.html", gallery, "duplicates", **_groups(gallery, query))
+    return render_page("duplicates.html", served, "duplicates", **_groups(served, query))
 
 
 @router.get("/groups")
-def groups(gallery: Shown, query: Annotated[GroupsQuery, Query()]) -> Response:
+def groups(served: Served, query: Annotated[GroupsQuery, Query()]) -> Response:
     """Only the groups, for the slider."""
-    return render_page("_groups.html", gallery, "duplicates", **_groups(gallery, query))
+    return render_page("_groups.html", served, "duplicates", **_groups(served, query))
 
 
-def _groups(gallery: Gallery, query: GroupsQuery) -> dict[str, Any]:
+def _groups(served: ServedIndex, query: GroupsQuery) -> dict[str, Any]:
     problem = ""
     try:
-        state = gallery.duplicates.at(query.radius, code=query.code, wait=WAIT)
+        state = served.duplicates.at(query.radius, code=query.code, wait=WAIT)
     except FisherhashError as error:
-        choices = gallery.duplicates.choices()
+        choices = served.duplicates.choices()
         state = FoundDuplicates(query.code if query.code in choices else choices[0], choices)
         # A radius so wide that everything would be a duplicate; or a disk that is full, say,
         # whose path is nobody's business.
@@ -67,7 +67,7 @@ def _groups(gallery: Gallery, query: GroupsQuery) -> dict[str, Any]:
 
 @router.post("/export")
 def export(
-    gallery: Shown,
+    served: Served,
     query: Annotated[DuplicatesQuery, Query()],
     format: Annotated[Literal["list", "script"], Form()],
     remove: Annotated[list[Annotated[int, Form(ge=0, le=LARGEST_ID)]] | None, Form()] = None,
@@ -77,7 +77,7 @@ def export(
     marked = list(remove or ())
     if every:
         # All but the best image of each confirmed group, on whatever page it is.
-        found = gallery.duplicates.at(query.radius, code=query.code, wait=WAIT).found
+        found = served.duplicates.at(query.radius, code=query.code, wait=WAIT).found
         if found is None:
             raise HTTPException(503, "The duplicates are still being searched for; try again")
         marked += [hit.id for group in found.groups if group.confirmed for hit in group.hits[1:]]
@@ -85,7 +85,7 @@ def export(
         raise HTTPException(400, "No image is marked: choose those not to keep")
     paths = []
     for number in dict.fromkeys(marked):
-        hit = gallery.item(number)
+        hit = served.item(number)
         if hit.path is None:
             raise MissingError(f"the item with the id {number} has no file")
         paths.append(os.path.abspath(hit.path))

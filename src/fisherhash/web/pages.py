@@ -15,7 +15,6 @@ from starlette.datastructures import UploadFile
 from fisherhash.codes import pack
 from fisherhash.web.derived import DATE_FIELD, Columns
 from fisherhash.web.files import MissingError
-from fisherhash.web.gallery import Gallery
 from fisherhash.web.queries import (
     DEFAULT_SHOWN,
     LARGEST_ID,
@@ -27,10 +26,11 @@ from fisherhash.web.rendering import (
     LONG_CACHE,
     WAIT,
     JsonAnswer,
-    Shown,
+    Served,
     render_page,
     wants_html,
 )
+from fisherhash.web.served import ServedIndex
 
 MOST_CHOICES = 40
 """Values of one filter that are offered."""
@@ -46,40 +46,40 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.get("/")
-def search_page(gallery: Shown, query: Annotated[PageQuery, Query()]) -> Response:
+def search_page(served: Served, query: Annotated[PageQuery, Query()]) -> Response:
     """A query, its neighbours, filters with counts."""
-    answer = gallery.find(query, seed=query.seed)
-    filters = filters_of(gallery, query)
+    answer = served.find(query, seed=query.seed)
+    filters = filters_of(served, query)
     values = {"query": query, "answer": answer, "filters": filters, "choices": MOST_CHOICES}
-    return render_page("search.html", gallery, "search", usual=DEFAULT_SHOWN, **values)
+    return render_page("search.html", served, "search", usual=DEFAULT_SHOWN, **values)
 
 
 @router.get("/results")
-def results(gallery: Shown, query: Annotated[PageQuery, Query()]) -> Response:
+def results(served: Served, query: Annotated[PageQuery, Query()]) -> Response:
     """Only the results, for a slider that is being dragged."""
-    answer = gallery.find(query, seed=query.seed)
-    return render_page("_results.html", gallery, "search", query=query, answer=answer)
+    answer = served.find(query, seed=query.seed)
+    return render_page("_results.html", served, "search", query=query, answer=answer)
 
 
 @router.get("/histogram")
-def histogram(gallery: Shown, query: Annotated[PageQuery, Query()]) -> Response:
+def histogram(served: Served, query: Annotated[PageQuery, Query()]) -> Response:
     """How many items are at each distance, as a drawing."""
-    counts = gallery.histogram(query)
+    counts = served.histogram(query)
     most = max(*counts, 1)
     # Tall enough to be seen wherever there is anything at all.
     bars = [max(HISTOGRAM_HIGH * count / most, 0.8) if count else 0.0 for count in counts]
     values = {"bars": bars, "high": HISTOGRAM_HIGH, "counts": counts, "query": query}
-    return render_page("_histogram.html", gallery, "search", **values)
+    return render_page("_histogram.html", served, "search", **values)
 
 
 @router.post("/search")
 async def upload(
-    request: Request, gallery: Shown, query: Annotated[PageQuery, Query()]
+    request: Request, served: Served, query: Annotated[PageQuery, Query()]
 ) -> Response:
     """Encode an uploaded image, and lead to the page that searches with its code."""
     data = await read_upload(request)
-    logits = await run_in_threadpool(gallery.logits, data)
-    image = await run_in_threadpool(gallery.files.preview, data)
+    logits = await run_in_threadpool(served.logits, data)
+    image = await run_in_threadpool(served.files.preview, data)
     code = pack(logits)[0].tobytes().hex()
     url = query.url(code=code, image=image, like=None, key=None, seed=0)
     return RedirectResponse(url, 303) if wants_html(request.scope) else JsonAnswer({"url": url})
@@ -112,17 +112,17 @@ async def read_upload(request: Request) -> bytes:
 # Filters
 
 
-def filters_of(gallery: Gallery, query: PageQuery) -> list[dict[str, Any]]:
+def filters_of(served: ServedIndex, query: PageQuery) -> list[dict[str, Any]]:
     """The properties to filter by, with counts under the filters that are chosen.
 
     Returns:
         Of each property its title, whether a value is chosen, and its values: of each its text, how
         many items it would leave, the address that adds or removes it, and whether it is chosen.
     """
-    columns = gallery.columns.get(WAIT / 2)
+    columns = served.columns.get(WAIT / 2)
     if columns is None:
         return []
-    matching = gallery.matching(query.where)
+    matching = served.matching(query.where)
     chosen = None if matching is None else np.isin(columns.ids, matching)
     counts: list[tuple[str, str, list[tuple[Any, int]]]] = [
         ("Label", "label", columns.labels.count(chosen)),
@@ -159,23 +159,23 @@ def _dates(months: list[tuple[str, int]], query: PageQuery) -> list[tuple[str, i
 
 
 @router.get("/images/{id}/original")
-def original(request: Request, gallery: Shown, number: ItemId) -> Response:
+def original(request: Request, served: Served, number: ItemId) -> Response:
     """The file of an item as it is, or re-encoded if a browser cannot show its format."""
-    data, kind = gallery.files.original(gallery.item(number))
+    data, kind = served.files.original(served.item(number))
     return _image(data, kind, keep="v" in request.query_params)
 
 
 @router.get("/images/{id}/{size}")
-def resized(request: Request, gallery: Shown, number: ItemId, size: Size) -> Response:
+def resized(request: Request, served: Served, number: ItemId, size: Size) -> Response:
     """The image of an item as a JPEG: small, medium or large."""
-    data = gallery.files.jpeg(gallery.item(number), size)
+    data = served.files.jpeg(served.item(number), size)
     return _image(data, "image/jpeg", keep="v" in request.query_params)
 
 
 @router.get("/uploads/{name}")
-def uploaded(gallery: Shown, name: UploadName) -> Response:
+def uploaded(served: Served, name: UploadName) -> Response:
     """The preview of an image that was uploaded as a query."""
-    data = gallery.files.stored(name)
+    data = served.files.stored(name)
     if data is None:
         raise MissingError("the preview of this upload is not kept any more")
     return _image(data, "image/jpeg", keep=True)
@@ -194,19 +194,19 @@ def _image(data: bytes, kind: str, *, keep: bool) -> Response:
 
 
 @router.get("/map")
-def map_page(gallery: Shown) -> Response:
+def map_page(served: Served) -> Response:
     """The page of the map; its points come on their own."""
-    gallery.map.get()
-    return render_page("map.html", gallery, "map")
+    served.map.get()
+    return render_page("map.html", served, "map")
 
 
 @router.get("/map/points")
-def map_points(gallery: Shown) -> Response:
+def map_points(served: Served) -> Response:
     """The points of the map: names of labels, then per item id, position, number of its label.
 
     All in little-endian order. A label that is not among the most frequent ones has the number 255.
     """
-    made, columns = gallery.map.get(WAIT), gallery.columns.get(WAIT)
+    made, columns = served.map.get(WAIT), served.columns.get(WAIT)
     if made is None or columns is None:
         return JsonAnswer({"ready": False}, 202)
     ids, points = made
@@ -227,16 +227,16 @@ def map_points(gallery: Shown) -> Response:
 
 
 @router.get("/timeline")
-def timeline(gallery: Shown) -> Response:
+def timeline(served: Served) -> Response:
     """How many images were taken in each month, with a few of them."""
-    columns = gallery.columns.get(WAIT)
-    years = {} if columns is None else _years(gallery, columns)
+    columns = served.columns.get(WAIT)
+    years = {} if columns is None else _years(served, columns)
     undated = 0 if columns is None else len(columns.ids) - sum(n for _, n in columns.months.count())
     values = {"ready": columns is not None, "years": years, "undated": undated}
-    return render_page("timeline.html", gallery, "timeline", **values)
+    return render_page("timeline.html", served, "timeline", **values)
 
 
-def _years(gallery: Gallery, columns: Columns) -> dict[str, list[dict[str, Any]]]:
+def _years(served: ServedIndex, columns: Columns) -> dict[str, list[dict[str, Any]]]:
     """The years with their months, the latest first."""
     counts = sorted(columns.months.count(), reverse=True)
     most = max((count for _, count in counts), default=1)
@@ -249,7 +249,7 @@ def _years(gallery: Gallery, columns: Columns) -> dict[str, list[dict[str, Any]]
             "date": month,
             "count": count,
             "share": count / most,
-            "hits": gallery.hits(columns.ids[rows[few]]),
+            "hits": served.hits(columns.ids[rows[few]]),
         }
         years.setdefault(month[:4], []).append(row)
     return years
@@ -259,7 +259,7 @@ def _years(gallery: Gallery, columns: Columns) -> dict[str, list[dict[str, Any]]
 
 
 @router.get("/docs")
-async def api_page(request: Request, gallery: Shown) -> Response:
+async def api_page(request: Request, served: Served) -> Response:
     """What the API can do, from its own description."""
     described = request.app.openapi()
-    return render_page("docs.html", gallery, "docs", api=described, url=str(request.base_url))
+    return render_page("docs.html", served, "docs", api=described, url=str(request.base_url))

@@ -19,7 +19,7 @@ from fisherhash.errors import counted
 from fisherhash.index.images.results import Hit
 from fisherhash.pages.html import bits_svg, shorten_middle
 from fisherhash.web.derived import DATE_FIELD
-from fisherhash.web.gallery import Gallery
+from fisherhash.web.served import ServedIndex
 
 WAIT = 2.0
 """Seconds that a page waits for what is computed of the whole collection."""
@@ -27,12 +27,12 @@ LONG_CACHE = "private, max-age=31536000, immutable"
 router = APIRouter(include_in_schema=False)
 
 
-async def _gallery_of(request: Request) -> Gallery:
-    return request.app.state.gallery
+async def _served_of(request: Request) -> ServedIndex:
+    return request.app.state.served
 
 
-Shown = Annotated[Gallery, Depends(_gallery_of)]
-"""The collection of the server, as a parameter of an endpoint."""
+Served = Annotated[ServedIndex, Depends(_served_of)]
+"""The index that is served, as a parameter of an endpoint."""
 
 
 class JsonAnswer(Response):
@@ -46,10 +46,10 @@ class JsonAnswer(Response):
 
 
 def render_page(
-    template: str, gallery: Gallery | None, page: str, *, status: int = 200, **values: Any
+    template: str, served: ServedIndex | None, page: str, *, status: int = 200, **values: Any
 ) -> Response:
     """A page from a template; names that are not UTF-8 cannot break it."""
-    text = _environment().get_template(template).render(gallery=gallery, page=page, **values)
+    text = _environment().get_template(template).render(served=served, page=page, **values)
     return Response(text.encode("utf-8", "replace"), status, media_type="text/html; charset=utf-8")
 
 

@@ -33,11 +33,11 @@ from fisherhash.index.images.image_index import ImageIndex
 from fisherhash.system.version import __version__
 from fisherhash.web import api, duplicates, pages, rendering
 from fisherhash.web.files import MissingError
-from fisherhash.web.gallery import Gallery
 from fisherhash.web.guard import COUNTERS_VARIABLE, Guard, GuardedProtocol
 from fisherhash.web.options import ServeOptions
 from fisherhash.web.queries import SearchQuery
 from fisherhash.web.rendering import error_answer
+from fisherhash.web.served import ServedIndex
 
 UPLOADS = 16
 """Uploads that are received at once; others wait."""
@@ -167,14 +167,14 @@ def create_app(images: ImageIndex, options: ServeOptions) -> ASGIApp:
         images: the index; closed when the application ends.
         options: how it is served.
     """
-    gallery = Gallery(images, options)
+    served = ServedIndex(images, options)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         # Each may hold as many bytes as an upload may have.
         app.state.uploads = asyncio.Semaphore(UPLOADS)
         # The first search would wait for kernels and the model.
-        threading.Thread(target=_warm, args=(gallery,), daemon=True).start()
+        threading.Thread(target=_warm, args=(served,), daemon=True).start()
         try:
             yield
         finally:
@@ -199,7 +199,7 @@ def create_app(images: ImageIndex, options: ServeOptions) -> ASGIApp:
             "5XX": {"model": Refusal, "description": "Failed, or not ready yet."},
         },
     )
-    app.state.gallery = gallery
+    app.state.served = served
     for part in (pages, duplicates, rendering, api):
         app.include_router(part.router)
     app.include_router(api.changes, include_in_schema=options.writable)
@@ -208,12 +208,12 @@ def create_app(images: ImageIndex, options: ServeOptions) -> ASGIApp:
     return Guard(app, options)
 
 
-def _warm(gallery: Gallery) -> None:
+def _warm(served: ServedIndex) -> None:
     with contextlib.suppress(FisherhashError):
-        gallery.find(SearchQuery(code="00" * (-(-gallery.index.bits // 8))))
+        served.find(SearchQuery(code="00" * (-(-served.index.bits // 8))))
     with contextlib.suppress(FisherhashError):
-        gallery.columns.get()
-        gallery.images.hasher  # noqa: B018 (loads it)
+        served.columns.get()
+        served.images.hasher  # noqa: B018 (loads it)
 
 
 async def _on_wrong_parameter(request: Request, error: RequestValidationError) -> Response:
@@ -247,7 +247,7 @@ async def _on_own_error(request: Request, error: FisherhashError) -> Response:
     if status >= 500:
         logger.warning("%s: %s", request.url.path, error)
     # Where the index is on this machine is nobody's business.
-    text = str(error).replace(request.app.state.gallery.options.index, "the index")
+    text = str(error).replace(request.app.state.served.options.index, "the index")
     return error_answer(request.scope, status, text)
 
 

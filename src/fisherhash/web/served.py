@@ -1,4 +1,4 @@
-"""The collection behind the pages and the API: searches, items, what is derived of all of them."""
+"""The index behind the pages and the API: searches, items, what is derived of all of them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Answer:
     ranking: str = "hamming"
 
 
-class Gallery:
+class ServedIndex:
     """An index of images as the pages and the API show it; threads may share it.
 
     Args:
