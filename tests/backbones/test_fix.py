@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from fisherhash import backbones
-from fisherhash.backbones.base import Backbone
 from fisherhash.errors import UsageError
 
 # A backbone, how many of its layers are fixed, and how many it has.
@@ -63,31 +62,6 @@ def test_fixed_layers_get_no_gradient_and_keep_their_statistics(name, count, tot
         same = all(torch.equal(before[number][key], value) for key, value in state(layer).items())
         assert same is (fixed or not has_norm(layer))
     assert any(p.grad is not None for p in backbone.parameters())
-
-
-def test_only_parts_with_weights_are_counted():
-    """A chain is opened, whatever else it is; a part in it is a layer, however deep it goes."""
-    from torch import nn
-
-    inner = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
-    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), inner, nn.AdaptiveAvgPool2d(1))
-
-    class Chain(Backbone):
-        name, features = "chain", 6
-
-        def __init__(self):
-            super().__init__(backbones.info("tiny").preprocessing)
-            self.pool = nn.MaxPool2d(2)
-            self.parts = module
-            self.last = nn.Linear(4, 6)
-
-    backbone = Chain()
-    assert backbone.layers_in_order() == [module[0], inner, backbone.last]
-    backbone.fix(2)
-    assert [name for name, p in backbone.named_parameters() if p.requires_grad] == [
-        "last.weight",
-        "last.bias",
-    ]
 
 
 @NETWORKS

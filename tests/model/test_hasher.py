@@ -425,36 +425,6 @@ def test_no_folder_and_a_folder_without_a_model(tmp_path):
         Hasher.load(tmp_path)
 
 
-@pytest.mark.parametrize("moves", range(4))
-def test_a_save_killed_between_the_moves_leaves_one_whole_model(saved, monkeypatch, moves):
-    """The old one before the first move, the new one from then on."""
-    folder, old = saved
-    other = tiny_hasher(seed=1, bits=24)
-    replace = os.replace
-    count = iter(range(10))
-
-    def killed(source, target):
-        if next(count) == moves:
-            raise KeyboardInterrupt
-        replace(source, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", killed)
-        if moves < 3:
-            with pytest.raises(KeyboardInterrupt):
-                other.save(folder)
-        else:
-            other.save(folder)
-    assert (folder / "config.json.new").exists() == (moves < 3)
-    expected = old if moves == 0 else other.encode(noise(5))
-    np.testing.assert_array_equal(Hasher.load(folder).encode(noise(5)), expected)
-    other.save(folder)
-    assert not list(folder.glob("*.new"))
-    np.testing.assert_array_equal(
-        Hasher.load(folder).encode(noise(5)), tiny_hasher(seed=1, bits=24).encode(noise(5))
-    )
-
-
 def test_a_network_of_ones_own_must_be_passed_again(tmp_path):
     class Mine(torch.nn.Module):
         def __init__(self):

@@ -198,16 +198,6 @@ def test_a_fitted_head_is_the_same_in_numpy_and_in_torch(kind):
     assert 0 < (found > 0).float().mean() < 1
 
 
-def test_a_linear_head_is_one_matrix_after_standardising():
-    head = LinearHead(24, 8)
-    features = skewed_features()
-    head.start(features)
-    varies = features.std(0) > 0
-    standard = torch.where(varies, (features - features.mean(0)) / features.std(0, correction=0), 0)
-    expected = standard @ head.linear.weight.T + head.linear.bias
-    torch.testing.assert_close(head.eval()(features), expected, atol=2e-3, rtol=1e-3)
-
-
 def test_from_matrix_is_the_matrix():
     weight, shift = torch.randn(5, 7), torch.randn(7)
     features = torch.randn(20, 7)
@@ -238,21 +228,6 @@ def product(bits, width=24, words=True):
     if words:
         head.codebooks.uniform_(-1, 1)
     return head.eval()
-
-
-def test_a_slice_is_the_printed_layer():
-    torch.manual_seed(0)
-    head = SlicedHead(16, 3, width=4).eval()
-    head.start(features())
-    x = head.prepare(features())[5]
-    logits = head.logits(features())[5]
-    for k in range(3):
-        total = float(head.bias[k])
-        for unit in range(4):
-            row = k * 4 + unit
-            active = float(head.hidden.weight[row] @ x + head.hidden.bias[row])
-            total += float(head.weight[k, unit]) * max(0.0, active)
-        assert float(logits[k]) == pytest.approx(total, abs=1e-5)
 
 
 @pytest.mark.parametrize("bits", [6, 13, 20])

@@ -1,4 +1,4 @@
-"""int8: kernels that add exactly on this processor, scales that make it so on every one."""
+"""int8: scales that make sums exact on every processor, and models that stay nearly the same."""
 
 import numpy as np
 import pytest
@@ -29,81 +29,6 @@ def heavy_tailed(shape, seed):
 def steps_of(weight, groups):
     scales = weight_scales(weight, groups=groups)
     return np.rint(weight / scales[:, None, None, None]).astype(np.int64)
-
-
-def kernel(pixels, steps, *, groups, shift):
-    """A quantised convolution in ONNX Runtime; the sum is divided by 2^shift and rounded."""
-    from onnx import TensorProto, helper, numpy_helper
-
-    out = steps.shape[0]
-    tensors = {
-        "one": np.float32(1.0),
-        "zero": np.uint8(0),
-        "w": steps.astype(np.int8),
-        "ws": np.full(out, 2.0**-shift, dtype=np.float32),
-        "wz": np.zeros(out, dtype=np.int8),
-        "middle": np.uint8(128),
-    }
-    inputs = ["x", "one", "zero", "w", "ws", "wz", "one", "middle"]
-    node = helper.make_node("QLinearConv", inputs, ["y"], group=groups)
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        [node],
-        "kernel",
-        [value("x", TensorProto.UINT8, list(pixels.shape))],
-        [value("y", TensorProto.UINT8, None)],
-        [numpy_helper.from_array(np.asarray(tensor), name) for name, tensor in tensors.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    return session.run(None, {"x": pixels})[0]
-
-
-def reference(pixels, steps, *, groups, shift):
-    """The same in 64-bit integers."""
-    out, inputs, height, width = steps.shape
-    windows = np.lib.stride_tricks.sliding_window_view(
-        pixels.astype(np.int64), (height, width), axis=(2, 3)
-    )
-    parts = np.split(windows, groups, axis=1)
-    kernels = np.split(steps, groups, axis=0)
-    sums = np.concatenate(
-        [
-            np.einsum("nchwij,ocij->nohw", part, own)
-            for part, own in zip(parts, kernels, strict=True)
-        ],
-        axis=1,
-    )
-    assert np.abs(sums).max() < 2**24  # exact as a float
-    assert (out, inputs) == steps.shape[:2]
-    return np.clip(np.rint(sums / 2.0**shift) + 128, 0, 255).astype(np.uint8)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "outputs", "side", "groups"),
-    [
-        (33, 17, 1, 1),
-        (192, 40, 1, 1),
-        (3, 32, 3, 1),
-        (24, 16, 3, 1),
-        (40, 40, 5, 40),
-        (32, 16, 3, 4),
-    ],
-)
-def test_the_kernels_here_add_as_integers_do(inputs, outputs, side, groups):
-    seed = inputs
-    steps = steps_of(heavy_tailed((outputs, inputs // groups, side, side), seed), groups)
-    rng = np.random.default_rng(seed)
-    # Bright images make the largest sums.
-    pixels = rng.integers(200, 256, (2, inputs, 9, 9), dtype=np.uint8)
-    pixels[0] = 255
-    shift = int(np.ceil(np.log2(np.abs(steps).sum((1, 2, 3)).max() * 255 / 127)))
-    found = kernel(pixels, steps, groups=groups, shift=shift)
-    expected = reference(pixels, steps, groups=groups, shift=shift)
-    assert len(np.unique(expected)) > 5
-    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("inputs", [2, 7, 64])
