@@ -342,6 +342,10 @@ def _start(work: bytes) -> None:
     global _work
     _work = work
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(os, "setsid"):
+        # A busy Linux shares its time among sessions: in that of the caller, all workers together
+        # would get the time of one.
+        os.setsid()
     # What a decoder prints is no output of the command.
     os.dup2(2, 1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
