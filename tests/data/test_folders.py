@@ -172,17 +172,3 @@ def test_no_config_of_a_sub_folder_stops_a_walk(tmp_path, pictures, kind):
     assert not found.own
     assert len(open_data(tmp_path)) == 4
     assert len(open_paths([tmp_path])) == 4
-
-
-def test_folders_that_are_left_out_are_named(tmp_path, pictures):
-    pictures.classes(tmp_path, {"cat": 2, "dog": 2, "my\nmodel": 1, "cat/old model": 1})
-    for folder in ("my\nmodel", "cat/old model"):
-        (tmp_path / folder / "config.json").write_text(json.dumps({"fisherhash": "1"}))
-    for notes in (
-        walk_images(tmp_path).notes(),
-        open_data(tmp_path).notes,
-        open_paths([tmp_path]).notes,
-    ):
-        text = "\n".join(notes)
-        assert r"my\nmodel/ was left out: fisherhash wrote it" in text
-        assert "cat/old model/ was left out: fisherhash wrote it" in text

@@ -28,13 +28,6 @@ def test_any_picture_becomes_the_square(size, crop):
     assert pixels.dtype == np.uint8
 
 
-def test_the_right_size_passes_through_untouched():
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8))
-    for interpolation in ("nearest", "bilinear", "bicubic", "lanczos"):
-        pixels = Preprocessing(size=32, interpolation=interpolation).pixels(picture)
-        np.testing.assert_array_equal(pixels, np.asarray(picture))
-
-
 def test_the_centre_is_kept():
     """Of 200 columns the middle 100 remain; with a crop of one half, 50 of them."""
     wide = Preprocessing(size=50, interpolation="bilinear").pixels(ramp(200, 100))
@@ -72,6 +65,7 @@ def test_config_round_trip_through_json():
         ({"crop": float("nan")}, "crop must be between"),
         ({"interpolation": "cubic"}, "one of nearest, bilinear, bicubic, lanczos"),
         ({"draft": 0.5}, "draft must be 0, or between 1 and 8, got 0.5"),
+        ({"crop": 0.9, "whole": True}, "crop must be 1"),
         ({"draft": 9.0}, "draft must be 0, or between 1 and 8, got 9.0"),
     ],
 )
@@ -91,11 +85,6 @@ def test_the_whole_image_is_squashed_into_the_square():
     assert squashed[:, 8:].max() == 0
 
 
-def test_the_whole_image_cannot_be_cropped():
-    with pytest.raises(UsageError, match="crop must be 1"):
-        Preprocessing(size=16, crop=0.9, whole=True)
-
-
 @pytest.mark.parametrize(("side", "scale"), [(191, 2), (192, 4), (383, 4), (384, 8), (1000, 8)])
 def test_a_large_jpeg_is_reduced_by_its_decoder(side, scale):
     """At 32 pixels and 1.5 times as many, 48 must be left."""
@@ -111,7 +100,3 @@ def test_a_large_jpeg_is_reduced_by_its_decoder(side, scale):
     # Nearly what becomes of the whole image: its sides are rounded up, so it is shifted a little.
     apart = draft.pixels(small).astype(int) - draft.pixels(whole)
     assert np.abs(apart).mean() < 6
-
-
-def test_without_draft_all_pixels_are_decoded():
-    assert Preprocessing(size=32).enough is None

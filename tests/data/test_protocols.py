@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fisherhash.data.collection import FileReader, one_hot
-from fisherhash.data.protocols import PROTOCOLS, Split, hash_order, resolve, suggest_protocol
+from fisherhash.data.protocols import Split, hash_order, resolve, suggest_protocol
 from fisherhash.data.sources import Collection, open_data
 from fisherhash.errors import FisherhashError, UsageError
 
@@ -133,15 +133,6 @@ def test_custom_multi_label(data):
     assert set(split.query) | set(split.database) == labelled
     # No class lost its last image to the queries.
     assert ((labels[split.database].sum(axis=0) > 0) == (sizes > 0)).all()
-
-
-def test_adding_images_of_one_class_leaves_the_order_of_the_others():
-    names = [f"{kind}/{number}" for kind in "ab" for number in range(30)]
-    more = [*names, *(f"b/{number}" for number in range(30, 60))]
-    small = resolve(collection(one_hot([0] * 30 + [1] * 30, 2), names))
-    large = resolve(collection(one_hot([0] * 30 + [1] * 60, 2), more))
-    first = {names[item] for item in small.query if item < 30}
-    assert {more[item] for item in large.query if item < 30} == first
 
 
 def test_unlabelled_rows_are_left_out_and_counted():
@@ -267,30 +258,6 @@ def test_nuswide21_is_drawn_where_there_are_no_lists():
     assert len(large.database) == int(labels.any(axis=1).sum()) - 2_100
     assert (small.top, large.top) == (5_000, 50_000)
     fails("too few images", collection(labels[:500]), "nuswide21-small")
-
-
-def test_stand_ins_say_whether_their_lists_are_the_agreed_ones():
-    labels = one_hot(np.arange(300) % 100, 100)
-    splits = {"train": range(100), "query": range(200, 300), "database": range(200)}
-    data = collection(labels, splits=splits, kind="lists", name="tiny100")
-    split = resolve(data)
-    assert split.protocol == "tiny100"
-    assert split.agreed is False
-    assert split.notes[0].startswith("these are not the agreed lists of tiny100")
-    assert resolve(data, "lists").agreed is None
-    for name in ("tiny100", "coco21"):
-        assert len(PROTOCOLS[name].checksum) == 64
-
-
-def test_agreed_lists_are_recognised(monkeypatch):
-    import dataclasses
-
-    labels = one_hot(np.arange(300) % 100, 100)
-    splits = {"train": range(100), "query": range(200, 300), "database": range(200)}
-    data = collection(labels, splits=splits, kind="lists", name="tiny100")
-    agreed = dataclasses.replace(PROTOCOLS["tiny100"], checksum=resolve(data).checksum)
-    monkeypatch.setitem(PROTOCOLS, "tiny100", agreed)
-    assert resolve(data).agreed is True
 
 
 def test_another_seed_exchanges_the_queries_of_a_stand_in():

@@ -9,7 +9,6 @@ from textwrap import dedent
 import numpy as np
 import pytest
 
-from fisherhash.data import row_cache
 from fisherhash.data.computing import Rows, Skipped
 from fisherhash.data.row_cache import RowCache
 from fisherhash.errors import FisherhashError
@@ -24,10 +23,6 @@ def block(indices, bad=()):
 
 def opened(folder, count=10):
     return RowCache(folder, count, (3,), np.float32)
-
-
-def _interrupt(*_):
-    raise KeyboardInterrupt
 
 
 def fill(cache, *blocks):
@@ -46,18 +41,6 @@ def test_rows_are_kept_for_the_next_process(tmp_path):
         assert again.missing(every).tolist() == [0, 2, 4, 5, 6, 7, 8]
         assert again.readable(every).tolist() == [1, 3, 9]
         assert again.rows[[9, 1]].tolist() == [[9, 9.5, 9.25], [1, 1.5, 1.25]]
-
-
-def test_a_row_is_marked_only_after_it_was_written(tmp_path, monkeypatch):
-    """An interruption while the second block is written loses that block and no other."""
-    cache = opened(tmp_path)
-
-    cache.store(block([0, 1]))
-    with monkeypatch.context() as patch:
-        patch.setattr(row_cache, "_row_crc", _interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            cache.store(block([2, 3]))
-    assert opened(tmp_path).readable(every).tolist() == [0, 1]
 
 
 def test_a_file_that_lost_its_end_is_completed(tmp_path):

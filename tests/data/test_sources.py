@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -46,19 +45,6 @@ def test_class_folders(tmp_path, pictures):
     assert list(open_data(str(tmp_path)).names) == list(data.names)
 
 
-def test_hidden_files_output_folders_and_other_files_are_left_out(tmp_path, pictures):
-    pictures.classes(tmp_path, {"cat": 2, "dog": 2, ".git": 1, "cat/.thumbs": 1, "model": 2})
-    (tmp_path / "model" / "config.json").write_text(
-        json.dumps({"backbone": "x", "bits": 8, "preprocessing": {}})
-    )
-    (tmp_path / "cat" / "._000.png").write_bytes(b"")
-    (tmp_path / "dog" / "Thumbs.db").write_bytes(b"")
-    data = open_data(tmp_path)
-    assert data.classes == ("cat", "dog")
-    assert len(data) == 4
-    assert any(note == "1 other file was left out: 1 x .db" for note in data.notes)
-
-
 def test_photos_without_labels(tmp_path, pictures):
     pictures.good(tmp_path)
     data = open_data(tmp_path)
@@ -76,25 +62,6 @@ def test_loose_images_beside_classes_are_unlabelled_rows(tmp_path, pictures):
     assert data.names[-1] == "loose.png"
     assert data.labels[-1].tolist() == [0, 0]
     assert any("1 image outside the class sub-folders: without a label" in n for n in data.notes)
-
-
-def test_names_do_not_depend_on_the_order_of_the_disk(tmp_path, pictures, monkeypatch):
-    pictures.classes(tmp_path, {"b": 3, "a": 3, "C": 1})
-    expected = list(open_data(tmp_path).names)
-    scan = os.scandir
-
-    class Backwards:
-        def __init__(self, path: object) -> None:
-            self.entries = scan(path)
-
-        def __enter__(self):
-            return sorted(self.entries, key=lambda entry: entry.name, reverse=True)
-
-        def __exit__(self, *_: object) -> None:
-            self.entries.close()
-
-    monkeypatch.setattr("fisherhash.data.folders.os.scandir", Backwards)
-    assert list(open_data(tmp_path).names) == expected
 
 
 def test_fingerprint_changes_with_a_file(tmp_path, pictures):

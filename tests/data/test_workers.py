@@ -64,44 +64,10 @@ def test_a_file_that_vanishes_is_skipped(tmp_path, pictures):
     assert block.skipped == [Skipped(1, "a/001.png", reason, passing=True)]
 
 
-def test_nothing_asked_gives_no_block(mixed):
-    assert list(decode(mixed, [], SMALL)) == []
-
-
-@pytest.mark.parametrize(
-    ("indices", "options", "words"),
-    [
-        ([0, 500], {}, "image 500 does not exist"),
-        ([-1], {}, "image -1 does not exist"),
-        ([[0]], {}, "shape"),
-        ([0], {"block": 0}, "at least 1 image"),
-    ],
-)
-def test_bad_requests(mixed, indices, options, words):
-    with pytest.raises(UsageError, match=words):
-        decode(mixed, indices, SMALL, **options)
-
-
 @pytest.mark.parametrize("workers", [-1, 100_000])
 def test_impossible_numbers_of_workers(mixed, workers):
     with pytest.raises(UsageError, match="workers must be 0 or more, and at most"):
         list(decode(mixed, [0], SMALL, workers=workers))
-
-
-def test_cifar_and_sample_readers_go_to_workers(tmp_path, pictures):
-    for data in (open_data(pictures.cifar(tmp_path / "c")), open_data("sample")):
-        here = next(decode(data, range(40), SMALL, workers=0))
-        there = next(decode(data, range(40), SMALL, workers=2))
-        assert np.array_equal(here.values, there.values)
-
-
-def test_relative_paths_and_odd_names_go_to_workers(tmp_path, pictures, monkeypatch):
-    pictures.good(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    data = open_paths(sorted(Path().iterdir()))
-    (block,) = decode(data, None, SMALL, workers=1)
-    assert not block.skipped
-    assert len(block.indices) == len(data)
 
 
 def test_when_processes_are_started(monkeypatch):
@@ -135,16 +101,6 @@ def test_a_draft_is_the_same_in_memory_and_in_workers(tmp_path):
     assert not np.array_equal(here.values, whole.values)
 
 
-def test_probed_images_are_neither_lost_nor_repeated(mixed, monkeypatch):
-    choices = iter([0, 2])
-    monkeypatch.setattr(workers, "choose_workers", lambda *_: next(choices))
-    blocks = list(decode(mixed, None, SMALL, block=10))
-    names = [mixed.names[i] for block in blocks for i in block.indices]
-    names += [item.name for block in blocks for item in block.skipped]
-    assert sorted(names) == sorted(mixed.names)
-    assert len(names) > workers.PROBE_IMAGES
-
-
 READERS = """
     import os, signal, time
     from PIL import Image
@@ -152,9 +108,6 @@ READERS = """
     class Awkward:
         def __init__(self, kind, log=None):
             self.kind, self.log = kind, log
-        def opened(self):
-            lines = open(self.log).read().split("\\n")[:-1]
-            return [(int(line.split()[1]), int(line.split()[0])) for line in lines]
         def open(self, index, *, enough=None):
             if self.log:
                 with open(self.log, "a") as file:
@@ -220,16 +173,6 @@ def test_a_decoder_that_hangs_costs_its_image_only(awkward, monkeypatch):
     assert time.monotonic() - start < 20
 
 
-def test_after_a_crash_nothing_is_decoded_in_this_process(awkward, monkeypatch):
-    """The first image is timed here; the rest may hold another one that crashes its decoder."""
-    monkeypatch.setattr(workers, "choose_workers", lambda *_: 2)
-    data = awkward("log")
-    (block,) = decode(data, None, SMALL)
-    assert len(block.indices) == 199
-    here = [i for i, pid in data.reader.opened() if pid == os.getpid()]
-    assert here == [0]
-
-
 def test_an_image_that_crashed_by_chance_is_read_the_second_time(awkward):
     (block,) = decode(awkward("once"), None, SMALL, workers=2)
     assert block.indices.tolist() == list(range(200))
@@ -270,14 +213,6 @@ def test_noise_on_stdout_does_not_disturb(awkward, capfd):
     (block,) = decode(awkward("talk", 40), None, SMALL, workers=1)
     assert block.values[:, 0, 0, 0].tolist() == list(range(40))
     assert "noise" not in capfd.readouterr().out
-
-
-def test_leaving_early_ends_the_workers(awkward):
-    blocks = decode(awkward("slow"), None, SMALL, block=8, workers=2)
-    next(blocks)
-    start = time.monotonic()
-    blocks.close()
-    assert time.monotonic() - start < 3
 
 
 SCRIPT = """
