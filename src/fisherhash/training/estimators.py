@@ -38,6 +38,7 @@ class ShallowHasher(TransformerMixin, BaseEstimator):
     """
 
     method: ClassVar[str]
+    options: ClassVar[dict[str, Any]]
     bits: int | None
     random_state: int
 
@@ -53,16 +54,12 @@ class ShallowHasher(TransformerMixin, BaseEstimator):
         """
         rows = self._checked(X, ensure_min_samples=2)
         labels = self._labels(y, len(rows)) if self._supervised() else None
-        options = {name: getattr(self, name) for name in self._own()}
+        options = {name: getattr(self, name) for name in self.options}
         anchors = options.get("anchors", MOST_BITS + 1)
         limit = min(MOST_BITS, rows.shape[1], len(rows) - 1, anchors - 1)
         self.bits_ = max(1, limit) if self.bits is None else self.bits
-        found = methods.create(
-            self.method,
-            bits=self.bits_,
-            classes=0 if labels is None else labels.shape[1],
-            options=options,
-        )
+        classes = 0 if labels is None else labels.shape[1]
+        found = methods.create(self.method, bits=self.bits_, classes=classes, options=options)
         if not isinstance(found, FeatureMethod):
             raise UsageError(f"{self.method} is trained by gradient, not fitted on features")
         try:
@@ -115,12 +112,6 @@ class ShallowHasher(TransformerMixin, BaseEstimator):
     def _supervised(cls) -> bool:
         return methods.find(cls.method).info.needs_labels
 
-    @classmethod
-    def _own(cls) -> dict[str, Any]:
-        """The method's own options and their defaults."""
-        found = methods.hyper_parameters(methods.find(cls.method))
-        return {name: one.default for name, one in found.items()}
-
     def _labels(self, y: ArrayLike | None, count: int) -> torch.Tensor:
         """Return the labels (n, classes), 0 or 1."""
         if y is None:
@@ -155,12 +146,8 @@ def _transformer(name: str, method: type[FeatureMethod]) -> type[ShallowHasher]:
     parameters = [inspect.Parameter(key, kind, default=value) for key, value in defaults.items()]
     first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     __init__.__signature__ = inspect.Signature([first, *parameters])  # type: ignore[attr-defined]
-    members = {
-        "__doc__": method.__doc__,
-        "__module__": __name__,
-        "__init__": __init__,
-        "method": name,
-    }
+    members = {"__doc__": method.__doc__, "__module__": __name__, "__init__": __init__}
+    members |= {"method": name, "options": own}
     return type(method.__name__, (ShallowHasher,), members)
 
 

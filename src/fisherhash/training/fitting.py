@@ -147,7 +147,7 @@ def fit(
     )
     rows = _features(job, stream=stream, banked=bank is not None)
     extracted = time.perf_counter()
-    trained = train_job(job, rows, bank=bank, via_onnx=True)
+    trained = train_job(job, rows, bank=bank)
     trained.seconds = {"features": extracted - began, "training": time.perf_counter() - extracted}
     on_first, cached = job.ranks.on_first, not job.live
     if fitted:
@@ -164,7 +164,7 @@ def fit(
         parts = hold_out_classes(collection, split)
         seen = {"collection": parts.seen, "split": parts.split, "train": parts.split.train}
         other = dataclasses.replace(job, **seen, finetune=job.live, out=None, overwrite=False)
-        again = train_job(other, _features(other, stream=stream, banked=False), via_onnx=True)
+        again = train_job(other, _features(other, stream=stream, banked=False))
         trained.unseen = on_first(dataclasses.replace(again, collection=parts.unseen).evaluate)
     return _finished(job, trained)
 

@@ -47,16 +47,13 @@ MOST_FITTED = 20_000
 """Training images that they are fitted to."""
 
 
-def train_job(
-    job: Job, rows: Rows, *, bank: PixelBank | None = None, via_onnx: bool = False
-) -> Trained:
+def train_job(job: Job, rows: Rows, *, bank: PixelBank | None = None) -> Trained:
     """Train a method, or fit it, on features; what was trained is a hasher then.
 
     Args:
         job: what is trained.
         rows: the features of the training images, or the vectors.
         bank: the pixels of the training images, where they are in memory.
-        via_onnx: whether features that are stored may be computed by ONNX Runtime.
     """
     learner, collection, place = job.learner, job.collection, job.place
     history: list[dict[str, Any]] = []
@@ -74,11 +71,10 @@ def train_job(
             warnings.filterwarnings("ignore", message=".*not writable.*")
             values = torch.from_numpy(rows.values).to(place)
         head = learner.fit(values, labels, seed=job.settings.seed)
-    classes = collection.classes
     network = None
     if not isinstance(job.network, VectorInput):
-        network = TorchNetwork(job.network, place, via_onnx=via_onnx)
-    hasher = Hasher(network, head.finished(), method=job.method, classes=classes)
+        network = TorchNetwork(job.network, place, via_onnx=True)
+    hasher = Hasher(network, head.finished(), method=job.method, classes=collection.classes)
     trained = Trained(
         hasher,
         learner,
