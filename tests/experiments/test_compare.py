@@ -9,10 +9,10 @@ import time
 
 import numpy as np
 import pytest
-from fisherhash.experiments.comparing import compare
 from PIL import Image
 
 from fisherhash.errors import UsageError
+from fisherhash.experiments.reproduce import compare
 from fisherhash.experiments.significance import t_interval
 from fisherhash.methods import base
 from fisherhash.training.settings import NetworkOptions, Settings
@@ -203,7 +203,7 @@ def test_a_method_that_is_not_defined_gets_a_dash(photos, tmp_path, monkeypatch)
 
 def test_a_run_that_fails_is_named_and_tried_again(photos, tmp_path, monkeypatch):
     class Wild(base.find("dfh")):
-        info = base.MethodInfo("wild", "t", "v", 2020, "https://x", "classes", True, "gradient")
+        info = base.MethodInfo("wild", "t", "v", 2020, "https://x", "classes")
 
         def loss(self, outputs, batch):
             return {"loss": (outputs * float("nan")).sum()}
@@ -219,7 +219,7 @@ def test_a_run_that_fails_is_named_and_tried_again(photos, tmp_path, monkeypatch
 def test_killed_and_continued(photos, tmp_path):
     """A real process, killed when its first run is on disk; the rest is done by the second."""
     script = (
-        "import sys; from fisherhash.experiments.comparing import compare; "
+        "import sys; from fisherhash.experiments.reproduce import compare; "
         "from fisherhash.training.settings import NetworkOptions, Settings; "
         "compare(sys.argv[1], out=sys.argv[2], names=['lsh', 'dfh', 'itq'], bits=[8, 12], "
         "network=NetworkOptions('tiny', device='cpu'), settings=Settings(epochs=40))"

@@ -71,30 +71,6 @@ def test_objective_equals_the_printed_sums(multilabel):
         assert got == pytest.approx(loop_objective(values, B, Y, 0.7, 0.2))
 
 
-def test_every_flip_lowers_the_objective():
-    B, Y, C = problem(12, 8, 60, 4)
-    S, T = B @ Y.T, Y @ Y.T
-    value = np.inf
-    for _ in range(20):
-        now = objective(C, S, T, codes=B.size, intra=1.0, inter=0.5)
-        assert now <= value
-        value = now
-        C, _ = exact_sweeps(C, S, T, intra=1.0, inter=0.5, sweeps=1)
-
-
-def test_collapsed_centres_satisfy_the_linear_term_but_not_ours():
-    """Half the classes at v, half at -v: the linear term is optimal there, the quadratic is not."""
-    v = np.array([1.0, -1.0, 1.0, 1.0])
-    collapsed = np.stack([v, v, -v, -v], axis=1)
-    nothing, T = np.zeros((4, 4)), np.zeros((4, 4))
-    np.testing.assert_array_equal(linear_sweep(collapsed, nothing, T, inter=1.0), collapsed)
-    apart, flips = exact_sweeps(collapsed, nothing, T, intra=1.0, inter=1.0, sweeps=50)
-    assert flips > 0
-    quadratic = {"codes": 0, "intra": 0.0, "inter": 1.0}
-    assert objective(collapsed, nothing, T, **quadratic) == 256
-    assert objective(apart, nothing, T, **quadratic) == 96
-
-
 def likeness(classes, seed):
     """A symmetric matrix of inner products that no rule has made."""
     A = np.random.default_rng(seed).normal(0, 3, (classes, classes))

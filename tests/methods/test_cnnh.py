@@ -85,21 +85,6 @@ def test_codes_against_brute_force(rows, bits, single):
     assert reached == pytest.approx(best)
 
 
-def test_rows_that_are_not_representatives_take_the_least_squares_code():
-    labels = random_rows(12, 5, 2)
-    groups = LabelRows.of(labels)
-    codes = target_codes(groups, 6, 10, 8, np.random.default_rng(0))
-    alone = target_codes(LabelRows.of(groups.labels[:8]), 6, 10, 8, np.random.default_rng(0))
-    H = codes[:8]
-    for row in range(8, 12):
-        s = similarity(groups.labels)[row, :8]
-        h = np.linalg.lstsq(H, 6 * s, rcond=None)[0]
-        clear = np.abs(h) > 1e-9
-        np.testing.assert_array_equal(codes[row][clear], np.where(h > 0, 1.0, -1.0)[clear])
-    assert set(np.unique(codes)) == {-1.0, 1.0}
-    assert alone.shape == (8, 6)
-
-
 def started(labels, **options):
     torch.manual_seed(0)
     method = CNNH(bits=6, classes=labels.shape[1], **options)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from fisherhash.methods import _centers
-from fisherhash.methods._cutting import cut, least_squares, unlikeness
+from fisherhash.methods._cutting import cut, least_squares
 
 BITS, CLASSES, WIDTH = 24, 5, 8
 
@@ -47,25 +47,6 @@ def test_least_squares_recovers_an_affine_map(width, bits):
     assert got[0].shape == (bits, width)
     torch.testing.assert_close(got[0], mixing, atol=1e-2, rtol=1e-2)
     torch.testing.assert_close(got[1], offsets, atol=1e-2, rtol=1e-2)
-
-
-def test_unlikeness_is_the_printed_sum():
-    points, logits = random(6, 3), random(6, 4, seed=1)
-    soft = torch.tanh(2.5 * logits)
-    wanted = {
-        (i, j): float(points[i] @ points[j] / points[i].norm() / points[j].norm())
-        for i, j in itertools.product(range(6), repeat=2)
-    }
-    near = sum(max(0.0, value) for value in wanted.values()) / 36
-    total = 0.0
-    for (i, j), value in wanted.items():
-        found = float(soft[i] @ soft[j]) / 4
-        total += (1 + 2 * max(0.0, value) / near) * (found - value) ** 2
-    assert float(unlikeness(points, logits, 2.5)) == pytest.approx(total / 36 / 3, rel=1e-5)
-
-
-def test_points_without_a_direction_are_no_division_by_zero():
-    assert unlikeness(torch.zeros(4, 3), torch.ones(4, 2), 2.0).isfinite()
 
 
 def test_a_cut_is_always_the_same_and_changes_nothing_else(monkeypatch):

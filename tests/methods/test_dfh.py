@@ -150,37 +150,12 @@ def test_multi_label_threshold():
     assert against.tolist() == [[-1.0, 1.0, 1.0]]
 
 
-def test_the_released_step_overwrites_the_centre_of_an_absent_class():
-    """Which is why it is not the default: an absent class gets minus the sum of the others."""
-    outputs, labels = toy(classes=4)
-    method = started(outputs, labels, center_step="released", inter=1.0)
-    others = method.centers[:, 1:].clone()
-    index = torch.tensor([0, 4, 8])
-    method.after_step(outputs[index], batch_of(labels, index))
-    first = method.centers[:, 0]
-    expected = torch.where(first + others[:, 1:].sum(1) < 0, 1.0, -1.0)
-    torch.testing.assert_close(method.centers[:, 1], expected)
-
-
 def test_centres_may_start_far_apart():
     outputs, labels = toy(bits=12, classes=4)
     method = started(outputs, labels, initial_centers="far-apart")
     distances = (12 - method.centers.T @ method.centers) / 2
     assert distances[~torch.eye(4, dtype=torch.bool)].min() >= 7
     torch.testing.assert_close(method.relaxed, method.centers)
-
-
-def test_inter_pushes_centres_apart():
-    outputs, labels = toy(images=60, bits=12, classes=6, seed=2)
-    outputs += 2.0  # every class mean has the same signs
-    spread = {}
-    for inter in (0.0, 20.0):
-        method = started(outputs, labels, inter=inter)
-        method.on_epoch_start(Progress(0, 1, 0, 1))
-        products = method.centers.T @ method.centers
-        spread[inter] = float((12 - products).sum())
-    assert spread[0.0] == 0.0
-    assert spread[20.0] > 0.0
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,7 @@ from fisherhash.methods._pairs import (
     PairMemory,
     TrainingLabels,
     class_proportions,
-    log_cosh,
     logistic,
-    quantization_error,
 )
 
 
@@ -191,34 +189,12 @@ def test_batch_pairs_by_hand():
     assert float(pairs.balanced(values)) == pytest.approx(float(sum(similar) / 4 + others / 8))
 
 
-def test_a_batch_without_pairs_has_no_gradient():
-    pairs = BatchPairs.of(torch.ones(1, 2))
-    values = torch.ones(1, 1, requires_grad=True)
-    (pairs.mean(values) + pairs.balanced(values)).backward()
-    assert values.grad.tolist() == [[0.0]]
-
-
 @pytest.mark.parametrize("theta", [-300.0, -5.0, 0.0, 0.3, 300.0])
 def test_logistic_is_the_likelihood_at_any_size(theta):
     value = torch.tensor(theta)
     for similar in (True, False):
         exact = max(theta, 0.0) + math.log1p(math.exp(-abs(theta))) - similar * theta
         assert float(logistic(value, torch.tensor(similar))) == pytest.approx(exact, abs=1e-6)
-
-
-def test_log_cosh_and_its_gradient():
-    values = torch.tensor([-80.0, -1.0, -0.25, 0.5, 30.0], requires_grad=True)
-    log_cosh(values).sum().backward()
-    expected = [math.log(math.cosh(v)) for v in values.tolist()]
-    torch.testing.assert_close(log_cosh(values), torch.tensor(expected))
-    torch.testing.assert_close(values.grad, torch.tanh(values.detach()))
-
-
-def test_quantization_error_of_signs_and_of_codes():
-    outputs = torch.tensor([[0.5, -2.0], [0.0, 3.0]])
-    assert float(quantization_error(outputs)) == pytest.approx((0.25 + 1 + 1 + 4) / 2)
-    codes = torch.tensor([[-1, -1], [1, 1]], dtype=torch.int8)
-    assert float(quantization_error(outputs, codes)) == pytest.approx((2.25 + 1 + 1 + 4) / 2)
 
 
 def started(name, outputs, labels, **options):

@@ -2,11 +2,9 @@
 
 import math
 
-import pytest
 import torch
 
 from fisherhash import methods
-from fisherhash.errors import NotDefinedError
 from fisherhash.methods.base import sign
 from fisherhash.methods.shallow import _features
 from fisherhash.methods.shallow._graphs import AnchorGraph
@@ -51,15 +49,6 @@ def test_random_rotations_are_orthogonal_and_not_all_alike():
     # Uniform among all orthogonal matrices: both determinants, and entries of mean 0.
     assert 60 < sum(torch.linalg.det(q) > 0 for q in drawn_ones) < 140
     assert torch.stack(drawn_ones).mean(0).abs().max() < 0.12
-
-
-def test_k_means_finds_separate_clusters():
-    generator = torch.Generator().manual_seed(1)
-    middles = 10.0 * torch.eye(4)
-    rows = middles.repeat(50, 1) + 0.1 * torch.randn(200, 4, generator=generator)
-    found = _features.k_means(rows, 4, generator)
-    nearest = _features.distances_to(middles.double(), found).min(1).values
-    assert nearest.max() < 0.1
 
 
 def test_pcah_and_hashing_baseline_span_the_principal_subspace():
@@ -147,16 +136,6 @@ def test_agh_second_cut_is_the_smoothest_balanced_one():
     assert all(rough(high) <= rough(high + step) + 1e-9 for step in (-0.5, -0.1, 0.1, 0.5))
 
 
-def test_agh_with_two_layers_balances_its_second_bits():
-    features = drawn(500)
-    head = fitted("agh", features, 8, anchors=40, layers="two")
-    assert (len(head.high), head.weight.shape) == (4, (4, 40))
-    second = head.logits(features)[:, 4:]
-    assert second.mean(0).abs().max() < 0.05
-    with pytest.raises(NotDefinedError, match="8 bits need more than 8 anchors, there are 8"):
-        fitted("agh", features, 8, anchors=8)
-
-
 def test_dgh_balanced_matrix_and_monotone_code_step():
     generator = torch.Generator().manual_seed(0)
     codes = sign(torch.randn(200, 6, generator=generator).double())
@@ -172,12 +151,6 @@ def test_dgh_balanced_matrix_and_monotone_code_step():
         return float((B * (A @ B)).sum() + method.balance * (B * Y).sum())
 
     assert objective(method.code_step(graph, codes, Y)) >= objective(codes)
-
-
-def test_dgh_spreads_its_bits():
-    features = drawn(400)
-    share = bits_of(fitted("dgh", features, 8, anchors=60), features).double().mean(0)
-    assert ((share > 0.2) & (share < 0.8)).all()
 
 
 def test_kmh_head_takes_the_nearest_word_and_its_objective_falls():

@@ -25,7 +25,7 @@ QUICK = Settings(epochs=3, batch_size=8, learning_rate=0.05)
 class Spy(HashMethod):
     """A method that writes down what the loop does with it."""
 
-    info = MethodInfo("spy", "", "", 2000, "", "classes", True, "gradient")
+    info = MethodInfo("spy", "", "", 2000, "", "classes")
 
     def __post_init__(self):
         super().__post_init__()
