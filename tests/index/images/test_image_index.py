@@ -123,7 +123,7 @@ def test_add_remove_and_facts(images, album, tmp_path):
     facts = images.info()
     assert (facts["count"], facts["folder"], facts["skipped"]) == (15, str(album), 1)
     assert [file.name for file in images.skipped()] == ["bad.png"]
-    assert images.verify() == []
+    assert images.index.verify() == []
     json.dumps(facts)
 
 

@@ -300,25 +300,22 @@ class ImageIndex:
         skipped = len(self.index.notes("skipped"))
         return self.index.info() | {"folder": synced_folder(self.index), "skipped": skipped}
 
-    def verify(self) -> list[Problem]:
-        """Check the index and its hasher; an empty list means that nothing is wrong."""
-        return self.index.verify() + self._verify_hasher()
-
     @classmethod
     def examine(cls, uri: Uri) -> list[Problem]:
-        """Check an index that may be too damaged to be opened, and its hasher."""
-        problems = Index.examine(uri)
-        with contextlib.suppress(FisherhashError), cls.open(uri) as images:
-            problems += images._verify_hasher()
-        return problems
+        """Check an index, which may be too damaged to be opened, and its hasher.
 
-    def _verify_hasher(self) -> list[Problem]:
-        try:
-            if self.index.model:
-                hasher_of(self.index)
-        except FisherhashError as error:
-            return [Problem("model", f"cannot be used: {error}", "restore it from a copy")]
-        return []
+        Returns:
+            What is wrong; empty if nothing is.
+        """
+        problems = Index.examine(uri)
+        with contextlib.suppress(FisherhashError), Index.open(uri) as index:
+            try:
+                if index.model:
+                    hasher_of(index)
+            except FisherhashError as error:
+                what = f"cannot be used: {error}"
+                problems.append(Problem("model", what, "restore it from a copy"))
+        return problems
 
     def close(self) -> None:
         """Release the index."""
