@@ -28,8 +28,8 @@ def moments(x, shift, partial, M, C, EACH, BLOCK_C: tl.constexpr, ROWS: tl.const
     for start in range(0, EACH, ROWS):
         rows = first + start + tl.arange(0, ROWS)
         inside = (rows < M)[:, None]
-        places = rows.to(tl.int64)[:, None] * C + columns[None, :]
-        values = tl.load(x + places, mask=inside, other=0.0).to(tl.float32)
+        offsets = rows.to(tl.int64)[:, None] * C + columns[None, :]
+        values = tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32)
         values = tl.where(inside, values - centre[None, :], 0.0)
         total += values
         squares += values * values
@@ -44,8 +44,8 @@ def added(partial, columns, splits, C, BLOCK_C: tl.constexpr):
     total = tl.zeros([SPLITS, BLOCK_C], tl.float32)
     for first in range(0, splits, SPLITS):
         rows = first + tl.arange(0, SPLITS)
-        places = rows[:, None] * C + columns[None, :]
-        total += tl.load(partial + places, mask=(rows < splits)[:, None], other=0.0)
+        offsets = rows[:, None] * C + columns[None, :]
+        total += tl.load(partial + offsets, mask=(rows < splits)[:, None], other=0.0)
     return tl.sum(total, 0)
 
 
@@ -77,14 +77,14 @@ def apply(
     columns = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     inside = (rows < M)[:, None]
-    places = rows.to(tl.int64)[:, None] * C + columns[None, :]
+    offsets = rows.to(tl.int64)[:, None] * C + columns[None, :]
     slope = tl.load(saved + C + columns) * tl.load(weight + columns)
     offset = tl.load(bias + columns) - tl.load(saved + columns) * slope
-    values = tl.load(x + places, mask=inside, other=0.0).to(tl.float32)
+    values = tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32)
     values = values * slope[None, :] + offset[None, :]
     if RELU6:
         values = tl.minimum(tl.maximum(values, 0.0), 6.0)
-    tl.store(y + places, values.to(y.dtype.element_ty), mask=inside)
+    tl.store(y + offsets, values.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -115,9 +115,9 @@ def slopes(
     for start in range(0, EACH, ROWS):
         rows = first + start + tl.arange(0, ROWS)
         inside = (rows < M)[:, None]
-        places = rows.to(tl.int64)[:, None] * C + columns[None, :]
-        values = tl.load(x + places, mask=inside, other=0.0).to(tl.float32)
-        slope = tl.load(dy + places, mask=inside, other=0.0).to(tl.float32)
+        offsets = rows.to(tl.int64)[:, None] * C + columns[None, :]
+        values = tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32)
+        slope = tl.load(dy + offsets, mask=inside, other=0.0).to(tl.float32)
         standard = (values - mean[None, :]) * inverse[None, :]
         if RELU6:
             linear = standard * scale[None, :] + offset[None, :]
@@ -156,18 +156,18 @@ def apply_slopes(
     columns = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     inside = (rows < M)[:, None]
-    places = rows.to(tl.int64)[:, None] * C + columns[None, :]
+    offsets = rows.to(tl.int64)[:, None] * C + columns[None, :]
     mean = tl.load(saved + columns)
     inverse = tl.load(saved + C + columns)
     scale = tl.load(weight + columns)
     mean_slope = tl.load(sums + columns) / M
     mean_product = tl.load(sums + C + columns) / M
-    values = tl.load(x + places, mask=inside, other=0.0).to(tl.float32)
-    slope = tl.load(dy + places, mask=inside, other=0.0).to(tl.float32)
+    values = tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32)
+    slope = tl.load(dy + offsets, mask=inside, other=0.0).to(tl.float32)
     standard = (values - mean[None, :]) * inverse[None, :]
     if RELU6:
         linear = standard * scale[None, :] + tl.load(bias + columns)[None, :]
         slope = tl.where((linear > 0.0) & (linear < 6.0), slope, 0.0)
     slope = slope - mean_slope[None, :] - standard * mean_product[None, :]
     slope = slope * (scale * inverse)[None, :]
-    tl.store(dx + places, slope.to(dx.dtype.element_ty), mask=inside)
+    tl.store(dx + offsets, slope.to(dx.dtype.element_ty), mask=inside)

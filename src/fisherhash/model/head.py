@@ -67,7 +67,7 @@ class FinishedHead:
 
     def logits(self, features: NDArray[Any]) -> NDArray[np.float32]:
         """Features (n, in_features) to logits (n, bits)."""
-        return self._in_blocks(self._doubled, features, self.bits)
+        return self._in_blocks(self._in_double, features, self.bits)
 
     def query(self, features: NDArray[Any]) -> NDArray[np.float32]:
         """Features (n, in_features) to the real-valued queries that :meth:`distances` takes.
@@ -204,7 +204,7 @@ class FinishedHead:
         within = None if inner is None else cls.restored(inner, tensors, f"{prefix}inner.")
         head = cls(str(kind), int(width), codes.check_bits(int(bits)), own, numbers, within)
         try:
-            shape = head._doubled(np.zeros((1, head.in_features))).shape
+            shape = head._in_double(np.zeros((1, head.in_features))).shape
         except (IndexError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"the tensors of the head '{kind}' do not fit ({error!r})") from None
         if shape != (1, head.bits):
@@ -217,10 +217,10 @@ class FinishedHead:
             name: array.astype(np.float64) if array.dtype.kind == "f" else array
             for name, array in self.arrays.items()
         }
-        inner = None if self.inner is None else self.inner._doubled
+        inner = None if self.inner is None else self.inner._in_double
         return Parts(self.bits, arrays, self.numbers, inner)
 
-    def _doubled(self, features: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _in_double(self, features: NDArray[np.float64]) -> NDArray[np.float64]:
         return KINDS[self.kind](self._parts, features)
 
     @staticmethod

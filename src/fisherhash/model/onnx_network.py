@@ -94,7 +94,7 @@ class OnnxNetwork:
     ) -> None:
         self.source, self.output, self._weights = source, output, weights
         what = "the exported model" if isinstance(source, bytes) else str(source)
-        where, options = _placed(device)
+        where, options = _provider_of(device)
         self._load = functools.partial(_session, source, where, options, what)
         if metadata is None:
             text = self._session.get_modelmeta().custom_metadata_map.get(METADATA)
@@ -238,7 +238,7 @@ class OnnxFunction:
         return np.concatenate([run([self._output], {PIXELS: one[None]})[0] for one in pixels])
 
 
-def _placed(device: str | torch.device | None) -> tuple[str, dict[str, Any]]:
+def _provider_of(device: str | torch.device | None) -> tuple[str, dict[str, Any]]:
     """The execution provider of a device, in lower case, and its options."""
     if device == "cpu":
         return "cpu", {}
@@ -253,14 +253,14 @@ def _placed(device: str | torch.device | None) -> tuple[str, dict[str, Any]]:
     return name, {"device_id": number} if number else {}
 
 
-def _session(source: Path | bytes, where: str, placing: dict[str, Any], what: str) -> Any:
+def _session(source: Path | bytes, where: str, provider_options: dict[str, Any], what: str) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.use_deterministic_compute = True
     options.log_severity_level = 3
-    providers: list[Any] = [(_providers()[where], placing)]
+    providers: list[Any] = [(_providers()[where], provider_options)]
     if where != "cpu":
         providers.append(_providers()["cpu"])
     model = source if isinstance(source, bytes) else str(source)

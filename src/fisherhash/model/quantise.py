@@ -56,10 +56,10 @@ def quantise(network: OnnxNetwork, pixels: NDArray[np.uint8]) -> bytes:
     # A copy, because the quantiser moves the tensors of its model into files of its own.
     model = onnx.shape_inference.infer_shapes(onnx.load_from_string(network.content()))
     with tempfile.TemporaryDirectory() as folder, _silent():
-        place = Path(folder) / "quantised.onnx"
+        file = Path(folder) / "quantised.onnx"
         quantize_static(
             model,
-            place,
+            file,
             _Reader(pixels),  # type: ignore[arg-type]
             quant_format=QuantFormat.QDQ,
             per_channel=True,
@@ -75,7 +75,7 @@ def quantise(network: OnnxNetwork, pixels: NDArray[np.uint8]) -> bytes:
                 "TensorQuantOverrides": _scales(model, network.preprocessing),
             },
         )
-        quantised = onnx.load(place)
+        quantised = onnx.load(file)
     digest = hashlib.sha256(quantised.graph.SerializeToString(deterministic=True))
     known = network.metadata | {"int8": True, "made_from": network.metadata["fingerprint"]}
     text = f"{digest.hexdigest()} {known['preprocessing']} {known['backbone']}"

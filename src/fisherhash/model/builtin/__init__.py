@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,26 +92,18 @@ def false_pairs(name: str) -> FalsePairs | None:
     >>> false_pairs("general-64") is None
     True
     """
-    place = folder(name)
-    try:
-        known = _config(place)["details"].get(FALSE_PAIRS)
+    with _config(folder(name)) as config:
+        known = config["details"].get(FALSE_PAIRS)
         if known is None:
             return None
         return FalsePairs(int(known["pairs"]), tuple(map(float, known["per_million"])))
-    # Values of a wrong type fail wherever they are first used.
-    except Exception as error:
-        raise damaged(place, error) from None
 
 
 def fingerprint(name: str) -> str:
     """Of the codes of a built-in hasher in this version; reads the config only."""
-    place = folder(name)
-    try:
-        whole = str(_config(place)["fingerprint"])
+    with _config(folder(name)) as config:
+        whole = str(config["fingerprint"])
         return first_fingerprint(whole, FIRST[name][1]) if name in FIRST else whole
-    # Values of a wrong type fail wherever they are first used.
-    except Exception as error:
-        raise damaged(place, error) from None
 
 
 def first_fingerprint(whole: str, bits: int) -> str:
@@ -155,26 +149,28 @@ def packaged_network(
 @functools.cache
 def _packaged(name: str) -> dict[str, Any]:
     """The config beside a packaged network, once its file is seen to be whole."""
-    place = folder(PACKAGED[name])
-    try:
-        config = _config(place)
-        data = storage.read_bytes(place / "network.onnx")
+    path = folder(PACKAGED[name])
+    with _config(path) as config:
+        data = storage.read_bytes(path / "network.onnx")
         if hashlib.sha256(data).hexdigest() != config["network"]["sha256"]:
             raise ValueError("the checksum of network.onnx is not the one in config.json")
+        return config
+
+
+@contextmanager
+def _config(path: Path) -> Iterator[dict[str, Any]]:
+    """The config of a built-in hasher; whatever fails while it is used, its files are damaged."""
+    try:
+        yield storage.read_json(path / "config.json")
     # Values of a wrong type fail wherever they are first used.
     except Exception as error:
-        raise damaged(place, error) from None
-    return config
+        raise damaged(path, error) from None
 
 
-def _config(place: Path) -> dict[str, Any]:
-    return storage.read_json(place / "config.json")
-
-
-def damaged(place: Path, error: Exception) -> FisherhashError:
+def damaged(path: Path, error: Exception) -> FisherhashError:
     """The error for a built-in hasher whose files are not those that were installed."""
     reason = " ".join(str(error).split())
     return FisherhashError(
-        f"the built-in hasher in {place} is damaged ({reason}); fisherhash is not installed "
+        f"the built-in hasher in {path} is damaged ({reason}); fisherhash is not installed "
         "completely, reinstall it with: pip install --force-reinstall --no-deps fisherhash"
     )
