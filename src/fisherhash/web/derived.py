@@ -233,6 +233,8 @@ def _embed(marks: Codes, bits: int) -> NDArray[np.float64]:
     signs -= signs.mean(axis=0)
     left, sizes, _ = np.linalg.svd(np.pad(signs, ((0, 2), (0, 2))), full_matrices=False)
     points = (left * sizes)[: len(marks), :2]
+    # The sign of a component is arbitrary: make its largest part positive.
+    points *= np.where(points[np.abs(points).argmax(axis=0), [0, 1]] < 0, -1, 1)
     points *= 1e-2 / max(float(points.std()), 1e-9)
     if len(marks) < 5:
         return points

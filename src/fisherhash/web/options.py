@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from fisherhash.errors import UsageError
 
-DEFAULT_PORT = 8765
-
 
 @dataclass(frozen=True)
 class ServeOptions:
@@ -32,7 +30,7 @@ class ServeOptions:
 
     index: str
     host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
+    port: int = 8765
     token: str | None = None
     writable: bool = False
     uploads: str | None = None
