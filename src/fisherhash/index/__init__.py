@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fisherhash.index.base import Index
-    from fisherhash.index.items import Entry, Hit, Item, Matches, Problem, Within
+    from fisherhash.index.items import Entry, Item, Match, Matches, Problem, Within
 
-__all__ = ["Entry", "Hit", "Index", "Item", "Matches", "Problem", "Within"]
+__all__ = ["Entry", "Index", "Item", "Match", "Matches", "Problem", "Within"]
 
 
 def __getattr__(name: str) -> Any:

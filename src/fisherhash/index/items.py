@@ -82,30 +82,30 @@ class FileState(NamedTuple):
     id: int
 
 
-class Hit(NamedTuple):
+class Match(NamedTuple):
     """One result of a query: the item's id and its distance, as in :class:`Matches`."""
 
     id: int
     distance: float
 
 
-class _Results(Sequence[list[Hit]]):
+class _Results(Sequence[list[Match]]):
     """Results per query: ``len``, indexing and iteration go over the queries."""
 
     def _row(self, query: int) -> tuple[Ids, NDArray[Any]]:
         raise NotImplementedError
 
     @overload
-    def __getitem__(self, query: int) -> list[Hit]: ...
+    def __getitem__(self, query: int) -> list[Match]: ...
     @overload
-    def __getitem__(self, query: slice) -> list[list[Hit]]: ...
-    def __getitem__(self, query: int | slice) -> list[Hit] | list[list[Hit]]:
+    def __getitem__(self, query: slice) -> list[list[Match]]: ...
+    def __getitem__(self, query: int | slice) -> list[Match] | list[list[Match]]:
         if isinstance(query, slice):
             return [self[number] for number in range(*query.indices(len(self)))]
         ids, distances = self._row(range(len(self))[query])
-        return list(map(Hit, ids.tolist(), distances.tolist()))
+        return list(map(Match, ids.tolist(), distances.tolist()))
 
-    def __iter__(self) -> Iterator[list[Hit]]:
+    def __iter__(self) -> Iterator[list[Match]]:
         return map(self.__getitem__, range(len(self)))
 
     def to_list(self) -> list[list[tuple[int, float]]]:
@@ -124,7 +124,7 @@ class Matches(_Results):
 
     >>> matches = Matches(np.array([[4, 2]]), np.array([[0, 3]]))
     >>> len(matches), matches[0], matches.to_list()
-    (1, [Hit(id=4, distance=0), Hit(id=2, distance=3)], [[(4, 0), (2, 3)]])
+    (1, [Match(id=4, distance=0), Match(id=2, distance=3)], [[(4, 0), (2, 3)]])
     """
 
     ids: Ids

@@ -9,7 +9,7 @@ from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index import Entry, Index
 from fisherhash.index.cluster import actors
 from fisherhash.index.cluster import index as cluster_index
-from fisherhash.index.cluster.index import local_path, read_address
+from fisherhash.index.cluster.index import local_path, read_ray_uri
 
 pytestmark = pytest.mark.xdist_group("ray")
 
@@ -41,10 +41,10 @@ def assert_same(uri, file, where=None):
 
 
 def test_the_uri_says_where():
-    address = read_address("ray://head:6379/data/photos.index?shards=8&replicas=2")
+    address = read_ray_uri("ray://head:6379/data/photos.index?shards=8&replicas=2")
     assert (address.rest, address.options["storage"]) == ("head:6379", "/data/photos.index")
     assert (address.options["shards"], address.options["replicas"]) == (8, 2)
-    address = read_address("ray://?storage=s3://bucket/photos&shards=4")
+    address = read_ray_uri("ray://?storage=s3://bucket/photos&shards=4")
     assert (address.rest, address.options["storage"]) == ("", "s3://bucket/photos")
     for uri, message in {
         "ray://head:6379": "does not say where the index is stored",

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 
 from fisherhash.codes import code_bytes, hamming
 from fisherhash.errors import UsageError
-from fisherhash.index import Entry, Hit, Index, Item
+from fisherhash.index import Entry, Index, Item, Match
 from fisherhash.index.filters import OPERATORS, Condition, parse_filter, select
 
 
@@ -138,8 +138,8 @@ def test_a_reader_returns_what_was_added(filled):
 def test_results_behave_like_lists(filled):
     found = filled.search(filled.codes([3, 4]), 2)
     assert len(found) == 2
-    assert found[0][0] == Hit(3, 0)
-    assert found[-1] == found[1] == list(map(Hit, found.ids[1], found.distances[1]))
+    assert found[0][0] == Match(3, 0)
+    assert found[-1] == found[1] == list(map(Match, found.ids[1], found.distances[1]))
     assert found[:1] == [found[0]]
     assert found.to_list() == [list(map(tuple, hits)) for hits in found]
     assert isinstance(found.to_list()[0][0][0], int)
@@ -147,7 +147,7 @@ def test_results_behave_like_lists(filled):
     with pytest.raises(IndexError):
         found[2]
     near = filled.within(filled.codes([3, 4]), 0)
-    assert (len(near), near[1]) == (2, [Hit(4, 0)])
+    assert (len(near), near[1]) == (2, [Match(4, 0)])
     assert near.to_list() == [[(3, 0)], [(4, 0)]]
 
 

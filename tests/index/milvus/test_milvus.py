@@ -11,13 +11,22 @@ from fisherhash.index import Entry, Index
 from fisherhash.index.base import CannotWriteError, DamagedError
 from fisherhash.index.milvus import index as milvus_index
 from fisherhash.index.milvus import rows as milvus_rows
-from fisherhash.index.milvus.rows import FOREVER, MODEL, MilvusException, Row, Rows, read_address
+from fisherhash.index.milvus.rows import (
+    FOREVER,
+    MODEL,
+    MilvusException,
+    MilvusRow,
+    MilvusRows,
+    read_milvus_uri,
+)
 
 pytestmark = pytest.mark.xdist_group("milvus")
 
 
 def test_the_uri_says_where():
-    address = read_address("milvus://host:19530/photos?index=all&search=ivf&nprobe=8&token=secret")
+    address = read_milvus_uri(
+        "milvus://host:19530/photos?index=all&search=ivf&nprobe=8&token=secret"
+    )
     assert address.rest == "http://host:19530"
     expected = {"index": "all", "search": "ivf", "nlist": 1024, "nprobe": 8, "token": "secret"}
     assert address.options == expected | {"database": "photos"}
@@ -61,13 +70,13 @@ def test_what_a_killed_writer_leaves_is_undone(milvus):
     uri = milvus.new_uri()
     with Index.create(uri, bits=16) as index:
         index.add([Entry("a", [0, 1]), Entry("b", [0, 2])], notes={"n": {"x": 1}})
-    rows = Rows(uri)
+    rows = MilvusRows(uri)
     commit = json.loads(rows.facts())["commit"]
     # A process that ended just before its commit: a new row, and an old one that is to end.
     ended = rows.query(f"born <= {commit} and id >= 0")[0]
     ended.died = commit + 1
     rows.replace([ended])
-    rows.insert([Row(99, 7, 0, commit + 1, FOREVER, b"\0\3", "")])
+    rows.insert([MilvusRow(99, 7, 0, commit + 1, FOREVER, b"\0\3", "")])
     with Index.open(uri) as reader:
         assert [item.key for item in reader.items()] == ["a", "b"]
     with Index.open(uri, write=True) as index:
@@ -83,7 +92,7 @@ def test_the_next_writer_removes_rows_that_ended(milvus):
     with Index.create(uri, bits=16) as index, Index.open(uri) as reader:
         index.add_codes([[0, 1], [0, 2], [0, 3]])
         index.remove(ids=[1])
-        rows = Rows(uri)
+        rows = MilvusRows(uri)
         assert len(rows.query("row >= 0")) == 3
         Index.open(uri, write=True).close()
         assert len(rows.query("row >= 0")) == 2
@@ -95,14 +104,14 @@ def test_the_next_writer_removes_rows_that_ended(milvus):
 def test_a_commit_that_fails_says_what_became_of_it(milvus, monkeypatch, stored):
     with Index.create(milvus.new_uri(), bits=16) as index:
         index.add([Entry("a", [0, 1])])
-        real = Rows.commit
+        real = MilvusRows.commit
 
         def fail(self, *given):
             if stored:
                 real(self, *given)
             raise MilvusException(message="no connection")
 
-        monkeypatch.setattr(Rows, "commit", fail)
+        monkeypatch.setattr(MilvusRows, "commit", fail)
         done = "may or may not have been stored" if stored else "Nothing was added or changed"
         with pytest.raises(CannotWriteError, match=done):
             index.upsert([Entry("a", [0, 2]), Entry("b", [0, 3])])
@@ -116,7 +125,7 @@ def test_a_damaged_model_is_reported(milvus):
     files = {"config.json": b"{}", "model": bytes(100_000)}
     with Index.create(milvus.new_uri(), bits=16, files=files) as index:
         assert index.verify() == []
-        rows = Rows(index.uri)
+        rows = MilvusRows(index.uri)
         rows.delete([rows.query(f"id == {MODEL}")[1].row])
         assert [problem.file for problem in index.verify()] == ["the model"]
         with pytest.raises(DamagedError, match=r"the model that .* is damaged"):

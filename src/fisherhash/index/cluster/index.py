@@ -36,7 +36,7 @@ _OPTIONS: dict[str, Option] = {"shards": 2, "replicas": 1, "timeout": 60, "stora
 _MARKS = ("size", "ETag", "LastModified", "mtime", "created", "md5", "etag")
 
 
-def read_address(uri: Uri) -> ServerUri:
+def read_ray_uri(uri: Uri) -> ServerUri:
     """Parse ``ray://[HOST:PORT]/FILE?shards=4`` or ``ray://[HOST:PORT]?storage=s3://…``.
 
     Its ``rest`` is HOST:PORT, which is empty for the cluster that this machine belongs to.
@@ -54,14 +54,14 @@ def read_address(uri: Uri) -> ServerUri:
 
 def _storage(uri: Uri) -> str:
     """The path or the URL of the index."""
-    return read_address(uri).options["storage"]
+    return read_ray_uri(uri).options["storage"]
 
 
 class ClusterIndex(LocalIndex):
     """An index in one file whose searches run on a Ray cluster."""
 
     def __init__(self, uri: Uri, *, write: bool) -> None:
-        self._address = read_address(uri)
+        self._address = read_ray_uri(uri)
         shown, storage = self._address.shown, _storage(uri)
         if write and is_url(storage):
             raise UsageError(

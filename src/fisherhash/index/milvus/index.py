@@ -40,10 +40,10 @@ from fisherhash.index.milvus.rows import (
     NOTE,
     PAGE,
     MilvusException,
-    Row,
-    Rows,
-    first_line,
-    item_of,
+    MilvusRow,
+    MilvusRows,
+    item_of_milvus,
+    milvus_reason,
     text_hash,
     visible,
 )
@@ -61,7 +61,7 @@ class MilvusIndex(ServerIndex):
     """An index in a collection of Milvus; one process at a time may write."""
 
     def __init__(self, uri: Uri, *, write: bool) -> None:
-        self._rows = Rows(uri)
+        self._rows = MilvusRows(uri)
         self.uri, self.writable = self._rows.uri, write
         self.approximate = self._rows.options["search"] == "ivf"
         self._closed = False
@@ -83,7 +83,7 @@ class MilvusIndex(ServerIndex):
     @classmethod
     def create_at(cls, uri: Uri, facts: dict[str, Any], files: Files) -> Self:
         """Create an empty index, complete or not at all."""
-        rows = Rows(uri)
+        rows = MilvusRows(uri)
         if rows.exists():
             name = rows.options["index"]
             raise UsageError(f"{rows.uri} exists already: there is a collection {name}")
@@ -93,7 +93,7 @@ class MilvusIndex(ServerIndex):
     @classmethod
     def exists_at(cls, uri: Uri) -> bool:
         """Whether the name of the index is taken on the server."""
-        return Rows(uri).exists()
+        return MilvusRows(uri).exists()
 
     def close(self) -> None:
         """Release the index."""
@@ -134,7 +134,7 @@ class MilvusIndex(ServerIndex):
                     if last.commit == facts.commit:
                         done = "Nothing was added or changed"
                 if isinstance(error, MilvusException):
-                    what = f"{self.uri}: {first_line(error)}"
+                    what = f"{self.uri}: {milvus_reason(error)}"
                     raise CannotWriteError(what, "see that the server runs", done) from error
                 raise
             self.fingerprint = named.fingerprint
@@ -144,14 +144,14 @@ class MilvusIndex(ServerIndex):
     def _items(self, facts: Facts, expression: str) -> list[Item]:
         """Items of a commit, by ascending id."""
         rows = self._rows.all(facts, f"id >= 0 and {expression}")
-        return sorted(map(item_of, rows), key=lambda item: item.id)
+        return sorted(map(item_of_milvus, rows), key=lambda item: item.id)
 
     def _existing(self, keys: list[str], ids: list[int]) -> list[Item]:
-        def read(facts: Facts) -> list[Row]:
+        def read(facts: Facts) -> list[MilvusRow]:
             by_key = self._rows.by_key(facts, keys).values()
             return [*by_key, *self._rows.by_id(facts, ids)]
 
-        return [item_of(row) for row in self._read(read)]
+        return [item_of_milvus(row) for row in self._read(read)]
 
     def items(self, where: Where | None = None) -> Iterator[Item]:
         """All items that match a filter, read at once, as Milvus has no snapshots."""
@@ -243,12 +243,12 @@ class MilvusIndex(ServerIndex):
 class _Change:
     """One commit in the making."""
 
-    def __init__(self, rows: Rows, facts: Facts) -> None:
+    def __init__(self, rows: MilvusRows, facts: Facts) -> None:
         self._rows, self._facts = rows, facts
         self._width = code_bytes(facts.bits)
-        self._new: list[Row] = []
-        self._ended: list[Row] = []
-        self._known: dict[int, Row] = {}
+        self._new: list[MilvusRow] = []
+        self._ended: list[MilvusRow] = []
+        self._known: dict[int, MilvusRow] = {}
         self._next_row = facts.next_row
         self.next_id = facts.next_id
 
@@ -270,7 +270,7 @@ class _Change:
             )
         born = self._facts.commit + 1
         code = code or bytes(self._width)
-        self._new.append(Row(self._next_row, id_, hash_, born, FOREVER, code, text))
+        self._new.append(MilvusRow(self._next_row, id_, hash_, born, FOREVER, code, text))
         self._next_row += 1
         if len(self._new) >= _BUFFER:
             self._rows.insert(self._new)
@@ -305,7 +305,7 @@ class _Change:
         rows = [*by_key, *self._rows.by_id(self._facts, ids.tolist())]
         gone = {row.id: row for row in rows}
         self._ended += gone.values()
-        return {id_: item_of(row).key for id_, row in gone.items()}
+        return {id_: item_of_milvus(row).key for id_, row in gone.items()}
 
     def write_notes(self, notes: NoteTexts) -> None:
         """Write and remove notes."""

@@ -58,7 +58,7 @@ _OPTIONS: dict[str, Option] = {
 }
 
 
-def read_address(uri: Uri) -> ServerUri:
+def read_milvus_uri(uri: Uri) -> ServerUri:
     """Parse ``milvus://HOST:PORT/DATABASE?index=NAME`` or ``milvus:///FILE.db?index=NAME``.
 
     Its ``rest`` is the URL of the server, or the path of a local file. The options have also the
@@ -80,7 +80,7 @@ def read_address(uri: Uri) -> ServerUri:
 
 
 @dataclass
-class Row:
+class MilvusRow:
     """One row; the fields are those of the collection."""
 
     row: int
@@ -92,10 +92,10 @@ class Row:
     text: str
 
 
-_FIELDS = list(Row.__annotations__)
+_FIELDS = list(MilvusRow.__annotations__)
 
 
-def first_line(error: MilvusException) -> str:
+def milvus_reason(error: MilvusException) -> str:
     """The first line of what Milvus says."""
     return str(error.message).splitlines()[0]
 
@@ -114,7 +114,7 @@ def visible(commit: int) -> str:
 _LOCKS: dict[tuple[str, str], Any] = {}
 
 
-class Rows:
+class MilvusRows:
     """The rows of a collection, by number.
 
     Attributes:
@@ -126,7 +126,7 @@ class Rows:
     """
 
     def __init__(self, uri: Uri) -> None:
-        self.uri, server, self.options = read_address(uri)
+        self.uri, server, self.options = read_milvus_uri(uri)
         self._name = self.options["index"]
         self.is_local = server.startswith("/")
         lock = _LOCKS.setdefault((server, self._name), threading.RLock())
@@ -156,7 +156,7 @@ class Rows:
             yield
         except MilvusException as error:
             raise FisherhashError(
-                f"{self.uri}: Milvus says: {first_line(error)}. Is the server running?"
+                f"{self.uri}: Milvus says: {milvus_reason(error)}. Is the server running?"
             ) from error
 
     def exists(self) -> bool:
@@ -191,7 +191,8 @@ class Rows:
                 )
                 width = code_bytes(facts.bits)
                 self.insert(
-                    Row(i, MODEL, 0, 0, FOREVER, bytes(width), text) for i, text in enumerate(parts)
+                    MilvusRow(i, MODEL, 0, 0, FOREVER, bytes(width), text)
+                    for i, text in enumerate(parts)
                 )
                 self.commit(replace(facts, next_row=len(parts)))
             except BaseException:
@@ -207,14 +208,14 @@ class Rows:
     def commit(self, facts: Facts) -> None:
         """Make a commit."""
         number, code = facts.commit, bytes(code_bytes(facts.bits))
-        self.insert([Row(-1 - number, STATE, 0, number, FOREVER, code, facts.to_json())])
+        self.insert([MilvusRow(-1 - number, STATE, 0, number, FOREVER, code, facts.to_json())])
 
-    def insert(self, rows: Iterable[Row]) -> None:
+    def insert(self, rows: Iterable[MilvusRow]) -> None:
         """Add rows; none of them is seen before its commit."""
         for some in _batches(rows):
             self._client.insert(self._name, [vars(row) for row in some])
 
-    def replace(self, rows: Iterable[Row]) -> None:
+    def replace(self, rows: Iterable[MilvusRow]) -> None:
         """Write rows again."""
         for some in _batches(rows):
             self._client.upsert(self._name, [vars(row) for row in some])
@@ -224,7 +225,7 @@ class Rows:
         for some in _batches(rows):
             self._client.delete(self._name, ids=some)
 
-    def query(self, expression: str) -> list[Row]:
+    def query(self, expression: str) -> list[MilvusRow]:
         """Rows that match an expression, a page of them at most."""
         with self.errors():
             found = self._client.query(
@@ -234,7 +235,7 @@ class Rows:
                 limit=PAGE,
                 consistency_level="Strong",
             )
-        return [Row(**{**row, "code": bytes(row["code"][0])}) for row in found]
+        return [MilvusRow(**{**row, "code": bytes(row["code"][0])}) for row in found]
 
     def count(self, expression: str) -> int:
         """How many rows match an expression."""
@@ -247,7 +248,7 @@ class Rows:
             )
         return int(found[0]["count(*)"])
 
-    def all(self, facts: Facts, expression: str) -> Iterator[Row]:
+    def all(self, facts: Facts, expression: str) -> Iterator[MilvusRow]:
         """All rows of a commit that match an expression, page by page."""
         first = self.query(f"{visible(facts.commit)} and {expression}")
         if len(first) < PAGE:
@@ -257,23 +258,23 @@ class Rows:
             numbers = f"row >= {start} and row < {start + PAGE}"
             yield from self.query(f"{numbers} and {visible(facts.commit)} and {expression}")
 
-    def by_key(self, facts: Facts, keys: list[str]) -> dict[str, Row]:
+    def by_key(self, facts: Facts, keys: list[str]) -> dict[str, MilvusRow]:
         """The rows of those keys that exist."""
         hashes = {text_hash(key) for key in keys}
-        found = {item_of(row).key: row for row in self._select(facts, "hash", hashes)}
+        found = {item_of_milvus(row).key: row for row in self._select(facts, "hash", hashes)}
         return {key: found[key] for key in keys if key in found}
 
-    def by_id(self, facts: Facts, ids: Iterable[int]) -> list[Row]:
+    def by_id(self, facts: Facts, ids: Iterable[int]) -> list[MilvusRow]:
         """The rows of those ids that exist."""
         return list(self._select(facts, "id", {id_ for id_ in ids if id_ >= 0}))
 
-    def _select(self, facts: Facts, name: str, values: Iterable[int]) -> Iterator[Row]:
+    def _select(self, facts: Facts, name: str, values: Iterable[int]) -> Iterator[MilvusRow]:
         wanted = list(map(str, values))
         for start in range(0, len(wanted), _NAMES):
             test = f"{name} in [{','.join(wanted[start : start + _NAMES])}]"
             yield from self.query(f"id >= 0 and {visible(facts.commit)} and {test}")
 
-    def notes(self, facts: Facts, kind: str) -> dict[str, tuple[Row, str]]:
+    def notes(self, facts: Facts, kind: str) -> dict[str, tuple[MilvusRow, str]]:
         """The notes of a kind by name: their rows and JSON texts."""
         known = {}
         for row in self.all(facts, f"id == {NOTE} and hash == {text_hash(kind)}"):
@@ -324,7 +325,7 @@ def _batches(rows: Iterable[Any]) -> Iterator[list[Any]]:
     return iter(lambda: list(itertools.islice(rest, _INSERT)), [])
 
 
-def item_of(row: Row) -> Item:
+def item_of_milvus(row: MilvusRow) -> Item:
     """The item of a row."""
     if not row.text:
         return Item(row.id, row.code)

@@ -50,11 +50,11 @@ from fisherhash.index.postgres.tables import (
     FACTS,
     FILE,
     STEP,
-    Change,
+    PostgresChange,
     bit_texts,
     create_index,
     exists,
-    item_of,
+    item_of_postgres,
     note_kind,
     read_documents,
     write_documents,
@@ -120,12 +120,12 @@ class PostgresIndex(ServerIndex):
     # Changes
 
     @contextlib.contextmanager
-    def _changing(self, fingerprint: str | None = None) -> Iterator[Change]:
+    def _changing(self, fingerprint: str | None = None) -> Iterator[PostgresChange]:
         self._must_write()
         with self._database.transaction(write=True) as cursor:
             facts = self._locked_facts(cursor)
             self._check_model(fingerprint, unnamed_codes=facts.next_id > 0)
-            change = Change(self._database, cursor, facts)
+            change = PostgresChange(self._database, cursor, facts)
             yield change
             named = fingerprint or facts.fingerprint
             self._write_facts(
@@ -152,11 +152,11 @@ class PostgresIndex(ServerIndex):
         with self._database.transaction() as cursor:
             query = f"SELECT {COLUMNS} FROM {{table}} WHERE {test}"
             rows = self._database.run(cursor, query, [list(map(stored_text, keys)), ids])
-            return [item_of(row) for row in rows]
+            return [item_of_postgres(row) for row in rows]
 
     def items(self, where: Where | None = None) -> Iterator[Item]:
         """All items that match a filter by ascending id, from one commit."""
-        return map(item_of, self._stream(COLUMNS, parse_filter(where)))
+        return map(item_of_postgres, self._stream(COLUMNS, parse_filter(where)))
 
     def scan(self, block: int = 1 << 16) -> Iterator[tuple[Ids, Codes]]:
         """Ids and codes of everything by ascending id, from one commit."""

@@ -107,7 +107,7 @@ def bit_texts(codes: Codes, bits: int) -> list[str]:
     return [digits[start : start + bits] for start in range(0, len(digits), bits)]
 
 
-class Change:
+class PostgresChange:
     """One commit in the making."""
 
     def __init__(self, database: Database, cursor: Cursor, facts: Facts) -> None:
@@ -191,7 +191,7 @@ def note_kind(kind: str) -> str:
     return "/" + stored_text(kind)
 
 
-def item_of(row: Sequence[Any]) -> Item:
+def item_of_postgres(row: Sequence[Any]) -> Item:
     """The item of a row of :data:`COLUMNS`."""
     id_, code, key, path, size, mtime_ns, labels, metadata = row
     if key is None:
