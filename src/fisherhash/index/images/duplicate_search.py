@@ -29,7 +29,7 @@ from fisherhash.index.images.choosing import load_builtin
 from fisherhash.index.images.confirming import split_by_likeness
 from fisherhash.index.images.duplicates import DuplicateGroup, Duplicates
 from fisherhash.index.images.encoding import Encoder
-from fisherhash.index.images.folders import cache_place, stat_files
+from fisherhash.index.images.folders import cache_path, stat_files
 from fisherhash.index.images.grouping import (
     NO_PAIRS,
     Chance,
@@ -290,7 +290,7 @@ def copy_codes(index: Index, *, device: str = "cpu", workers: int | None = None)
     folder = synced_folder(index)
     paths = {item.key: image_path(item, folder) for item in index.items() if item.key is not None}
     named = {key: path for key, path in paths.items() if path is not None}
-    with _opened(cache_place(index.uri, "copies", ".index"), hasher) as copies:
+    with _opened(cache_path(index.uri, "copies", ".index"), hasher) as copies:
         work = Import(copies, Encoder(lambda: hasher, workers=workers))
         todo = work.compare(*stat_files(named.items()))
         work.forget(work.skipped.keys() - named.keys())

@@ -29,22 +29,20 @@ _MOST_BYTES = 4 << 20
 def known_folders(uri: Uri) -> list[str]:
     """The folders that an index was filled from on this machine."""
     try:
-        folders = json.loads(read_bounded(cache_place(uri, "indexes", ".json"), _MOST_BYTES))[
-            "folders"
-        ]
-        return [folder for folder in folders if isinstance(folder, str)]
+        text = read_bounded(cache_path(uri, "indexes", ".json"), _MOST_BYTES)
+        return [folder for folder in json.loads(text)["folders"] if isinstance(folder, str)]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
 
 
 def remember_folders(uri: Uri, folders: Iterable[str | os.PathLike[str]]) -> None:
-    """Note folders that an index is filled from; without a place to write, nothing is noted."""
+    """Note folders that an index is filled from; if they cannot be written, nothing is noted."""
     known = known_folders(uri)
     new = {os.path.realpath(folder) for folder in folders}.difference(known)
     if new:
-        text = dump_json({"index": _name(uri), "folders": sorted([*known, *new])})
+        text = dump_json({"folders": sorted([*known, *new])})
         with contextlib.suppress(FisherhashError, OSError):
-            write_file(cache_place(uri, "indexes", ".json"), text)
+            write_file(cache_path(uri, "indexes", ".json"), text)
 
 
 def is_inside(path: str | os.PathLike[str], folders: Iterable[str]) -> bool:
@@ -56,14 +54,11 @@ def is_inside(path: str | os.PathLike[str], folders: Iterable[str]) -> bool:
         return False
 
 
-def _name(uri: Uri) -> str:
-    text = os.fspath(uri)
-    return text if "://" in text else os.path.realpath(text)
-
-
-def cache_place(uri: Uri, kind: str, suffix: str) -> Path:
+def cache_path(uri: Uri, kind: str, suffix: str) -> Path:
     """Where this user's cache keeps something about an index, whatever kind of index it is."""
-    digest = hashlib.sha256(_name(uri).encode(errors="surrogateescape")).hexdigest()
+    name = os.fspath(uri)
+    name = name if "://" in name else os.path.realpath(name)
+    digest = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()
     return cache_dir() / kind / f"{digest[:32]}{suffix}"
 
 

@@ -26,7 +26,7 @@ from fisherhash.codes import code_bytes
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import Index, Uri
 from fisherhash.index.engine import Engine
-from fisherhash.index.images.folders import cache_place
+from fisherhash.index.images.folders import cache_path
 from fisherhash.index.items import Codes, Ids
 from fisherhash.system.storage import write_file
 
@@ -249,7 +249,7 @@ def remembered_pairs(uri: Uri, codes: Codes, bits: int, radius: int) -> NearPair
     """
     if len(codes) < FEWEST_REMEMBERED or not radius:
         return near_pairs(codes, bits, radius)
-    file, about = cache_place(uri, "pairs", ".npz"), [bits, radius]
+    file, about = cache_path(uri, "pairs", ".npz"), [bits, radius]
     old, known = np.empty((0, codes.shape[1]), dtype=np.uint8), NO_PAIRS
     unreadable = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
     with contextlib.suppress(*unreadable), np.load(file, allow_pickle=False) as stored:
