@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from fisherhash.experiments import figures, report
-from fisherhash.experiments.benches import Bench, OpenBench
-from fisherhash.experiments.illustration import center_moves, illustration_points
+from fisherhash.experiments.cells import OpenSetup, Setup
+from fisherhash.experiments.figures import center_moves, illustration_points
 from fisherhash.experiments.runner import Runner
 
 pytest.importorskip("matplotlib")
@@ -45,8 +45,7 @@ def test_every_figure_is_drawn_as_png_and_svg(tmp_path):
         "labels": [0, 0, 1],
         "panels": {name: [[1, 1], [1, 2], [-1, 1]] for name in ("a", "b", "c")},
     }
-    step = {key: [3.0, 0.0] for key in ("flips", "center_distance", "center_distance_min")}
-    moves = {"a": {"bits": 8, "classes": 4, "steps": {"as printed": step}}}
+    moves = {"a": {"bits": 8, "classes": 4, **{key: [3.0, 0.0] for key in figures.MOVES}}}
     for name, draw in {
         "separable": figures.draw_separable,
         "loss": figures.draw_margin_loss,
@@ -68,8 +67,7 @@ def test_every_figure_is_drawn_as_png_and_svg(tmp_path):
 
 
 def test_every_figure_has_a_caption(tmp_path, monkeypatch):
-    for name in ("_points", "_moves"):
-        monkeypatch.setattr(figures, name, lambda *arguments: {"cifar10": {}})
+    monkeypatch.setattr(figures, "_trained", lambda *arguments: {"cifar10": {}})
     monkeypatch.setattr(figures, "save_figure", lambda path, size, draw: path)
     parts = [part(["P", "C"], [12]), part(["m = 0"], [12]), part(["DSDH"], [48])]
     runner = Runner(tmp_path, device=torch.device("cpu"))
@@ -89,8 +87,8 @@ def test_results_find_their_figure():
 
 def test_centres_are_learned_as_the_paper_says():
     """Neighbouring codes with the intra term alone, opposite ones with the inter term."""
-    stage = OpenBench(Bench("sample", None, "tiny", image_size=32), torch.device("cpu"))
-    found = illustration_points(stage)
+    opened = OpenSetup(Setup("sample", None, "tiny", image_size=32), torch.device("cpu"))
+    found = illustration_points(opened)
     labels = np.array(found["labels"])
     assert np.bincount(labels).tolist() == [100, 100]
     apart = []
@@ -105,8 +103,7 @@ def test_centres_are_learned_as_the_paper_says():
 
 
 def test_printed_centres_stop_after_their_first_step():
-    stage = OpenBench(Bench("sample", None, "tiny", image_size=32), torch.device("cpu"))
-    steps = center_moves(stage)["steps"]
-    first, *later = steps["as printed"]["flips"]
+    opened = OpenSetup(Setup("sample", None, "tiny", image_size=32), torch.device("cpu"))
+    first, *later = center_moves(opened)["flips"]
     assert first > 0
     assert sum(later) <= 0.05 * first

@@ -7,8 +7,16 @@ import numpy as np
 import pytest
 
 from fisherhash.experiments import report
-from fisherhash.experiments.standing import Score, Standing
-from fisherhash.experiments.tables import Table, TableCell, dump_results
+from fisherhash.experiments.comparison import (
+    Comparison,
+    Score,
+    Verdict,
+    comparisons,
+    verdicts,
+    verdicts_of,
+)
+from fisherhash.experiments.report import Table, TableCell, dump_results
+from fisherhash.experiments.significance import Difference
 
 
 def part(rows, *, bits=(12,), stands_in=False, paper=None):
@@ -44,9 +52,9 @@ def part(rows, *, bits=(12,), stands_in=False, paper=None):
     return made
 
 
-def results(made, target="table2"):
+def results(made):
     return {
-        "target": target,
+        "target": "table2",
         "title": "A table",
         "of": "paper",
         "kind": "table",
@@ -64,33 +72,20 @@ def intro(made):
     return report.part_report(results(made), made).intro
 
 
-def verdicts(made, target="table2"):
-    return Standing(made).verdicts(target)
-
-
-def test_one_table_as_markdown_and_as_html():
-    made = Table(
-        ["a & b", "12"], [["<i>", TableCell(" (1–2)", strong="1.5")], ["x", "–"]], "A note."
-    )
+def test_one_table_as_markdown_and_results_as_json():
+    made = Table(["a & b", "12"], [["<i>", TableCell(" (1–2)", strong="1.5")], ["x", "–"]], "Note.")
     assert made.markdown().splitlines() == [
         "| a & b | 12 |",
         "|---|---|",
         "| <i> | **1.5** (1–2) |",
         "| x | – |",
         "",
-        "A note.",
+        "Note.",
     ]
-    html = made.html()
-    assert '<th scope="col">a &amp; b</th>' in html
-    assert '<tr><th scope="row">&lt;i&gt;</th><td><b>1.5</b> (1–2)</td></tr>' in html
-    assert html.endswith("<p>A note.</p>")
-
-
-def test_results_as_json_have_one_line_per_run_and_short_value():
-    made = results(part({"DFH": [0.5, 0.6], "other": [0.4]}))
-    made["parts"][0]["runs"][0]["options"] = {f"option {n}": n for n in range(40)}
-    text = dump_results(made)
-    assert json.loads(text) == made
+    found = results(part({"DFH": [0.5, 0.6], "other": [0.4]}))
+    found["parts"][0]["runs"][0]["options"] = {f"option {n}": n for n in range(40)}
+    text = dump_results(found)
+    assert json.loads(text) == found
     assert text.endswith("}\n")
     assert sum(line.strip().startswith('{"row": ') for line in text.splitlines()) == 3
     assert '      "bits": [12],\n' in text
@@ -116,71 +111,58 @@ def test_intervals_of_scores():
 
 
 @pytest.mark.parametrize(
-    ("values", "stands_in", "sentence"),
+    ("word", "sentence", "gap", "more"),
     [
-        (
-            [0.9, 0.9, 0.9],
-            False,
-            "12 bits: DFH is first, 7.0 ± 0.0 points ahead of other; it reaches the paper's 0.850.",
-        ),
-        (
-            [0.8, 0.8, 0.8],
-            False,
-            "is behind other; the mean of other is 3.0 ± 0.0 points higher; "
-            "it MISSES the paper's 0.850 by 5.0",
-        ),
-        (
-            [0.8, 0.8, 0.8],
-            True,
-            "12 bits: DFH is behind other; the mean of other is 3.0 ± 0.0 points higher.",
-        ),
-        (
-            [0.80, 0.82, 0.84],
-            False,
-            "DFH is level with other; the mean of other is 1.0 ± 5.0 points higher",
-        ),
+        ("first", "DFH is first (+3.0 ± 1.0 points against A).", 0.03, {}),
+        ("level", "DFH is level with A, B (+0.3 ± 1.0 points", 0.003, {"level": ("A", "B")}),
+        ("behind", "DFH is behind A (-3.0 ± 1.0", -0.03, {"ahead": ("A",), "level": ("B",)}),
+        ("highest", "has the higher mean (+0.3 ± 1.0 points", 0.003, {"tested": False}),
+        ("lower", "points against A; one seed, no test).", -0.003, {"tested": False}),
+        ("lower", "points against A; one seed, no test: A).", -0.003, {"untested": ("A",)}),
+        ("first", "is first (+0.3 ± 1.0 points against A; one", 0.003, {"untested": ("B",)}),
     ],
 )
-def test_verdicts(values, stands_in, sentence):
-    made = part({"DFH": values, "other": [0.83, 0.83, 0.83]}, stands_in=stands_in, paper=0.85)
-    said, *below = verdicts(made)
-    assert sentence in said
-    gap = 100 * np.mean(values) - 85
-    own = "" if gap > 0 else f"DFH at 12 bits ({gap:+.1f} points), "
-    words = f"Below the paper's own number, no class step: {own}other at 12 bits (-2.0 points)."
-    missed = [] if stands_in else [words]
-    assert below == missed
+def test_every_verdict(word, sentence, gap, more):
+    verdict = Verdict("evaluation", 12, "DFH", "A", Difference(gap, 0.01), **more)
+    assert verdict.word == word
+    assert verdict.sentence.startswith("12 bits: DFH ")
+    assert sentence in verdict.sentence
 
 
-def test_the_best_row_says_who_is_level_and_how_many_seeds_it_has():
-    made = part({"DFH": [0.83, 0.85, 0.87], "near": [0.82, 0.85, 0.86], "far": [0.7, 0.7, 0.7]})
-    (said,) = verdicts(made)
-    assert "12 bits: DFH has the highest mean and is level with near (0.7 ± 4.6 points" in said
-    made["runs"] = [run for run in made["runs"] if run["row"] != "DFH" or run["seed"]]
-    (said,) = verdicts(made)
-    assert f"({len(made['runs']) - 6} of {made['seeds']} seeds)" in said
-    made["runs"] = [run for run in made["runs"] if run["seed"] == 1]
-    (said,) = verdicts(made)
-    assert "(one seed, no test)" in said
+def test_a_verdict_in_every_column_of_both_rankings():
+    made = part({"DFH (ours)": [0.8, 0.801], "DFH (paper)": [0.7, 0.71], "DPSH": [0.6, 0.601]})
+    for run in made["runs"]:
+        run["real_queries"] = {"map": run["evaluation"]["map"] + 0.01}
+    found = verdicts_of(made)
+    assert [(one.ranking, one.bits) for one in found] == [("evaluation", 12), ("real_queries", 12)]
+    assert {(one.row, one.rival, one.word) for one in found} == {("DFH (ours)", "DPSH", "first")}
+    assert all(one.gap.mean == pytest.approx(0.2) for one in found)
+    assert [one.word for one in verdicts_of(made, "other")] == ["behind"] * 2
 
 
-def test_a_row_with_one_seed_is_not_called_level():
-    made = part({"DFH": [0.85, 0.85, 0.86], "far": [0.7, 0.71, 0.7], "broken": [0.1]})
-    (said,) = verdicts(made)
-    assert "DFH is first" in said
-    assert "ahead of far (broken: one seed, no test)" in said
+@pytest.mark.parametrize("stands_in", [False, True])
+def test_what_is_below_the_paper_is_said(stands_in):
+    made = part({"DFH": [0.80] * 3, "other": [0.83] * 3}, stands_in=stands_in, paper=0.85)
+    said, *below = verdicts(made, "table2")
+    assert said == "12 bits: DFH is behind other (-3.0 ± 0.0 points against other)."
+    words = (
+        "Below the paper's own number, in points: DFH at 12 bits (-5.0), other at 12 bits (-2.0)."
+    )
+    assert below == ([] if stands_in else [words])
 
 
-def test_a_stored_test_over_queries_is_used():
+def test_a_stored_test_over_queries_is_used_in_both_directions():
     """The runs of a table are not stored with it, so its tests are."""
     made = part({"DFH": [0.80, 0.82, 0.84], "near": [0.80, 0.81, 0.82]})
-    assert Standing(made).hamming.level(12) == ["near"]
+    assert Comparison(made).level(12) == ["near"]
     known = {"ranking": "evaluation", "bits": 12, "row": "DFH", "other": "near"}
     made["tests"] = [{**known, "ahead": 0.01, "half": 0.004, "queries": 1000}]
-    assert Standing(made).hamming.level(12) == []
-    assert "DFH is first, 1.0 ± 0.4 points ahead of near" in verdicts(made)[0]
+    assert Comparison(made).level(12) == []
+    assert "DFH is first (+1.0 ± 0.4 points against near)" in verdicts(made, "table2")[0]
+    gap = Comparison(made).gap("near", "DFH", 12)
+    assert (gap.mean, gap.half, gap.queries, gap.behind) == (-0.01, 0.004, 1000, True)
     made["tests"][0]["half"] = None  # one seed
-    assert Standing(made).hamming.level(12) == ["near"]
+    assert Comparison(made).level(12) == ["near"]
 
 
 def test_tests_go_into_the_results_and_come_back():
@@ -190,44 +172,27 @@ def test_tests_go_into_the_results_and_come_back():
         (row, 12, "evaluation"): list(np.clip(rng.normal(mean, 0.1, (3, 50)), 0, 1))
         for row, mean in (("DFH", 0.82), ("other", 0.53))
     }
-    (test,) = Standing(made, queries).tests()
+    (test,) = comparisons(made, queries)["evaluation"].tests()
     assert (test["row"], test["other"], test["queries"]) == ("DFH", "other", 50)
-    assert test["half"] >= Standing(made).tests()[0]["half"]
+    assert test["half"] >= Comparison(made).tests()[0]["half"]
     again = json.loads(json.dumps({**made, "tests": [test]}))
-    gap = Standing(again).hamming.gap("DFH", "other", 12)
-    assert gap.half == pytest.approx(test["half"])
+    assert Comparison(again).gap("DFH", "other", 12).half == pytest.approx(test["half"])
 
 
 def test_held_out_images_choose_among_the_rows_of_dfh():
     """The queries must not: the row with the higher mean on them may have been lucky."""
     rows = {"DFH": [0.80, 0.81], "DFH (b)": [0.84, 0.84], "other": [0.82, 0.83], "far": [0.5, 0.5]}
     made = part(rows)
-    assert "DFH (b) is first" in verdicts(made)[0] or "DFH (b) has" in verdicts(made)[0]
+    assert Comparison(made).verdict(12).row == "DFH (b)"
     for row, score in zip(made["rows"], (0.9, 0.7, 0.8, 0.6), strict=True):
         row["held_out"] = score
-    made["tests"] = Standing(made).tests()
-    named = {(test["row"], test["other"]) for test in made["tests"]}
+    tests = Comparison(made).tests()
+    named = {(test["row"], test["other"]) for test in tests}
     assert {("DFH", "other"), ("DFH", "far"), ("DFH (b)", "other")} <= named
-    (said,) = verdicts(made)
-    assert "12 bits: DFH is level with other; the mean of other is 2.0 ± 3.0 points higher" in said
-    made["tests"] = [
-        {**test, "half": 0.001} for test in made["tests"] if (test["row"], test["other"]) in named
-    ]
-    assert "DFH is behind other; the mean of other is 2.0 ± 0.1 points higher" in verdicts(made)[0]
-    # Level with another method, below its own other row.
-    for run in made["runs"]:
-        if run["row"] == "other":
-            run["evaluation"]["map"] = 0.80
-    made["tests"] = Standing({**made, "tests": []}).tests()
-    assert "DFH is level with other (0.5 ±" in verdicts(made)[0]
-
-
-def test_a_stored_test_serves_both_ways():
-    made = part({"DFH": [0.80, 0.82], "other": [0.9, 0.9]})
-    known = {"ranking": "evaluation", "bits": 12, "row": "other", "other": "DFH"}
-    made["tests"] = [{**known, "ahead": 0.09, "half": 0.02, "queries": 100}]
-    gap = Standing(made).hamming.gap("DFH", "other", 12)
-    assert (gap.mean, gap.half, gap.queries, gap.behind) == (-0.09, 0.02, 100, True)
+    verdict = Comparison(made).verdict(12)
+    assert (verdict.row, verdict.rival, verdict.word) == ("DFH", "other", "level")
+    made["tests"] = [{**test, "half": 0.001} for test in tests]
+    assert Comparison(made).verdict(12).word == "behind"
 
 
 @pytest.mark.parametrize(
@@ -241,20 +206,23 @@ def test_every_difference_that_a_table_names_is_tested_over_queries(target, want
     made = part({"DFH a": [0.5, 0.5], "DFH b": [0.4, 0.4], "DFH c": [0.45, 0.45]})
     rng = np.random.default_rng(0)
     queries = {(row["name"], 12, "evaluation"): list(rng.random((2, 40))) for row in made["rows"]}
-    tests = Standing(made, queries).tests(target)
+    tests = Comparison(made, queries=queries).tests(target)
     assert wanted <= {(test["row"], test["other"]) for test in tests}
     assert {test["queries"] for test in tests} == {40}
 
 
-def test_table_1_s_order():
-    made = part({"DFH a": [0.5, 0.5], "DFH b": [0.6, 0.6], "DFH c": [0.7, 0.7]})
+@pytest.mark.parametrize(
+    ("means", "words"),
+    [
+        ([0.5, 0.5], "are in the paper's order (+10.0 ± 0.0, then +10.0 ± 0.0 points)"),
+        ([0.7, 0.7], "are NOT in the paper's order"),
+        ([0.5, 0.6], "though a step is within its 95 % interval"),
+    ],
+)
+def test_table_1_s_order(means, words):
+    made = part({"DFH a": means, "DFH b": [0.6, 0.6], "DFH c": [0.7, 0.7]})
     (said,) = verdicts(made, "table1")
-    assert "are in the paper's order (+10.0 ± 0.0, then +10.0 ± 0.0 points)" in said
-    made = part({"DFH a": [0.5, 0.5], "DFH b": [0.4, 0.4], "DFH c": [0.7, 0.7]})
-    (said,) = verdicts(made, "table1")
-    assert "are NOT in the paper's order" in said
-    made = part({"DFH a": [0.5, 0.6], "DFH b": [0.6, 0.6], "DFH c": [0.7, 0.7]})
-    assert "though a step is within its 95 % interval" in verdicts(made, "table1")[0]
+    assert words in said
 
 
 def test_what_each_addition_does():
@@ -273,15 +241,8 @@ def test_not_run_and_not_defined():
     assert report.markdown(results(made)).count("not run") == 2
 
 
-def test_text_of_others_is_escaped():
-    made = part({"DFH": [0.5], "<b>": [0.4]})
-    page = report.html_page(results(made))
-    assert "&lt;b&gt;" in page
-    assert "<b>0.500</b>" in page
-
-
 def test_two_rankings_and_codes_without_a_hamming_distance():
-    rows = {"DFH": [0.86, 0.87, 0.88], "product": [0.88, 0.88, 0.88], "other": [0.5, 0.5, 0.5]}
+    rows = {"DFH": [0.86, 0.87, 0.88], "product": [0.88, 0.88, 0.88], "<b>": [0.5, 0.5, 0.5]}
     made = part(rows, bits=(12, 24))  # nothing ran at 24 bits
     for run in made["runs"]:
         if run["row"] == "product":
@@ -294,32 +255,22 @@ def test_two_rankings_and_codes_without_a_hamming_distance():
     assert "does not compete here" in by_codes
     assert "| DFH | **0.920**" in real
     assert "| product ‡ | 0.880" in real
-    assert verdicts(made) == [
-        "12 bits: DFH is first, 37.0 ± 2.5 points ahead of other.",
-        "12 bits, real-valued queries: DFH is first, 4.0 ± 2.5 points ahead of product.",
+    assert [(one.word, one.rival) for one in verdicts_of(made)] == [
+        ("first", "<b>"),
+        ("first", "product"),
     ]
     page = report.html_page(results(made))
     assert page.index("Ranked by Hamming distance") < page.index("Ranked by real-valued queries")
-
-
-def test_real_valued_queries_of_older_tables_were_rows_of_their_own():
-    rows = {"DFH": [0.86, 0.87], "DFH, real-valued queries": [0.90, 0.91], "product": [0.88, 0.88]}
-    made = part(rows)
-    made["rows"][1]["real_queries_of"] = "DFH"
-    for run in made["runs"]:
-        if run["row"] != "DFH":
-            run["evaluation"]["ranking"] = "distance of the head"
-    assert "DFH, real" not in table(made)
-    assert "| DFH | **0.905**" in table(made, "real-valued queries")
+    assert "&lt;b&gt;" in page
+    assert "<b>0.870</b>" in page
 
 
 def test_winners_at_an_edge_are_on_the_page():
     made = results(part({"DFH": [0.5, 0.5]}))
     made["parts"][0]["rows"][0]["edges"] = ["margin"]
     winner = {"options": {"margin": 3.9}, "settings": {"learning_rate": 0.1}, "score": 0.7}
+    step = {"class_step": {"weight": 0.5, "sharpness": 2.0}, "edges": ["step_sharpness"]}
     entry = {
-        "points": 16,
-        "without_score": 3,
         "space": {"margin": {"least": 0, "most": 4, "scale": "linear"}},
         "trials": [
             {"options": {"margin": 3.9}, "settings": {}, "epochs": 5, "plain": None},
@@ -327,11 +278,7 @@ def test_winners_at_an_edge_are_on_the_page():
             {"options": {"margin": 1.0}, "settings": {}, "epochs": 20, "plain": 0.7},
         ],
         "winner": {**winner, "edges": ["margin"]},
-        "winner_step": {
-            **winner,
-            "edges": ["step_sharpness"],
-            "class_step": {"weight": 0.5, "sharpness": 2.0},
-        },
+        "winner_step": {**winner, **step},
     }
     made["tuning"] = {"bench": {"rows": {"dfh-paper": entry}}}
     page = report.html_page(made)
@@ -340,7 +287,6 @@ def test_winners_at_an_edge_are_on_the_page():
     assert "step_weight 0.5, step_sharpness 2 ⚠" in page
     assert "2 points, 3 trials; 1 of the points without a score" in page
     assert "margin 0–4" in page
-    assert "no score" in page
 
 
 def test_failed_runs_are_called_failed_and_why():
@@ -350,17 +296,10 @@ def test_failed_runs_are_called_failed_and_why():
         made["runs"].append(reason)
     assert "| other | failed |" in table(made)
     assert "on d." in intro(made)
-    said = verdicts(made)
-    assert said[-1] == "other, 12 bits: 3 runs failed: the loss became nan."
-
-
-def test_what_failed_is_said_in_every_table():
-    failed = [{"row": "pair", "bits": 12, "seed": s, "failed": "no memory"} for s in range(3)]
-    made = part({"pair": [], "pair + intra": []})
-    made["runs"] = failed
+    for target in ("table1", "table2", "figures", "compare"):
+        said = verdicts(made, target)
+        assert said[-1] == "other, 12 bits: 3 runs failed: the loss became nan."
     made["protocol"] = None
     assert intro(made) == "Every run failed."
-    for target in ("table1", "table2", "figures"):
-        assert verdicts(made, target) == ["pair, 12 bits: 3 runs failed: no memory."]
     made["runs"] = []
     assert intro(made) == "Not run yet."

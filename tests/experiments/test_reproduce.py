@@ -17,13 +17,13 @@ import torch
 from fisherhash import backbones
 from fisherhash.errors import DivergedError, FisherhashError, NotDefinedError, UsageError
 from fisherhash.evaluation.looking import neighbour_agreement
-from fisherhash.experiments import planning, search_space, specs
+from fisherhash.experiments import cells, planning, specs, trials
 from fisherhash.experiments.planning import make_plan
 from fisherhash.experiments.reproduce import reproduce
 from fisherhash.experiments.request import Request, parse_request
 from fisherhash.experiments.runner import Runner
 from fisherhash.experiments.significance import unpack_shares
-from fisherhash.experiments.winners import PACKAGED_TUNING, Choice, Tuning
+from fisherhash.experiments.winners import PACKAGED_TUNING, Choice, Winners
 from fisherhash.system.options import Tuned, options_of
 from fisherhash.training.settings import parse_settings
 
@@ -68,16 +68,16 @@ def test_a_table_and_what_belongs_to_it(make_request):
 def test_unseen_classes_take_the_tuning_of_all_classes(make_request, tmp_path, monkeypatch):
     # The classes have a few images each.
     agree = functools.partial(neighbour_agreement, k=1)
-    monkeypatch.setattr("fisherhash.experiments.rankings.neighbour_agreement", agree)
+    monkeypatch.setattr("fisherhash.experiments.cells.neighbour_agreement", agree)
     request = make_request(target="unseen")
     plan = planning.make_plan(request)
     (column,) = plan.columns
-    seen = column.bench.with_all_classes
-    assert (column.bench.protocol, seen.protocol) == ("coco21+unseen", "coco21")
+    seen = column.setup.with_all_classes
+    assert (column.setup.protocol, seen.protocol) == ("coco21+unseen", "coco21")
     winner = {"options": {"margin": 3.0}, "settings": {"learning_rate": 0.07}}
     row = next(row for row in column.part.rows if row.space == "dfh-paper")
     known = {"winner": winner, "base": dict(row.base)}
-    found = Tuning({seen.slug: {"rows": {"dfh-paper": known}}}).choice(column.bench, row)
+    found = Winners({seen.slug: {"rows": {"dfh-paper": known}}}).choice(column.setup, row)
     assert found.settings == {"learning_rate": 0.07}
     outcome = reproduce(request, say=lambda _: None)
     assert (outcome.left, outcome.failed) == (0, {})
@@ -94,7 +94,7 @@ def test_unseen_classes_take_the_tuning_of_all_classes(make_request, tmp_path, m
 def quick_search(monkeypatch):
     """Without the cut, which takes seconds, and without rates at which training diverges."""
     for live in (False, True):
-        monkeypatch.setitem(search_space.LEARNING_RATES, live, Tuned(0.001, 0.02, "log"))
+        monkeypatch.setitem(trials.LEARNING_RATES, live, Tuned(0.001, 0.02, "log"))
     for name in ("dpsh", "csq"):
         monkeypatch.setitem(specs.BASES, name, {"outputs": 0, "cut": "first"})
 
@@ -269,7 +269,7 @@ def shared_table(make_request, tmp_path, name, bits):
         for space, settings in entries.items()
     }
     tuning = tmp_path / "tuning.json"
-    tuning.write_text(json.dumps({"benches": {column.bench.slug: {"rows": rows}}}))
+    tuning.write_text(json.dumps({"benches": {column.setup.slug: {"rows": rows}}}))
     only = ["coco21", *bits, "dpsh", "csq"]
     out = str(tmp_path / name)
     return make_request(only=only, out=out, tuning=str(tuning))
@@ -278,15 +278,13 @@ def shared_table(make_request, tmp_path, name, bits):
 def test_rows_and_lengths_share_trainings_and_have_the_numbers_of_their_own(
     make_request, tmp_path, monkeypatch
 ):
-    from fisherhash.experiments import one_training
-
-    real, calls = one_training.fit, []
+    real, calls = cells.fit, []
 
     def counted(*arguments, **options):
         calls.append(len(options["endings"]))
         return real(*arguments, **options)
 
-    monkeypatch.setattr(one_training, "fit", counted)
+    monkeypatch.setattr(cells, "fit", counted)
     together = reproduce(shared_table(make_request, tmp_path, "together", ["12", "24"]))
     # CSQ: one row serves both, at two lengths; DPSH: two rows at two lengths.
     assert calls == [3, 1]
@@ -306,20 +304,18 @@ def test_rows_and_lengths_share_trainings_and_have_the_numbers_of_their_own(
 
 
 def test_a_part_of_what_shares_a_training_is_run_again_alone(make_request, tmp_path, monkeypatch):
-    from fisherhash.experiments import one_training
-
     request = shared_table(make_request, tmp_path, "out", ["12", "24"])
     folder = reproduce(request).page.parent
     lost = next(path for path in runs(folder) if json.loads(path.read_text())["bits"] == 24)
     before = json.loads(lost.read_text())
     lost.unlink()
-    real, calls = one_training.fit, []
+    real, calls = cells.fit, []
 
     def counted(*arguments, **options):
         calls.append(len(options["endings"]))
         return real(*arguments, **options)
 
-    monkeypatch.setattr(one_training, "fit", counted)
+    monkeypatch.setattr(cells, "fit", counted)
     assert reproduce(request).left == 0
     assert calls == [0]
     after = json.loads(lost.read_text())
@@ -359,9 +355,7 @@ def test_trials_that_share_a_training_have_scores_of_their_own(
 
 def test_an_ending_that_fails_leaves_the_others_alone(make_request, tmp_path, monkeypatch):
     """Now, in the next call, and in a search, where a trial that gave up is never tried again."""
-    from fisherhash.experiments import one_training
-
-    real = one_training.measure_rankings
+    real = cells.measure_rankings
 
     def broken(trainings, *arguments, **options):
         if any(trained.hasher.bits == 24 for trained, _ in trainings):
@@ -370,7 +364,7 @@ def test_an_ending_that_fails_leaves_the_others_alone(make_request, tmp_path, mo
 
     request = shared_table(make_request, tmp_path, "out", ["12", "24"])
     with monkeypatch.context() as patch:
-        patch.setattr(one_training, "measure_rankings", broken)
+        patch.setattr(cells, "measure_rankings", broken)
         for _ in range(2):
             outcome = reproduce(request)
             assert len(outcome.failed) == outcome.left == 3
@@ -383,23 +377,19 @@ def test_an_ending_that_fails_leaves_the_others_alone(make_request, tmp_path, mo
 def test_a_training_that_diverges_diverges_for_all_that_share_it(
     make_request, tmp_path, monkeypatch
 ):
-    from fisherhash.experiments import one_training
-
     calls = []
 
     def diverging(*arguments, **options):
         calls.append(options["endings"])
         raise DivergedError("the loss became nan")
 
-    monkeypatch.setattr(one_training, "fit", diverging)
+    monkeypatch.setattr(cells, "fit", diverging)
     outcome = reproduce(shared_table(make_request, tmp_path, "out", ["12", "24"]))
     assert len(outcome.failed) == outcome.left == 6
     assert len(calls) == 2
 
 
 def test_no_single_run_starts_after_the_time(make_request, tmp_path, monkeypatch):
-    from fisherhash.experiments import one_training
-
     calls = []
 
     def late(*arguments, **options):
@@ -407,7 +397,7 @@ def test_no_single_run_starts_after_the_time(make_request, tmp_path, monkeypatch
         call.stop_at = 0.0
         raise FisherhashError("the disk is full")
 
-    monkeypatch.setattr(one_training, "fit", late)
+    monkeypatch.setattr(cells, "fit", late)
     request = shared_table(make_request, tmp_path, "out", ["12", "24"])
     call = Runner(request.folder, device=torch.device("cpu"))
     call.run(make_plan(request).cells)
@@ -416,9 +406,7 @@ def test_no_single_run_starts_after_the_time(make_request, tmp_path, monkeypatch
 
 
 def test_what_one_of_several_cannot_have_the_others_get(make_request, tmp_path, monkeypatch):
-    from fisherhash.experiments import one_training
-
-    real = one_training.fit
+    real = cells.fit
 
     def picky(*arguments, **options):
         lengths = {options["bits"], *(bits for bits, _ in options["endings"])}
@@ -426,7 +414,7 @@ def test_what_one_of_several_cannot_have_the_others_get(make_request, tmp_path, 
             raise NotDefinedError("not at 24 bits")
         return real(*arguments, **options)
 
-    monkeypatch.setattr(one_training, "fit", picky)
+    monkeypatch.setattr(cells, "fit", picky)
     outcome = reproduce(shared_table(make_request, tmp_path, "out", ["12", "24"]))
     assert (outcome.left, outcome.failed) == (0, {})
     rows = [json.loads(path.read_text()) for path in runs(outcome.page.parent)]
@@ -436,22 +424,20 @@ def test_what_one_of_several_cannot_have_the_others_get(make_request, tmp_path, 
 
 
 def test_a_failed_run_is_recorded_and_tried_again(make_request, monkeypatch):
-    from fisherhash.experiments import one_training
-
-    real = one_training.fit
+    real = cells.fit
 
     def broken(*arguments, **options):
         if options["method"] == "dpsh":
             raise FisherhashError("the disk is full")
         return real(*arguments, **options)
 
-    monkeypatch.setattr(one_training, "fit", broken)
+    monkeypatch.setattr(cells, "fit", broken)
     outcome = reproduce(make_request())
     assert outcome.failed == {"coco21: DPSH 12 bits, seed 0": "the disk is full"}
     assert outcome.left == 1
     assert "| DPSH | failed" in outcome.table
     assert "DPSH, 12 bits: 1 run failed: the disk is full." in outcome.table
-    monkeypatch.setattr(one_training, "fit", real)
+    monkeypatch.setattr(cells, "fit", real)
     healed = reproduce(make_request())
     assert (healed.left, healed.failed) == (0, {})
 
@@ -459,15 +445,13 @@ def test_a_failed_run_is_recorded_and_tried_again(make_request, monkeypatch):
 def test_calls_that_share_a_folder_do_not_try_each_other_s_failures_forever(
     make_request, monkeypatch
 ):
-    from fisherhash.experiments import one_training
-
     tried = []
 
     def broken(*arguments, **options):
         tried.append(options["method"])
         raise FisherhashError("the disk is full")
 
-    monkeypatch.setattr(one_training, "fit", broken)
+    monkeypatch.setattr(cells, "fit", broken)
     plan = make_plan(make_request())
     calls = [
         Runner(make_request().folder, device=torch.device("cpu"), token=token) for token in "ab"
@@ -480,7 +464,6 @@ def test_calls_that_share_a_folder_do_not_try_each_other_s_failures_forever(
 def test_an_error_that_breaks_the_device_ends_the_process_and_another_goes_on(
     make_request, monkeypatch, tmp_path
 ):
-    from fisherhash.experiments import one_training
     from fisherhash.experiments import reproduce as module
 
     def broken(*arguments, **options):
@@ -488,7 +471,7 @@ def test_an_error_that_breaks_the_device_ends_the_process_and_another_goes_on(
 
     said: list[str] = []
     with monkeypatch.context() as patched:
-        patched.setattr(one_training, "fit", broken)
+        patched.setattr(cells, "fit", broken)
         outcome = reproduce(make_request(), say=said.append)
         assert (outcome.left, len(outcome.failed)) == (2, 2)  # the device works: both were tried
         patched.setattr(Runner, "_works", lambda self: False)
@@ -505,16 +488,16 @@ def test_an_error_that_breaks_the_device_ends_the_process_and_another_goes_on(
 
 
 def test_other_images_are_not_mixed_in(make_request, monkeypatch):
-    from fisherhash.experiments.benches import OpenBench
+    from fisherhash.experiments.cells import OpenSetup
 
     reproduce(make_request())
-    real = OpenBench.__init__
+    real = OpenSetup.__init__
 
     def other(self, *arguments, **options):
         real(self, *arguments, **options)
         self.identity["images"] = "other"
 
-    monkeypatch.setattr(OpenBench, "__init__", other)
+    monkeypatch.setattr(OpenSetup, "__init__", other)
     with pytest.raises(UsageError, match="different images"):
         reproduce(make_request(seeds=2))
 
@@ -566,12 +549,12 @@ def test_trials_may_be_shorter_than_the_table_s_runs(make_request, finetune):
     given = {"rehearse": False, "finetune": finetune, "only": ["coco21", "12"], "tune": True}
     plan = planning.make_plan(make_request(**given))
     (plain,) = plan.columns
-    assert {search.settings for search in plan.searches} == {plain.settings}
+    assert {search.settings for search in plan.tunings} == {plain.settings}
     plan = planning.make_plan(make_request(**given, trial_epochs=5, settings={"dropout": 0.1}))
     (column,) = plan.columns
     assert column.settings == dataclasses.replace(plain.settings, dropout=0.1)
     trial = dataclasses.replace(column.settings, epochs=5)
-    assert {search.settings for search in plan.searches} == {trial}
+    assert {search.settings for search in plan.tunings} == {trial}
     with pytest.raises(UsageError, match="epochs must be between"):
         planning.make_plan(make_request(**given, trial_epochs=-1))
     for name, value in (("trial_epochs", 5), ("points", 8), ("tune_only", True)):
@@ -623,7 +606,7 @@ def test_the_first_layers_stay_fixed_where_the_whole_network_is_trained(make_req
     def layers(**changes):
         plan = planning.make_plan(make_request(only=["coco21", "12"], tune=True, **changes))
         (column,) = plan.columns
-        assert {search.settings for search in plan.searches} == {column.settings}
+        assert {search.settings for search in plan.tunings} == {column.settings}
         return column.settings.fixed_layers
 
     live = {"rehearse": False, "finetune": True}
@@ -641,8 +624,8 @@ def test_the_first_layers_stay_fixed_where_the_whole_network_is_trained(make_req
 def test_a_rehearsal_has_a_network_of_its_own_whatever_the_weights(make_request):
     given = {"backbone": "squeezenet1.0", "weights": "squeezenet.safetensors"}
     for rehearse, wanted in ((True, ("tiny", None)), (False, tuple(given.values()))):
-        bench = planning.make_plan(make_request(rehearse=rehearse, **given)).benches[0]
-        assert (bench.backbone, bench.weights) == wanted
+        setup = planning.make_plan(make_request(rehearse=rehearse, **given)).setups[0]
+        assert (setup.backbone, setup.weights) == wanted
 
 
 def test_what_makes_a_row_wins_over_what_was_tuned():
@@ -657,14 +640,14 @@ def test_what_makes_a_row_wins_over_what_was_tuned():
 
 
 def test_packaged_tunings_name_benches_that_exist():
-    found = Tuning.load(PACKAGED_TUNING).benches
+    found = Winners.load(PACKAGED_TUNING).benches
     for slug, bench in found.items():
         assert bench["bench"]["finetune"] == ("finetuned" in slug)
 
 
 def test_another_split_seed_is_another_bench(make_request):
     slugs = {
-        seed: planning.make_plan(make_request(split_seed=seed)).benches[0].slug for seed in (0, 1)
+        seed: planning.make_plan(make_request(split_seed=seed)).setups[0].slug for seed in (0, 1)
     }
     assert slugs[0] == "coco21-tiny-32-frozen-rehearsal"  # as before there were others
     assert slugs[1] == "coco21-seed1-tiny-32-frozen-rehearsal"

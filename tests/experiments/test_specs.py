@@ -8,7 +8,7 @@ from fisherhash.data.splits import UNSEEN
 from fisherhash.errors import UsageError
 from fisherhash.experiments import specs
 from fisherhash.experiments.planning import _reduced
-from fisherhash.experiments.search_space import parted
+from fisherhash.experiments.trials import parted
 from fisherhash.training.settings import Settings
 
 PARTS = [(spec.name, part) for spec in specs.SPECS.values() for part in spec.parts]

@@ -4,27 +4,31 @@ import dataclasses
 import itertools
 import json
 import math
+from pathlib import Path
 from typing import Annotated
 
 import pytest
 
 from fisherhash import methods
 from fisherhash.errors import FisherhashError, UsageError
-from fisherhash.experiments import search_space, specs, trials, tuning, winners
-from fisherhash.experiments.benches import Bench
-from fisherhash.experiments.planning import make_plan, open_cells
+from fisherhash.experiments import specs, trials, tuning
+from fisherhash.experiments.cells import Setup
+from fisherhash.experiments.planning import make_plan
 from fisherhash.experiments.reproduce import reproduce
 from fisherhash.experiments.request import ROUNDS
 from fisherhash.experiments.specs import Row
+from fisherhash.experiments.tuning import Tuning
+from fisherhash.experiments.winners import Winners, recorded_trials
 from fisherhash.methods import base
 from fisherhash.system.options import Range, Tuned, options_of
 from fisherhash.training import class_step
 from fisherhash.training.settings import Settings
 
-BENCH = Bench("cifar10", "cifar10-small", image_size=128)
-FINETUNED = dataclasses.replace(BENCH, finetune=True)
+SETUP = Setup("cifar10", "cifar10-small", image_size=128)
+FINETUNED = dataclasses.replace(SETUP, finetune=True)
 SETTINGS = Settings(epochs=20)
 GREEDY = Row("Greedy Hash", "greedyhash")
+RESULTS = Path(__file__).resolve().parents[2] / "results" / "tuning-seed1.json"
 ROWS = {row.space: row for spec in specs.SPECS.values() for part in spec.parts for row in part.rows}
 
 
@@ -47,10 +51,13 @@ class Done:
         return None
 
     def ended(self, cell):
-        return self.row(cell) is not None
+        return self.row(cell) is not None or self.failure(cell) is not None
 
-    def identity(self, bench, cells):
+    def identity(self, setup, cells):
         return None
+
+
+NOTHING = Done(lambda cell: None)
 
 
 def near(cell):
@@ -68,8 +75,28 @@ def steps(cell):
     ]
 
 
-def search(row=GREEDY, bench=BENCH, **changes):
-    return tuning.Search(row, bench, SETTINGS, (12, 48), **changes)
+def search(row=GREEDY, setup=SETUP, **changes):
+    return Tuning(row, setup, SETTINGS, (12, 48), **changes)
+
+
+def numbers(found, runner, **options):
+    """The rounds that look for numbers: the first, the second, the third, those beyond an edge."""
+    return list(dataclasses.replace(found, last_round="numbers").rounds(runner, **options))
+
+
+def ways(found, runner, **options):
+    """The round that tries every way to make bits."""
+    return [*dataclasses.replace(found, last_round="cuts").rounds(runner, **options)][-1]
+
+
+def beside(found, runner, **options):
+    """The rounds with a classifier beside the head."""
+    before = dataclasses.replace(found, last_round="cuts").trials(runner, **options)
+    return found.trials(runner, **options)[len(before) :]
+
+
+def score(trial, runner):
+    return trial.result(runner)["plain"]
 
 
 def point_of(trial):
@@ -80,7 +107,7 @@ def point_of(trial):
 @pytest.mark.parametrize("finetune", [False, True])
 def test_every_row_gets_as_many_points_within_the_declared_ranges(name, finetune):
     row = ROWS[name]
-    found = search(row, FINETUNED if finetune else BENCH)
+    found = search(row, FINETUNED if finetune else SETUP)
     names = {one.name for one in found.space}
     declared = {one.name for one in options_of(methods.find(row.method)) if one.tuned}
     assert "learning_rate" in names
@@ -106,11 +133,11 @@ def test_every_row_gets_as_many_points_within_the_declared_ranges(name, finetune
                     assert [*values[::2]] == [default] * (tuning.POINTS // 2)
         if one.kind is int:
             assert all(isinstance(value, int) for value in values)
-    trials = found.first()
-    assert {len(trial.cells) for trial in trials} == {2}
-    for trial in trials:
+    first = numbers(found, NOTHING)[0]
+    assert {len(trial.cells) for trial in first} == {2}
+    for trial in first:
         cell = trial.cells[0]
-        options = {**search_space.parted(row.base)["options"], **cell.options}
+        options = {**trials.parted(row.base)["options"], **cell.options}
         methods.create(row.method, bits=12, classes=10, options=options)
 
 
@@ -122,31 +149,40 @@ def test_every_range_holds_the_default_well_inside():
                 assert 0.2 < one.tuned.share(defaults[one.name].default) < 0.8, (name, one.name)
 
 
-def test_points_are_stable_and_more_begin_with_fewer():
+def test_points_are_those_of_the_stored_searches():
+    """Trials that are stored somewhere count again only if they have the same points."""
     assert search().drawn == search().drawn
     assert search(points=32).drawn[:16] == search().drawn
-    assert search(bench=FINETUNED).drawn != search().drawn
+    assert search(setup=FINETUNED).drawn != search().drawn
     assert search(Row("DPSH", "dpsh")).drawn[0] != search().drawn[0]
+    stored = json.loads(RESULTS.read_text())["benches"]
+    slug = "coco21-seed1-efficientnet-lite0-128-finetuned"
+    setup = Setup("coco21", "coco21", image_size=128, finetune=True, split_seed=1)
+    assert setup.slug == slug
+    for row in (GREEDY, ROWS["dfh-paper"], Row("CSQ", "csq")):
+        entry = stored[slug]["rows"][row.space]
+        ranges = {name: Tuned.from_json(values) for name, values in entry["space"].items()}
+        first = [point_of(one) for one in entry["trials"] if one["epochs"] == 5]
+        assert search(row, setup, ranges=ranges, guess=entry.get("guess", {})).drawn == first
 
 
 def test_a_wider_range_makes_new_points(monkeypatch):
-    before = search().first()
-    wide = {False: Tuned(0.0001, 10.0, "log"), True: search_space.LEARNING_RATES[True]}
-    monkeypatch.setattr(search_space, "LEARNING_RATES", wide)
-    files = {cell.file for trial in before for cell in trial.cells}
-    assert files.isdisjoint(cell.file for trial in search().first() for cell in trial.cells)
+    before = search().trials(NOTHING)
+    wide = {False: Tuned(0.0001, 10.0, "log"), True: trials.LEARNING_RATES[True]}
+    monkeypatch.setattr(trials, "LEARNING_RATES", wide)
+    files = {cell.file for cell in trials.cells_of(before)}
+    assert files.isdisjoint(cell.file for cell in trials.cells_of(search().trials(NOTHING)))
 
 
 def test_a_quarter_of_the_epochs_then_the_best_quarter_in_full():
     runner = Done(near)
-    first, second = search().first(), search().second(runner)
+    first, second, *_ = numbers(search(), runner)
     assert {trial.epochs for trial in first} == {5}
     assert {cell.settings.head_epochs for trial in first for cell in trial.cells} == {5}
-    assert len(second) == 4
     assert {trial.epochs for trial in second} == {20}
-    ranked = sorted(first, key=lambda trial: -trial.plain(runner))
+    ranked = sorted(first, key=lambda trial: -score(trial, runner))
     assert [trial.point for trial in second] == [trial.point for trial in ranked[:4]]
-    assert len(search(points=32).second(runner)) == 8
+    assert len(numbers(search(points=32), runner)[1]) == 8
     for cell in (cell for trial in first + second for cell in trial.cells):
         assert cell.settings.validation == tuning.HELD_OUT
         assert not cell.measured  # the queries are never used
@@ -154,9 +190,9 @@ def test_a_quarter_of_the_epochs_then_the_best_quarter_in_full():
 
 
 def test_the_score_is_the_mean_over_the_code_lengths():
-    trial = search().first()[0]
-    assert trial.plain(Done(lambda cell: cell.bits / 100)) == pytest.approx(0.3)
-    assert trial.plain(Done(lambda cell: 0.5 if cell.bits == 12 else math.nan)) is None
+    trial = search().trials(NOTHING)[0]
+    assert score(trial, Done(lambda cell: cell.bits / 100)) == pytest.approx(0.3)
+    assert score(trial, Done(lambda cell: 0.5 if cell.bits == 12 else math.nan)) is None
 
 
 def test_winners_without_and_with_the_class_step():
@@ -171,8 +207,8 @@ def test_winners_without_and_with_the_class_step():
     assert entry["winner_step"]["class_step"] == {"weight": 1.0, "sharpness": 0.5}
     every = [trial["settings"]["learning_rate"] for trial in entry["trials"]]
     assert max(every) in rates  # the best with the step reached the later rounds
-    stored = winners.Tuning({BENCH.slug: {"rows": {"greedyhash": entry}}})
-    plain, stepped = stored.choice(BENCH, GREEDY), stored.choice(BENCH, GREEDY.stepped())
+    stored = Winners({SETUP.slug: {"rows": {"greedyhash": entry}}})
+    plain, stepped = stored.choice(SETUP, GREEDY), stored.choice(SETUP, GREEDY.stepped())
     assert plain.class_step is None
     assert stepped.class_step == {"weight": 1.0, "sharpness": 0.5}
     assert plain.settings != stepped.settings
@@ -180,11 +216,11 @@ def test_winners_without_and_with_the_class_step():
 
 def test_as_many_points_again_near_the_best():
     runner = Done(near, steps)
-    second, third = search().second(runner), search().third(runner)
+    _, second, third, *_ = numbers(search(), runner)
     assert len(third) == len(second) == 4
     assert {trial.epochs for trial in third} == {20}
-    plain = max(second, key=lambda trial: trial.plain(runner))
-    stepped = max(second, key=lambda trial: trial.step(runner)["score"])
+    plain = max(second, key=lambda trial: score(trial, runner))
+    stepped = max(second, key=lambda trial: trial.result(runner)["step"]["score"])
     assert plain.point != stepped.point
     for trial, best in zip(third, [plain, stepped, plain, stepped], strict=True):
         assert trial.point != best.point
@@ -194,36 +230,25 @@ def test_as_many_points_again_near_the_best():
                 assert now == was
             else:
                 assert abs(one.tuned.share(now) - one.tuned.share(was)) < 5 * tuning.NEAR
-    assert search().third(runner) == third  # the same in every process
-
-
-def test_a_winner_at_an_edge_is_followed_beyond_it():
-    high = search().summary(Done(lambda cell: cell.settings.learning_rate))
-    full = [t["settings"]["learning_rate"] for t in high["trials"] if t["epochs"] == 20]
-    top = high["winner"]["settings"]["learning_rate"]
-    assert top == max(full) > search_space.LEARNING_RATES[False].most
-    assert "learning_rate" in high["winner"]["edges"]
-    # Once the score falls beyond the edge, nothing is left to widen.
-    most = max(t["settings"]["learning_rate"] for t in high["trials"] if t["epochs"] == 5)
-    turned = search().summary(Done(lambda cell: -abs(cell.settings.learning_rate - most)))
-    assert turned["winner"]["settings"]["learning_rate"] == most
-    assert "learning_rate" not in turned["winner"]["edges"]
+    assert numbers(search(), runner)[2] == third  # the same in every process
 
 
 def test_rounds_beyond_the_edge_until_it_turns():
     """A row whose winner lies at an edge gets more rounds; another row gets none."""
     inside = Done(lambda cell: -abs(math.log(cell.settings.learning_rate / 0.03)))
     assert "learning_rate" not in search().summary(inside)["winner"]["edges"]
-    assert search().beyond(inside) == []
+    assert numbers(search(), inside)[3:] == []
     endless = Done(lambda cell: cell.settings.learning_rate)
-    found = search().beyond(endless)
-    assert len(found) == tuning.MOST_BEYOND * 4
-    top = max(trial.point["learning_rate"] for trial in search().third(endless))
-    assert min(trial.point["learning_rate"] for trial in found) > top
-    assert search().beyond(endless) == found  # the same in every process
+    _, _, third, *beyond = numbers(search(), endless)
+    assert [len(one) for one in beyond] == [4] * tuning.MOST_BEYOND
+    top = max(trial.point["learning_rate"] for trial in third)
+    assert top > trials.LEARNING_RATES[False].most
+    assert min(trial.point["learning_rate"] for one in beyond for trial in one) > top
+    assert numbers(search(), endless)[3:] == beyond  # the same in every process
+    assert "learning_rate" in search().summary(endless)["winner"]["edges"]
     # The best lies beyond the third round: it is found, and then followed no further.
     turned = Done(lambda cell: -abs(math.log(cell.settings.learning_rate / (1.2 * top))))
-    assert len(search().beyond(turned)) == 4
+    assert len(numbers(search(), turned)[3:]) == 1
     assert "learning_rate" not in search().summary(turned)["winner"]["edges"]
 
 
@@ -238,27 +263,26 @@ def test_the_best_point_is_tried_with_every_way_to_make_bits():
         return trial.point["outputs"], trial.point["outputs"] and trial.point["cut"]
 
     runner = Done(cut_helps)
-    tried = search().ways(runner)
-    before = [*search().second(runner), *search().third(runner), *search().beyond(runner)]
-    best = max(before, key=lambda trial: trial.plain(runner))
+    tried = ways(search(), runner)
+    before = [trial for one in numbers(search(), runner)[1:] for trial in one]
+    best = max(before, key=lambda trial: score(trial, runner))
     every = {(0, 0), *((outputs, cut) for outputs in (64, 128) for cut in ("between", "first"))}
     assert {way(trial) for trial in tried} == every - {way(best)}
     assert len(tried) == 4
     for trial in tried:
-        numbers = {
-            key: value for key, value in trial.point.items() if key not in ("outputs", "cut")
-        }
-        assert numbers.items() <= best.point.items()
+        rest = {key: value for key, value in trial.point.items() if key not in ("outputs", "cut")}
+        assert rest.items() <= best.point.items()
         assert trial.epochs == 20
     winner = search().summary(runner)["winner"]["settings"]
     assert (winner["outputs"], winner["cut"]) == (128, "between")
     # The class step counts as well: the best of both is what a row is shown with.
-    stepped = search().ways(Done(near, steps))
+    stepped = ways(search(), Done(near, steps))
     assert {trial.point["learning_rate"] for trial in stepped} != {best.point["learning_rate"]}
-    assert search(Row("DQN", "dqn")).ways(Done(near)) == []  # its bits are not made of outputs
-    assert search().ways(Done(lambda cell: None)) == []
-    assert len(search().ways(Done(lambda cell: None), guess=True)) == 4
-    assert search().ways(Done(lambda cell: math.nan), guess=True) == []  # nothing to go on from
+    assert ways(search(Row("DQN", "dqn")), Done(near)) == []  # its bits are not made of outputs
+    assert ways(search(), NOTHING) == []
+    assert len(ways(search(), NOTHING, guess=True)) == 4
+    # Nothing to go on from.
+    assert ways(search(), Done(lambda cell: math.nan), guess=True) == []
 
 
 def test_the_best_is_tried_with_a_classifier_beside_the_head():
@@ -268,25 +292,24 @@ def test_the_best_is_tried_with_a_classifier_beside_the_head():
         cut = cell.settings.outputs == 128 and cell.settings.cut == "between"
         return near(cell) + 0.1 * cut + 0.1 * (cell.settings.classifier_weight == 0.5)
 
-    live = tuning.Search(GREEDY, FINETUNED, SETTINGS, (12, 48))
+    live = search(setup=FINETUNED)
     runner = Done(both_help)
-    tried = live.beside(runner)
+    tried = beside(live, runner)
     # The largest weight was the best, so one more was tried.
     assert [trial.point["classifier_weight"] for trial in tried] == [0.2, 0.5, 1.0]
     assert {(trial.point["outputs"], trial.point["cut"]) for trial in tried} == {(128, "between")}
     assert {trial.epochs for trial in tried} == {20}
     winner = live.summary(runner)["winner"]["settings"]
     assert (winner["outputs"], winner["classifier_weight"]) == (128, 0.5)
-    more = live.beside(Done(lambda cell: near(cell) + cell.settings.classifier_weight))
+    more = beside(live, Done(lambda cell: near(cell) + cell.settings.classifier_weight))
     weights = [trial.point["classifier_weight"] for trial in more]
     assert weights == [0.2, 0.5, *(2.0**power for power in range(7))]
-    none = live.beside(Done(lambda cell: near(cell) - cell.settings.classifier_weight))
+    none = beside(live, Done(lambda cell: near(cell) - cell.settings.classifier_weight))
     assert len(none) == len(tuning.CLASSIFIER_WEIGHTS)
-    assert search().beside(runner) == []  # frozen features
-    without = tuning.Search(Row("CIBHash", "cibhash"), FINETUNED, SETTINGS, (12, 48))
-    assert without.beside(runner) == []
-    assert live.beside(Done(lambda cell: None)) == []
-    assert len(live.beside(Done(lambda cell: None), guess=True)) == 2
+    assert beside(search(), runner) == []  # frozen features
+    assert beside(search(Row("CIBHash", "cibhash"), FINETUNED), runner) == []
+    assert beside(live, NOTHING) == []
+    assert len(beside(live, NOTHING, guess=True)) == 2
 
 
 def test_a_larger_classifier_follows_while_it_is_best_in_either_ranking():
@@ -299,26 +322,26 @@ def test_a_larger_classifier_follows_while_it_is_best_in_either_ranking():
     def plain(cell):
         return near(cell) + 0.01 * min(cell.settings.classifier_weight, 1.0)
 
-    live = tuning.Search(GREEDY, FINETUNED, SETTINGS, (12, 48))
-    runner = Done(plain, steps)
+    live, runner = search(setup=FINETUNED), Done(plain, steps)
     # Without the class step 1 is the best and 2 is not; with it, none is.
-    assert [one.point["classifier_weight"] for one in live.beside(runner)] == [0.2, 0.5, 1.0, 2.0]
+    tried = beside(live, runner)
+    assert [one.point["classifier_weight"] for one in tried] == [0.2, 0.5, 1.0, 2.0]
     entry = live.summary(runner)
     assert entry["winner"]["settings"]["classifier_weight"] == 1.0
     assert "classifier_weight" not in entry["winner"]["edges"] + entry["winner_step"]["edges"]
+    assert len(entry["trials"]) == len(live.trials(runner))
     rising = live.summary(Done(lambda cell: near(cell) + cell.settings.classifier_weight))
     assert "classifier_weight" in rising["winner"]["edges"]
 
 
 def test_a_search_ends_after_the_last_round_that_is_wanted():
-    live = tuning.Search(GREEDY, FINETUNED, SETTINGS, (12, 48))
     runner = Done(near)
-    numbers, ways = (dataclasses.replace(live, last_round=name) for name in ("numbers", "cuts"))
-    assert numbers.ways(runner) == numbers.beside(runner) == ways.beside(runner) == []
-    assert ways.ways(runner) == live.ways(runner) != []
-    assert numbers.known(runner) == live.known(runner)[: len(numbers.known(runner))]
-    assert "winner" in numbers.summary(runner)
-    assert [one.summary(runner)["last_round"] for one in (numbers, ways, live)] == list(ROUNDS)
+    found = [search(setup=FINETUNED, last_round=name) for name in ROUNDS]
+    lengths = [len(one.trials(runner)) for one in found]
+    assert lengths == sorted(set(lengths))
+    for one, name in zip(found, ROUNDS, strict=True):
+        assert one.summary(runner)["last_round"] == name
+        assert "winner" in one.summary(runner)
 
 
 def test_what_lies_at_an_edge():
@@ -358,13 +381,10 @@ def test_a_class_step_that_nothing_further_would_change_lies_at_no_end(sharpness
     best = class_step.ClassStep(class_step.LIMIT, sharpness)
 
     def limit(cell):
-        return [
-            dataclasses.asdict(one) | {"score": near(cell) + (one == best)}
-            for one in class_step.GRID
-        ]
+        return [one._asdict() | {"score": near(cell) + (one == best)} for one in class_step.GRID]
 
     winner = search().summary(Done(near, limit))["winner_step"]
-    assert winner["class_step"] == dataclasses.asdict(best)
+    assert winner["class_step"] == best._asdict()
     assert not [name for name in winner["edges"] if name.startswith("step_")]
 
 
@@ -389,8 +409,8 @@ def test_no_winner_before_the_end():
     entry = search().summary(Done(half))
     assert "winner" not in entry
     assert 0 < len(entry["trials"]) < 16
-    assert search().second(Done(half)) == []
-    assert len(search().second(Done(half), guess=True)) == 4
+    assert numbers(search(), Done(half))[1] == []
+    assert len(numbers(search(), Done(half), guess=True)[1]) == 4
 
 
 @pytest.mark.parametrize("name", ["dpsh", "dsdh", "dhn", "hashnet", "mihash", "dch"])
@@ -398,7 +418,9 @@ def test_a_factor_of_the_loss_is_1_in_every_trial(name):
     """Otherwise it would be a second learning rate."""
     found = search(Row(name, name))
     assert "loss_scale" not in {one.name for one in found.space}
-    assert {cell.options["loss_scale"] for t in found.first() for cell in t.cells} == {1.0}
+    assert {cell.options["loss_scale"] for cell in trials.cells_of(numbers(found, NOTHING)[0])} == {
+        1.0
+    }
     assert found.summary(Done(near))["winner"]["options"]["loss_scale"] == 1.0
 
 
@@ -406,13 +428,13 @@ def test_files_are_merged_row_by_row(tmp_path):
     path = tmp_path / "tuning.json"
     first = {"rows": {"a": {"winner": {"options": {"x": 1}, "settings": {}}}}}
     second = {"rows": {"greedyhash": {"winner": {"options": {}, "settings": {}}}}}
-    winners.Tuning({BENCH.slug: first}).save(path)
-    winners.Tuning({BENCH.slug: second, "other": second}).save(path)
-    found = winners.Tuning.load(path)
-    assert found.benches[BENCH.slug]["rows"].keys() == {"a", "greedyhash"}
-    assert found.choice(BENCH, GREEDY).tuned
-    assert not found.choice(BENCH, GREEDY.stepped()).tuned
-    assert not found.choice(BENCH, Row("DPSH", "dpsh")).tuned
+    Winners({SETUP.slug: first}).save(path)
+    Winners({SETUP.slug: second, "other": second}).save(path)
+    found = Winners.load(path)
+    assert found.benches[SETUP.slug]["rows"].keys() == {"a", "greedyhash"}
+    assert found.choice(SETUP, GREEDY).tuned
+    assert not found.choice(SETUP, GREEDY.stepped()).tuned
+    assert not found.choice(SETUP, Row("DPSH", "dpsh")).tuned
 
 
 def test_a_new_method_is_tuned_with_nothing_to_add(make_request, monkeypatch):
@@ -446,23 +468,23 @@ def test_a_new_method_is_tuned_with_nothing_to_add(make_request, monkeypatch):
 
 def test_no_row_waits_for_the_search_of_another(make_request):
     plan = make_plan(make_request(only=["coco21", "dpsh", "csq", "12"], tune=True))
-    bench = plan.benches[0]
+    setup = plan.setups[0]
 
-    def trials(names):
+    def tried(names):
         return {cell.method for cell in names if not cell.measured}
 
     def runs(names):
         return {cell.method for cell in names if cell.measured}
 
-    nothing = open_cells(plan, bench, Done(lambda cell: None))
-    assert trials(nothing) == {"dpsh", "csq"}
+    nothing = plan.open_cells(setup, NOTHING)
+    assert tried(nothing) == {"dpsh", "csq"}
     assert not runs(nothing)
-    half = open_cells(plan, bench, Done(lambda cell: near(cell) if cell.method == "csq" else None))
+    half = plan.open_cells(setup, Done(lambda cell: near(cell) if cell.method == "csq" else None))
     assert len(half) > len(nothing)  # the later rounds of the one that has results
     assert runs(half) == {"csq"}
-    everything = open_cells(plan, bench, Done(near))
+    everything = plan.open_cells(setup, Done(near))
     assert runs(everything) == {"dpsh", "csq"}
-    assert {c.file for c in everything if c.measured} == {c.file for c in plan.cells(bench)}
+    assert {c.file for c in everything if c.measured} == {c.file for c in plan.cells(setup)}
 
 
 def test_trials_that_a_search_recorded_are_not_repeated():
@@ -471,22 +493,21 @@ def test_trials_that_a_search_recorded_are_not_repeated():
     def inside(cell):
         """Every step of the grid; the best is not at its border."""
         return [
-            dataclasses.asdict(one)
-            | {"score": near(cell) + ((one.weight, one.sharpness) == (1, 1))}
+            one._asdict() | {"score": near(cell) + ((one.weight, one.sharpness) == (1, 1))}
             for one in class_step.GRID
         ]
 
-    live = tuning.Search(GREEDY, FINETUNED, SETTINGS, (12, 48))
+    live = search(setup=FINETUNED)
     entry = json.loads(json.dumps(live.summary(Done(near, inside))))
-    nothing = Done(lambda cell: None)
-    again = dataclasses.replace(live, recorded=trials.recorded_trials(entry))
-    assert trials.cells_of(again.known(nothing)) == []
+    nothing = NOTHING
+    again = dataclasses.replace(live, recorded=recorded_trials(entry))
+    assert trials.cells_of(again.trials(nothing)) == []
     assert again.summary(nothing) == entry
     assert {trial["step"]["weight"] for trial in entry["trials"]} == {1.0}
     # One of them is missing: its runs, and nothing else, until it is known what it adds.
     lost = {**entry, "trials": entry["trials"][:-1]}
-    short = dataclasses.replace(live, recorded=trials.recorded_trials(lost))
-    cells = trials.cells_of(short.known(nothing))
+    short = dataclasses.replace(live, recorded=recorded_trials(lost))
+    cells = trials.cells_of(short.trials(nothing))
     assert [cell.bits for cell in cells] == [12, 48]
     assert {cell.settings.classifier_weight for cell in cells} == {0.5}
     assert short.summary(Done(near, inside)) == entry
@@ -499,9 +520,6 @@ def test_a_trial_that_an_error_ended_is_tried_again():
         def failure(self, cell):
             return {"error": "CUDA error"} if cell.settings.learning_rate > 0.05 else None
 
-        def ended(self, cell):
-            return self.row(cell) is not None or self.failure(cell) is not None
-
     def wild(cell):
         rate = cell.settings.learning_rate
         return None if rate > 0.05 else math.nan if rate > 0.02 else near(cell)
@@ -511,7 +529,7 @@ def test_a_trial_that_an_error_ended_is_tried_again():
     assert failed
     assert {trial["failed"] for trial in failed} == {"CUDA error"}
     assert all(trial["settings"]["learning_rate"] > 0.05 for trial in failed)
-    known = [point_of(trial) for trial in trials.recorded_trials(entry).values()]
+    known = [point_of(trial) for trial in recorded_trials(entry).values()]
     assert len(known) == len(entry["trials"]) - len(failed)
     assert any(0.02 < point["learning_rate"] <= 0.05 for point in known)
 
@@ -524,8 +542,8 @@ def test_a_winner_at_the_border_of_a_smaller_grid_is_tried_again():
     entry = search().summary(Done(near, grid))
     best = entry["winner_step"]
     assert best["edges"] == ["step_sharpness"]
-    again = dataclasses.replace(search(), recorded=trials.recorded_trials(entry))
-    (trial,) = [one for one in again.known(Done(lambda cell: None)) if one.cells]
+    again = dataclasses.replace(search(), recorded=recorded_trials(entry))
+    (trial,) = [one for one in again.trials(NOTHING) if one.cells]
     assert trial.point == {**best["settings"], **best["options"]}
 
 
@@ -542,7 +560,7 @@ def test_a_short_trial_of_the_winner_is_not_tried_again():
     entry = search().summary(Done(near, grid))
     assert not entry["winner_step"]["edges"]
     assert any("step_edges" in trial for trial in entry["trials"])
-    assert len(trials.recorded_trials(entry)) == len(entry["trials"])
+    assert len(recorded_trials(entry)) == len(entry["trials"])
 
 
 def test_a_search_goes_on_in_the_ranges_that_it_was_made_in():
@@ -551,16 +569,16 @@ def test_a_search_goes_on_in_the_ranges_that_it_was_made_in():
     ranges = {one.name: one.tuned for one in whole.space[:-1]}
     ranges["learning_rate"] = Tuned(0.002, 0.1, "log")
     fewer = dataclasses.replace(whole, ranges=ranges, guess={"codebook_seed": 3})
-    entry = json.loads(json.dumps(winners.summarise([fewer], Done(near))))
-    nothing = Done(lambda cell: None)
-    again = winners.Tuning(entry).continued(whole)
+    entry = json.loads(json.dumps(Winners.of([fewer], Done(near)).benches))
+    nothing = NOTHING
+    again = Winners(entry).continued(whole)
     assert {one.name: one.tuned for one in again.space} == ranges
     assert again.drawn == fewer.drawn != whole.drawn
-    assert trials.cells_of(again.known(nothing)) == []
-    assert again.summary(nothing) == entry[whole.bench.slug]["rows"][whole.row.space]
+    assert trials.cells_of(again.trials(nothing)) == []
+    assert again.summary(nothing) == entry[whole.setup.slug]["rows"][whole.row.space]
     # Other lengths are another search, of everything that is declared.
     other = dataclasses.replace(whole, bits=(64,))
-    assert winners.Tuning(entry).continued(other) == other
+    assert Winners(entry).continued(other) == other
 
 
 def test_a_search_goes_on_from_the_file_of_an_earlier_one(make_request, tmp_path, monkeypatch):

@@ -88,10 +88,10 @@ def compare(
         seeds: Number of seeds; they are 0, 1, 2, …
         json: Print the results as JSON on stdout instead of the table.
     """
-    from fisherhash.experiments import comparing
     from fisherhash.experiments.__main__ import print_outcome
+    from fisherhash.experiments.reproduce import compare as run_comparison
 
-    outcome = comparing.compare(
+    outcome = run_comparison(
         data,
         out=out,
         names=[name.strip() for name in methods.split(",") if name.strip()],

@@ -1,7 +1,8 @@
-"""The paper's figures as SVG and PNG, drawn from results and from one small training."""
+"""The paper's figures as SVG and PNG, drawn from results and from two small trainings."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections import Counter
@@ -9,32 +10,43 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
-from fisherhash.errors import counted, missing_extra
-from fisherhash.experiments.illustration import center_moves, illustration_points
-from fisherhash.experiments.specs import CURVE_PART, MARGIN_PART, MODULE_PARTS, Part
+from fisherhash.data.splits import hash_order
+from fisherhash.errors import FisherhashError, counted, missing_extra
+from fisherhash.experiments.cells import OpenSetup, Setup
+from fisherhash.experiments.runner import Runner
+from fisherhash.experiments.specs import CURVE_PART, MARGIN_PART, MODULE_PARTS, PRINTED, Part
+from fisherhash.methods.dfh import DFH
 from fisherhash.system import storage
+from fisherhash.training.images import FrozenImages
+from fisherhash.training.loop import Loop
+from fisherhash.training.settings import Settings
 
-if TYPE_CHECKING:
-    from fisherhash.experiments.benches import Bench
-    from fisherhash.experiments.runner import Runner
-
-POINTS_FILE, MOVES_FILE = "centre-learning.json", "centre-moves.json"
 COLOURS = ("#c0392b", "#1e8449")
 TOP_RANK = 5000
 MARGINS = (0.0, 0.5, 1.0, 1.5, 2.0)
+# Of the illustration of centre learning: two classes of CIFAR-10, and the loss of each panel.
+CLASSES = (3, 5)
+IMAGES = 100
+PANELS = {"input": "", "intra": "intra", "intra + inter": "intra,inter"}
+SEEDS = 100
+MOVE_BITS = 48
+MOVES = ("flips", "center_distance", "center_distance_min")
+"""What DFH logs in every epoch: bits of centres flipped, the centres' mean and least distance."""
 
 
-def draw_all(results: Mapping[str, Any], benches: Sequence[Bench], runner: Runner) -> list[Path]:
+def draw_all(results: Mapping[str, Any], setups: Sequence[Setup], runner: Runner) -> list[Path]:
     """Draw every figure there are results for; returns the SVG files in the paper's order.
 
     Args:
         results: the content of the figures' table.
-        benches: one with CIFAR-10 trains the illustration of centre learning.
-        runner: opens the bench; the files go into ``figures`` in its folder.
+        setups: one with CIFAR-10 trains the illustration of centre learning.
+        runner: opens the setup; the files go into ``figures`` in its folder.
     """
     folder = runner.folder / "figures"
     modules, margins, curves = (
@@ -45,9 +57,11 @@ def draw_all(results: Mapping[str, Any], benches: Sequence[Bench], runner: Runne
         ("separable", (8, 3.6), draw_separable),
         ("margin-loss", (5, 3.6), draw_margin_loss),
     ]
-    if points := _points(benches, folder, runner):
-        drawings.append(("centre-learning", (10, 3.7), partial(draw_centres, found=points)))
-    if moves := _moves(benches, folder, runner):
+    cifar10 = [setup for setup in setups if setup.data == "cifar10"][:1]
+    learned = _trained(folder / "centre-learning.json", cifar10, runner, illustration_points)
+    for found in learned.values():
+        drawings.append(("centre-learning", (10, 3.7), partial(draw_centres, found=found)))
+    if moves := _trained(folder / "centre-moves.json", setups, runner, center_moves):
         size = (9.2, 3.2 * len(moves))
         drawings.append(("centre-moves", size, partial(draw_moves, found=moves)))
     if modules:
@@ -56,6 +70,21 @@ def draw_all(results: Mapping[str, Any], benches: Sequence[Bench], runner: Runne
     drawings += [("margin", (5, 3.6), partial(draw_margins, part=part)) for part in margins]
     drawings += [("pr-curves", (7.5, 4.2), partial(draw_curves, part=part)) for part in curves]
     return [save_figure(folder / name, size, draw) for name, size, draw in drawings]
+
+
+def _trained(
+    path: Path,
+    setups: Sequence[Setup],
+    runner: Runner,
+    train: Callable[[OpenSetup], dict[str, Any]],
+) -> dict[str, Any]:
+    """Return what a small training shows, by data set, trained once; none there is no time for."""
+    found = storage.read_json(path) if path.is_file() else {}
+    for setup in setups:
+        if setup.name not in found and not runner.late:
+            found[setup.name] = train(runner.open(setup))
+            storage.write_file(path, storage.dump_json(found))
+    return found
 
 
 def save_figure(path: Path, size: tuple[float, float], draw: Callable[[Any], None]) -> Path:
@@ -137,21 +166,17 @@ def draw_moves(figure: Any, found: Mapping[str, Mapping[str, Any]]) -> None:
     """Draw bits of centres flipped and the centres' distances by epoch, one row per data set."""
     grid = figure.subplots(len(found), 2, squeeze=False)
     for (data, one), (left, right) in zip(found.items(), grid, strict=True):
-        for (name, step), colour in zip(one["steps"].items(), COLOURS, strict=False):
-            epochs = np.arange(1, len(step["flips"]) + 1)
-            left.plot(epochs, step["flips"], "o-", ms=4, color=colour)
-            right.plot(epochs, step["center_distance"], color=colour, label=f"{name}, mean")
-            least = step["center_distance_min"]
-            right.plot(epochs, least, "--", color=colour, label=f"{name}, least")
-        title = f"{data}, {one['bits']} bits, {one['classes']} classes"
+        epochs = np.arange(1, len(one["flips"]) + 1)
+        left.plot(epochs, one["flips"], "o-", ms=4)
         left.set_yscale("symlog", linthresh=1)
-        right.yaxis.get_major_locator().set_params(integer=True)
+        right.plot(epochs, one["center_distance"], label="mean")
+        right.plot(epochs, one["center_distance_min"], "--", label="least")
+        right.legend()
+        title = f"{data}, {one['bits']} bits, {one['classes']} classes"
         for axes, words in ((left, "bits of centres flipped"), (right, "distance of two centres")):
             axes.xaxis.get_major_locator().set_params(integer=True)
             _finish(axes, xlabel="epoch", ylabel=words, title=title)
             axes.set_ylim(bottom=0)
-    lines, names = grid[0, 1].get_legend_handles_labels()
-    figure.legend(lines, names, loc="outside lower center", ncols=len(names))
 
 
 def _codes_of(points: np.ndarray, labels: np.ndarray) -> str:
@@ -225,30 +250,6 @@ def _quadrants(axes: Any, reach: float) -> None:
     axes.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
 
 
-def _points(benches: Sequence[Bench], folder: Path, runner: Runner) -> dict[str, Any] | None:
-    """The illustration's points, trained once; None without CIFAR-10 or time."""
-    path = folder / POINTS_FILE
-    if path.is_file():
-        return storage.read_json(path)
-    bench = next((bench for bench in benches if bench.data == "cifar10"), None)
-    if bench is None or runner.late:
-        return None
-    found = illustration_points(runner.stage(bench))
-    storage.write_file(path, storage.dump_json(found))
-    return found
-
-
-def _moves(benches: Sequence[Bench], folder: Path, runner: Runner) -> dict[str, Any]:
-    """How centres move, by data set, trained once; without those there is no time for."""
-    path = folder / MOVES_FILE
-    found = storage.read_json(path) if path.is_file() else {}
-    for bench in benches:
-        if bench.name not in found and not runner.late:
-            found[bench.name] = center_moves(runner.stage(bench))
-            storage.write_file(path, storage.dump_json(found))
-    return found
-
-
 def _matching(parts: Sequence[Mapping[str, Any]], spec: Part) -> list[Mapping[str, Any]]:
     """The parts of the results that belong to a part of the specification and were measured."""
     data = {source.data for source in spec.sources}
@@ -257,8 +258,7 @@ def _matching(parts: Sequence[Mapping[str, Any]], spec: Part) -> list[Mapping[st
         for part in parts
         if any("evaluation" in run for run in part["runs"])
         and part["data"] in data
-        and {row["name"] for row in part["rows"] if not row.get("real_queries_of")}
-        <= {row.name for row in spec.rows}
+        and {row["name"] for row in part["rows"]} <= {row.name for row in spec.rows}
         and set(part["bits"]) <= set(spec.bits)
     ]
 
@@ -287,3 +287,64 @@ def _mean(
     if ranked:
         values = [value[str(_ranks(part))] for value in values]
     return statistics.mean(values) if values else math.nan
+
+
+def illustration_points(opened: OpenSetup) -> dict[str, Any]:
+    """Compute outputs (200, 2) of a 2-bit head: untrained, with L_intra, and with L_inter added.
+
+    The head starts at random, at unit scale over all training images. As in the paper's figure,
+    the two classes start in neighbouring quadrants: the first seed that does so is used.
+    """
+    collection, rows = opened.collection, opened.features(opened.split.train)
+    everything = torch.from_numpy(rows.values).to(opened.device)
+    where = {int(number): row for row, number in enumerate(rows.indices)}
+    drawn: list[int] = []
+    for column in CLASSES:
+        own = rows.indices[collection.labels[rows.indices, column] > 0]
+        drawn += hash_order(collection.names, own, 0)[:IMAGES]
+    numbers = np.array(sorted(drawn), dtype=np.int64)
+    features = everything[[where[int(number)] for number in numbers]]
+    labels = torch.from_numpy(collection.labels[numbers][:, list(CLASSES)]).float()
+    labels = labels.to(opened.device)
+    kinds = labels.argmax(dim=1).cpu().numpy()
+    settings = Settings(epochs=30, batch_size=50, learning_rate=0.003)
+
+    def outputs(parts: str, seed: int) -> NDArray[np.float32]:
+        """Outputs of a head, trained with some parts of the loss, or untrained without any."""
+        torch.manual_seed(seed)
+        head = DFH(bits=2, classes=len(CLASSES)).head(everything.shape[1]).to(opened.device)
+        head.start(everything)
+        if parts:
+            method = DFH(bits=2, classes=len(CLASSES), parts=parts).to(opened.device)
+            images = FrozenImages(features, labels, head)
+            Loop(method, images, dataclasses.replace(settings, seed=seed)).run()
+        with torch.no_grad():
+            return head.eval()(features).cpu().numpy()
+
+    for seed in range(SEEDS):
+        start = outputs("", seed)
+        first, second = (start[kinds == kind].mean(axis=0) > 0 for kind in (0, 1))
+        if int((first != second).sum()) == 1:
+            break
+    else:
+        raise FisherhashError("no seed puts the two classes into neighbouring quadrants")
+    return {
+        "classes": [collection.classes[column] for column in CLASSES],
+        "labels": kinds.tolist(),
+        "seed": seed,
+        "panels": {name: outputs(parts, seed).round(4).tolist() for name, parts in PANELS.items()},
+    }
+
+
+def center_moves(opened: OpenSetup) -> dict[str, Any]:
+    """Train DFH with the printed centre step on frozen features; returns ``MOVES`` by epoch."""
+    rows, settings = opened.features(opened.split.train), Settings(epochs=20)
+    features = torch.from_numpy(rows.values).to(opened.device)
+    labels = torch.from_numpy(opened.collection.labels[rows.indices]).float().to(opened.device)
+    torch.manual_seed(settings.seed)
+    method = DFH(bits=MOVE_BITS, classes=labels.shape[1], **PRINTED).to(opened.device)
+    head = method.head(features.shape[1]).to(opened.device)
+    head.start(features)
+    history = Loop(method, FrozenImages(features, labels, head), settings).run()
+    found = {key: [row[key] for row in history] for key in MOVES}
+    return {"bits": MOVE_BITS, "classes": labels.shape[1], **found}

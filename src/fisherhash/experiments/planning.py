@@ -1,9 +1,10 @@
-"""From a request to the grid of runs that answers it, planned once per call."""
+"""From a request to the grid of runs that answers it, and from the finished runs to its table."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -11,14 +12,20 @@ from typing import Any
 
 from fisherhash import backbones
 from fisherhash.errors import UsageError
-from fisherhash.experiments.benches import Bench, Cell, locate
+from fisherhash.experiments.cells import Cell, Setup, locate
+from fisherhash.experiments.comparison import (
+    HAMMING_RANKING,
+    RANKINGS,
+    QueryValues,
+    comparisons,
+)
 from fisherhash.experiments.request import Request
 from fisherhash.experiments.runner import Runner
-from fisherhash.experiments.search_space import parted, search_space
+from fisherhash.experiments.significance import unpack_shares
 from fisherhash.experiments.specs import Part, Row, Source, Spec, find_spec
-from fisherhash.experiments.trials import cells_of
-from fisherhash.experiments.tuning import POINTS, Search
-from fisherhash.experiments.winners import PACKAGED_TUNING, TUNING_FILE, Choice, Tuning, summarise
+from fisherhash.experiments.trials import cells_of, parted, search_space
+from fisherhash.experiments.tuning import POINTS, Tuning
+from fisherhash.experiments.winners import PACKAGED_TUNING, TUNING_FILE, UNTUNED, Choice, Winners
 from fisherhash.system.devices import choose_device
 from fisherhash.training.settings import Settings
 
@@ -28,6 +35,9 @@ REHEARSAL = {"epochs": 1, "head_epochs": 1, "batch_size": 32}
 REHEARSAL_IMAGES = 240
 DEFAULT_STEP = {"weight": 1.0, "sharpness": 1.0}
 DEFAULT_SEEDS, DEFAULT_FIRST_SEEDS = 3, 5
+# Parts of a run that its table stores once for all runs, or not at all.
+DROPPED = ("config", "protocol", "method", "images", "weights", "class_step")
+DROPPED_METRICS = ("distances", "bit_statistics", "pr_by_radius", "average_precision")
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,7 @@ class Column:
     Attributes:
         part: as in the paper, with rows and bits reduced to the requested ones.
         source: the data set.
-        bench: the images and the network.
+        setup: the images and the network.
         settings: how every row is trained.
         seeds: number of seeds.
         first_seeds: number of seeds of the best rows.
@@ -46,11 +56,43 @@ class Column:
 
     part: Part
     source: Source
-    bench: Bench
+    setup: Setup
     settings: Settings
     seeds: int
     first_seeds: int = 0
     missing: bool = False
+
+    def to_json(self, winners: Winners) -> dict[str, Any]:
+        """Return the column without its runs."""
+        entry: dict[str, Any] = {
+            "data": self.source.data,
+            "title": self.source.title,
+            "stands_in": self.source.stands_in and not self.missing,
+            "bits": list(self.part.bits),
+            "settings": self.settings.to_json(),
+            "seeds": self.seeds,
+            "rows": [],
+            "runs": [],
+        }
+        if not self.missing:
+            entry["bench"] = self.setup.to_json() | {"slug": self.setup.slug}
+        for row in self.part.rows:
+            choice = UNTUNED if self.missing else winners.choice(self.setup, row)
+            line = {
+                "name": row.name,
+                "method": row.method,
+                **parted(row_values(row, choice)),
+                "tuned": choice.tuned,
+                "paper": list(row.paper),
+            }
+            if row.class_step:
+                line["class_step"] = choice.class_step
+            if choice.score is not None:
+                line["held_out"] = round(choice.score, 6)
+            if choice.edges:
+                line["edges"] = list(choice.edges)
+            entry["rows"].append(line)
+        return entry
 
 
 @dataclass
@@ -60,39 +102,39 @@ class Plan:
     Attributes:
         spec: the table or figures.
         columns: its parts with the data of this machine.
-        tuning: the hyper-parameters to train with; a search replaces them.
-        searches: the searches to run first.
-        recorded: the images and weights of earlier searches whose trials count, by bench.
+        winners: the hyper-parameters to train with; searches replace them.
+        tunings: the searches to run first.
+        recorded: the images and weights of earlier searches whose trials count, by setup.
         tune_only: whether nothing but the searches is run.
     """
 
     spec: Spec
     columns: Sequence[Column]
-    tuning: Tuning
-    searches: Sequence[Search] = ()
+    winners: Winners
+    tunings: Sequence[Tuning] = ()
     recorded: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tune_only: bool = False
 
     @property
-    def benches(self) -> list[Bench]:
-        """The benches of all columns with data, each once."""
-        return list(dict.fromkeys(column.bench for column in self.columns if not column.missing))
+    def setups(self) -> list[Setup]:
+        """The setups of all columns with data, each once."""
+        return list(dict.fromkeys(column.setup for column in self.columns if not column.missing))
 
     def learn(self, runner: Runner) -> None:
         """Take the hyper-parameters that the searches found so far."""
-        if self.searches:
-            self.tuning = Tuning(summarise(self.searches, runner))
+        if self.tunings:
+            self.winners = Winners.of(self.tunings, runner)
 
     def cell(self, column: Column, row: Row, bits: int, seed: int) -> Cell:
         """Return one run of the table.
 
         A row and the same row with the class step share their runs where both train alike.
         """
-        choice = self.tuning.choice(column.bench, row)
+        choice = self.winners.choice(column.setup, row)
         values = row_values(row, choice)
         twin = row if row.class_step else row.stepped()
         if twin in column.part.rows:
-            other = self.tuning.choice(column.bench, twin)
+            other = self.winners.choice(column.setup, twin)
             if not other.tuned:
                 other = dataclasses.replace(other, class_step=DEFAULT_STEP)
             if row_values(row, other) == values:
@@ -100,26 +142,26 @@ class Plan:
         step = {f"step_{key}": value for key, value in (choice.class_step or {}).items()}
         own = parted({**values, **step})
         return Cell(
-            column.bench,
+            column.setup,
             row.method,
             bits,
             dataclasses.replace(column.settings, **{**own["settings"], "seed": seed}),
             own["options"],
-            title=f"{column.bench.name}: {row.name}",
+            title=f"{column.setup.name}: {row.name}",
         )
 
-    def cells(self, bench: Bench | None = None, *, without: Collection[str] = ()) -> list[Cell]:
-        """Return the runs of the table, each once; of one bench or of all.
+    def cells(self, setup: Setup | None = None, *, without: Collection[str] = ()) -> list[Cell]:
+        """Return the runs of the table, each once; of one setup or of all.
 
-        Bench by bench, all rows with the first seed, then with the next.
+        Setup by setup, all rows with the first seed, then with the next.
 
         Args:
-            bench: leave out the others.
+            setup: leave out the others.
             without: leave out the rows of these searches.
         """
         cells: dict[str, Cell] = {}
-        for one in self.benches if bench is None else [bench]:
-            columns = [column for column in self.columns if column.bench == one]
+        for one in self.setups if setup is None else [setup]:
+            columns = [column for column in self.columns if column.setup == one]
             for seed, column in product(range(max(c.seeds for c in columns)), columns):
                 for bits, row in product(column.part.bits, column.part.rows):
                     if seed < column.seeds and row.space not in without:
@@ -127,32 +169,93 @@ class Plan:
                         cells.setdefault(cell.file, cell)
         return list(cells.values())
 
-    def all_cells(self, runner: Runner) -> list[Cell]:
-        """Return the trials, as far as they are known by now, and the runs of the table."""
-        trials = [
-            trial
-            for search in self.searches
-            for trial in (
-                *search.first(),
-                *search.second(runner, guess=True),
-                *search.third(runner, guess=True),
-                *search.beyond(runner),
-                *search.ways(runner, guess=True),
-                *search.beside(runner, guess=True),
-            )
-        ]
-        return cells_of(trials) + ([] if self.tune_only else self.cells())
+    def open_cells(self, setup: Setup, runner: Runner) -> list[Cell]:
+        """Return what can be run by now: trials, then the rows whose search has ended."""
+        tunings = [tuning for tuning in self.tunings if tuning.setup == setup]
+        trials = cells_of(trial for tuning in tunings for trial in tuning.trials(runner))
+        if self.tune_only:
+            return trials
+        self.learn(runner)
+        waiting = {tuning.row.space for tuning in tunings if not tuning.ended(runner)}
+        return trials + self.cells(setup, without=waiting)
 
+    def leading_cells(self, setup: Setup, runner: Runner) -> list[Cell]:
+        """Return further seeds for the best rows and those that no test tells from them."""
+        cells: dict[str, Cell] = {}
+        for column in self.columns:
+            if column.setup != setup or column.missing or column.first_seeds <= column.seeds:
+                continue
+            # Decided by the first seeds, so that every process, at any time, decides the same.
+            part, queries = self._measured(dataclasses.replace(column, first_seeds=0), runner)
+            rankings = comparisons(part, queries).values()
+            leaders = {leader for ranking in rankings for leader in ranking.leaders()}
+            seeds = range(column.seeds, column.first_seeds)
+            for seed, bits, row in product(seeds, column.part.bits, column.part.rows):
+                if (row.name, bits) in leaders:
+                    cell = self.cell(column, row, bits, seed)
+                    cells.setdefault(cell.file, cell)
+        return list(cells.values())
 
-def open_cells(plan: Plan, bench: Bench, runner: Runner) -> list[Cell]:
-    """Return what can be run on a bench by now: trials, then the rows whose search has ended."""
-    searches = [search for search in plan.searches if search.bench == bench]
-    trials = cells_of(trial for search in searches for trial in search.known(runner))
-    if plan.tune_only:
-        return trials
-    plan.learn(runner)
-    waiting = {search.row.space for search in searches if not search.ended(runner)}
-    return trials + plan.cells(bench, without=waiting)
+    def known_cells(self, runner: Runner) -> list[Cell]:
+        """Return every trial and run that is needed, as far as it is known by now."""
+        tunings = (tuning.trials(runner, guess=True) for tuning in self.tunings)
+        trials = cells_of(trial for trials in tunings for trial in trials)
+        if self.tune_only:
+            return trials
+        leading = [cell for setup in self.setups for cell in self.leading_cells(setup, runner)]
+        return trials + self.cells() + leading
+
+    def collect(self, runner: Runner) -> dict[str, Any]:
+        """Return the content of the table, which can be printed without the folder of runs."""
+        searches: dict[str, Any] = {}
+        for column in self.columns:
+            slug = column.setup.with_all_classes.slug
+            if not column.missing and (known := self.winners.benches.get(slug)):
+                spaces = {row.space for row in column.part.rows}
+                rows = {space: one for space, one in known["rows"].items() if space in spaces}
+                searches.setdefault(slug, {**known, "rows": {}})["rows"].update(rows)
+        return {
+            "target": self.spec.name,
+            "title": self.spec.title,
+            "of": self.spec.of,
+            "kind": self.spec.kind,
+            "notes": list(self.spec.notes),
+            "parts": [self._tested(column, runner) for column in self.columns],
+            "tuning": searches,
+        }
+
+    def _tested(self, column: Column, runner: Runner) -> dict[str, Any]:
+        """Return the runs of one data set, with the tests of the best rows against the others."""
+        part, queries = self._measured(column, runner)
+        rankings = comparisons(part, queries).values()
+        tests = [test for ranking in rankings for test in ranking.tests(self.spec.name)]
+        return {**part, "tests": tests}
+
+    def _measured(self, column: Column, runner: Runner) -> tuple[dict[str, Any], QueryValues]:
+        """Return the finished and failed runs of a column, and their values per query."""
+        entry = column.to_json(self.winners)
+        queries: QueryValues = {}
+        for row, bits, run in self._runs(column, runner):
+            for key in ("protocol", "images", "weights"):
+                if key in run:
+                    entry.setdefault(key, run[key])
+            if row.class_step and "evaluation" in run:
+                run = {**run, **run["class_step"]}
+            for key, measured in _rankings(run).items():
+                if text := measured.get("average_precision"):
+                    queries.setdefault((row.name, bits, key), []).append(unpack_shares(text))
+            entry["runs"].append({"row": row.name, **_short(run)})
+        return entry, queries
+
+    def _runs(self, column: Column, runner: Runner) -> Iterator[tuple[Row, int, dict[str, Any]]]:
+        """Yield every run of a column that ended, with its row and code length."""
+        seeds = range(0 if column.missing else max(column.seeds, column.first_seeds))
+        for row, bits, seed in product(column.part.rows, column.part.bits, seeds):
+            cell = self.cell(column, row, bits, seed)
+            if (run := runner.row(cell)) is not None:
+                yield row, bits, run
+            elif (failure := runner.failure(cell)) is not None:
+                yield row, bits, {"bits": bits, "seed": seed, "failed": failure["error"]}
 
 
 def row_values(row: Row, choice: Choice) -> dict[str, Any]:
@@ -178,7 +281,7 @@ def make_plan(request: Request) -> Plan:
         present = [source for source in part.sources if locate(source.data) is not None]
         source = (present or part.sources)[0]
         epochs = source.epochs if live else QUICK_EPOCHS if request.quick else Settings.epochs
-        bench = Bench(
+        setup = Setup(
             source.data,
             source.protocol,
             "tiny" if rehearse else request.backbone,
@@ -192,14 +295,14 @@ def make_plan(request: Request) -> Plan:
         few = request.quick or rehearse
         seeds = request.seeds or (1 if few else DEFAULT_SEEDS)
         more = request.first_seeds or (0 if few or request.seeds else DEFAULT_FIRST_SEEDS)
-        columns.append(Column(part, source, bench, settings, seeds, more, missing=not present))
+        columns.append(Column(part, source, setup, settings, seeds, more, missing=not present))
     if request.tune:
-        earlier = Tuning.load(Path(request.tuning)) if request.tuning else Tuning()
-        searches = _searches(columns, request, earlier)
-        return Plan(spec, columns, Tuning(), searches, earlier.identities, request.tune_only)
+        earlier = Winners.load(Path(request.tuning)) if request.tuning else Winners()
+        tunings = _tunings(columns, request, earlier)
+        return Plan(spec, columns, Winners(), tunings, earlier.identities, request.tune_only)
     own = request.folder / TUNING_FILE
     path = request.tuning or (own if own.is_file() else PACKAGED_TUNING)
-    return Plan(spec, columns, Tuning.load(Path(path)))
+    return Plan(spec, columns, Winners.load(Path(path)))
 
 
 def fixed_layers(backbone: str, live: bool) -> int:
@@ -207,20 +310,20 @@ def fixed_layers(backbone: str, live: bool) -> int:
     return backbones.early_layers(backbone) if live else 0
 
 
-def _searches(columns: Sequence[Column], request: Request, earlier: Tuning) -> list[Search]:
-    """One search per bench and space, for the rows of all parts; trials of earlier ones count."""
+def _tunings(columns: Sequence[Column], request: Request, earlier: Winners) -> list[Tuning]:
+    """One search per setup and space, for the rows of all parts; trials of earlier ones count."""
     epochs, points = request.trial_epochs, request.points or POINTS
-    found: dict[tuple[Bench, str], Search] = {}
+    found: dict[tuple[Setup, str], Tuning] = {}
     for column in columns:
-        settings = column.settings
+        settings, bits = column.settings, column.part.tuning_bits
         if epochs is not None:
             settings = dataclasses.replace(settings, epochs=epochs)
         for row in column.part.rows:
-            if column.missing or not search_space(row, finetune=column.bench.finetune):
-                continue
-            bits, last = column.part.tuning_bits, request.last_round
-            search = earlier.continued(Search(row, column.bench, settings, bits, points, last))
-            found.setdefault((column.bench, row.space), search)
+            key, last = (column.setup, row.space), request.last_round
+            searched = search_space(row, finetune=column.setup.finetune)
+            if searched and not column.missing and key not in found:
+                tuning = Tuning(row, column.setup, settings, bits, points, last)
+                found[key] = earlier.continued(tuning)
     return list(found.values())
 
 
@@ -267,3 +370,27 @@ def _reduced(spec: Spec, only: Sequence[str], *, ends: bool = False) -> list[Par
 
 def _names(row: Row) -> set[str]:
     return {row.name.lower(), row.method, row.space}
+
+
+def _rankings(run: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return what a run measured, by the key of the ranking in which it competes."""
+    found = {key: run[key] for key in RANKINGS if key in run}
+    # Codes without a Hamming distance compete with the others' real-valued queries.
+    if found.get("evaluation", {}).get("ranking", HAMMING_RANKING) != HAMMING_RANKING:
+        found["real_queries"] = found["evaluation"]
+    return found
+
+
+def _short(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run as the table stores it."""
+    short = {key: value for key, value in run.items() if key not in DROPPED}
+    if "config" in run:
+        settings = run["config"]["settings"]
+        short["settings"] = {key: settings[key] for key in ("learning_rate", "epochs")}
+    for key in RANKINGS:
+        if key in run:
+            metrics = {k: v for k, v in run[key].items() if k not in DROPPED_METRICS}
+            # Through JSON, which rounds the floats at every depth.
+            text = json.dumps(metrics)
+            short[key] = json.loads(text, parse_float=lambda number: round(float(number), 6))
+    return short

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from fisherhash.errors import counted
-from fisherhash.experiments.standing import RANKINGS, Contest, Score, Standing
-from fisherhash.experiments.tables import Table, TableCell
+from fisherhash.experiments.comparison import RANKINGS, Comparison, Score, comparisons, verdicts
 
-SIDE_BY_SIDE = "display:flex;flex-wrap:wrap;gap:0 2rem"
+LINE_LENGTH = 110
 CAPTIONS = {
     "separable": "Separable before quantisation, but not after it",
     "margin-loss": "The pairwise loss with a margin",
@@ -24,7 +24,7 @@ CAPTIONS = {
     "margin": "Sensitivity to the margin",
     "pr-curves": "Precision and recall of all methods",
 }
-TUNING_INTRO = (
+TUNING = (
     "Every row was searched in the same way: the same number of quasi-random points in the ranges "
     "that its hyper-parameters declare, each trained for a quarter of the epochs, then the best "
     "quarter of the points for all epochs, as many points near the best ones, points beyond the "
@@ -36,6 +36,61 @@ TUNING_INTRO = (
 AGREEMENT = "Agreement with the neighbours of the float features inside a class"
 NOTE = "Bold: the highest mean of the column. †: not significantly lower (95 %, over {})."
 UNTESTED = "Bold: the highest of the column. With one seed nothing is tested."
+APART = (
+    " ‡: has no Hamming distance and is ranked by its own, between real-valued queries and "
+    "quantised images, so it does not compete here."
+)
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """The text of one cell.
+
+    Attributes:
+        text: the plain text.
+        strong: emphasised text in front of it.
+    """
+
+    text: str
+    strong: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose first column names its rows.
+
+    Attributes:
+        header: one text per column.
+        rows: the cells; a plain string is a cell without emphasis.
+        note: a sentence below the table.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[TableCell | str]]
+    note: str = ""
+
+    @property
+    def cells(self) -> list[list[TableCell]]:
+        """The rows, every cell with its emphasis."""
+        return [
+            [TableCell(cell) if isinstance(cell, str) else cell for cell in row]
+            for row in self.rows
+        ]
+
+    def markdown(self) -> str:
+        """Render the table and its note as Markdown.
+
+        >>> print(Table(["method", "mAP"], [["dfh", TableCell(" (best)", "0.9")]]).markdown())
+        | method | mAP |
+        |---|---|
+        | dfh | **0.9** (best) |
+        """
+        lines = [list(self.header), ["---"] * len(self.header)]
+        for row in self.cells:
+            lines.append([f"**{one.strong}**" * bool(one.strong) + one.text for one in row])
+        text = [f"| {' | '.join(cells)} |" for cells in lines]
+        text[1] = text[1].replace(" ", "")
+        return "\n".join([*text, "", self.note] if self.note else text)
 
 
 @dataclass(frozen=True)
@@ -58,30 +113,19 @@ class PartReport:
     ties: Table
     agreement: Table | None = None
 
-    def markdown(self) -> str:
-        """Render the table of each ranking as Markdown."""
-        if len(self.tables) == 1:
-            return next(iter(self.tables.values())).markdown()
-        blocks = [f"Ranked by {name}:\n\n{one.markdown()}" for name, one in self.tables.items()]
-        return "\n\n".join(blocks)
-
 
 def part_report(results: Mapping[str, Any], part: Mapping[str, Any]) -> PartReport:
     """Build the report of one part of the results."""
-    standing = Standing(part)
+    rankings = comparisons(part)
     measured = {
-        RANKINGS[key]: _score_table(part, contest, results["of"])
-        for key, contest in standing.contests.items()
-        if contest is standing.hamming or len({name for name, _ in contest.rivals}) > 1
+        RANKINGS[key]: _score_table(one, results["of"])
+        for key, one in rankings.items()
+        if key == "evaluation" or len({name for name, _ in one.rivals}) > 1
     }
-    return PartReport(
-        part["title"],
-        _intro(part),
-        measured,
-        standing.verdicts(results["target"]),
-        _ties_table(part, standing),
-        _agreement_table(part),
-    )
+    by_codes = rankings["evaluation"]
+    said = verdicts(part, results["target"])
+    ties = _table(part, lambda name, bits: _ties(by_codes.scores[name, bits]))
+    return PartReport(part["title"], _intro(part), measured, said, ties, _agreement_table(part))
 
 
 def markdown(results: Mapping[str, Any], *, level: int = 2) -> str:
@@ -90,7 +134,9 @@ def markdown(results: Mapping[str, Any], *, level: int = 2) -> str:
     blocks = [f"{mark} {results['title']}", *results["notes"]]
     for part in results["parts"]:
         one = part_report(results, part)
-        blocks += [f"{mark}# {one.title}", one.intro, one.markdown()]
+        blocks += [f"{mark}# {one.title}", one.intro]
+        for name, table in one.tables.items():
+            blocks += [f"Ranked by {name}:"] * (len(one.tables) > 1) + [table.markdown()]
         if one.agreement is not None:
             blocks += [AGREEMENT, one.agreement.markdown()]
         if one.verdicts:
@@ -101,126 +147,117 @@ def markdown(results: Mapping[str, Any], *, level: int = 2) -> str:
 
 
 def html_page(results: Mapping[str, Any], figures: Sequence[Path] = ()) -> str:
-    """Render one self-contained page, with SVG files as figures."""
-    from fisherhash.pages import html as pages
+    """Render one self-contained page, with SVG files as figures.
 
-    blocks = [f"<h1>{escape(results['title'])}</h1>"]
-    blocks += [f"<p>{escape(note)}</p>" for note in results["notes"]]
-    for number, part in enumerate(results["parts"]):
-        one = part_report(results, part)
-        said = "".join(f"<li>{escape(sentence)}</li>" for sentence in one.verdicts)
-        ties = f"<details><summary>What ties can change</summary>{one.ties.html()}</details>"
-        beside = "".join(
-            f"<div><h3>Ranked by {escape(ranking)}</h3>{table.html()}</div>"
-            for ranking, table in one.tables.items()
-        )
-        if one.agreement is not None:
-            beside += f"<div><h3>{escape(AGREEMENT)}</h3>{one.agreement.html()}</div>"
-        body = f'<div style="{SIDE_BY_SIDE}">{beside}</div>'
-        body += (f"<ul>{said}</ul>" if said else "") + ties
-        blocks.append(pages.section(one.title, body, name=f"part{number}", intro=one.intro))
-    for path in figures:
-        # As an image, so that the page's style does not reach into it.
-        data, title = base64.b64encode(path.read_bytes()).decode(), CAPTIONS[path.stem]
-        image = f'<img class="plot" src="data:image/svg+xml;base64,{data}" alt="{escape(title)}">'
-        blocks.append(pages.section(title, image, name=path.stem))
-    tuning = "".join(
-        f"<h3>{escape(slug)}</h3>{_winners_table(found).html()}"
-        f"<details><summary>Every trial</summary>{_trials_table(found).html()}</details>"
-        for slug, found in results["tuning"].items()
+    Raises:
+        ImportError: there is no jinja2, as on a machine that has only what training needs.
+    """
+    from fisherhash.pages.html import render
+
+    images = [
+        (path.stem, CAPTIONS[path.stem], base64.b64encode(path.read_bytes()).decode())
+        for path in figures
+    ]
+    return render(
+        "report.html",
+        title=results["title"],
+        description=results["title"],
+        notes=results["notes"],
+        parts=[part_report(results, part) for part in results["parts"]],
+        agreement=AGREEMENT,
+        figures=[
+            (name, title, f"data:image/svg+xml;base64,{data}") for name, title, data in images
+        ],
+        tuning=TUNING,
+        winners={slug: _winners_table(found) for slug, found in results["tuning"].items()},
     )
-    if tuning:
-        title = "How the hyper-parameters were chosen"
-        blocks.append(pages.section(title, tuning, name="tuning", intro=TUNING_INTRO))
-    return pages.page(results["title"], "\n".join(blocks), description=results["title"])
 
 
 def _intro(part: Mapping[str, Any]) -> str:
-    bench, protocol, seeds = part.get("bench"), part.get("protocol"), part["seeds"]
+    bench, protocol, settings = part.get("bench"), part.get("protocol"), part["settings"]
     if bench is None:
         return "Not run: the data is not on this machine."
     if protocol is None:
         return "Every run failed." if part["runs"] else "Not run yet."
     top = "ALL" if protocol["top"] is None else protocol["top"]
+    drawn = f" (split seed {protocol['seed']})" if protocol.get("seed") is not None else ""
     size = f" at {bench['image_size']} px" if bench["image_size"] else ""
-    settings = part["settings"]
-    way = f"a trained head on frozen features, {counted(settings['epochs'], 'epoch')}"
+    epochs = counted(settings["epochs"], "epoch")
+    training = f"a trained head on frozen features, {epochs}"
     if bench["finetune"]:
-        fixed = settings.get("fixed_layers", 0)
-        way = "the network trained" + (f" except its first {fixed} layers" if fixed else "")
-        way += f", {counted(settings['epochs'], 'epoch')}"
-        if settings.get("head_epochs"):
-            way += f" after {settings['head_epochs']} of the head alone"
-    seed = protocol.get("seed")
-    drawn = f" (split seed {seed})" if seed is not None else ""
-    devices = sorted({run["device"] for run in part["runs"] if "device" in run})
-    text = (
+        fixed, alone = settings.get("fixed_layers", 0), settings.get("head_epochs")
+        training = "the network trained" + (f" except its first {fixed} layers" if fixed else "")
+        training += f", {epochs}" + (f" after {alone} of the head alone" if alone else "")
+    devices = ", ".join(sorted({run["device"] for run in part["runs"] if "device" in run}))
+    said = [
         f"mAP@{top}, expected over tie order; {protocol['protocol']}{drawn}: "
         f"{protocol['train']:,} training images, {protocol['query']:,} queries, "
-        f"{protocol['database']:,} database images, checksum {protocol['checksum'][:16]}. "
-        f"{bench['backbone']}{size}, {way}, {counted(seeds, 'seed')}, on {', '.join(devices)}."
-    )
+        f"{protocol['database']:,} database images, checksum {protocol['checksum'][:16]}.",
+        f"{bench['backbone']}{size}, {training}, {counted(part['seeds'], 'seed')}, on {devices}.",
+    ]
     if "dropout" in settings:
-        text += (
-            f" Standardised features, dropout {settings['dropout']:g}; outputs start at unit scale."
+        said.append(
+            f"Standardised features, dropout {settings['dropout']:g}; outputs start at unit scale."
         )
-    if seeds > 1:
-        text += " Mean ± 95 % t-interval over the seeds."
+    if part["seeds"] > 1:
+        said.append("Mean ± 95 % t-interval over the seeds.")
     # A row may have no number at all: DQN has no class step.
     ran = {run["row"] for run in part["runs"] if "evaluation" in run}
     untuned = [row["name"] for row in part["rows"] if row["name"] in ran and not row["tuned"]]
     if untuned:
         whose = "" if len(untuned) == len(ran) else f": {', '.join(untuned)}"
-        text += f" With default hyper-parameters, not tuned{whose}."
+        said.append(f"With default hyper-parameters, not tuned{whose}.")
     edges = [
         f"{row['name']} ({', '.join(row['edges'])})" for row in part["rows"] if row.get("edges")
     ]
     if edges:
-        text += f" Tuned to an edge of the range that was searched: {'; '.join(edges)}."
+        said.append(f"Tuned to an edge of the range that was searched: {'; '.join(edges)}.")
     if part["stands_in"]:
-        text += " The paper's numbers are for its own data set, not for this stand-in."
-    return text
+        said.append("The paper's numbers are for its own data set, not for this stand-in.")
+    return " ".join(said)
 
 
-def _score_table(part: Mapping[str, Any], contest: Contest, of: str) -> Table:
-    hamming = contest.ranking == "evaluation"
-    rows = [row for row in part["rows"] if not row.get("real_queries_of")]
-    if not hamming:
-        rows = [row for row in rows if any(name == row["name"] for name, _ in contest.rivals)]
+def _table(part: Mapping[str, Any], cell: Callable[[str, int], TableCell | str]) -> Table:
+    """Return a table with one line per row and one column per code length."""
+    header = ["method", *(f"{bits} bits" for bits in part["bits"])]
+    names = [row["name"] for row in part["rows"]]
+    return Table(header, [[name, *(cell(name, bits) for bits in part["bits"])] for name in names])
+
+
+def _score_table(comparison: Comparison, of: str) -> Table:
+    part, hamming = comparison.part, comparison.ranking == "evaluation"
+    rivals = {name for name, _ in comparison.rivals}
+    rows = [row for row in part["rows"] if hamming or row["name"] in rivals]
     beside = f" [{of}]" if hamming and any(row["paper"] for row in rows) else ""
-    apart = {name for (name, _), score in contest.scores.items() if not score.hamming}
+    apart = {name for (name, _), score in comparison.scores.items() if not score.hamming}
     lines = [
         [
             row["name"] + (" ‡" if row["name"] in apart else ""),
-            *(_score_cell(part, contest, row["name"], bits) for bits in part["bits"]),
+            *(_score_cell(comparison, row["name"], bits) for bits in part["bits"]),
         ]
         for row in rows
     ]
     queries = any(test["queries"] for test in part.get("tests", ()))
-    tested = any(map(contest.tested, part["bits"]))
+    tested = any(map(comparison.tested, part["bits"]))
     note = NOTE.format("seeds and queries" if queries else "seeds") if tested else UNTESTED
-    if apart and hamming:
-        note += (
-            " ‡: has no Hamming distance and is ranked by its own, between real-valued queries and "
-            "quantised images, so it does not compete here."
-        )
+    note += APART if apart and hamming else ""
     return Table(["method", *(f"{bits} bits{beside}" for bits in part["bits"])], lines, note)
 
 
-def _score_cell(part: Mapping[str, Any], contest: Contest, name: str, bits: int) -> TableCell:
-    score = contest.scores[name, bits]
-    known = contest.ranking == "evaluation" and score.paper is not None
+def _score_cell(comparison: Comparison, name: str, bits: int) -> TableCell:
+    score = comparison.scores[name, bits]
+    known = comparison.ranking == "evaluation" and score.paper is not None
     paper = f" [{score.paper:.3f}]" if known else ""
     if not score.values:
         return TableCell(_nothing(score) + paper)
     mean = f"{score.mean:.3f}"
-    best = name == (first := contest.best(bits))
-    if not contest.tested(bits) and (name, bits) in contest.rivals:
+    best = name == (first := comparison.best(bits))
+    if not comparison.tested(bits) and (name, bits) in comparison.rivals:
         # No † says what is level: what looks equal is equally bold.
-        best = mean == f"{contest.rivals[first, bits].mean:.3f}"
+        best = mean == f"{comparison.rivals[first, bits].mean:.3f}"
     text = f" ± {score.half:.3f}" if math.isfinite(score.half) else ""
-    text += " †" if len(score.values) > 1 and name in contest.level(bits) else ""
-    if len(score.values) != part["seeds"]:
+    text += " †" if len(score.values) > 1 and name in comparison.level(bits) else ""
+    if len(score.values) != comparison.part["seeds"]:
         text += f", {counted(len(score.values), 'seed')}"
     return TableCell(text + paper, strong=mean) if best else TableCell(mean + text + paper)
 
@@ -230,20 +267,12 @@ def _nothing(score: Score) -> str:
     return "failed" if score.failed else "not run" if score.defined else "–"
 
 
-def _ties_table(part: Mapping[str, Any], standing: Standing) -> Table:
-    def cell(score: Score) -> str:
-        if not score.values:
-            return _nothing(score)
-        none = score.lower is None or score.upper is None
-        bounds = "no bounds" if none else f"{score.lower:.3f} to {score.upper:.3f}"
-        return f"{bounds}; database order {score.stable:.3f}"
-
-    rows = [
-        [row["name"], *(cell(standing.scores[row["name"], bits]) for bits in part["bits"])]
-        for row in part["rows"]
-        if not row.get("real_queries_of")
-    ]
-    return Table(["method", *(f"{bits} bits" for bits in part["bits"])], rows)
+def _ties(score: Score) -> str:
+    if not score.values:
+        return _nothing(score)
+    none = score.lower is None or score.upper is None
+    bounds = "no bounds" if none else f"{score.lower:.3f} to {score.upper:.3f}"
+    return f"{bounds}; database order {score.stable:.3f}"
 
 
 def _agreement_table(part: Mapping[str, Any]) -> Table | None:
@@ -257,26 +286,21 @@ def _agreement_table(part: Mapping[str, Any]) -> Table | None:
             chances[run["bits"]] = found["chance"]
     if not values:
         return None
-    lines = [
-        [
-            row["name"],
-            *(
-                f"{sum(own) / len(own):.3f}" if (own := values.get((row["name"], bits))) else "–"
-                for bits in part["bits"]
-            ),
-        ]
-        for row in part["rows"]
-    ]
+
+    def cell(name: str, bits: int) -> str:
+        own = values.get((name, bits))
+        return f"{statistics.fmean(own):.3f}" if own else "–"
+
+    table = _table(part, cell)
     chance = [f"{chances[bits]:.3f}" if bits in chances else "–" for bits in part["bits"]]
-    lines.append(["one code per class (chance)", *chance])
-    return Table(["method", *(f"{bits} bits" for bits in part["bits"])], lines)
+    return Table(table.header, [*table.rows, ["one code per class (chance)", *chance]])
 
 
 def _winners_table(found: Mapping[str, Any]) -> Table:
     """What was searched for each row and what won, without and with the class step."""
     rows = []
     for name, entry in found["rows"].items():
-        trials = [trial for trial in entry["trials"] if "plain" in trial]
+        trials = entry["trials"]
         first = first_round(trials)
         counts = f"{len(first)} points, {len(trials)} trials"
         if none := sum(trial["plain"] is None for trial in first):
@@ -285,6 +309,17 @@ def _winners_table(found: Mapping[str, Any]) -> Table:
         rows.append([name, counts, ranges(entry["space"]), *winners])
     header = ["row", "trials", "searched", "best", "best with the class step"]
     return Table(header, rows, "⚠: at the edge of its range.")
+
+
+def _winner(winner: Mapping[str, Any] | None) -> str:
+    if winner is None:
+        return "none yet"
+    edges = winner.get("edges", ())
+    step = {f"step_{key}": f"{value:g}" for key, value in (winner.get("class_step") or {}).items()}
+    values = {**winner["settings"], **winner["options"], **step}
+    words = [f"{key} {value}" + (" ⚠" if key in edges else "") for key, value in values.items()]
+    score = f": {winner['score']:.3f}" if winner.get("score") is not None else ""
+    return ", ".join(words) + score
 
 
 def first_round(trials: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -307,43 +342,28 @@ def ranges(space: Mapping[str, Any], *, without: Sequence[str] = ()) -> str:
     >>> ranges({"rate": {"least": 0.1, "most": 1.0, "scale": "log"}, "cut": {"choices": [1, 2]}})
     'rate 0.1–1 (log); cut 1 / 2'
     """
-    known = {key: one for key, one in space.items() if isinstance(one, dict)}
-    return "; ".join(f"{key} {_range(one)}" for key, one in known.items() if key not in without)
+
+    def words(one: Mapping[str, Any]) -> str:
+        if "choices" in one:
+            return " / ".join(str(choice) for choice in one["choices"])
+        return f"{one['least']:g}–{one['most']:g}" + (" (log)" if one["scale"] == "log" else "")
+
+    return "; ".join(f"{key} {words(one)}" for key, one in space.items() if key not in without)
 
 
-def _winner(winner: Mapping[str, Any] | None) -> str:
-    if winner is None:
-        return "none yet"
-    edges = winner.get("edges", ())
-    step = {f"step_{key}": f"{value:g}" for key, value in (winner.get("class_step") or {}).items()}
-    values = {**winner["settings"], **winner["options"], **step}
-    words = [f"{key} {value}" + (" ⚠" if key in edges else "") for key, value in values.items()]
-    score = f": {winner['score']:.3f}" if winner.get("score") is not None else ""
-    return ", ".join(words) + score
+def dump_results(results: Mapping[str, Any]) -> str:
+    """Return the results of a table or of a search as JSON: one line per run and short value."""
+    return _lines(results, "\n") + "\n"
 
 
-def _range(space: Mapping[str, Any]) -> str:
-    if "choices" in space:
-        return " / ".join(str(choice) for choice in space["choices"])
-    return f"{space['least']:g}–{space['most']:g}" + (" (log)" if space["scale"] == "log" else "")
-
-
-def _trials_table(found: Mapping[str, Any]) -> Table:
-    """Every trial with its scores, the first round and the second."""
-    rows = []
-    for name, entry in found["rows"].items():
-        for trial in entry["trials"]:
-            if "plain" not in trial:  # a search of an earlier version
-                continue
-            values = {**trial["settings"], **trial["options"]}
-            step = trial.get("step")
-            rows.append(
-                [
-                    name,
-                    str(trial["epochs"]),
-                    ", ".join(f"{key} {value}" for key, value in values.items()),
-                    "no score" if trial["plain"] is None else f"{trial['plain']:.3f}",
-                    f"{step['score']:.3f}" if step else "–",
-                ]
-            )
-    return Table(["row", "epochs", "point", "score", "with the class step"], rows)
+def _lines(value: Any, margin: str) -> str:
+    """JSON whose closing bracket follows ``margin``, a line break with its indentation."""
+    line = json.dumps(value)
+    if not isinstance(value, dict | list) or len(line) <= LINE_LENGTH or "row" in value:
+        return line
+    inner = f"{margin}  "
+    if isinstance(value, list):
+        items = [_lines(item, inner) for item in value]
+        return "[" + inner + f",{inner}".join(items) + margin + "]"
+    items = [f"{json.dumps(key)}: {_lines(item, inner)}" for key, item in value.items()]
+    return "{" + inner + f",{inner}".join(items) + margin + "}"

@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import logging
+import os
 import statistics
+import sys
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fisherhash.errors import (
-    DivergedError,
-    FisherhashError,
-    NotDefinedError,
-    UsageError,
-    counted,
-)
-from fisherhash.experiments.benches import Bench, Cell, OpenBench
-from fisherhash.experiments.claims import Claims
-from fisherhash.experiments.one_training import run_cells
+from fisherhash.errors import DivergedError, FisherhashError, NotDefinedError, UsageError, counted
+from fisherhash.experiments.cells import Cell, OpenSetup, Setup, run_cells
 from fisherhash.model.folder import versions
 from fisherhash.system import storage
 from fisherhash.system.devices import device_name
 
 logger = logging.getLogger(__name__)
 
-# Seconds per run before one was measured, by kind of device and whether it fine-tunes.
-FIRST_GUESS = {("cpu", False): 12.0, ("cuda", False): 6.0, ("cuda", True): 30.0}
-SLOW_GUESS = 3600.0
 POLL_SECONDS = 0.5
 LOOK_SECONDS = 10.0
+"""How long a process works on one list of cells before it looks for new ones."""
 
 
 @dataclass
@@ -51,7 +43,7 @@ class Runner:
         jobs: number of processes that share the folder, for the estimates.
         trials_only: whether nothing will be measured on queries, so that only training images are
             needed.
-        recorded: the images, splits and weights of an earlier search's trials, by bench.
+        recorded: the images, splits and weights of an earlier search's trials, by setup.
         say: receives one line per run.
         broken: whether an error has made the device useless to this process: all later runs would
             fail too.
@@ -67,8 +59,7 @@ class Runner:
     recorded: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     say: Callable[[str], None] = logger.info
     broken: bool = field(default=False, init=False)
-    _stage: tuple[Bench, OpenBench] | None = field(default=None, init=False)
-    _paces: list[float] = field(default_factory=list, init=False)
+    _opened: tuple[Setup, OpenSetup] | None = field(default=None, init=False)
     _rows: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
 
     def row(self, cell: Cell) -> dict[str, Any] | None:
@@ -89,10 +80,10 @@ class Runner:
         """Return whether a cell has a result, or failed at its last attempt."""
         return self.row(cell) is not None or self.failure(cell) is not None
 
-    def identity(self, bench: Bench, cells: Sequence[Cell]) -> Mapping[str, Any] | None:
-        """Return what identifies the images and the network of a bench; None before any result."""
-        if bench.slug in self.recorded:
-            return self.recorded[bench.slug]
+    def identity(self, setup: Setup, cells: Sequence[Cell]) -> Mapping[str, Any] | None:
+        """Return what identifies the images and the network of a setup; None before any result."""
+        if setup.slug in self.recorded:
+            return self.recorded[setup.slug]
         rows = (self.row(cell) for cell in cells)
         return next((images_and_weights(row) for row in rows if row is not None), None)
 
@@ -106,10 +97,10 @@ class Runner:
         return self.broken or (self.stop_at is not None and time.time() >= self.stop_at)
 
     def prepare(self, cells: Sequence[Cell]) -> None:
-        """Fill the caches of each bench that is still needed, before processes share the work."""
-        for bench in dict.fromkeys(cell.bench for cell in self.left(cells)):
+        """Fill the caches of each setup that is still needed, before processes share the work."""
+        for setup in dict.fromkeys(cell.setup for cell in self.left(cells)):
             if not self.late:
-                self.stage(bench).prepare()
+                self.open(setup).prepare()
         self.close()
 
     def run(self, known: Callable[[], Sequence[Cell]]) -> None:
@@ -122,11 +113,12 @@ class Runner:
             known: returns the cells in the order in which they are to be run. It is called again
                 from time to time, because a result may add cells.
         """
-        with closing(Claims(self.folder / "lock")) as claims:
-            while not self.late and self._run_some(known(), claims):
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / "lock", "a+b") as locks:
+            while not self.late and self._run_some(known(), locks.fileno()):
                 pass
 
-    def _run_some(self, cells: Sequence[Cell], claims: Claims) -> bool:
+    def _run_some(self, cells: Sequence[Cell], locks: int) -> bool:
         """Run open cells, in order, until it is time to look for others; returns if any was open.
 
         Those that other processes run are passed over.
@@ -136,7 +128,7 @@ class Runner:
         for number, cell in todo:
             if self.late or time.monotonic() > until:
                 return True
-            with claims.claim(cell.training) as ours:
+            with claimed(locks, cell.training) as ours:
                 # Another process may have ended it since the list was made.
                 if ours and self._is_open(cell):
                     alike = [one for _, one in todo if one.training == cell.training]
@@ -149,72 +141,86 @@ class Runner:
 
     def estimate(self, cells: Sequence[Cell]) -> str:
         """Return one sentence: how many runs are left, and about how long they take."""
-        left = self.left(cells)
+        left, name = self.left(cells), device_name(self.device)
         if not left:
             return f"all {len(cells)} runs are done"
-        known = self._paces_of(cells)
-        guess = FIRST_GUESS.get((self.device.type, left[0].bench.finetune), SLOW_GUESS)
-        everywhere = statistics.mean(known.values()) if known else guess
-        seconds = sum(known.get((cell.bench.slug, cell.method), everywhere) for cell in left)
-        basis = "judging by earlier runs" if known else "a first guess"
-        return (
-            f"{len(left)} of {len(cells)} runs left ({len(cells) - len(left)} done), about "
-            f"{_duration(seconds / self.jobs)} on {device_name(self.device)} with "
-            f"{counted(self.jobs, 'job')} ({basis}; plus the time to compute features)"
+        where = f"on {name} with {counted(self.jobs, 'job')}"
+        time_left = self._time_left(cells)
+        about = (
+            f", about {time_left} {where}, judging by earlier runs" if time_left else f" {where}"
         )
+        return f"{len(left)} of {len(cells)} runs left ({len(cells) - len(left)} done){about}"
 
-    def stage(self, bench: Bench) -> OpenBench:
-        """Open a bench, or return the open one; the previous bench is released."""
-        if self._stage is None or self._stage[0] != bench:
+    def _time_left(self, cells: Sequence[Cell]) -> str:
+        """Return about how long the cells without a result take; nothing before the first run."""
+        rows = [row for cell in cells if (row := self.row(cell)) is not None]
+        # A run's share of its training.
+        paces = [
+            row["seconds"]["total"] / row.get("shared_by", 1)
+            for row in rows
+            if row.get("device") == device_name(self.device)
+        ]
+        if not paces:
+            return ""
+        return _duration(statistics.mean(paces) * len(self.left(cells)) / self.jobs)
+
+    def open(self, setup: Setup) -> OpenSetup:
+        """Open a setup, or return the open one; the previous one is released.
+
+        Raises:
+            UsageError: its folder has results of other images, splits or weights.
+        """
+        if self._opened is None or self._opened[0] != setup:
             self.close()
-            stage = OpenBench(bench, self.device, trials_only=self.trials_only)
-            self._check_same(bench, stage)
-            self._stage = bench, stage
-        return self._stage[1]
-
-    def _check_same(self, bench: Bench, stage: OpenBench) -> None:
-        """Refuse results of other images, splits or weights under the same names."""
-        now = images_and_weights(stage.identity)
-        for kind in ("runs", "trials"):
-            for path in sorted((self.folder / kind / bench.slug).glob("*.json"))[:1]:
-                found = images_and_weights(storage.read_json(path))
-                check_same(found, now, f"{path.parent} holds runs")
-        if found := self.recorded.get(bench.slug):
-            what = f"the recorded trials of {bench.slug} were run"
-            check_same(found, now, what, instead="another --tuning")
+            opened = OpenSetup(setup, self.device, trials_only=self.trials_only)
+            now = images_and_weights(opened.identity)
+            for kind in ("runs", "trials"):
+                for path in sorted((self.folder / kind / setup.slug).glob("*.json"))[:1]:
+                    found = images_and_weights(storage.read_json(path))
+                    check_same(found, now, f"{path.parent} holds runs")
+            if found := self.recorded.get(setup.slug):
+                what = f"the recorded trials of {setup.slug} were run"
+                check_same(found, now, what, instead="another --tuning")
+            self._opened = setup, opened
+        return self._opened[1]
 
     def close(self) -> None:
-        """Release the open bench."""
-        self._stage = None
+        """Release the open setup."""
+        self._opened = None
         gc.collect()
         if self.device.type == "cuda" and not self.broken:
             torch.cuda.empty_cache()
 
     def _attempt(self, group: Sequence[Cell], prefix: str, cells: Sequence[Cell]) -> None:
-        """Run cells that one training serves, and write what becomes of each."""
-        cell = group[0]
-        what = f"{prefix} {cell.full_title}"
+        """Run cells that one training serves, and write what becomes of each.
+
+        Args:
+            group: the cells.
+            prefix: for the line about them.
+            cells: the whole grid, for the time that is left.
+        """
+        what = f"{prefix} {group[0].full_title}"
         if len(group) > 1:
             what += f" and {len(group) - 1} more of this training"
-        began = time.perf_counter()
-        one_by_one = known = False
+        began, one_by_one = time.perf_counter(), False
         try:
-            found = run_cells(group, self.stage(cell.bench))
+            found = run_cells(group, self.open(group[0].setup))
         except Exception as error:  # one failed run must not end a night of runs
-            known = isinstance(error, FisherhashError)
             if len(group) > 1 and not isinstance(error, DivergedError):
                 # It may concern one of them only, such as its cut or the memory it needs.
-                one_by_one = known or self._works()
+                one_by_one = isinstance(error, FisherhashError) or self._works()
             found = [] if one_by_one else self._ended_by(error, group, what)
-        # Not above: there the error would hold on to the memory of what failed.
-        if one_by_one:
-            if not known:
-                self.close()
+        if one_by_one:  # not above: there the error would hold on to the memory of what failed
+            self.close()
             for one in group:
                 if not self.late:
                     self._attempt([one], prefix, cells)
         elif found:
-            self._write(group, found, time.perf_counter() - began, what, cells)
+            seconds = time.perf_counter() - began
+            for cell, one in zip(group, found, strict=True):
+                self._write(cell, one, seconds, len(group))
+            rest = self._time_left(cells)
+            self.say(f"{what}: {_result(found[0])}, {seconds:.0f} s; about {rest} left")
 
     def _ended_by(
         self, error: Exception, group: Sequence[Cell], what: str
@@ -226,7 +232,7 @@ class Runner:
         """
         measured, undefined = group[0].measured, isinstance(error, NotDefinedError)
         reason = " ".join(f"{error}".split()) or type(error).__name__
-        if isinstance(error, UsageError) and (self._stage is None or (measured and not undefined)):
+        if isinstance(error, UsageError) and (self._opened is None or (measured and not undefined)):
             raise error
         if undefined:
             return [{"not_defined": reason} for _ in group]
@@ -234,8 +240,10 @@ class Runner:
             # Two values of a quasi-random point may not go together, and whether a learning rate
             # diverges is what a trial is to find out.
             return [{"gave_up": reason} for _ in group]
-        for one in group:
-            self._record(one, reason)
+        for cell in group:
+            calls = [*self._failed_in(cell), self.token]
+            failure = {"config": cell.config, "error": reason, "calls": list(dict.fromkeys(calls))}
+            storage.write_file(self._failed_path(cell), storage.dump_json(failure))
         self.say(f"{what}: FAILED: {reason}")
         if not isinstance(error, FisherhashError):
             logger.exception("%s", what)
@@ -246,37 +254,16 @@ class Runner:
             self.close()
         return []
 
-    def _write(
-        self,
-        group: Sequence[Cell],
-        found: Sequence[dict[str, Any]],
-        seconds: float,
-        what: str,
-        cells: Sequence[Cell],
-    ) -> None:
-        """Write what became of the cells of one training, and say it."""
-        rows = [
-            self._row(cell, one, seconds, len(group))
-            for cell, one in zip(group, found, strict=True)
-        ]
-        self._paces += [_pace(row) for row in rows]
-        left = len(self.left(cells))
-        rest = _duration(statistics.mean(self._paces) * left / self.jobs)
-        self.say(f"{what}: {_result(rows[0])}, {seconds:.0f} s; about {rest} left")
-
-    def _row(
-        self, cell: Cell, found: Mapping[str, Any], seconds: float, shared_by: int
-    ) -> dict[str, Any]:
-        """Write what became of a cell; returns it. The times are those of the whole training."""
+    def _write(self, cell: Cell, found: Mapping[str, Any], seconds: float, shared_by: int) -> None:
+        """Write what became of a cell. The times are those of the whole training."""
         row = {"method": cell.method, "bits": cell.bits, "seed": cell.seed, "config": cell.config}
-        row |= {**self.stage(cell.bench).identity, **found}
+        row |= {**self.open(cell.setup).identity, **found}
         row["seconds"] = row.get("seconds", {}) | {"total": round(seconds, 3)}
         row |= {"device": device_name(self.device), "jobs": self.jobs, "versions": versions()}
         if shared_by > 1:
             row["shared_by"] = shared_by
         storage.write_file(self.folder / cell.file, storage.dump_json(row))
         self._failed_path(cell).unlink(missing_ok=True)
-        return row
 
     def _works(self) -> bool:
         """Return whether the device still computes, after an error that may have broken it.
@@ -289,13 +276,8 @@ class Runner:
             return False
         return True
 
-    def _record(self, cell: Cell, reason: str) -> None:
-        """Write why a cell failed, and in which calls."""
-        calls = [*self._failed_in(cell), self.token]
-        failure = {"config": cell.config, "error": reason, "calls": list(dict.fromkeys(calls))}
-        storage.write_file(self._failed_path(cell), storage.dump_json(failure))
-
     def _failed_in(self, cell: Cell) -> Sequence[str]:
+        """Return the tokens of the calls in which a cell failed."""
         return (self.failure(cell) or {}).get("calls", ())
 
     def _is_open(self, cell: Cell) -> bool:
@@ -305,19 +287,39 @@ class Runner:
     def _failed_path(self, cell: Cell) -> Path:
         return self.folder / "failed" / cell.file.replace("/", "_")
 
-    def _paces_of(self, cells: Sequence[Cell]) -> dict[tuple[str, str], float]:
-        """Return mean seconds of finished runs on this device, by bench and method."""
-        found: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
-        for cell in cells:
-            row = self.row(cell)
-            if row is not None and row.get("device") == device_name(self.device):
-                found[cell.bench.slug, cell.method].append(_pace(row))
-        return {key: statistics.mean(paces) for key, paces in found.items()}
+
+@contextmanager
+def claimed(file: int, name: str) -> Iterator[bool]:
+    """Try to lock a name among the processes that open the same file; yields whether we hold it.
+
+    The lock is one byte of the file, which stays empty. The system drops the locks of a killed
+    process.
+    """
+    offset = int.from_bytes(hashlib.sha256(name.encode()).digest()[:3], "big")
+    try:
+        _lock(file, offset, hold=True)
+    except (BlockingIOError, PermissionError):  # held by another process
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        _lock(file, offset, hold=False)
 
 
-def _pace(row: Mapping[str, Any]) -> float:
-    """Return a run's share of the seconds that its training took, with all that it ended in."""
-    return row["seconds"]["total"] / row.get("shared_by", 1)
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(file: int, offset: int, *, hold: bool) -> None:
+        os.lseek(file, offset, os.SEEK_SET)
+        msvcrt.locking(file, msvcrt.LK_NBLCK if hold else msvcrt.LK_UNLCK, 1)
+
+else:
+    import fcntl
+
+    def _lock(file: int, offset: int, *, hold: bool) -> None:
+        how = fcntl.LOCK_EX | fcntl.LOCK_NB if hold else fcntl.LOCK_UN
+        fcntl.lockf(file, how, 1, offset)
 
 
 def images_and_weights(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -338,16 +340,17 @@ def check_same(
         what: the beginning of the message: the folder or the file, and its content.
         instead: what the user can choose.
     """
-    if differ := [
-        _named(key, found.get(key), now[key]) for key in now if found.get(key) != now[key]
-    ]:
+    differ = [
+        _difference(key, found.get(key), now[key]) for key in now if found.get(key) != now[key]
+    ]
+    if differ:
         raise UsageError(f"{what} with different {', '.join(differ)}; choose {instead}")
 
 
-def _named(key: str, there: Any, here: Any) -> str:
+def _difference(key: str, there: Any, here: Any) -> str:
     """Return what differs: a key, or what of its value where that has keys, too.
 
-    >>> _named("settings", {"epochs": 20, "seed": 0}, {"epochs": 5, "seed": 0})
+    >>> _difference("settings", {"epochs": 20, "seed": 0}, {"epochs": 5, "seed": 0})
     'settings (epochs: 20 there, 5 here)'
     """
     if not (isinstance(there, Mapping) and isinstance(here, Mapping)):
@@ -357,7 +360,8 @@ def _named(key: str, there: Any, here: Any) -> str:
     return f"{key} ({'; '.join(words)})"
 
 
-def _result(row: dict[str, Any]) -> str:
+def _result(row: Mapping[str, Any]) -> str:
+    """Return what became of a run, in a few words."""
     if "evaluation" in row:
         step = row.get("class_step")
         more = f", with the class step {step['evaluation']['map']:.4f}" if step else ""

@@ -2,14 +2,7 @@
 
 What is searched is declared with each hyper-parameter, in the method's own file and in
 :class:`Settings` (:class:`~fisherhash.system.options.Tuned`); nothing here knows a method. The
-learning rate has one range for all rows. Every row gets the same number of quasi-random points.
-All of them are trained for a quarter of the epochs, and the best quarter for all epochs, each at
-several code lengths. As many points again are then drawn near the best ones, beyond the range where
-the best lies at its edge. While a winner still lies at an edge with nothing tried beyond it, its
-row gets another such round, at most twice. Then the best point is tried with every other way to
-make bits of outputs: sixteen points are too few to try each of them beside a good learning rate.
-Last, where the network is trained and the method knows labels, what is best by then is tried with a
-classifier beside the head, with larger weights while the largest is the best.
+learning rate has one range for all rows. The rounds are the lines of :meth:`Tuning.rounds`.
 
 A fifth of the training images is held out. Each held-out image is queried against the others: like
 most of a database, they were not trained on. The score is the mean over the code lengths of the
@@ -22,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,25 +23,23 @@ import numpy as np
 import torch
 
 from fisherhash import methods
-from fisherhash.experiments.benches import Bench, Cell
+from fisherhash.experiments.cells import Cell, Setup
 from fisherhash.experiments.request import ROUNDS, Round
 from fisherhash.experiments.runner import Runner
-from fisherhash.experiments.search_space import (
-    EQUAL_FOR_ALL,
-    OF_HAMMING_CODES,
-    is_further,
-    is_tried,
-    other_ways,
-    parted,
-    search_space,
-)
 from fisherhash.experiments.specs import Options, Row
 from fisherhash.experiments.trials import (
+    EQUAL_FOR_ALL,
+    Result,
     Trial,
-    by_plain,
-    by_step,
+    highest_score,
     in_turns,
+    is_further,
+    other_ways,
+    parted,
+    plain_score,
     ranked,
+    search_space,
+    step_score,
     trial_key,
 )
 from fisherhash.system.options import Option, Tuned
@@ -58,48 +49,47 @@ POINTS = 16
 SHORTER = 4
 """The first round trains for 1/4 of the epochs, and 1/4 of its points reach the second round."""
 NEAR = 0.1
-"""The standard deviation of a point of the third round, as a share of the range."""
+"""The standard deviation of a point near another, as a share of the range."""
 MOST_BEYOND = 2
 """Rounds beyond an edge at most: some have no end to find."""
 HELD_OUT = 0.2
-
 CLASSIFIER_WEIGHTS = (0.2, 0.5)
-"""What the last round tries first where the network is trained and the method knows labels."""
+"""What the last round tries first."""
 MOST_DOUBLED = 7
 """How often the largest weight is doubled at most, while it is the best."""
 
 
 @dataclass(frozen=True)
-class Search:
-    """The search for one row's hyper-parameters on one bench.
+class Tuning:
+    """The search for one row's hyper-parameters on one setup.
 
     Attributes:
         row: what is searched: its method, without what the row fixes.
-        bench: the images and the network.
+        setup: the images and the network.
         settings: how the trials of the last round are trained.
         bits: the code lengths.
         points: number of quasi-random points.
         last_round: one of ``ROUNDS``, the last that is run.
-        recorded: trials of an earlier search, by :func:`trial_key`; they are not run again.
+        recorded: results of an earlier search, by :func:`trial_key`; they are not run again.
         ranges: where the earlier search searched, by the name of the option, which this one goes
             on with; None for what is declared today.
         guess: the authors' values that it began with, likewise; None for those of the row.
     """
 
     row: Row
-    bench: Bench
+    setup: Setup
     settings: Settings
     bits: tuple[int, ...]
     points: int = POINTS
     last_round: Round = ROUNDS[-1]
-    recorded: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    recorded: Mapping[str, Result] = dataclasses.field(default_factory=dict)
     ranges: Mapping[str, Tuned] | None = None
     guess: Options | None = None
 
     @functools.cached_property
     def space(self) -> tuple[Option, ...]:
         """What is searched, and where."""
-        space = search_space(self.row, finetune=self.bench.finetune)
+        space = search_space(self.row, finetune=self.setup.finetune)
         if self.ranges is None:
             return space
         kept = [one for one in space if one.name in self.ranges]
@@ -118,33 +108,132 @@ class Search:
             torch.quasirandom.SobolEngine(len(self.space), scramble=True, seed=self._seed + part)
             for part in range(2)
         ]
-        shares = [
-            engines[number % 2].draw().clamp(0.0, 1.0 - 1e-6)[0].tolist()
-            for number in range(self.points)
-        ]
         known = methods.hyper_parameters(methods.find(self.row.method))
         own = {**{key: one.default for key, one in known.items()}, **self._guess}
         points = []
-        for number, point in enumerate(shares):
-            values = {one.name: one.drawn(at) for one, at in zip(self.space, point, strict=True)}
+        for number in range(self.points):
+            shares = engines[number % 2].draw().clamp(0.0, 1.0 - 1e-6)[0].tolist()
+            values = {one.name: one.drawn(at) for one, at in zip(self.space, shares, strict=True)}
             if number % 2 == 0:
-                guessed = [one for one in self.space if one.name in own]
-                values |= {
-                    one.name: own[one.name] for one in guessed if is_tried(one, own[one.name])
-                }
+                for one in self.space:
+                    choices = one.tuned.choices if one.tuned else ()
+                    if one.name in own and (not choices or own[one.name] in choices):
+                        values[one.name] = own[one.name]
             points.append(values)
         return points
+
+    def rounds(self, runner: Runner, *, guess: bool = False) -> Iterator[list[Trial]]:
+        """Yield the trials of each round, as far as they are known by now.
+
+        A round follows from the results of those before it. "Best" means best without and best
+        with the class step, in turns.
+
+        Args:
+            runner: knows the results.
+            guess: go on from any points while the best are unknown, to count the runs.
+        """
+        first = self._first
+        yield first
+        # The best quarter, for all epochs.
+        second = self._long(one.point for one in self._best(first, runner, guess)[: self._most])
+        yield second
+        # As many again, near the best two of them; beyond the range where one lies at its edge.
+        best = self._best(second, runner, guess)[:2]
+        turns = range(self._most)
+        third = self._long(self._near(best[n % len(best)].point, n) for n in turns if best)
+        yield third
+        # While a winner lies at an edge with nothing tried beyond it, more points near it.
+        long = [*second, *third]
+        for number in range(1, MOST_BEYOND + 1):
+            if not self._done(long, runner):
+                break
+            edged = [one for one in self._winners(long, runner) if self._edges(one, long)]
+            if not edged:
+                break
+            draws = [(edged[n % len(edged)].point, number * self._most + n) for n in turns]
+            beyond = self._long(self._near(point, n) for point, n in draws)
+            long += beyond
+            yield beyond
+        if self.last_round == "numbers":
+            return
+        # The best with every other way to make bits of outputs: sixteen points are too few to try
+        # each of them beside a good learning rate.
+        best = self._highest(long, runner, guess)
+        ways = self._long(point for one in best for point in other_ways(self.space, one.point))
+        yield ways
+        # Last, a classifier beside the head; larger weights while the largest is the best.
+        learns = methods.find(self.row.method).info.supervision != "none"
+        if not (self.setup.finetune and learns and self.last_round == "classifier"):
+            return
+        long += ways
+        best = self._highest(long, runner, guess)
+        weights = list(CLASSIFIER_WEIGHTS)
+        beside = self._long({**one.point, "classifier_weight": w} for one in best for w in weights)
+        yield beside
+        for _ in range(MOST_DOUBLED if beside and not guess else 0):
+            if not self._done(beside, runner):
+                break
+            if beside[-1] not in self._winners([*long, *beside], runner):
+                break
+            weights.append(2 * weights[-1])
+            doubled = self._long([{**best[0].point, "classifier_weight": weights[-1]}])
+            beside = [*beside, *doubled]
+            yield doubled
+
+    def trials(self, runner: Runner, *, guess: bool = False) -> list[Trial]:
+        """Return the trials of every round that is known by now; each result may add some."""
+        return [trial for trials in self.rounds(runner, guess=guess) for trial in trials]
+
+    def ended(self, runner: Runner) -> bool:
+        """Return whether no trial is left: what is known is run, and adds nothing."""
+        return self._done(self.trials(runner), runner)
+
+    def summary(self, runner: Runner) -> dict[str, Any]:
+        """Return the space, the result of every finished trial, and the winners, as JSON."""
+        first, second, third, *later = self.rounds(runner)
+        near = [*second, *third]
+        long = [one for trials in (near, *later) for one in trials if self._done([one], runner)]
+        results = [one.result(runner) for one in [*first, *long]]
+        trials = [dict(result) for result in results if result is not None]
+        entry: dict[str, Any] = {
+            "method": self.row.method,
+            "base": dict(self.row.base),
+            "points": self.points,
+            "last_round": self.last_round,
+            "bits": list(self.bits),
+            "space": {one.name: one.tuned.to_json() for one in self.space if one.tuned},
+            "guess": dict(self._guess),
+            "trials": trials,
+            "without_score": sum(trial["plain"] is None for trial in trials),
+        }
+        if near and self._done(near, runner):
+            # A winner at an edge is marked, and counts until the rounds beyond the edge are run.
+            for trial, result in ranked(long, runner, plain_score)[:1]:
+                entry["winner"] = self._winner(trial, result["plain"], long)
+            for trial, result in ranked(long, runner, step_score)[:1]:
+                step = dict(result["step"])
+                entry["winner_step"] = self._winner(trial, step.pop("score"), long)
+                entry["winner_step"]["class_step"] = step
+                entry["winner_step"]["edges"] += result.get("step_edges", ())
+        return entry
 
     @property
     def _guess(self) -> Options:
         return self.row.guess if self.guess is None else self.guess
 
-    def first(self) -> list[Trial]:
-        """Return the trials of the first round: every point, for a quarter of the epochs."""
-        return self._first
+    @property
+    def _most(self) -> int:
+        """Trials of each round after the first."""
+        return max(1, self.points // SHORTER)
+
+    @property
+    def _seed(self) -> int:
+        text = f"{self.setup.slug}\0{self.row.space}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
     @functools.cached_property
     def _first(self) -> list[Trial]:
+        """Every point, for a quarter of the epochs."""
         shorter = {
             key: max(1, getattr(self.settings, key) // SHORTER)
             for key in ("epochs", "head_epochs")
@@ -153,129 +242,30 @@ class Search:
         settings = dataclasses.replace(self.settings, **shorter)
         return [self._trial(point, settings) for point in self.drawn]
 
-    def second(self, runner: Runner, *, guess: bool = False) -> list[Trial]:
-        """Return the trials of the second round: the best quarter, for all epochs.
-
-        Half of them are the best without the class step and half the best with it, in turns.
-
-        Args:
-            runner: knows the results.
-            guess: take the first points while the best are unknown, to count the runs.
-        """
-        best = self._best(self.first(), runner, guess=guess)
-        return [self._trial(trial.point, self.settings) for trial in best[: self._most]]
-
-    def third(self, runner: Runner, *, guess: bool = False) -> list[Trial]:
-        """Return the trials of the third round: as many as in the second, near its best ones.
-
-        In turns near the best without the class step and the best with it.
-
-        Args:
-            runner: knows the results.
-            guess: take other points while the best are unknown, to count the runs.
-        """
-        second = self.second(runner, guess=guess)
-        best = self._best(second, runner, guess=guess)[:2]
-        points = [self._near(best[n % len(best)].point, n) for n in range(self._most) if best]
+    def _long(self, points: Iterable[Options]) -> list[Trial]:
+        """Return the trials of points with all epochs."""
         return [self._trial(point, self.settings) for point in points]
 
-    def beyond(self, runner: Runner) -> list[Trial]:
-        """Return the trials beyond the edges at which winners lie; none before the third round.
+    def _done(self, trials: Sequence[Trial], runner: Runner) -> bool:
+        return all(one.result(runner) is not None for one in trials)
 
-        As many per round as in the second, in turns near each winner that lies at an edge.
-        """
-        found: list[Trial] = []
-        for number in range(MOST_BEYOND):
-            long = [*self.second(runner), *self.third(runner), *found]
-            if not long or not all(trial.ended(runner) for trial in long):
-                break
-            edged = [trial for trial in self._firsts(long, runner) if self._edges(trial, long)]
-            if not edged:
-                break
-            turns = range(self._most)
-            draws = [(edged[n % len(edged)], (number + 1) * self._most + n) for n in turns]
-            found += [self._trial(self._near(one.point, n), self.settings) for one, n in draws]
-        return found
-
-    def ways(self, runner: Runner, *, guess: bool = False) -> list[Trial]:
-        """Return the trials of a late round: the best point with every other way to make bits.
-
-        The best of all points, without or with the class step, so that every row gets as many.
-
-        Args:
-            runner: knows the results.
-            guess: take some point while the best is unknown, to count the runs.
-        """
-        cut = any(one.name in OF_HAMMING_CODES for one in self.space)
-        if not cut or self.last_round == "numbers":
-            return []
-        best = self._highest(self._numbers(runner), runner, guess=guess)
-        points = [point for trial in best for point in other_ways(self.space, trial.point)]
-        return [self._trial(point, self.settings) for point in points]
-
-    def beside(self, runner: Runner, *, guess: bool = False) -> list[Trial]:
-        """Return the trials of the last round: the best of all with a classifier beside the head.
-
-        While the largest weight is the best without the class step or with it, one twice as large
-        follows, at most seven times.
-
-        Args:
-            runner: knows the results.
-            guess: as for :meth:`ways`.
-        """
-        learns = methods.find(self.row.method).info.supervision != "none"
-        if not (self.bench.finetune and learns and self.last_round == "classifier"):
-            return []
-        trials = [*self._numbers(runner), *self.ways(runner)]
-        best = self._highest(trials, runner, guess=guess)
-        found = [self._beside(trial, weight) for trial in best for weight in CLASSIFIER_WEIGHTS]
-        for doubled in range(1, 1 if guess else MOST_DOUBLED + 1):
-            ended = bool(found) and all(trial.ended(runner) for trial in found)
-            if not ended or found[-1] not in self._firsts([*trials, *found], runner):
-                break
-            found.append(self._beside(best[0], CLASSIFIER_WEIGHTS[-1] * 2**doubled))
-        return found
-
-    def _beside(self, trial: Trial, weight: float) -> Trial:
-        """Return a trial of the same point with a classifier beside the head."""
-        return self._trial({**trial.point, "classifier_weight": weight}, self.settings)
-
-    def known(self, runner: Runner) -> list[Trial]:
-        """Return the trials of every round that is known by now; each result may add some."""
-        return [*self.first(), *self.long(runner)]
-
-    def ended(self, runner: Runner) -> bool:
-        """Return whether no trial is left: what is known is run, and adds nothing."""
-        return all(trial.ended(runner) for trial in self.known(runner))
-
-    def long(self, runner: Runner) -> list[Trial]:
-        """Return the trials with all epochs, as far as they are known by now."""
-        return [*self._numbers(runner), *self.ways(runner), *self.beside(runner)]
-
-    def _numbers(self, runner: Runner) -> list[Trial]:
-        """The same without the last two rounds: the rounds that look for numbers."""
-        return [*self.second(runner), *self.third(runner), *self.beyond(runner)]
-
-    @property
-    def _most(self) -> int:
-        return max(1, self.points // SHORTER)
-
-    @property
-    def _seed(self) -> int:
-        text = f"{self.bench.slug}\0{self.row.space}"
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
-
-    def _best(self, trials: Sequence[Trial], runner: Runner, *, guess: bool) -> list[Trial]:
+    def _best(self, trials: Sequence[Trial], runner: Runner, guess: bool) -> list[Trial]:
         """Return trials, the best without and with the class step in turns; none before all end."""
-        if not all(trial.ended(runner) for trial in trials):
+        if not self._done(trials, runner):
             return list(trials) if guess else []
-        return in_turns(by_plain(trials, runner), by_step(trials, runner))
+        plain, step = (ranked(trials, runner, score) for score in (plain_score, step_score))
+        return in_turns([one for one, _ in plain], [one for one, _ in step])
 
-    def _highest(self, trials: Sequence[Trial], runner: Runner, *, guess: bool) -> list[Trial]:
+    def _highest(self, trials: Sequence[Trial], runner: Runner, guess: bool) -> list[Trial]:
         """Return the best of trials, without or with the class step; none before all end."""
-        if not all(trial.ended(runner) for trial in [*self.first(), *trials]):
-            return self.first()[:1] if guess else []
-        return ranked([(trial.highest(runner), trial) for trial in trials])[:1]
+        if not self._done([*self._first, *trials], runner):
+            return self._first[:1] if guess else []
+        return [one for one, _ in ranked(trials, runner, highest_score)[:1]]
+
+    def _winners(self, trials: Sequence[Trial], runner: Runner) -> list[Trial]:
+        """Return the best without the class step and the best with it; one where they are equal."""
+        plain, step = (ranked(trials, runner, score)[:1] for score in (plain_score, step_score))
+        return in_turns([one for one, _ in plain], [one for one, _ in step])
 
     def _near(self, point: Options, number: int) -> dict[str, Any]:
         """Return a point near another: its numbers moved a little, its choices as they are.
@@ -288,36 +278,8 @@ class Search:
             for one, by in zip(self.space, rng.normal(0.0, NEAR, len(self.space)), strict=True)
         }
 
-    def summary(self, runner: Runner) -> dict[str, Any]:
-        """Return the space, the result of every finished trial, and the winners, as JSON."""
-        near = [*self.second(runner), *self.third(runner)]
-        ended = [trial for trial in self.known(runner) if trial.ended(runner)]
-        trials = [trial.to_json(runner) for trial in ended]
-        entry: dict[str, Any] = {
-            "method": self.row.method,
-            "base": dict(self.row.base),
-            "points": self.points,
-            "last_round": self.last_round,
-            "bits": list(self.bits),
-            "space": {one.name: one.tuned.to_json() for one in self.space if one.tuned},
-            "guess": dict(self._guess),
-            "trials": trials,
-            "without_score": sum(trial["plain"] is None for trial in trials),
-        }
-        if near and all(trial.ended(runner) for trial in near):
-            # A winner at an edge is marked, and counts until the rounds beyond the edge are run.
-            long = [trial for trial in self.long(runner) if trial.ended(runner)]
-            for plain in by_plain(long, runner)[:1]:
-                entry["winner"] = self._winner(plain, plain.plain(runner), long)
-            for stepped in by_step(long, runner)[:1]:
-                step = dict(stepped.step(runner) or {})
-                entry["winner_step"] = self._winner(stepped, step.pop("score"), long)
-                entry["winner_step"]["class_step"] = step
-                entry["winner_step"]["edges"] += stepped.step_edges(runner)
-        return entry
-
     def _winner(self, trial: Trial, score: float | None, others: Sequence[Trial]) -> dict[str, Any]:
-        values = parted({**self._equal(), **trial.point})
+        values = parted({**self._equal, **trial.point})
         return {**values, "score": score, "edges": self._edges(trial, others)}
 
     def _edges(self, trial: Trial, others: Sequence[Trial]) -> list[str]:
@@ -333,10 +295,7 @@ class Search:
             edges.append("classifier_weight")
         return edges
 
-    def _firsts(self, trials: Sequence[Trial], runner: Runner) -> list[Trial]:
-        """Return the best without the class step and the best with it; one where they are equal."""
-        return in_turns(by_plain(trials, runner)[:1], by_step(trials, runner)[:1])
-
+    @property
     def _equal(self) -> Options:
         known = methods.hyper_parameters(methods.find(self.row.method))
         return {key: value for key, value in EQUAL_FOR_ALL.items() if key in known}
@@ -344,22 +303,13 @@ class Search:
     def _trial(self, point: Options, settings: Settings) -> Trial:
         if (known := self.recorded.get(trial_key(point, settings.epochs))) is not None:
             return Trial(point, settings.epochs, recorded=known)
-        own = parted({**self._equal(), **point, **self.row.base})
+        own = parted({**self._equal, **point, **self.row.base})
         words = ", ".join(f"{key} {value}" for key, value in point.items())
-        settings = dataclasses.replace(
-            settings,
-            **{**own["settings"], "validation": HELD_OUT, "validation_every": settings.epochs},
+        title = f"tuning {self.row.space}, {settings.epochs} epochs, {words}"
+        held_out = {"validation": HELD_OUT, "validation_every": settings.epochs}
+        trained = dataclasses.replace(settings, **{**own["settings"], **held_out})
+        make = functools.partial(Cell, measured=False, title=title)
+        cells = (
+            make(self.setup, self.row.method, bits, trained, own["options"]) for bits in self.bits
         )
-        cells = tuple(
-            Cell(
-                self.bench,
-                self.row.method,
-                bits,
-                settings,
-                own["options"],
-                measured=False,
-                title=f"tuning {self.row.space}, {settings.epochs} epochs, {words}",
-            )
-            for bits in self.bits
-        )
-        return Trial(point, settings.epochs, cells)
+        return Trial(point, settings.epochs, tuple(cells))

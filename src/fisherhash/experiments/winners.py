@@ -1,4 +1,4 @@
-"""The winners of searches, by bench and row: what a table trains its rows with."""
+"""The winners of searches, by setup and row: what a table trains its rows with."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fisherhash.errors import UsageError
-from fisherhash.experiments.benches import Bench
+from fisherhash.experiments.cells import Setup
+from fisherhash.experiments.report import dump_results
 from fisherhash.experiments.runner import Runner, check_same
 from fisherhash.experiments.specs import Row
-from fisherhash.experiments.tables import dump_results
-from fisherhash.experiments.trials import cells_of, recorded_trials
-from fisherhash.experiments.tuning import HELD_OUT, Search
+from fisherhash.experiments.trials import Result, cells_of, trial_key
+from fisherhash.experiments.tuning import HELD_OUT, Tuning
 from fisherhash.system import storage
 from fisherhash.system.options import Tuned
 
@@ -47,41 +47,31 @@ class Choice:
 UNTUNED = Choice({}, {}, tuned=False)
 
 
-def summarise(searches: Sequence[Search], runner: Runner) -> dict[str, Any]:
-    """Return what was searched on each bench, by its slug, as JSON."""
-    found: dict[str, Any] = {}
-    for search in searches:
-        head = _head(search) | {"identity": None, "rows": {}}
-        entry = found.setdefault(search.bench.slug, head)
-        entry["rows"][search.row.space] = search.summary(runner)
-        if entry["identity"] is None:
-            trials = search.known(runner)
-            entry["identity"] = runner.identity(search.bench, cells_of(trials))
-    return found
-
-
-def _head(search: Search) -> dict[str, Any]:
-    """Return what all searches of a bench share."""
-    settings = dataclasses.replace(search.settings, validation=HELD_OUT)
-    return {
-        "bench": search.bench.to_json(),
-        "seed": settings.seed,
-        "settings": settings.to_json(),
-    }
-
-
 @dataclass(frozen=True)
-class Tuning:
-    """The winners by bench and row.
+class Winners:
+    """The content of a tuning file: what was searched, and the winners.
 
     Attributes:
-        benches: what was searched, by the slug of the bench.
+        benches: by the slug of the setup; its ``rows`` are what :meth:`Tuning.summary` returns.
     """
 
     benches: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, path: Path) -> Tuning:
+    def of(cls, tunings: Sequence[Tuning], runner: Runner) -> Winners:
+        """Return what searches found so far."""
+        found: dict[str, Any] = {}
+        for tuning in tunings:
+            shared = _shared(tuning) | {"identity": None, "rows": {}}
+            entry = found.setdefault(tuning.setup.slug, shared)
+            entry["rows"][tuning.row.space] = tuning.summary(runner)
+            if entry["identity"] is None:
+                cells = cells_of(tuning.trials(runner))
+                entry["identity"] = runner.identity(tuning.setup, cells)
+        return cls(found)
+
+    @classmethod
+    def load(cls, path: Path) -> Winners:
         """Read a file."""
         if not path.is_file():
             raise UsageError(f"there is no file '{path}'")
@@ -92,30 +82,33 @@ class Tuning:
 
     def save(self, path: Path) -> None:
         """Write the winners into a file; other searches' entries in it stay."""
-        benches = Tuning.load(path).benches if path.is_file() else {}
+        benches = Winners.load(path).benches if path.is_file() else {}
         for slug, bench in self.benches.items():
             rows = benches.get(slug, {}).get("rows", {})
             benches[slug] = {**bench, "rows": {**rows, **bench["rows"]}}
         storage.write_file(path, dump_results({"benches": benches}))
 
-    def check_joins(self, searches: Sequence[Search], where: str) -> None:
-        """Refuse searches that were run in another way than those of the same bench in here.
+    def check_joins(
+        self, tunings: Sequence[Tuning], what: str, *, instead: str = "another --out"
+    ) -> None:
+        """Refuse searches with other settings than those of the same setup in here.
 
         Args:
-            searches: what is to be searched.
-            where: the file of these winners.
+            tunings: what is to be searched.
+            what: the beginning of the message.
+            instead: what the user can choose.
         """
-        for search in searches:
-            if (bench := self.benches.get(search.bench.slug)) is not None:
-                check_same(bench, _head(search), f"{where} has searches that were run")
+        for tuning in tunings:
+            if (bench := self.benches.get(tuning.setup.slug)) is not None:
+                check_same(bench, _shared(tuning), what, instead=instead)
 
     @property
     def identities(self) -> dict[str, Mapping[str, Any]]:
-        """The images, split and weights of the trials of each bench, where they are known."""
+        """The images, split and weights of the trials of each setup, where they are known."""
         known = {slug: bench.get("identity") for slug, bench in self.benches.items()}
         return {slug: one for slug, one in known.items() if one}
 
-    def continued(self, search: Search) -> Search:
+    def continued(self, tuning: Tuning) -> Tuning:
         """Return a search that goes on from the trials recorded here, in the ranges they were in.
 
         So a hyper-parameter that has been added since does not make the row be searched anew, nor
@@ -123,36 +116,26 @@ class Tuning:
         Trials at other code lengths, or with other fixed options, do not count.
 
         Raises:
-            UsageError: the bench was searched in another way.
+            UsageError: the setup was searched with other settings.
         """
-        bench = self.benches.get(search.bench.slug)
-        if bench is None:
-            return search
-        check_same(
-            bench,
-            _head(search),
-            f"the recorded trials of {search.bench.slug} were run",
-            instead="another --tuning",
-        )
-        entry = bench["rows"].get(search.row.space, {})
-        mine = {"bits": list(search.bits), "base": dict(search.row.base)}
+        what = f"the recorded trials of {tuning.setup.slug} were run"
+        self.check_joins([tuning], what, instead="another --tuning")
+        rows = self.benches.get(tuning.setup.slug, {}).get("rows", {})
+        entry = rows.get(tuning.row.space, {})
+        mine = {"bits": list(tuning.bits), "base": dict(tuning.row.base)}
         if not mine.items() <= entry.items():
-            return search
+            return tuning
         ranges = {name: Tuned.from_json(values) for name, values in entry["space"].items()}
-        return dataclasses.replace(
-            search,
-            recorded=recorded_trials(entry),
-            ranges=ranges,
-            guess=entry.get("guess", {}),
-        )
+        known, guess = recorded_trials(entry), entry.get("guess", {})
+        return dataclasses.replace(tuning, recorded=known, ranges=ranges, guess=guess)
 
-    def choice(self, bench: Bench, row: Row) -> Choice:
-        """Return what a row is trained with on a bench; the defaults where nothing was searched.
+    def choice(self, setup: Setup, row: Row) -> Choice:
+        """Return what a row is trained with in a setup; the defaults where nothing was searched.
 
         A winner that was found with other fixed options than the row has now does not count.
         """
         # Nothing is searched with held-out classes: the search with all of them has to do.
-        known = self.benches.get(bench.slug) or self.benches.get(bench.with_all_classes.slug, {})
+        known = self.benches.get(setup.slug) or self.benches.get(setup.with_all_classes.slug, {})
         entry = known.get("rows", {}).get(row.space, {})
         winner = entry.get("winner_step" if row.class_step else "winner")
         if winner is None or entry.get("base", {}) != row.base:
@@ -164,3 +147,32 @@ class Tuning:
             edges=winner.get("edges", ()),
             score=winner.get("score"),
         )
+
+
+def recorded_trials(entry: Mapping[str, Any]) -> dict[str, Result]:
+    """Return the trials that a search recorded and that need not be repeated, by point and epochs.
+
+    Those that an error ended are tried again. So is the winner with the class step, if its step lay
+    at a border of its grid, which was smaller than today's: beyond it may lie a better one.
+
+    Args:
+        entry: what :meth:`Tuning.summary` returned.
+    """
+    winner = entry.get("winner_step", {})
+    score, edges = winner.get("score"), {*winner.get("edges", ())}
+    return {
+        trial_key({**one["settings"], **one["options"]}, one["epochs"]): one
+        for one in entry["trials"]
+        if "failed" not in one
+        if not (edges & {*one.get("step_edges", ())} and one["step"]["score"] == score)
+    }
+
+
+def _shared(tuning: Tuning) -> dict[str, Any]:
+    """Return what all searches of a setup share."""
+    settings = dataclasses.replace(tuning.settings, validation=HELD_OUT)
+    return {
+        "bench": tuning.setup.to_json(),
+        "seed": settings.seed,
+        "settings": settings.to_json(),
+    }
