@@ -1,9 +1,7 @@
 import numpy as np
 import pytest
 
-from fisherhash.data import vectors
 from fisherhash.data.vectors import (
-    as_float32,
     check_finite_rows,
     open_vectors,
     read_keys,
@@ -28,19 +26,6 @@ def test_vectors_are_mapped_and_read_as_float32(tmp_path, kind):
     joined = np.concatenate([block for _, block in blocks])
     assert joined.dtype == np.float32
     np.testing.assert_array_equal(joined, expected.astype(np.float32))
-
-
-@pytest.mark.parametrize("limit", [0, 2**20])
-@pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
-def test_vectors_of_another_type_are_converted_in_memory_or_in_a_file(
-    tmp_path, monkeypatch, kind, limit
-):
-    monkeypatch.setattr(vectors, "CONVERTED_IN_MEMORY", limit)
-    expected = np.random.default_rng(0).normal(size=(50, 3)).astype(kind)
-    with as_float32(open_vectors(saved(tmp_path, expected))) as found:
-        assert found.dtype == np.float32
-        assert isinstance(found, np.memmap) == (kind == "float32" or limit == 0)
-        np.testing.assert_array_equal(found, expected.astype(np.float32))
 
 
 @pytest.mark.parametrize(

@@ -77,8 +77,6 @@ class RowFunction:
         shape: shape of one row.
         dtype: type of its values.
         portable: compute in the worker processes, so that no pixels are sent between processes.
-        prepare: makes the function that computes, where that takes time; it is called only if rows
-            are missing.
     """
 
     compute: Callable[[NDArray[np.uint8]], NDArray] | None
@@ -86,7 +84,6 @@ class RowFunction:
     shape: tuple[int, ...]
     dtype: DTypeLike = np.float32
     portable: bool = False
-    prepare: Callable[[], RowFunction] | None = None
 
     @classmethod
     def pixels(cls, preprocessing: Preprocessing) -> RowFunction:

@@ -115,7 +115,7 @@ def load_image(source: ImageLike, *, enough: int | None = None) -> Image.Image:
     """
     limits = current_limits()
     if isinstance(source, Image.Image):
-        return _decoded(source.copy(), limits.pixels)
+        return _decoded(source, limits.pixels, theirs=True)
     if isinstance(source, np.ndarray):
         return _decoded(_from_array(source), limits.pixels)
     if isinstance(source, str | os.PathLike):
@@ -202,7 +202,9 @@ def _read_object(file: Any, limit: int) -> bytes:
     return data
 
 
-def _decoded(image: Image.Image, limit: int, enough: int | None = None) -> Image.Image:
+def _decoded(
+    image: Image.Image, limit: int, enough: int | None = None, *, theirs: bool = False
+) -> Image.Image:
     width, height = image.size
     if width == 0 or height == 0:
         raise UnreadableImage(f"the image has no pixels ({width} x {height})")
@@ -217,6 +219,7 @@ def _decoded(image: Image.Image, limit: int, enough: int | None = None) -> Image
         if image.size[0] * image.size[1] > limit:
             raise too_many_pixels(width, height, limit)
         image.load()
+        image = image.copy() if theirs else image
         # Broken EXIF data is common and says nothing about the pixels.
         with contextlib.suppress(Exception):
             ImageOps.exif_transpose(image, in_place=True)

@@ -50,8 +50,6 @@ def cached_rows(
     cache = RowCache(folder, total, function.shape, function.dtype)
     missing = cache.missing(wanted, check=not on_disk)
     if len(missing):
-        if function.prepare is not None:
-            function = function.prepare()
         with progress(f"{what.split()[0]} of {collection.name}", len(wanted)) as advance:
             advance(len(wanted) - len(missing))
             for block in compute_blocks(collection, missing, function, workers=workers):

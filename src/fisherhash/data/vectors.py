@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -19,8 +17,6 @@ from fisherhash.system.progress import progress
 
 VECTORS_AT_ONCE = 16_384
 """Rows that are read, checked or encoded at a time."""
-CONVERTED_IN_MEMORY = 2**28
-"""Bytes up to which vectors of another type are converted in memory; more go to a file."""
 NAMED = 5
 """Rows that an error names."""
 
@@ -98,25 +94,6 @@ def check_finite_rows(vectors: Vectors, name: str) -> None:
             f"{printable(name)} holds NaN or infinite values in {counted(count, 'row')}: {rows} "
             "(counted from 0); remove or replace them"
         )
-
-
-@contextlib.contextmanager
-def as_float32(vectors: Vectors) -> Iterator[NDArray[np.float32]]:
-    """The vectors as float32: themselves, or a copy, which is a temporary file if it is large."""
-    if vectors.dtype == np.float32 and vectors.dtype.isnative:
-        yield vectors
-        return
-    if 4 * vectors.size <= CONVERTED_IN_MEMORY:
-        yield np.ascontiguousarray(vectors, np.float32)
-        return
-    with tempfile.TemporaryDirectory(prefix="fisherhash-") as folder:
-        path = Path(folder) / "float32.npy"
-        copy = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=vectors.shape)
-        for start, block in vector_blocks(vectors):
-            copy[start : start + len(block)] = block
-        copy.flush()
-        del copy
-        yield np.load(path, mmap_mode="r")
 
 
 def read_labels(

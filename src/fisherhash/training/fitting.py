@@ -30,7 +30,6 @@ from fisherhash.data.protocols import Split, resolve
 from fisherhash.data.sources import Collection, open_data
 from fisherhash.data.splits import hash_order, hold_out_classes
 from fisherhash.data.vectors import (
-    as_float32,
     check_finite_rows,
     check_shape,
     open_vectors,
@@ -239,12 +238,12 @@ def fit_features(
     checked = time.perf_counter()
 
     torch.manual_seed(job.settings.seed)
-    with as_float32(vectors) as values:
-        trained = train_job(job, Rows(values, job.train, []))
-        trained.seconds = {"features": checked - began, "training": time.perf_counter() - checked}
-        if fitted:
-            some = np.linspace(0, len(values) - 1, min(len(values), MOST_FITTED)).astype(np.int64)
-            add_fitted_bits(job, trained, lambda: values[some])
+    values = np.asarray(vectors, np.float32)
+    trained = train_job(job, Rows(values, job.train, []))
+    trained.seconds = {"features": checked - began, "training": time.perf_counter() - checked}
+    if fitted:
+        some = np.linspace(0, len(values) - 1, min(len(values), MOST_FITTED)).astype(np.int64)
+        add_fitted_bits(job, trained, lambda: values[some])
     return _finished(job, trained)
 
 
