@@ -11,7 +11,8 @@ from fisherhash import backbones
 from fisherhash.data.sources import open_data
 from fisherhash.model import builtin, onnx_network, torch_network
 from fisherhash.model.networks import feature_rows
-from fisherhash.model.torch_network import MICRO_BATCH, TorchNetwork, in_fixed_batches
+from fisherhash.model.torch_batches import MICRO_BATCH, in_fixed_batches
+from fisherhash.model.torch_network import TorchNetwork
 from fisherhash.system.cache import cache_dir
 
 CPU = torch.device("cpu")

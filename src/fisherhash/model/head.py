@@ -10,7 +10,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +19,28 @@ from fisherhash import codes
 from fisherhash.errors import NotDefinedError, UsageError, unknown_name
 from fisherhash.model.head_kinds import KINDS, Parts, bottleneck, subspace_bits, word_distances
 
-if TYPE_CHECKING:
-    from fisherhash.model.torch_network import LiveHead
-
 ROWS_AT_ONCE = 512
 """Features whose logits are computed at a time."""
 DISTANCES_AT_ONCE = 2**20
 """Distances held in memory at a time."""
+
+
+class Computing(Protocol):
+    """What computes with a head: its arrays in numpy, or in training the head in PyTorch."""
+
+    def logits(self, features: NDArray[Any]) -> NDArray[np.float32]:
+        """Features (n, in_features) to logits (n, bits)."""
+        ...
+
+    def query(self, features: NDArray[Any]) -> NDArray[np.float32]:
+        """Features (n, in_features) to the real-valued queries that :meth:`distances` takes."""
+        ...
+
+    def distances(
+        self, queries: NDArray[np.float32], packed: NDArray[np.uint8]
+    ) -> Iterator[NDArray[np.float32]]:
+        """Distances of real-valued queries (q, …) to packed codes (n, bytes), in blocks (b, n)."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +54,7 @@ class FinishedHead:
         arrays: what the function computes with, by name.
         numbers: the same for single numbers.
         inner: the head that this one is built on, if there is one.
-        module: the head in PyTorch that was trained, in the process that trained it.
+        live: the head in PyTorch, in the process that trained it.
     """
 
     kind: str
@@ -48,7 +63,7 @@ class FinishedHead:
     arrays: dict[str, NDArray[Any]]
     numbers: dict[str, Any] = field(default_factory=dict)
     inner: FinishedHead | None = None
-    module: Any = field(default=None, repr=False)
+    live: Computing | None = field(default=None, repr=False)
 
     @property
     def hamming(self) -> bool:
@@ -57,13 +72,9 @@ class FinishedHead:
             return self.inner.hamming
         return self.kind != "product" and bool(self.numbers.get("hamming", True))
 
-    def as_trained(self) -> FinishedHead | LiveHead:
+    def as_trained(self) -> Computing:
         """What the measurements of a training compute with: the head in PyTorch if it is here."""
-        if self.module is None:
-            return self
-        from fisherhash.model.torch_network import LiveHead
-
-        return LiveHead(self.module)
+        return self.live or self
 
     def logits(self, features: NDArray[Any]) -> NDArray[np.float32]:
         """Features (n, in_features) to logits (n, bits)."""

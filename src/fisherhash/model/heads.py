@@ -18,6 +18,7 @@ from fisherhash.codes import check_bits
 from fisherhash.errors import UsageError
 from fisherhash.model.head import FinishedHead
 from fisherhash.model.head_kinds import KINDS, Parts, distances_to, subspace_bits
+from fisherhash.model.torch_batches import LiveHead
 
 __all__ = [
     "ArgmaxHead",
@@ -97,7 +98,7 @@ class Head(nn.Module):
         numbers = {name: value for name, value in found.items() if not _is_tensor(value)}
         within = None if inner is None else inner.finished()
         about = (kind, self.in_features, self.bits, arrays, numbers, within)
-        return FinishedHead(*about, module=self)
+        return FinishedHead(*about, live=LiveHead(self))
 
 
 class LinearHead(Head):
@@ -372,7 +373,7 @@ class ArrayHead(Head):
         arrays = {name: as_array(self.get_buffer(name)) for name in self._names}
         inner = None if self.inner is None else self.inner.finished()
         about = (self.kind, self.in_features, self.bits, arrays)
-        return FinishedHead(*about, dict(self.numbers), inner, module=self)
+        return FinishedHead(*about, dict(self.numbers), inner, live=LiveHead(self))
 
 
 def _draw(layer: nn.Linear) -> None:

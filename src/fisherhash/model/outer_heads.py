@@ -11,6 +11,7 @@ from torch import Tensor
 from fisherhash.errors import NotDefinedError
 from fisherhash.model.head import FinishedHead
 from fisherhash.model.heads import Head, as_array
+from fisherhash.model.torch_batches import LiveHead
 
 
 class CutHead(Head):
@@ -61,15 +62,15 @@ class CutHead(Head):
 
     def finished(self) -> FinishedHead:
         """W, t and the inner head; of a linear head another linear one."""
-        inner = self.inner.finished()
+        inner, live = self.inner.finished(), LiveHead(self)
         arrays = {"mixing": as_array(self.mixing), "offset": as_array(self.offsets)}
         if inner.kind != "linear":
-            return FinishedHead("cut", self.in_features, self.bits, arrays, {}, inner, self)
+            return FinishedHead("cut", self.in_features, self.bits, arrays, {}, inner, live)
         mixing = arrays["mixing"].astype(np.float64)
         weight, offset = (mixing @ inner.arrays[name] for name in ("weight", "offset"))
         both = {"weight": weight, "offset": offset + arrays["offset"]}
         both = inner.arrays | {name: value.astype(np.float32) for name, value in both.items()}
-        return FinishedHead("linear", self.in_features, self.bits, both, module=self)
+        return FinishedHead("linear", self.in_features, self.bits, both, live=live)
 
 
 class ClassStepHead(Head):

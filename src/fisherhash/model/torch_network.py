@@ -1,34 +1,26 @@
-"""A network or a head in PyTorch: on a CPU or a GPU, in batches of one size."""
+"""A network in PyTorch: a backbone on a CPU or a GPU, in batches of one size."""
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fisherhash import codes
 from fisherhash.backbones import Backbone, fold_batch_norm
 from fisherhash.data.computing import RowFunction
 from fisherhash.errors import FisherhashError
 from fisherhash.model import builtin, onnx_network
 from fisherhash.model.export import export_features, random_images
-from fisherhash.model.head import DISTANCES_AT_ONCE, word_numbers
-from fisherhash.model.heads import Head, ProductHead
 from fisherhash.model.networks import Network
 from fisherhash.model.onnx_network import OnnxNetwork
+from fisherhash.model.torch_batches import in_fixed_batches
 from fisherhash.system import storage
 
 logger = logging.getLogger(__name__)
 
-# Rounding depends on the batch size, so on a CPU every batch has this one, padded: an image then
-# has the same bits alone and in any batch. Four runs fastest on two cores.
-MICRO_BATCH = 4
-GPU_BATCH = 256
 FEATURE_TOLERANCE = 1e-4
 """Difference of two features, as a share of the largest feature, that is more than rounding."""
 MANY_PIXELS = 64_000_000
@@ -113,72 +105,8 @@ class TorchNetwork:
         return content
 
 
-class LiveHead:
-    """A head in PyTorch as it was trained: the measurements of a training compute with it.
-
-    In single precision and in batches of one size, where a saved model computes in double: a logit
-    that is mathematically zero may have another sign there.
-
-    Args:
-        head: the trained head.
-    """
-
-    def __init__(self, head: Head) -> None:
-        self._head, self._device = head.eval(), next(iter(head.state_dict().values())).device
-
-    def logits(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Features (n, in_features) to logits (n, bits)."""
-        return in_fixed_batches(self._head.logits, features, self._device)
-
-    def query(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Features (n, in_features) to the real-valued queries that :meth:`distances` takes."""
-        own = self._head.logits if self._head.hamming else self._head.forward
-        return in_fixed_batches(own, features, self._device)
-
-    @torch.no_grad()
-    def distances(
-        self, queries: NDArray[np.float32], packed: NDArray[np.uint8]
-    ) -> Iterator[NDArray[np.float32]]:
-        """The distances of :meth:`FinishedHead.distances`, in blocks (b, n)."""
-        head, rows = self._head, torch.from_numpy(queries)
-        blocks = rows.split(max(1, DISTANCES_AT_ONCE // max(1, len(packed))))
-        if isinstance(head, ProductHead):
-            words = [torch.from_numpy(one) for one in word_numbers(packed, head.bits)]
-            for block in blocks:
-                tables = head.tables(block.to(self._device)).cpu()
-                parts = (tables[:, m, own] for m, own in enumerate(words))
-                yield functools.reduce(torch.add, parts).numpy()
-            return
-        # Each distinct code once, so that equal codes are at exactly equal distances.
-        distinct, code_of = np.unique(packed, axis=0, return_inverse=True)
-        signs = 2.0 * torch.from_numpy(codes.unpack(distinct, head.bits)).float() - 1.0
-        for block in blocks:
-            yield (-2.0 * block @ signs.T)[:, code_of.reshape(-1)].numpy()
-
-
 def on_device(backbone: Backbone, device: torch.device) -> Backbone:
     """Move a backbone to a device, in the channels-last order that convolutions run fastest in."""
     # To a GPU without blocking: hundreds of small copies would each wait for what else it does.
     later = device.type != "cpu"
     return backbone.to(device, memory_format=torch.channels_last, non_blocking=later)  # type: ignore[call-overload]
-
-
-@torch.inference_mode()
-def in_fixed_batches(
-    function: Callable[[Tensor], Tensor], values: NDArray, device: torch.device
-) -> NDArray[np.float32]:
-    """Apply a function to rows (n, …), always in batches of one size; the last one is padded.
-
-    Images are given to it in the channels-last order that convolutions run fastest in.
-    """
-    order = torch.channels_last if values.ndim == 4 else torch.preserve_format
-    size = MICRO_BATCH if device.type == "cpu" else GPU_BATCH
-    rows = []
-    # No rows at all are one batch of padding: the result has its shape nevertheless.
-    for start in range(0, max(1, len(values)), size):
-        chunk = torch.from_numpy(values[start : start + size])
-        padding = chunk.new_zeros(size - len(chunk), *chunk.shape[1:])
-        padded = torch.cat([chunk, padding]) if len(padding) else chunk
-        given = padded.to(device, memory_format=order)
-        rows.append(function(given).float().cpu()[: len(chunk)])
-    return torch.cat(rows).numpy()
