@@ -32,8 +32,8 @@ class Request(NetworkOptions):
 
     Attributes:
         target: table1 (the parts of DFH), table2 (CIFAR-10 and NUS-WIDE), table3 (ImageNet100),
-            figures, large (CIFAR-10 with 50,000 training images), ablation (each addition to
-            DFH), or unseen (trained on some classes, measured on others).
+            figures, ablation (each addition to DFH), or unseen (trained on some classes, measured
+            on others).
         out: Folder for the runs, the table and the page; by default reproduce-TARGET.
         quick: Frozen features at 128 px, the shortest and the longest codes, one seed, few epochs:
             under 20 minutes on two cores.
