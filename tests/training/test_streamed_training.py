@@ -88,7 +88,7 @@ def test_a_damaged_row_stops_the_training_and_the_next_one_repairs_it(
     expected = trained(photos, finetune=True, stream=True)
     (rows,) = (tmp_path / "cache" / "rows").glob("*-pixels-*/rows.bin")
     content = bytearray(rows.read_bytes())
-    numbers = np.fromfile(rows.with_name("state.u8"), np.uint8)
+    numbers = np.fromfile(rows.with_name("sums.u4"), "<u4")
     content[int(np.flatnonzero(numbers)[0]) * 3072 + 5] ^= 1
     rows.write_bytes(content)
     with pytest.raises(FisherhashError, match="is damaged; run the command again"):
