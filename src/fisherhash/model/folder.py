@@ -152,7 +152,7 @@ def _model_card(config: dict[str, Any]) -> str:
             }
         ),
     ]
-    for title in ("ranking", "data", "options", "settings", "results"):
+    for title in ("data", "options", "settings", "results"):
         if details.get(title):
             parts += [f"## {title.capitalize()}\n", _table(details[title])]
     return "\n".join(parts)

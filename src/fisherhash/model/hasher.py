@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,13 +70,6 @@ class Hasher(Encoder):
 
     def __repr__(self) -> str:
         return f"Hasher(method={self.method!r}, bits={self.bits}, backbone={self.backbone_name!r})"
-
-    @property
-    def ranking(self) -> Literal["hamming", "real"]:
-        """How searches with its queries rank best, as measured when it was trained."""
-        found = self.details.get("ranking")
-        real = isinstance(found, dict) and found.get("default") == "real" and self.head.hamming
-        return "real" if real else "hamming"
 
     @property
     def about(self) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class Client:
         k: int = 10,
         radius: int | None = None,
         where: str | Sequence[str] = (),
-        ranking: Ranking = "auto",
+        ranking: Ranking = "hamming",
     ) -> list[SearchResult]:
         """Search with images and with items of the index; one result per query, in this order.
 

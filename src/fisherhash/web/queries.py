@@ -59,7 +59,7 @@ class NearestQuery(Filters):
 class ImageQuery(NearestQuery):
     """A search with an image, which comes in the body of the request."""
 
-    ranking: Ranking = _option(SearchOptions, "ranking", "auto")
+    ranking: Ranking = _option(SearchOptions, "ranking", "hamming")
 
 
 class SearchQuery(NearestQuery):

@@ -136,12 +136,10 @@ class ServedIndex:
         """
         if query.ranking == "real" and query.radius is not None:
             raise UsageError("a radius is a number of bits: it needs the ranking hamming")
-        logits, ranking = self.logits(data), query.ranking
-        if ranking == "auto" and query.radius is None:
-            ranking = self.images.hasher.ranking
+        logits = self.logits(data)
         code = pack(logits)[0].tobytes().hex()
         search = SearchQuery(where=query.where, k=query.k, radius=query.radius, code=code)
-        return self.find(search, logits=logits if ranking == "real" else None)
+        return self.find(search, logits=logits if query.ranking == "real" else None)
 
     def logits(self, data: bytes) -> NDArray[np.float32]:
         """The real outputs (1, bits) of the model for an image, given as the bytes of its file.

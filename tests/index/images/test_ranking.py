@@ -70,15 +70,11 @@ def test_how_many_are_tied_is_said(images, album):
     assert SearchResult("q", hits=[one[0]], ties={one[0].distance: 1}).tied() == []
 
 
-def test_the_card_decides_the_default(images, album, hasher):
+def test_real_values_need_images_and_no_radius(images, album):
     query = album / "dogs" / "02.png"
     assert images.search(query)[0].ranking == "hamming"
-    hasher.details = {"ranking": {"default": "real"}}
-    assert images.search(query)[0].ranking == "real"
-    assert images.search(query, ranking="hamming")[0].ranking == "hamming"
-    assert images.search(query, radius=2)[0].ranking == "hamming"
-    both = images.search(query, keys=["dogs/02.png"])
-    assert [one.ranking for one in both] == ["real", "hamming"]
+    both = images.search([query, query], ranking="real")
+    assert [one.ranking for one in both] == ["real", "real"]
     for bad in ({"keys": "dogs/02.png"}, {"radius": 3}):
         with pytest.raises(UsageError, match="'real' needs images"):
             images.search(query, ranking="real", **bad)

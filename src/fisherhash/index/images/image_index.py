@@ -194,7 +194,7 @@ class ImageIndex:
         k: int | None = None,
         radius: int | None = None,
         where: Where | None = None,
-        ranking: Ranking = "auto",
+        ranking: Ranking = "hamming",
         count_ties: bool = False,
         skip_unreadable: bool = False,
     ) -> list[SearchResult]:
@@ -207,9 +207,8 @@ class ImageIndex:
             k: hits per query; by default 10, or all within a radius.
             radius: only items whose codes differ in at most this many bits.
             where: only items that match this filter; a label may differ in case.
-            ranking: ``hamming``, ``real``, or ``auto`` for what the hasher's card says is better
-                for images and vectors. An item of the index and a search within a radius have the
-                Hamming distance.
+            ranking: ``hamming``, or ``real`` for images and vectors without a radius: the bits that
+                differ then weigh as much as the hasher is sure of the query's.
             count_ties: also count the items at each distance of a hit.
             skip_unreadable: return a result with an ``error`` for an image that cannot be read,
                 rather than raise it.

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from fisherhash.system.options import Range, check_options
 
 DEFAULT_K = 10
-Ranking = Literal["auto", "hamming", "real"]
+Ranking = Literal["hamming", "real"]
 Keep = Literal["best", "first"]
 DuplicateCode = Literal["auto", "copy", "own"]
 
@@ -41,14 +41,14 @@ class SearchOptions:
         where: Only items that match this filter, label=cat or year>=2020; several must all match,
             and a label may differ in case.
         ranking: hamming counts the bits that differ, real also weighs them by how sure the model
-            is of the query's bits; auto takes what the model's card says is better.
+            is of the query's bits.
         count_ties: Also count all items at the distance of a result.
     """
 
     k: Annotated[int | None, Range(1)] = None
     radius: Annotated[int | None, Range(0, 1024)] = None
     where: tuple[str, ...] = ()
-    ranking: Ranking = "auto"
+    ranking: Ranking = "hamming"
     count_ties: bool = False
 
     def __post_init__(self) -> None:

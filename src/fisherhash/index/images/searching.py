@@ -75,8 +75,6 @@ def search_images(
     for item in items:
         path = image_path(item, folder)
         results.append(SearchResult(item.name, path, item.code, by_key=True))
-    if ranking == "auto" and radius is None and logits:
-        ranking = hasher().ranking
     most = DEFAULT_K if k is None and radius is None else k
     found: dict[int, list[tuple[int, float]]] = {}
     if ranking == "real" and logits:
