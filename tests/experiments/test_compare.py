@@ -1,11 +1,6 @@
 """Comparisons: resumed after a kill, “–” where a method is not defined, one table."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -199,43 +194,3 @@ def test_a_method_that_is_not_defined_gets_a_dash(photos, tmp_path, monkeypatch)
     assert "| onelabel | – |" in result.table
     (run,) = [run for run in runs(result) if run["row"] == "onelabel"]
     assert run["not_defined"] == "onelabel is not defined for images with several labels"
-
-
-def test_a_run_that_fails_is_named_and_tried_again(photos, tmp_path, monkeypatch):
-    class Wild(base.find("dfh")):
-        info = base.MethodInfo("wild", "t", "v", 2020, "https://x", "classes")
-
-        def loss(self, outputs, batch):
-            return {"loss": (outputs * float("nan")).sum()}
-
-    monkeypatch.setitem(base._REGISTRY, "wild", Wild)
-    result = compare(photos, out=tmp_path / "out", names=["wild", "lsh"], bits=[8], **QUICK)
-    assert "lower the learning rate" in result.failed["photos: wild 8 bits, seed 0"]
-    assert "| lsh |" in result.table
-    assert "| wild | failed |" in result.table
-    assert not list((tmp_path / "out" / "runs").rglob("wild-*.json"))
-
-
-def test_killed_and_continued(photos, tmp_path):
-    """A real process, killed when its first run is on disk; the rest is done by the second."""
-    script = (
-        "import sys; from fisherhash.experiments.reproduce import compare; "
-        "from fisherhash.training.settings import NetworkOptions, Settings; "
-        "compare(sys.argv[1], out=sys.argv[2], names=['lsh', 'dfh', 'itq'], bits=[8, 12], "
-        "network=NetworkOptions('tiny', device='cpu'), settings=Settings(epochs=40))"
-    )
-    command = [sys.executable, "-c", script, str(photos), str(tmp_path / "out")]
-    folder = tmp_path / "out" / "runs"
-    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    deadline = time.monotonic() + 60
-    while not list(folder.rglob("*.json")) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    done = {path: path.read_text() for path in folder.rglob("*.json")}
-    assert 1 <= len(done) < 6
-    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert len(list(folder.rglob("*.json"))) == 6
-    for path, content in done.items():
-        assert path.read_text() == content
-    assert len(json.loads((tmp_path / "out" / "results.json").read_text())["parts"][0]["runs"]) == 6

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +62,15 @@ def test_a_table_and_what_belongs_to_it(make_request):
     assert said[-1] == "all 2 runs are done"
     assert again.results == outcome.results
     assert {path: path.stat().st_mtime_ns for path in runs(folder)} == before
+
+
+def test_without_jinja2_the_report_is_markdown(make_request, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fisherhash.pages.html", None)
+    said = []
+    outcome = reproduce(make_request(only=["coco21", "12", "dpsh"]), say=said.append)
+    assert outcome.page.name == "table2.md"
+    assert "| DPSH | " in outcome.page.read_text()
+    assert said[-1].startswith("no HTML page: ")
 
 
 def test_unseen_classes_take_the_tuning_of_all_classes(make_request, tmp_path, monkeypatch):
@@ -323,36 +331,6 @@ def test_a_part_of_what_shares_a_training_is_run_again_alone(make_request, tmp_p
         assert after[key] == before[key]
 
 
-def test_processes_share_a_table_whose_rows_share_trainings(make_request, tmp_path):
-    one = reproduce(shared_table(make_request, tmp_path, "one", ["12", "24"]))
-    shared = shared_table(make_request, tmp_path, "two", ["12", "24"])
-    two = reproduce(dataclasses.replace(shared, jobs=2))
-    assert (two.left, two.failed) == (0, {})
-
-    def scores(outcome):
-        (part,) = outcome.results["parts"]
-        return {(r["row"], r["bits"]): r["evaluation"]["map"] for r in part["runs"]}
-
-    assert scores(one) == scores(two)
-    assert len(runs(two.page.parent)) == 6
-
-
-def test_trials_that_share_a_training_have_scores_of_their_own(
-    make_request, quick_search, monkeypatch
-):
-    monkeypatch.setitem(specs.BASES, "csq", {"outputs": 64, "cut": "between"})
-    only = ["coco21", "12", "csq"]
-    given = {"tune": True, "tune_only": True, "points": 4, "only": only, "last_round": "numbers"}
-    folder = reproduce(make_request(**given)).page.parent
-    found = [json.loads(path.read_text()) for path in runs(folder, "trials")]
-    assert {(row["bits"], row["shared_by"]) for row in found} == {(12, 2), (48, 2)}
-    scores = defaultdict(dict)
-    for row in found:
-        rate = row["config"]["settings"]["learning_rate"]
-        scores[rate][row["bits"]] = row["validation"]
-    assert all(one[12] != one[48] for one in scores.values())
-
-
 def test_an_ending_that_fails_leaves_the_others_alone(make_request, tmp_path, monkeypatch):
     """Now, in the next call, and in a search, where a trial that gave up is never tried again."""
     real = cells.measure_rankings
@@ -387,22 +365,6 @@ def test_a_training_that_diverges_diverges_for_all_that_share_it(
     outcome = reproduce(shared_table(make_request, tmp_path, "out", ["12", "24"]))
     assert len(outcome.failed) == outcome.left == 6
     assert len(calls) == 2
-
-
-def test_no_single_run_starts_after_the_time(make_request, tmp_path, monkeypatch):
-    calls = []
-
-    def late(*arguments, **options):
-        calls.append(options["bits"])
-        call.stop_at = 0.0
-        raise FisherhashError("the disk is full")
-
-    monkeypatch.setattr(cells, "fit", late)
-    request = shared_table(make_request, tmp_path, "out", ["12", "24"])
-    call = Runner(request.folder, device=torch.device("cpu"))
-    call.run(make_plan(request).cells)
-    assert len(calls) == 1
-    assert not list((request.folder / "failed").glob("*"))
 
 
 def test_what_one_of_several_cannot_have_the_others_get(make_request, tmp_path, monkeypatch):
@@ -518,17 +480,12 @@ def test_data_that_is_missing_is_said(make_request):
         ({"only": ["cocoo21"]}, "does not know 'cocoo21'"),
         ({"only": ["13"]}, "nothing of table2 is left"),
         ({"device": "cuda9"}, "cuda9"),
+        ({"jobs": 0}, "jobs must be at least 1, got 0"),
     ],
 )
 def test_bad_requests(make_request, changes, sentence):
     with pytest.raises(UsageError, match=sentence):
         reproduce(make_request(**changes))
-
-
-@pytest.mark.parametrize("name", ["jobs", "seeds", "image_size"])
-def test_numbers_of_a_request_have_ranges(make_request, name):
-    with pytest.raises(UsageError, match=f"{name} must be at least 1, got 0"):
-        make_request(**{name: 0})
 
 
 def test_settings_from_text():

@@ -22,6 +22,13 @@ def test_student_s_quantiles(freedom, confidence):
     assert t_quantile(confidence, freedom) == pytest.approx(wanted, rel=1e-9)
 
 
+def test_student_s_quantiles_in_a_table_of_values():
+    """As printed: intervals of stored results must not change."""
+    table = {1: 12.7062047, 2: 4.3026527, 3: 3.1824463, 4: 2.7764451, 10: 2.2281389, 100: 1.9839715}
+    for freedom, wanted in table.items():
+        assert t_quantile(0.95, freedom) == pytest.approx(wanted, abs=6e-8)
+
+
 def test_an_interval_over_seeds():
     assert t_interval([0.80, 0.82, 0.84]) == pytest.approx(4.302653 * 0.02 / math.sqrt(3))
     assert t_interval([0.8]) == math.inf

@@ -166,14 +166,6 @@ def test_points_are_those_of_the_stored_searches():
         assert search(row, setup, ranges=ranges, guess=entry.get("guess", {})).drawn == first
 
 
-def test_a_wider_range_makes_new_points(monkeypatch):
-    before = search().trials(NOTHING)
-    wide = {False: Tuned(0.0001, 10.0, "log"), True: trials.LEARNING_RATES[True]}
-    monkeypatch.setattr(trials, "LEARNING_RATES", wide)
-    files = {cell.file for cell in trials.cells_of(before)}
-    assert files.isdisjoint(cell.file for cell in trials.cells_of(search().trials(NOTHING)))
-
-
 def test_a_quarter_of_the_epochs_then_the_best_quarter_in_full():
     runner = Done(near)
     first, second, *_ = numbers(search(), runner)
@@ -187,12 +179,6 @@ def test_a_quarter_of_the_epochs_then_the_best_quarter_in_full():
         assert cell.settings.validation == tuning.HELD_OUT
         assert not cell.measured  # the queries are never used
         assert cell.seed == 0
-
-
-def test_the_score_is_the_mean_over_the_code_lengths():
-    trial = search().trials(NOTHING)[0]
-    assert score(trial, Done(lambda cell: cell.bits / 100)) == pytest.approx(0.3)
-    assert score(trial, Done(lambda cell: 0.5 if cell.bits == 12 else math.nan)) is None
 
 
 def test_winners_without_and_with_the_class_step():
@@ -342,15 +328,6 @@ def test_a_search_ends_after_the_last_round_that_is_wanted():
     for one, name in zip(found, ROUNDS, strict=True):
         assert one.summary(runner)["last_round"] == name
         assert "winner" in one.summary(runner)
-
-
-def test_what_lies_at_an_edge():
-    one = next(one for one in search().space if one.name == "learning_rate")
-    assert one.edge(0.9)
-    assert one.edge(0.0012)
-    assert not one.edge(0.03)
-    natural = dataclasses.replace(one, range=Range(0.001, 1.0))
-    assert not natural.edge(0.9)  # it cannot be moved further out
 
 
 @pytest.mark.parametrize(
