@@ -56,7 +56,6 @@ def results(made):
     return {
         "target": "table2",
         "title": "A table",
-        "of": "paper",
         "kind": "table",
         "notes": [],
         "parts": [made],

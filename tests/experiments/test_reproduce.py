@@ -656,7 +656,7 @@ def test_help_lists_every_option_with_its_text(capsys):
         parse_request(["--help"], command="fisherhash reproduce")
     assert ended.value.code == 0
     shown = " ".join(capsys.readouterr().out.replace("-\n", "-").split())
-    assert shown.startswith("Usage: fisherhash reproduce [OPTIONS] TARGET")
+    assert shown.startswith("usage: fisherhash reproduce [OPTIONS] TARGET")
     for one in options_of(Request):
         flag = {"target": "TARGET", "settings": "--set"}.get(one.name, one.flag)
         assert flag in shown

@@ -217,7 +217,6 @@ class Plan:
         return {
             "target": self.spec.name,
             "title": self.spec.title,
-            "of": self.spec.of,
             "kind": self.spec.kind,
             "notes": list(self.spec.notes),
             "parts": [self._tested(column, runner) for column in self.columns],

@@ -118,7 +118,7 @@ def part_report(results: Mapping[str, Any], part: Mapping[str, Any]) -> PartRepo
     """Build the report of one part of the results."""
     rankings = comparisons(part)
     measured = {
-        RANKINGS[key]: _score_table(one, results["of"])
+        RANKINGS[key]: _score_table(one)
         for key, one in rankings.items()
         if key == "evaluation" or len({name for name, _ in one.rivals}) > 1
     }
@@ -224,11 +224,11 @@ def _table(part: Mapping[str, Any], cell: Callable[[str, int], TableCell | str])
     return Table(header, [[name, *(cell(name, bits) for bits in part["bits"])] for name in names])
 
 
-def _score_table(comparison: Comparison, of: str) -> Table:
+def _score_table(comparison: Comparison) -> Table:
     part, hamming = comparison.part, comparison.ranking == "evaluation"
     rivals = {name for name, _ in comparison.rivals}
     rows = [row for row in part["rows"] if hamming or row["name"] in rivals]
-    beside = f" [{of}]" if hamming and any(row["paper"] for row in rows) else ""
+    beside = " [paper]" if hamming and any(row["paper"] for row in rows) else ""
     apart = {name for (name, _), score in comparison.scores.items() if not score.hamming}
     lines = [
         [

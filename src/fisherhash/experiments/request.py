@@ -97,7 +97,7 @@ def parse_request(words: Sequence[str], *, command: str) -> tuple[Request, bool]
         description=ABOUT,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
-        formatter_class=_Help,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for one in sorted(options_of(Request), key=lambda one: one.name != "target"):
         if one.name == "target":
@@ -154,11 +154,6 @@ def say_line(line: str) -> None:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
-
-
-class _Help(argparse.RawDescriptionHelpFormatter):
-    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
-        super().add_usage(usage, actions, groups, prefix or "Usage: ")
 
 
 def _words(text: str) -> list[str]:

@@ -145,7 +145,6 @@ class Spec:
         name: what the user types.
         title: what it shows.
         parts: its data sets.
-        of: the source of the numbers beside ours.
         kind: ``table`` or ``figures``.
         notes: sentences for the top of the report.
     """
@@ -153,7 +152,6 @@ class Spec:
     name: str
     title: str
     parts: tuple[Part, ...]
-    of: str = "paper"
     kind: str = "table"
     notes: tuple[str, ...] = ()
 
