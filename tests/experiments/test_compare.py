@@ -178,6 +178,18 @@ def test_bad_requests(photos, tmp_path, arguments, sentence):
     assert not (tmp_path / "out" / "runs").exists()
 
 
+def test_anybody_s_method_is_a_row(photos, tmp_path, monkeypatch):
+    code = "from fisherhash.methods import find\n\n\nclass Mine(find('lsh')):\n    pass\n"
+    (tmp_path / "rows_of_mine.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    names = ["lsh", "rows_of_mine:Mine"]
+    result = compare(photos, out=tmp_path / "out", names=names, bits=[8], **QUICK)
+    assert not result.failed
+    scores = {run["row"]: run["evaluation"]["map"] for run in runs(result)}
+    assert scores["rows_of_mine:Mine"] == scores["lsh"]
+    assert list((tmp_path / "out" / "runs").rglob("rows_of_mine_Mine-8-0-*.json"))
+
+
 def test_a_method_that_is_not_defined_gets_a_dash(photos, tmp_path, monkeypatch):
     class OneLabel(base.find("lsh")):
         info = base.MethodInfo("onelabel", "t", "v", 2020, "https://x", "classes", False)
