@@ -87,8 +87,9 @@ def contents(path):
 
 def soak_repair(root, count):
     """Damage single blocks of every kind of file; what does not lie in them must be there."""
-    from fisherhash.index import Index
     from fisherhash.index.local.repair import repair_index
+
+    from fisherhash.index import Index
 
     source = root / "large"
     make_large(source, count)

@@ -13,10 +13,10 @@ ROOT = Path(fisherhash.__file__).parent
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
-    """Every module but the command line's, whose functions are named after their verbs."""
+    """Every module but those of the command line and the server, named after verbs and paths."""
     for path in sorted(ROOT.rglob("*.py")):
         name = path.relative_to(ROOT).as_posix()
-        if not name.startswith("cli/"):
+        if not name.startswith(("cli/", "web/")):
             yield name, ast.parse(path.read_text(encoding="utf-8"))
 
 

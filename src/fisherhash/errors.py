@@ -49,7 +49,6 @@ def missing_extra(package: str, extra: str, purpose: str) -> FisherhashError:
 
 
 EXTRA_OF = {
-    "numba": "fast",
     "torch": "train",
     "onnx": "onnx",
     "onnxscript": "onnx",

@@ -18,7 +18,7 @@ import torch
 
 from fisherhash import backbones, cli, codes
 from fisherhash.index import Index, base
-from fisherhash.index.images.encoding import Encoder
+from fisherhash.index.images.encoding import FileEncoder
 from fisherhash.model.hasher import Hasher
 from fisherhash.model.head import linear_head
 from fisherhash.model.torch_network import TorchNetwork
@@ -484,7 +484,7 @@ def test_ctrl_c_says_how_to_go_on(run, photos, model, tmp_path, monkeypatch):
 
     words = ["index", "sync", tmp_path / "a.index", photos, "--model", model]
     with monkeypatch.context() as patch:
-        patch.setattr(Encoder, "blocks", interrupted)
+        patch.setattr(FileEncoder, "blocks", interrupted)
         code, _, err = run(*words)
     assert code == 130
     assert "the same command continues where it stopped" in err
@@ -788,13 +788,13 @@ def test_sync_takes_the_features_that_training_computed(run, write_photos, tmp_p
     assert run("train", photos, "--out", made, *words)[0] == 0
     fresh, reused = tmp_path / "fresh.index", tmp_path / "reused.index"
     decoded = []
-    real = Encoder._computed
+    real = FileEncoder._computed
 
     def computed(self, name, files, rest):
         decoded.append(len(rest))
         return real(self, name, files, rest)
 
-    monkeypatch.setattr(Encoder, "_computed", computed)
+    monkeypatch.setattr(FileEncoder, "_computed", computed)
     assert (
         "40 images: features are on disk"
         in run("index", "sync", reused, photos, "--model", made)[2]

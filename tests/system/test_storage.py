@@ -210,7 +210,7 @@ def test_a_missing_file_and_a_folder_in_its_place(tmp_path):
     for read in (storage.read_tensors, storage.read_json):
         with pytest.raises(FisherhashError, match="none is missing"):
             read(tmp_path / "none")
-        with pytest.raises(FisherhashError, match="cannot be read: Is a directory"):
+        with pytest.raises(FisherhashError, match="cannot be read: it is not a regular file"):
             read(tmp_path)
 
 

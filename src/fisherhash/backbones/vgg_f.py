@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from fisherhash.backbones.alexnet import GRID, to_grid
 from fisherhash.backbones.base import Backbone
-from fisherhash.backbones.weights import damaged, existing_file, read_weights
+from fisherhash.backbones.weights import damaged_weights, existing_file, read_weights
 from fisherhash.data.preprocessing import IMAGENET_MEAN, Preprocessing
 from fisherhash.errors import UsageError, missing_extra
 
@@ -123,7 +123,7 @@ def read_mat(path: Path) -> dict[str, Tensor]:
         content: Mapping[str, Any] = loadmat(path, simplify_cells=True)
     # For a truncated file, scipy raises IndexError, TypeError, zlib.error and more.
     except Exception as error:
-        raise damaged(path, error) from error
+        raise damaged_weights(path, error) from error
     network = content.get("net", content)
     try:
         layers = [dict(layer) for layer in network["layers"]]

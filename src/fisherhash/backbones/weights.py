@@ -50,7 +50,7 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         try:
             return load_file(file)
         except (SafetensorError, OSError, ValueError) as error:
-            raise damaged(file, error) from error
+            raise damaged_weights(file, error) from error
     return _state_dict(_unpickle(file), file)
 
 
@@ -113,14 +113,14 @@ def _unpickle(file: Path) -> Any:
     except pickle.UnpicklingError as error:
         if "global" not in str(error).lower():
             # torch's own message advises opening it unsafely.
-            raise damaged(file, ValueError("it holds no tensors")) from error
+            raise damaged_weights(file, ValueError("it holds no tensors")) from error
         raise FisherhashError(
             f"'{file}' holds Python objects besides tensors, and opening it could run code, so it "
             "was not opened. Save the tensors alone: torch.save(model.state_dict(), file)"
         ) from error
     # A cut archive or pickle fails in as many ways as there are places to cut it.
     except Exception as error:
-        raise damaged(file, error) from error
+        raise damaged_weights(file, error) from error
 
 
 def _state_dict(content: Any, file: Path) -> dict[str, Tensor]:
@@ -135,7 +135,7 @@ def _state_dict(content: Any, file: Path) -> dict[str, Tensor]:
     return {name.removeprefix("module."): value for name, value in content.items()}
 
 
-def damaged(file: Path, error: Exception) -> FisherhashError:
+def damaged_weights(file: Path, error: Exception) -> FisherhashError:
     """Return the error for a file that cannot be read to its end."""
     reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
     return FisherhashError(

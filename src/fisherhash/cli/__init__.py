@@ -128,6 +128,8 @@ def _interrupted(words: list[str]) -> str:
     verb = " ".join(words[:2] if words[:1] == ["index"] else words[:1])
     if verb not in ("train", "compare", "reproduce", "index sync", "index add", "index copy"):
         return "interrupted"
+    if "--watch" in words:
+        return "no longer watching; the index is as of its last sync"
     without = " without --overwrite" if "--overwrite" in words else ""
     return f"interrupted; the same command{without} continues where it stopped"
 

@@ -45,7 +45,7 @@ Where = Annotated[
     list[str] | None,
     Parameter(
         negative="",
-        help="Only items that match this filter, label=cat or year>=2020; may be given several "
+        help="Only items that match this filter, label=cat or taken>=2020; may be given several "
         "times, all must match.",
     ),
 ]
@@ -203,7 +203,8 @@ def remove(
     """Remove items from an index, by key or by filter; no image file is touched.
 
     Args:
-        keys: Keys of items, as search prints them.
+        keys: Keys of items, as search prints them. The next index sync brings back those whose
+            files are still in the folder.
         dry_run: Only print what would be removed.
         json: Print the result as JSON on stdout.
     """
@@ -308,7 +309,6 @@ INFO_TITLES = {
     "count": "items",
     "keyed": "with a key",
     "skipped": "skipped files",
-    "encoded_by": "encoded by",
 }
 
 
@@ -325,7 +325,8 @@ def info(index: IndexName, *, json: Json = False) -> None:
         facts = opened.info()
     shown = facts | {"model": describe_model(facts["model"]) if facts["model"] else None}
     # What only programs ask for, and what is as it is in most indexes.
-    left_out = {"next_id"} | {name for name in ("removed", "skipped") if not shown.get(name)}
+    left_out = {"next_id", "format", "commit"}
+    left_out |= {name for name in ("unavailable", "skipped") if not shown.get(name)}
     left_out |= {"uri"} if shown.get("path") == shown["uri"] else set()
     left_out |= {"keyed"} if shown.get("keyed") == shown.get("count") else set()
     lines = (

@@ -224,7 +224,7 @@ def encode(
     Args:
         images: Image files and folders.
         features: Instead of images: a file FILE.npy with vectors, named by their row numbers.
-        model: A model folder, or the name of a built-in hasher; by default the built-in one.
+        model: A model folder, or the name of a built-in hasher; by default general-64.
         bits: Print only so many bits of each code, the first ones; see: fisherhash train --nested.
         out: Write a file FILE.npz (codes, names, bits) instead of printing; unreadable files are
             listed in FILE.skipped.csv beside it.

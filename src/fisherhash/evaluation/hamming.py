@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fisherhash.codes import hamming, unpack
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.evaluation.groups import Counts, Floats, TieGroups
-from fisherhash.evaluation.inputs import EvaluationTask, as_words, check_choice
+from fisherhash.evaluation.inputs import EvaluationTask, check_choice, padded_words
 from fisherhash.evaluation.metric import RankedQueries
 from fisherhash.system.cores import available_cores
 
@@ -190,7 +190,7 @@ def _numpy_scan(query: Codes, database: Codes, task: EvaluationTask) -> Callable
 
 def _numba_scan(query: Codes, database: Codes, task: EvaluationTask) -> Callable[[slice], Scan]:
     kernel, workers = _compiled(), available_cores()
-    query_words, words = as_words(query), as_words(database)
+    query_words, words = padded_words(query), padded_words(database)
     query_masks, masks = task.labels.masks
 
     def scan(part: slice) -> Scan:

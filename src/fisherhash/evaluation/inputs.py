@@ -40,7 +40,7 @@ class Labels:
         # padded to whole bytes per row, so that one call packs all rows
         edges = (0, 0), (0, -self.query.shape[1] % 8)
         query, database = (
-            as_words(np.packbits(np.pad(side, edges)).reshape(len(side), -1))
+            padded_words(np.packbits(np.pad(side, edges)).reshape(len(side), -1))
             for side in (self.query, self.database)
         )
         return query, database
@@ -125,10 +125,10 @@ class EvaluationTask:
         return np.concatenate([np.array(self.ranks, dtype=np.int64), self.curve_ranks])
 
 
-def as_words(rows: NDArray[np.uint8]) -> NDArray[np.uint64]:
+def padded_words(rows: NDArray[np.uint8]) -> NDArray[np.uint64]:
     """Return bytes (n, width) as zero-padded words (n, ceil(width / 8)).
 
-    >>> as_words(np.ones((2, 9), dtype=np.uint8)).shape
+    >>> padded_words(np.ones((2, 9), dtype=np.uint8)).shape
     (2, 2)
     """
     padded = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 8)))

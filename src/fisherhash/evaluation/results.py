@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from fisherhash.codes import check_codes, unpack
 from fisherhash.errors import UsageError
 from fisherhash.evaluation.groups import over
-from fisherhash.evaluation.inputs import as_words
+from fisherhash.evaluation.inputs import padded_words
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def describe_bits(codes: ArrayLike, bits: int) -> BitStatistics:
     covariance = both / len(array) - np.outer(share, share)
     correlation = np.abs(over(covariance, np.outer(spread, spread)))
     pairs = correlation[~np.eye(bits, dtype=bool)]
-    words = as_words(array)
+    words = padded_words(array)
     with np.errstate(divide="ignore", invalid="ignore"):
         terms = [np.where(p > 0, -p * np.log2(p), 0.0) for p in (share, 1 - share)]
     return BitStatistics(

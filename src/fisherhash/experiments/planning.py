@@ -41,7 +41,7 @@ DROPPED_METRICS = ("distances", "bit_statistics", "pr_by_radius", "average_preci
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A part of a table as it will be run.
 
     Attributes:
@@ -109,7 +109,7 @@ class Plan:
     """
 
     spec: Spec
-    columns: Sequence[Column]
+    columns: Sequence[TableColumn]
     winners: Winners
     tunings: Sequence[Tuning] = ()
     recorded: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class Plan:
         if self.tunings:
             self.winners = Winners.of(self.tunings, runner)
 
-    def cell(self, column: Column, row: Row, bits: int, seed: int) -> Cell:
+    def cell(self, column: TableColumn, row: Row, bits: int, seed: int) -> Cell:
         """Return one run of the table.
 
         A row and the same row with the class step share their runs where both train alike.
@@ -223,14 +223,14 @@ class Plan:
             "tuning": searches,
         }
 
-    def _tested(self, column: Column, runner: Runner) -> dict[str, Any]:
+    def _tested(self, column: TableColumn, runner: Runner) -> dict[str, Any]:
         """Return the runs of one data set, with the tests of the best rows against the others."""
         part, queries = self._measured(column, runner)
         rankings = comparisons(part, queries).values()
         tests = [test for ranking in rankings for test in ranking.tests(self.spec.name)]
         return {**part, "tests": tests}
 
-    def _measured(self, column: Column, runner: Runner) -> tuple[dict[str, Any], QueryValues]:
+    def _measured(self, column: TableColumn, runner: Runner) -> tuple[dict[str, Any], QueryValues]:
         """Return the finished and failed runs of a column, and their values per query."""
         entry = column.to_json(self.winners)
         queries: QueryValues = {}
@@ -246,7 +246,9 @@ class Plan:
             entry["runs"].append({"row": row.name, **_short(run)})
         return entry, queries
 
-    def _runs(self, column: Column, runner: Runner) -> Iterator[tuple[Row, int, dict[str, Any]]]:
+    def _runs(
+        self, column: TableColumn, runner: Runner
+    ) -> Iterator[tuple[Row, int, dict[str, Any]]]:
         """Yield every run of a column that ended, with its row and code length."""
         seeds = range(0 if column.missing else max(column.seeds, column.first_seeds))
         for row, bits, seed in product(column.part.rows, column.part.bits, seeds):
@@ -294,7 +296,7 @@ def make_plan(request: Request) -> Plan:
         few = request.quick or rehearse
         seeds = request.seeds or (1 if few else DEFAULT_SEEDS)
         more = request.first_seeds or (0 if few or request.seeds else DEFAULT_FIRST_SEEDS)
-        columns.append(Column(part, source, setup, settings, seeds, more, missing=not present))
+        columns.append(TableColumn(part, source, setup, settings, seeds, more, missing=not present))
     if request.tune:
         earlier = Winners.load(Path(request.tuning)) if request.tuning else Winners()
         tunings = _tunings(columns, request, earlier)
@@ -309,7 +311,7 @@ def fixed_layers(backbone: str, live: bool) -> int:
     return backbones.early_layers(backbone) if live else 0
 
 
-def _tunings(columns: Sequence[Column], request: Request, earlier: Winners) -> list[Tuning]:
+def _tunings(columns: Sequence[TableColumn], request: Request, earlier: Winners) -> list[Tuning]:
     """One search per setup and space, for the rows of all parts; trials of earlier ones count."""
     epochs, points = request.trial_epochs, request.points or POINTS
     found: dict[tuple[Setup, str], Tuning] = {}

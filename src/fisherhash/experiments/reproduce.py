@@ -32,7 +32,7 @@ from fisherhash.errors import FisherhashError, UsageError, counted
 from fisherhash.experiments import report
 from fisherhash.experiments.cells import Setup
 from fisherhash.experiments.comparison import Comparison
-from fisherhash.experiments.planning import Column, Plan, fixed_layers, make_plan
+from fisherhash.experiments.planning import Plan, TableColumn, fixed_layers, make_plan
 from fisherhash.experiments.request import Request, say_line
 from fisherhash.experiments.runner import Runner, check_same
 from fisherhash.experiments.specs import Part, Row, Source, Spec
@@ -174,7 +174,7 @@ def compare(
     part = Part((source,), lengths, tuple(Row(name, name) for name in dict.fromkeys(chosen)))
     setup = Setup(path, protocol, network.backbone, network.weights, network.image_size, live)
     spec = Spec("compare", f"Comparison on {source.title}", (part,))
-    plan = Plan(spec, [Column(part, source, setup, settings, seeds)], Winners())
+    plan = Plan(spec, [TableColumn(part, source, setup, settings, seeds)], Winners())
     runner = Runner(Path(out), device=choose_device(network.device), say=say)
     # Opened even if all runs are done: other images or weights must not pass for the same.
     say(str(runner.open(setup).split))
@@ -319,7 +319,7 @@ def _usual_jobs(plan: Plan, runner: Runner) -> int:
     return min(2, available_cores()) if small else 1
 
 
-def _describe(column: Column) -> str:
+def _describe(column: TableColumn) -> str:
     part, setup = column.part, column.setup
     if column.missing:
         names = " nor ".join(source.data for source in part.sources)

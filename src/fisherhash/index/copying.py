@@ -14,7 +14,7 @@ from fisherhash.index.base import Index, Uri
 from fisherhash.index.items import Item
 from fisherhash.system.progress import progress
 
-NOTE_KINDS = ("sync", "skipped", "ctime", "runtimes")
+NOTE_KINDS = ("sync", "skipped", "ctime")
 """Kinds of notes that are copied: those of an index of images."""
 STEP = 1 << 15
 """Items in one commit of a copy."""

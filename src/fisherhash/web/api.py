@@ -29,7 +29,7 @@ from fisherhash.web.rendering import JsonAnswer, Served
 from fisherhash.web.served import Answer, ServedIndex
 
 
-class ItemRow(TypedDict):
+class ListedItem(TypedDict):
     """An item of the index; where its file is on this machine is left out."""
 
     id: int
@@ -44,7 +44,7 @@ class ItemRow(TypedDict):
     thumbnail: str
 
 
-class FoundRow(ItemRow):
+class FoundRow(ListedItem):
     """An item that a search found, or one of a group of likely copies."""
 
     rank: int
@@ -54,7 +54,7 @@ class FoundRow(ItemRow):
 class SearchAnswer(TypedDict):
     """The results of a search, the nearest first."""
 
-    query: ItemRow | None
+    query: ListedItem | None
     code: str
     ranking: str
     results: list[FoundRow]
@@ -65,7 +65,7 @@ class SearchAnswer(TypedDict):
 class ItemsAnswer(TypedDict):
     """Some items, how many there are, and the id after which the next ones come."""
 
-    items: list[ItemRow]
+    items: list[ListedItem]
     count: int
     next: int | None
 
@@ -122,7 +122,7 @@ _IMAGE_BODY = {
 
 
 def item_row(served: ServedIndex, hit: Hit) -> dict[str, Any]:
-    """An :class:`ItemRow`."""
+    """An :class:`ListedItem`."""
     return {
         "id": hit.id,
         "key": hit.key,
@@ -195,7 +195,7 @@ def items(served: Served, query: Annotated[ItemsQuery, Query()]) -> Response:
     return JsonAnswer({"items": rows, "count": len(ids), "next": more})
 
 
-@router.get("/items/{id}", response_model=ItemRow)
+@router.get("/items/{id}", response_model=ListedItem)
 def item(served: Served, number: ItemId) -> Response:
     """One item."""
     return JsonAnswer(item_row(served, served.item(number)))
@@ -244,7 +244,7 @@ def skipped(served: Served) -> Response:
     return JsonAnswer([file._asdict() for file in served.images.skipped()])
 
 
-@changes.post("/items", response_model=ItemRow, status_code=201)
+@changes.post("/items", response_model=ListedItem, status_code=201)
 def add_item(
     served: Served,
     image: Annotated[Upload, File(description="The image; its name ends as images' names do.")],

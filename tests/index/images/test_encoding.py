@@ -79,7 +79,7 @@ def test_what_is_refused(ray_cluster, tmp_path):
         with pytest.raises(UsageError, match=message):
             sync_index(tmp_path / "a.index", source, cluster="")
     with pytest.raises(UsageError, match="the cluster has no GPU"):
-        encoding.ClusterEncoder(encoding.Encoder(lambda: None), "", device="cuda")
+        encoding.ClusterEncoder(encoding.FileEncoder(lambda: None), "", device="cuda")
     assert not Index.exists(tmp_path / "a.index")
 
 

@@ -24,7 +24,7 @@ from fisherhash.index.images.choosing import (
     describe_model,
     hasher_of,
 )
-from fisherhash.index.images.encoding import ClusterEncoder, Encoder
+from fisherhash.index.images.encoding import ClusterEncoder, FileEncoder
 from fisherhash.index.images.folders import StrPath, check_folder, list_files
 from fisherhash.index.images.image_index import ImageIndex
 from fisherhash.index.images.options import SyncOptions
@@ -100,7 +100,7 @@ def sync_index(
             encoder.codes = codes_of_training(images.hasher, source) | dict(encoder.codes)
     else:
         images = _open(uri, model, fit, bits, device=local, write=not options.dry_run)
-        encoder, reason = Encoder(lambda: images.hasher, workers=workers), ""
+        encoder, reason = FileEncoder(lambda: images.hasher, workers=workers), ""
     with images, contextlib.ExitStack() as ending:
         if cluster is not None:
             encoder = ClusterEncoder(encoder, cluster, device=device)
@@ -146,13 +146,13 @@ def _create(
     bits: int | None,
     device: str,
     workers: int | None,
-) -> tuple[ImageIndex, Encoder, str]:
+) -> tuple[ImageIndex, FileEncoder, str]:
     """Create an index for images: itself, what encodes them, and why its hasher was chosen."""
     chosen = choose_hasher(
         name, files, model=model, fit=fit, bits=bits, device=device, workers=workers
     )
     images = ImageIndex.create(uri, chosen.hasher, model=chosen.model)
-    return images, Encoder(lambda: images.hasher, chosen.codes, workers), chosen.reason
+    return images, FileEncoder(lambda: images.hasher, chosen.codes, workers), chosen.reason
 
 
 def _open(
@@ -336,7 +336,7 @@ def watch_folder(
             continue
         try:
             with Index.open(uri, write=True) as index:
-                encoder = Encoder(lambda index=index: hasher(index), workers=workers)
+                encoder = FileEncoder(lambda index=index: hasher(index), workers=workers)
                 report = sync_images(index, encoder, root)
         except (DamagedError, CannotReadError):
             raise

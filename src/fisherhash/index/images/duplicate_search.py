@@ -28,7 +28,7 @@ from fisherhash.index.base import DamagedError, Index
 from fisherhash.index.images.choosing import load_builtin
 from fisherhash.index.images.confirming import split_by_likeness
 from fisherhash.index.images.duplicates import DuplicateGroup, Duplicates
-from fisherhash.index.images.encoding import Encoder
+from fisherhash.index.images.encoding import FileEncoder
 from fisherhash.index.images.folders import cache_path, stat_files
 from fisherhash.index.images.grouping import (
     NO_PAIRS,
@@ -291,7 +291,7 @@ def copy_codes(index: Index, *, device: str = "cpu", workers: int | None = None)
     paths = {item.key: image_path(item, folder) for item in index.items() if item.key is not None}
     named = {key: path for key, path in paths.items() if path is not None}
     with _opened(cache_path(index.uri, "copies", ".index"), hasher) as copies:
-        work = Import(copies, Encoder(lambda: hasher, workers=workers))
+        work = Import(copies, FileEncoder(lambda: hasher, workers=workers))
         todo = work.compare(*stat_files(named.items()))
         work.forget(work.skipped.keys() - named.keys())
         gone = sorted(work.files.keys() - named.keys())

@@ -1,7 +1,7 @@
 """From image files to codes: in this process, in worker processes, or on a Ray cluster.
 
-Every door to an index (sync, add, the codes for copies) encodes through an :class:`Encoder`, so the
-same files get the same codes wherever they are computed.
+Every door to an index (sync, add, the codes for copies) encodes through a :class:`FileEncoder`, so
+the same files get the same codes wherever they are computed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _RETRIES = 100
 
 
 @dataclass
-class Encoder:
+class FileEncoder:
     """Encodes image files; the hasher is loaded when the first file is due.
 
     Attributes:
@@ -92,7 +92,7 @@ def files_of(hasher: Hasher) -> dict[str, bytes]:
         raise FisherhashError(f"the model cannot be written for the index: {error}") from error
 
 
-class ClusterEncoder(Encoder):
+class ClusterEncoder(FileEncoder):
     """Encodes on a Ray cluster: actors read and encode images, this process writes the index.
 
     Args:
@@ -103,7 +103,7 @@ class ClusterEncoder(Encoder):
         device: ``cpu``, ``cuda``, or ``auto`` for GPUs where there are some.
     """
 
-    def __init__(self, local: Encoder, address: str, *, device: str = "auto") -> None:
+    def __init__(self, local: FileEncoder, address: str, *, device: str = "auto") -> None:
         from fisherhash.index.cluster.actors import connect_ray
 
         super().__init__(local.hasher, local.codes, local.workers)

@@ -21,7 +21,7 @@ from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index.base import Index, Uri
 from fisherhash.index.filters import Where, parse_filter
 from fisherhash.index.images.choosing import hasher_of
-from fisherhash.index.images.encoding import Encoder, files_of
+from fisherhash.index.images.encoding import FileEncoder, files_of
 from fisherhash.index.images.folders import check_folder
 from fisherhash.index.images.options import (
     DuplicateCode,
@@ -147,7 +147,9 @@ class ImageIndex:
         """
         options = SyncOptions(dry_run=dry_run, allow_empty=allow_empty, moved=moved)
         root = check_folder(folder, self.index.uri)
-        return sync_images(self.index, Encoder(lambda: self.hasher, workers=workers), root, options)
+        return sync_images(
+            self.index, FileEncoder(lambda: self.hasher, workers=workers), root, options
+        )
 
     def add(
         self,
@@ -166,7 +168,7 @@ class ImageIndex:
             workers: number of processes, as for :meth:`sync`.
         """
         several = [images] if isinstance(images, str | os.PathLike) else list(images)
-        encoder = Encoder(lambda: self.hasher, workers=workers)
+        encoder = FileEncoder(lambda: self.hasher, workers=workers)
         return add_images(self.index, encoder, several, labels=labels, metadata=metadata)
 
     def remove(self, keys: Iterable[str] = (), *, where: Where | None = None) -> int:

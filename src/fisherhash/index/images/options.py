@@ -38,7 +38,7 @@ class SearchOptions:
     Attributes:
         k: Results per query; by default 10, or all within the radius.
         radius: Only items whose codes differ in at most this many bits.
-        where: Only items that match this filter, label=cat or year>=2020; several must all match,
+        where: Only items that match this filter, label=cat or taken>=2020; several must all match,
             and a label may differ in case.
         ranking: hamming counts the bits that differ, real also weighs them by how sure the model
             is of the query's bits.

@@ -30,7 +30,7 @@ from fisherhash.data.images import UnreadableImage, check_file
 from fisherhash.data.photo_fields import PHOTO_FIELDS, photo_fields
 from fisherhash.errors import UsageError
 from fisherhash.index.base import CannotWriteError, Index
-from fisherhash.index.images.encoding import Encoder
+from fisherhash.index.images.encoding import FileEncoder
 from fisherhash.index.images.folders import StrPath, key_of, list_files, remember_folders
 from fisherhash.index.images.options import SyncOptions
 from fisherhash.index.images.results import SkippedFile, SyncReport, synced_folder
@@ -43,7 +43,7 @@ SYNC = SyncOptions()
 
 def sync_images(
     index: Index,
-    encoder: Encoder,
+    encoder: FileEncoder,
     source: StrPath,
     options: SyncOptions = SYNC,
     *,
@@ -98,7 +98,7 @@ def sync_images(
 
 def add_images(
     index: Index,
-    encoder: Encoder,
+    encoder: FileEncoder,
     images: Sequence[StrPath],
     *,
     labels: Sequence[str] | None = None,
@@ -141,7 +141,7 @@ class Import:
         report: what was done so far.
     """
 
-    def __init__(self, index: Index, encoder: Encoder) -> None:
+    def __init__(self, index: Index, encoder: FileEncoder) -> None:
         self.index, self.encoder = index, encoder
         self.files = index.files()
         self.skipped, self._ctimes = index.notes("skipped"), index.notes("ctime")

@@ -137,7 +137,7 @@ def linear_ridge(features: Tensor, targets: Tensor, ridge: float) -> tuple[Tenso
     return torch.linalg.solve(covariance, cross / len(features)), mean, offset
 
 
-def linear_head(weight: Tensor, mean: Tensor, offset: Tensor) -> LinearHead:
+def centred_head(weight: Tensor, mean: Tensor, offset: Tensor) -> LinearHead:
     """Return the head u = W^T (x - mean) + offset, for W (d, bits)."""
     head = LinearHead.from_matrix(weight.T.float().cpu(), mean.float().cpu())
     head.linear.bias.data.copy_(offset)

@@ -8,7 +8,7 @@ from torch import Tensor
 from fisherhash.methods._options import PositiveInt
 from fisherhash.methods.base import FeatureMethod, MethodInfo, register, sign
 from fisherhash.methods.shallow._affinity import improved_bit, needed, residue, similarity
-from fisherhash.methods.shallow._kernels import linear_head, linear_ridge
+from fisherhash.methods.shallow._kernels import centred_head, linear_ridge
 from fisherhash.model.heads import Head
 from fisherhash.system.options import Range, Tuned
 
@@ -67,7 +67,7 @@ class COSDISH(FeatureMethod):
             order = torch.randperm(len(features), generator=generator).to(labels.device)
             self.play(codes, labels, order[:size], order[size:])
         weight, mean, offset = linear_ridge(features, codes, self.ridge)
-        return linear_head(weight, mean, offset)
+        return centred_head(weight, mean, offset)
 
     def play(self, codes: Tensor, labels: Tensor, columns: Tensor, others: Tensor) -> None:
         """Take the turns of one round; the codes (N, K) change in place.

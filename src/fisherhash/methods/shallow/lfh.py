@@ -9,7 +9,7 @@ from fisherhash.methods._options import NotNegativeInt, PositiveInt
 from fisherhash.methods.base import FeatureMethod, MethodInfo, register, sign
 from fisherhash.methods.shallow._affinity import needed
 from fisherhash.methods.shallow._features import principal, random_rotation
-from fisherhash.methods.shallow._kernels import linear_head, linear_ridge
+from fisherhash.methods.shallow._kernels import centred_head, linear_ridge
 from fisherhash.model.heads import Head
 from fisherhash.system.options import Range, Tuned
 
@@ -70,7 +70,7 @@ class LFH(FeatureMethod):
             similar = (labels[moved] @ labels[fixed].T > 0).double()
             vectors[moved] = self.newton(vectors[moved], vectors[fixed], similar)
         weight, mean, offset = linear_ridge(features, sign(vectors), self.ridge)
-        return linear_head(weight, mean, offset)
+        return centred_head(weight, mean, offset)
 
     def newton(self, moved: Tensor, fixed: Tensor, similar: Tensor) -> Tensor:
         """Return the vectors (n, K) after one step.

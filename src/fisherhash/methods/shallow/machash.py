@@ -9,7 +9,7 @@ from fisherhash.methods._options import PositiveInt
 from fisherhash.methods.base import FeatureMethod, MethodInfo, register, sign
 from fisherhash.methods.shallow._affinity import drawn_pairs, improved_bit, needed, residue
 from fisherhash.methods.shallow._features import principal
-from fisherhash.methods.shallow._kernels import linear_head
+from fisherhash.methods.shallow._kernels import centred_head
 from fisherhash.model.heads import Head
 from fisherhash.system.options import Range, Tuned
 
@@ -72,7 +72,7 @@ class MACHash(FeatureMethod):
             codes = self.code_step(codes, S, predicted, penalty)
             weight, offset = linear_machines(inputs, codes, self.slack)
         matrix = (found.directions * scale) @ weight
-        return linear_head(matrix, found.mean, offset)
+        return centred_head(matrix, found.mean, offset)
 
     def code_step(
         self, codes: Tensor, S: Tensor, predicted: Tensor | None, penalty: float
