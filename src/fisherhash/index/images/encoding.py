@@ -111,6 +111,7 @@ class ClusterEncoder(FileEncoder):
         import ray
 
         self._actors: list[Any] = []
+        self._model: Any = None
         self._gpus = int(ray.cluster_resources().get("GPU", 0)) if device != "cpu" else 0
         if device == "cuda" and not self._gpus:
             raise UsageError("the cluster has no GPU; use --device cpu")
@@ -122,14 +123,18 @@ class ClusterEncoder(FileEncoder):
 
         about, gpus = self.hasher().about, self._gpus
         model = str(about["builtin"]) if "builtin" in about else files_of(self.hasher())
-        stored, cpus = ray.put(model), max(1, int(ray.cluster_resources().get("CPU", 1)))
+        # Kept as long as the actors: one that is started again on another node reads it again.
+        self._model = ray.put(model)
+        cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
         count = self.workers or gpus or cpus
         # Half of what a worker uses: if its node ends, it is started again on another one, where it
         # would wait for ever if that were full.
         needs = {"num_gpus": 1, "num_cpus": 0} if gpus else {"num_cpus": min(1.0, cpus / count) / 2}
         options = {"scheduling_strategy": "SPREAD", "max_task_retries": _RETRIES, **needs}
         where = "cuda" if gpus else "cpu"
-        self._actors = [start_actor(EncodingWorker, stored, where, **options) for _ in range(count)]
+        self._actors = [
+            start_actor(EncodingWorker, self._model, where, **options) for _ in range(count)
+        ]
 
     def _computed(
         self, name: str, files: Sequence[ImageFile], rest: NDArray[np.int64]
