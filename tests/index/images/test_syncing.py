@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fisherhash.data.folders import walk_images
 from fisherhash.data.images import UnreadableImage, load_image
 from fisherhash.errors import FisherhashError, UsageError
 from fisherhash.index import Entry, Index
@@ -636,3 +637,17 @@ def test_a_folder_behind_a_link_is_the_same_folder(path, album, tmp_path):
     (album / "more").symlink_to(shutil.copytree(album / "dogs", tmp_path / "elsewhere"))
     assert len(sync_index(path, album).added) == 4
     assert {"more/00.png", "dogs/00.png"} < keys(path)
+
+
+def test_known_codes_come_in_the_order_of_the_files(album, make_hasher):
+    hasher = make_hasher()
+    files = walk_images(album).files
+    every = {files[n].key: code for n, code in enumerate(hasher.encode([f.path for f in files]))}
+    for known in (list(every), list(every)[::3], list(every)[-2:], []):
+        codes = {key: every[key] for key in known}
+        blocks = list(
+            encoding.FileEncoder(lambda: hasher, codes=codes, workers=0).blocks("some", files)
+        )
+        assert [n for block in blocks for n in block.indices.tolist()] == list(range(len(files)))
+        found = np.concatenate([block.codes for block in blocks])
+        np.testing.assert_array_equal(found, np.stack(list(every.values())))

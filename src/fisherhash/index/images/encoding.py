@@ -47,22 +47,41 @@ class FileEncoder:
     workers: int | None = None
 
     def blocks(self, name: str, files: Sequence[ImageFile]) -> Iterator[EncodedBlock]:
-        """The codes of files, a block at a time; first those that are known.
+        """The codes of files, a block at a time, in order whatever is known already.
 
         Args:
             name: names the work in the progress bar.
             files: the files; the indices of the blocks count them.
         """
+        known = np.array([n for n, file in enumerate(files) if file.key in self.codes], np.int64)
+        rest, start = np.setdiff1d(np.arange(len(files)), known), 0
+        for block in self._computed(name, files, rest) if len(rest) else ():
+            last = max([*block.indices.tolist(), *(one.index for one in block.skipped)])
+            stop = max(start, int(np.searchsorted(known, last)))
+            yield self._with_known(files, known[start:stop], block)
+            start = stop
+        for first in range(start, len(known), IMAGES_PER_COMMIT):
+            yield self._with_known(files, known[first : first + IMAGES_PER_COMMIT])
+
+    def _with_known(
+        self,
+        files: Sequence[ImageFile],
+        known: NDArray[np.int64],
+        block: EncodedBlock | None = None,
+    ) -> EncodedBlock:
+        """A block with known codes among its own, in order."""
         from fisherhash.model.hasher import EncodedBlock
 
-        known = [number for number, file in enumerate(files) if file.key in self.codes]
-        for start in range(0, len(known), IMAGES_PER_COMMIT):
-            some = known[start : start + IMAGES_PER_COMMIT]
-            codes = np.stack([self.codes[files[number].key] for number in some])
-            yield EncodedBlock(np.array(some), codes, None, [])
-        rest = np.setdiff1d(np.arange(len(files)), known)
-        if len(rest):
-            yield from self._computed(name, files, rest)
+        if block is not None and not len(known):
+            return block
+        indices = known
+        codes = np.stack([self.codes[files[number].key] for number in known.tolist()])
+        if block is not None:
+            indices = np.concatenate([known, block.indices])
+            codes = np.concatenate([codes, block.codes])
+        order = np.argsort(indices)
+        skipped = [] if block is None else block.skipped
+        return EncodedBlock(indices[order], codes[order], None, skipped)
 
     def _computed(
         self, name: str, files: Sequence[ImageFile], rest: NDArray[np.int64]
