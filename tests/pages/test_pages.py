@@ -131,12 +131,10 @@ def test_all_text_is_escaped():
     chart = pages.line_chart(
         [pages.Series(ODD, [1.0, 2.0])], [1, 2], title=ODD, x_label=ODD, y_label=ODD
     )
-    body = pages.section(ODD, chart, name="odd", intro=ODD)
-    for html in (rows_of([True], ODD), pages.page(ODD, body, description=ODD)):
+    for html, least in ((rows_of([True], ODD), 5), (chart, 4)):
         assert ODD not in html
-        assert "<b>&#34;cats" not in html
         assert parsed(html).count.get("script", 0) == 0
-        assert html.count("&lt;b&gt;&#34;cats&#34; &amp; &#39;dogs&#39;&lt;/b&gt;") >= 5
+        assert html.count("&lt;b&gt;&#34;cats&#34; &amp; &#39;dogs&#39;&lt;/b&gt;") >= least
 
 
 @pytest.mark.parametrize("values", [[1.0], [0.0, 0.0], [0.001, 0.002], [3e6, 1.0, 2.0]])

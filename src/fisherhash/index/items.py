@@ -170,13 +170,6 @@ def matches_of(rows: Sequence[Sequence[tuple[int, int]]]) -> Matches:
     return Matches(pairs[:, :, 0].copy(), pairs[:, :, 1].copy())
 
 
-def within_of(rows: Sequence[Sequence[tuple[int, int]]]) -> Within:
-    """Everything within a radius from (id, distance) of each query, by (distance, id)."""
-    offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-    pairs = np.array([pair for row in rows for pair in row], dtype=np.int64).reshape(-1, 2)
-    return Within(offsets, pairs[:, 0].copy(), pairs[:, 1].copy())
-
-
 @dataclass(frozen=True)
 class Problem:
     """Something in an index that is not what was written.

@@ -108,17 +108,6 @@ def render(template: str, *, title: str, description: str = "", **values: Any) -
     return _environment().get_template(template).render(**shared, **values)
 
 
-def page(title: str, body: str, *, description: str = "") -> str:
-    """Wrap HTML into a page; only ``title`` and ``description`` are escaped here."""
-    return render("page.html", title=title, description=description, body=Markup(body))
-
-
-def section(title: str, body: str, *, name: str, intro: str = "") -> str:
-    """A titled part of a page; ``intro`` is plain text, ``body`` is HTML."""
-    lead = f'<p class="intro">{escape(intro)}</p>' if intro else ""
-    return f'<section id="{escape(name)}">\n<h2>{escape(title)}</h2>\n{lead}\n{body}\n</section>'
-
-
 @functools.cache
 def _environment() -> jinja2.Environment:
     files = resources.files("fisherhash.pages")

@@ -30,7 +30,7 @@ MOST_CODES = 2**31 - 1
 _UNLIMITED = 1 << 60
 # so many searches by numpy take as long as copying the codes for a scan
 _FEW_QUERIES = 8
-# records of a radius search number their queries in 21 bits
+# queries that a radius search answers at once; its records have 21 bits for their numbers
 _RECORDED_QUERIES = 1 << 16
 
 Numbers = NDArray[np.int64]

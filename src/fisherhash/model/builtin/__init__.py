@@ -35,7 +35,7 @@ NAMES = (
 FIRST = {"general2-64": ("general2-256", 64), "general2-128": ("general2-256", 128)}
 """Those whose codes are the first bits of another one's, with its name and how many."""
 DEFAULT_HASHER = NAMES[0]
-"""The one that is used where no model is named."""
+"""The one that encodes where no model is named; a new index chooses its own."""
 FEWEST_FITTED = 1000
 """Images from which on codes that are fitted to them are better than those of a built-in hasher."""
 COPY_HASHER = "copy-256"
